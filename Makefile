@@ -1,0 +1,53 @@
+# What a machine needs, these targets install: `make demo` and `make test` are the two to know.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+MINDINSIGHT := .venv-mindinsight/bin
+
+.PHONY: demo test check proto proto-check interop clean
+
+demo: .venv/.demo
+	$(BIN)/distsummary demo
+
+test: .venv/.dev
+	$(BIN)/python -m pytest tests -m "not interop"
+
+check: .venv/.dev proto-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: .venv-proto/.done
+	cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=.. --pyi_out=.. distsummary/pb/*.proto
+
+proto-check: .venv-proto/.done
+	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=$$out --pyi_out=$$out distsummary/pb/*.proto) \
+	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/pb distsummary/pb && rm -r $$out && echo "generated code is current"
+
+interop: .venv/.dev $(MINDINSIGHT)/.done
+	$(BIN)/python -m pytest tests/interop -m interop
+
+# The CPU build of torch is pinned by TORCH; a GPU user names another one: make demo TORCH="torch==2.13.0+cu130"
+.venv/.demo: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q "$(TORCH)" -e ".[demo]"
+	touch $@
+
+.venv/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q "$(TORCH)" -e ".[dev]"
+	touch $@ .venv/.demo
+
+.venv-proto/.done: Makefile
+	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/pip install -q "grpcio-tools==1.62.3" "setuptools<81"
+	touch $@
+
+$(MINDINSIGHT)/.done: tests/tools/requirements-mindinsight.txt
+	test -x $(MINDINSIGHT)/python || $(PYTHON) -m venv .venv-mindinsight
+	$(MINDINSIGHT)/pip install -q -r $<
+	touch $@
+
+clean:
+	rm -rf .venv .venv-proto .venv-mindinsight .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

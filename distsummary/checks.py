@@ -1,0 +1,44 @@
+"""Argument checks: each error names the field, the value, the range and the remedy."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+
+
+def check_type(
+    field: str, value: object, expected: type | tuple[type, ...], *, optional: bool = False
+) -> None:
+    """Raise InvalidTypeError unless `value` is an `expected` (a bool is not an int)."""
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    if optional and value is None:
+        return
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join(k.__name__ for k in kinds) + (" or None" if optional else "")
+        raise InvalidTypeError(f"{field} must be {names}, got {value!r} of type {type(value).__name__}")
+
+
+def check_int(
+    field: str, value: object, *, low: int | None = None, high: int | None = None, optional: bool = False
+) -> None:
+    """Raise unless `value` is an int (not a bool) with low <= value <= high."""
+    check_type(field, value, int, optional=optional)
+    if not isinstance(value, int):
+        return
+    if (low is not None and value < low) or (high is not None and value > high):
+        bounds = f">= {low}" if high is None else f"in [{low}, {high}]" if low is not None else f"<= {high}"
+        raise InvalidValueError(f"{field} must be {bounds}, got {value}")
+
+
+def check_choice(field: str, value: object, choices: Collection[object]) -> None:
+    """Raise InvalidValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InvalidValueError(f"{field} must be one of {sorted(map(str, choices))}, got {value!r}")
+
+
+def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> None:
+    """Raise unless all keys of `value` are strings among `known`."""
+    for key in value:
+        check_type(f"a key of {field}", key, str)
+        if key not in known:
+            raise InvalidValueError(f"{field} has the unknown key {key!r}; known keys are {sorted(known)}")

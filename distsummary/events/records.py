@@ -1,0 +1,157 @@
+"""What is recorded: values, the events that hold them, and the batches that carry events."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+
+SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape")
+LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
+PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
+BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape"))
+
+Array: TypeAlias = NDArray[Any]
+LineageMessage: TypeAlias = (
+    lineage_pb2.TrainLineage
+    | lineage_pb2.EvaluationLineage
+    | lineage_pb2.DatasetGraph
+    | lineage_pb2.UserDefinedInfo
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Which slice of a tensor split over the mesh a value holds (elements along each axis)."""
+
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """Counted values: `left`, `width` float64 (B,), `counts` int64 (B,); min, max, sum of the finite ones.
+
+    `count` counts all values, also the non-finite. Without finite values B is 0 and min, max, sum are None.
+    """
+
+    left: Array
+    width: Array
+    counts: Array
+    count: int
+    nan_count: int = 0
+    pos_inf_count: int = 0
+    neg_inf_count: int = 0
+    min: float | None = None
+    max: float | None = None
+    sum: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An encoded picture, height and width in pixels; colorspace 3 is RGB."""
+
+    height: int
+    width: int
+    encoded: bytes
+    colorspace: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landscape:
+    """A loss grid: `x` (n,), `y` (m,), `z` (m, n); the path (k,) in the same plane, empty for one without."""
+
+    x: Array
+    y: Array
+    z: Array
+    decomposition: str  # "PCA" or "Random"
+    unit: str  # "step" or "epoch"
+    step_per_epoch: int
+    convergence_point: tuple[float, float, float]
+    intervals: tuple[int, ...] = ()
+    path_x: Array = field(default_factory=lambda: np.empty(0))
+    path_y: Array = field(default_factory=lambda: np.empty(0))
+    path_z: Array = field(default_factory=lambda: np.empty(0))
+
+
+class Value(NamedTuple):
+    """One value of one event.
+
+    `data` by plugin: scalar float; tensor and histogram an array (histogram also a Histogram); image an array
+    (N, C, H, W) or an Image; landscape a Landscape; graph the bytes of a GraphProto; the lineage plugins their
+    protobuf message. Until a writer thread takes it, data may also be anything with `result()` (a device copy
+    under way).
+    """
+
+    plugin: str
+    tag: str
+    data: Any
+    shard: Shard | None = None
+
+
+class Event(NamedTuple):
+    """The values of one `record()` call. Graph and lineage values stand alone in theirs, so that an event is
+    at most one frame in each file. `wall_time` in seconds since the epoch.
+    """
+
+    step: int
+    wall_time: float
+    values: list[Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Consecutive events of one writer, numbered first_seq, first_seq + 1, ... (seq counts from 1)."""
+
+    run_id: str
+    attempt: int
+    rank: int
+    first_seq: int
+    events: list[Event]
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last event."""
+        return self.first_seq + len(self.events) - 1
+
+
+def split_event(event: Event) -> list[Event]:
+    """The same values as events that are one frame each: graphs, then lineage one by one, then the summary."""
+    alone = [value for value in event.values if value.plugin not in SUMMARY_PLUGINS]
+    summary = [value for value in event.values if value.plugin in SUMMARY_PLUGINS]
+    singles = [Event(event.step, event.wall_time, [value]) for value in alone]
+    return [*singles, Event(event.step, event.wall_time, summary)] if summary else singles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The lineage of one run so far: a state, replaced as a whole."""
+
+    train: lineage_pb2.TrainLineage | None = None
+    evaluation: lineage_pb2.EvaluationLineage | None = None
+    dataset_graph: lineage_pb2.DatasetGraph | None = None
+    custom: lineage_pb2.UserDefinedInfo | None = None
+
+
+@dataclass(slots=True)
+class Health:
+    """Counters of one writer, all since it was opened.
+
+    `dropped` counts values by plugin; `errors` counts refused values and failed writes by their reason.
+    """
+
+    events: int = 0
+    bytes: int = 0
+    last_seq: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, plugin: str) -> None:
+        """Count one dropped value."""
+        self.dropped[plugin] = self.dropped.get(plugin, 0) + 1
+
+    def fail(self, reason: str) -> None:
+        """Count one failure by its reason."""
+        self.errors[reason] = self.errors.get(reason, 0) + 1

@@ -1,0 +1,69 @@
+"""What a framework must tell us: a Protocol of a few functions, and how to find the one that owns an object."""
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from distsummary.errors import InvalidTypeError, MissingExtraError
+from distsummary.events.records import Shard
+
+Array = NDArray[Any]
+
+
+class Framework(Protocol):
+    """One module of this folder satisfies it (`numpy.py` is the reference); tensors and models are opaque."""
+
+    name: str
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether `value` is a tensor of this framework."""
+
+    def to_numpy(self, tensor: Any) -> Array:
+        """The tensor's own copy on the host, same shape; bfloat16 becomes float32. A sharded one: the local part."""
+
+    def snapshot(self, tensor: Any) -> Any:
+        """A copy that later in-place changes do not touch, with `result() -> Array`; it does not wait for a device."""
+
+    def shard(self, tensor: Any) -> Shard | None:
+        """The slice that this rank holds, None for a tensor that is whole here."""
+
+    def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """The trainable parameters of a model, in the model's order."""
+
+    def state(self, model: Any) -> dict[str, Array]:
+        """Parameters and buffers by name, copied to the host: what a checkpoint holds."""
+
+    def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
+        """Put values back by name; raises InvalidValueError naming missing, unknown or misshapen ones."""
+
+    def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
+        """The mesh that the model is distributed over: axis name to (coordinate, size); empty if it is not."""
+
+    def learning_rate(self, optimizer: Any) -> float | None:
+        """The learning rate now (of the first group), None if the optimizer does not tell."""
+
+
+def load(name: str) -> Framework:
+    """The framework called `name`; raises MissingExtraError with the pip line when it is not installed."""
+    try:
+        module = importlib.import_module(f"distsummary.frameworks.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("distsummary"):
+            raise InvalidTypeError(
+                f"there is no framework called {name!r}; known are numpy and torch"
+            ) from error
+        raise MissingExtraError(
+            f"{error.name} is not installed; run: pip install 'distsummary[{name}]'", name=error.name
+        ) from error
+    framework: Framework = module.FRAMEWORK
+    return framework
+
+
+def framework_of(value: object) -> Framework:
+    """The framework that owns a tensor or model, told by its type's modules; nothing new is imported to find out."""
+    for kind in type(value).__mro__:
+        if kind.__module__.split(".")[0] == "torch":
+            return load("torch")
+    return load("numpy")
