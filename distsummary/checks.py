@@ -32,7 +32,8 @@ def check_int(
 
 def check_choice(field: str, value: object, choices: Collection[object]) -> None:
     """Raise InvalidValueError unless `value` is one of `choices`."""
-    if value not in choices:
+    # not `in`: a value that cannot be hashed or compared is a wrong choice, not a crash
+    if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
         raise InvalidValueError(f"{field} must be one of {sorted(map(str, choices))}, got {value!r}")
 
 

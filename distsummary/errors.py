@@ -9,6 +9,7 @@ DistSummaryError
 ├── MissingExtraError         (ImportError)         an optional dependency is not installed
 ├── MissingFileError          (FileNotFoundError)   a file of a run that is not there
 ├── DamagedFileError          (ValueError)          bytes that are not what their format says
+├── MissingParameterError     (AttributeError, KeyError)  a callback asked for what the loop does not tell
 ├── ClosedError               (RuntimeError)        a closed record or run was used
 ├── WriteError                (RuntimeError)        recording failed in the background
 ├── StaleAttemptError         (RuntimeError)        a message of an attempt that was superseded
@@ -53,6 +54,12 @@ class MissingFileError(DistSummaryError, FileNotFoundError):
 
 class DamagedFileError(DistSummaryError, ValueError):
     """Bytes on disk are not what their format says."""
+
+
+class MissingParameterError(DistSummaryError, AttributeError, KeyError):
+    """A callback asked the run context for something that this loop does not tell."""
+
+    __str__ = Exception.__str__  # KeyError would show the message as a quoted literal
 
 
 class ClosedError(DistSummaryError, RuntimeError):

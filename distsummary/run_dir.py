@@ -36,7 +36,8 @@ class RunDir:
     """The directory of one run.
 
     A run of one rank keeps its files in the run dir itself; a run of several keeps each rank's in
-    `rank_00000/ ...` and the merged run's in the run dir. Roles other than train have directories of their own.
+    `rank_00000/ ...` and the merged run's in the run dir. Roles other than train have directories of their
+    own.
 
     Args:
         path: the directory. It need not exist until `create`.
@@ -92,7 +93,8 @@ class RunDir:
             probe.unlink()
         except OSError as error:
             raise RunDirError(
-                f"the run dir {self.base} cannot be written: {error.strerror}; choose another directory or mend its permissions"
+                f"the run dir {self.base} cannot be written: {error.strerror}; "
+                "choose another directory or mend its permissions"
             ) from error
         return self
 
@@ -102,18 +104,26 @@ class RunDir:
             manifest = json.loads(self.manifest_path.read_bytes())
         except FileNotFoundError:
             return {"format": 1, "run_id": "", "created": 0.0, "state": "unknown", "attempts": []}
+        except OSError as error:
+            raise RunDirError(
+                f"{self.manifest_path} cannot be read: {error.strerror}; mend its permissions"
+            ) from error
         except ValueError as error:
             raise DamagedFileError(
                 f"{self.manifest_path} is not JSON ({error}); remove it, it is a hint only"
             ) from error
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("attempts"), list):
+        if not _is_manifest(manifest):
             raise DamagedFileError(
                 f"{self.manifest_path} is not a manifest of a run; remove it, it is a hint only"
             )
-        return manifest
+        return manifest  # type: ignore[no-any-return]  # json.loads returns Any; just checked
 
     def update_manifest(self, change: Callable[[Manifest], None]) -> Manifest:
-        """Apply `change` to the manifest under the run's lock and publish it; returns the new one."""
+        """Apply `change` to the manifest under the run's lock and publish it; returns the new one.
+
+        Raises RunDirError when the lock or the file cannot be had, and whatever `change` raises; then nothing
+        was written.
+        """
         try:
             with FileLock(self.base / ".lock", timeout=LOCK_TIMEOUT_S):
                 manifest = self.read_manifest()
@@ -124,7 +134,8 @@ class RunDir:
                 return manifest
         except Timeout as error:
             raise RunDirError(
-                f"the lock {self.base / '.lock'} was held for {LOCK_TIMEOUT_S:g} s; another process of the run hangs"
+                f"the lock {self.base / '.lock'} was held for {LOCK_TIMEOUT_S:g} s; "
+                "another process of the run hangs: end it"
             ) from error
 
 
@@ -154,8 +165,8 @@ class LocalCoordinator:
 def join_attempt(manifest: Manifest, topology: Topology) -> int:
     """Enter the rank in the attempt of its incarnation, a new one if the incarnation is unknown."""
     mine = [a for a in manifest["attempts"] if a["role"] == topology.role]
-    known = next((a for a in mine if a["incarnation"] == topology.incarnation), None)
-    if known is None:
+    known = next((a for a in reversed(mine) if a["incarnation"] == topology.incarnation), None)
+    if known is None or _was_here(known, topology):
         known = {
             "role": topology.role,
             "attempt": max((a["attempt"] for a in mine), default=-1) + 1,
@@ -169,17 +180,30 @@ def join_attempt(manifest: Manifest, topology: Topology) -> int:
     if known["world_size"] != topology.world_size:
         others = ", ".join(sorted(known["ranks"], key=int))
         raise WorldMismatchError(
-            f"rank {topology.rank} says world_size {topology.world_size} (by {topology.source}), but rank(s) {others} "
-            f"said {known['world_size']}; start all ranks with one world size"
+            f"rank {topology.rank} says world_size {topology.world_size} (by {topology.source}), "
+            f"but rank(s) {others} said {known['world_size']}; start all ranks with one world size"
         )
     known["ranks"][str(topology.rank)] = asdict(topology) | {"state": "running"}
     return int(known["attempt"])
+
+
+def _was_here(attempt: Manifest, topology: Topology) -> bool:
+    # The same MASTER_ADDR:PORT serves many jobs: a rank that has left, or comes as another process, starts
+    # anew, because (attempt, rank, seq) may name one event only.
+    before = attempt["ranks"].get(str(topology.rank))
+    if before is None:
+        return False
+    return before["state"] == "finished" or (before["host"], before["pid"]) != (topology.host, topology.pid)
 
 
 def leave_attempt(manifest: Manifest, topology: Topology, attempt: int, health: dict[str, int]) -> None:
     """Mark the rank finished, and the run when it was the last one."""
     refuse_stale(manifest, topology.role, attempt)
     entry = find_attempt(manifest, topology.role, attempt)
+    if str(topology.rank) not in entry["ranks"]:
+        raise InvalidValueError(
+            f"rank {topology.rank} never joined attempt {attempt} of role {topology.role}; register it first"
+        )
     entry["ranks"][str(topology.rank)] |= {"state": "finished", "health": health}
     if is_complete(entry):
         manifest["state"] = "finished"
@@ -187,30 +211,41 @@ def leave_attempt(manifest: Manifest, topology: Topology, attempt: int, health: 
 
 def find_attempt(manifest: Manifest, role: str, attempt: int) -> Manifest:
     """The manifest's entry of one attempt; raises StaleAttemptError for one that it does not know."""
-    for entry in manifest["attempts"]:
+    attempts: list[Manifest] = manifest["attempts"]
+    for entry in attempts:
         if entry["role"] == role and entry["attempt"] == attempt:
-            return dict_of(entry)
+            return entry
     raise StaleAttemptError(
         f"attempt {attempt} of role {role} is not in the manifest; the run dir was replaced meanwhile"
     )
 
 
-def dict_of(value: Any) -> Manifest:
-    """`value` as a manifest entry."""
-    if not isinstance(value, dict):
-        raise DamagedFileError(
-            f"the manifest holds {value!r} where an object should stand; remove it, it is a hint only"
-        )
-    return value
-
-
 def refuse_stale(manifest: Manifest, role: str, attempt: int) -> None:
-    """Raise StaleAttemptError when a newer attempt of the role exists."""
-    newest = max((a["attempt"] for a in manifest["attempts"] if a["role"] == role), default=attempt)
-    if attempt < newest:
+    """Raise StaleAttemptError when a newer incarnation of the role exists.
+
+    A newer attempt of the same incarnation is only a faster rank that started its next training already.
+    """
+    newest = newest_attempt(manifest, role)
+    if newest is None or attempt >= newest["attempt"]:
+        return
+    entry = find_attempt(manifest, role, attempt)
+    if entry["incarnation"] != newest["incarnation"]:
         raise StaleAttemptError(
-            f"attempt {attempt} of role {role} was superseded by attempt {newest}; its messages are refused"
+            f"attempt {attempt} of role {role} was superseded by attempt {newest['attempt']}; "
+            "its messages are refused: end its processes"
         )
+
+
+def _is_manifest(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("run_id"), str):
+        return False
+    attempts = value.get("attempts")
+    return isinstance(attempts, list) and all(_is_attempt(entry) for entry in attempts)
+
+
+def _is_attempt(value: object) -> bool:
+    fields = {"role": str, "attempt": int, "incarnation": str, "world_size": int, "ranks": dict}
+    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in fields.items())
 
 
 def is_complete(entry: Manifest) -> bool:

@@ -15,18 +15,27 @@ from distsummary.errors import InvalidValueError, WorldMismatchError
 ROLES = ("train", "eval", "landscape")
 LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
 
+# Axes along which a tensor that is not a shard is equal on all ranks. Along any other axis (tp, pp, ep, cp ...)
+# an ordinary tensor may be a part that its framework does not know to be one.
+DATA_AXES = frozenset(
+    ("batch", "data", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard")
+)
+
 # name of the source -> (rank, world size, local rank, local world size, node rank) variables.
 # SLURM stands last: under srun its numbers are those of the node's one task, not of the rank.
 _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
     "environment": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
-    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),
+    "openmpi": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "",
+    ),
     "pmi": ("PMI_RANK", "PMI_SIZE", "", "", ""),
     "mindspore": ("RANK_ID", "RANK_SIZE", "", "", ""),
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID"),
-}  # fmt: skip
-
-# One process without a launcher is one incarnation of its job.
-_PROCESS = uuid.uuid4().hex
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +54,7 @@ class Topology:
     node_rank: int = 0
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     source: str = "single process"
-    incarnation: str = _PROCESS
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     host: str = field(default_factory=platform.node)
     pid: int = field(default_factory=os.getpid)
 
@@ -82,7 +91,8 @@ def detect(
     found = Topology(role=role, mesh=dict(mesh or {}), incarnation=_incarnation(environ), **place)
     if found.rank >= found.world_size:
         raise InvalidValueError(
-            f"rank must be in [0, world_size) = [0, {found.world_size}), got {found.rank} from {found.source}; pass both rank= and world_size="
+            f"rank must be in [0, world_size) = [0, {found.world_size}), got {found.rank} "
+            f"from {found.source}; pass both rank= and world_size="
         )
     return found
 
@@ -130,8 +140,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any] | None:
     for source, names in _VARIABLES.items():
         if names[0] in environ and names[1] in environ:
             return {
-                "rank": _number(environ, names[0]),
-                "world_size": _number(environ, names[1]),
+                "rank": _number(environ, names[0], low=0),
+                "world_size": _number(environ, names[1], low=1),
                 "source": source,
                 **_local(environ, names),
             }
@@ -140,18 +150,25 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 def _local(environ: Mapping[str, str], names: tuple[str, str, str, str, str]) -> dict[str, int]:
     fields = ("local_rank", "local_world_size", "node_rank")
+    lows = (0, 1, 0)
     return {
-        key: _number(environ, name) for key, name in zip(fields, names[2:], strict=True) if name in environ
+        key: _number(environ, name, low=low)
+        for key, name, low in zip(fields, names[2:], lows, strict=True)
+        if name in environ
     }
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def _number(environ: Mapping[str, str], name: str, *, low: int) -> int:
+    text = environ[name]
     try:
-        return int(environ[name])
+        number = int(text)
     except ValueError:
+        number = low - 1
+    if number < low:
         raise InvalidValueError(
-            f"the environment variable {name} must be an integer, got {environ[name]!r}"
-        ) from None
+            f"the environment variable {name} must be an integer >= {low}, got {text!r}; mend or unset it"
+        )
+    return number
 
 
 def _refuse_contradictions(places: list[dict[str, Any]], world_size: int | None) -> None:
@@ -171,4 +188,4 @@ def _incarnation(environ: Mapping[str, str]) -> str:
         return f"{environ[LAUNCH_ID]}+{restart}"
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         return f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}+{restart}"
-    return _PROCESS
+    return uuid.uuid4().hex  # without a launcher, every start is an incarnation of its own

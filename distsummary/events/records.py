@@ -101,6 +101,14 @@ class Event(NamedTuple):
     values: list[Value]
 
 
+class EventIds(NamedTuple):
+    """Whose event it is: `run_id` 16 hex digits; `seq` counts from 1, 0 is an event outside the numbering."""
+
+    run_id: str
+    attempt: int
+    seq: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Consecutive events of one writer, numbered first_seq, first_seq + 1, ... (seq counts from 1)."""
@@ -155,3 +163,11 @@ class Health:
     def fail(self, reason: str) -> None:
         """Count one failure by its reason."""
         self.errors[reason] = self.errors.get(reason, 0) + 1
+
+    def plus(self, other: "Health") -> "Health":
+        """A copy with the other's failures and drops added: one account of a writer and what stands before it."""
+        total = Health(self.events, self.bytes, self.last_seq, dict(self.dropped), dict(self.errors))
+        for mine, theirs in ((total.dropped, other.dropped), (total.errors, other.errors)):
+            for key, count in theirs.items():
+                mine[key] = mine.get(key, 0) + count
+        return total

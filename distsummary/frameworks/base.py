@@ -1,4 +1,4 @@
-"""What a framework must tell us: a Protocol of a few functions, and how to find the one that owns an object."""
+"""What a framework must tell us: a Protocol of a few functions, and how to find whose an object is."""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -21,10 +21,10 @@ class Framework(Protocol):
         """Whether `value` is a tensor of this framework."""
 
     def to_numpy(self, tensor: Any) -> Array:
-        """The tensor's own copy on the host, same shape; bfloat16 becomes float32. A sharded one: the local part."""
+        """A copy on the host, of the same shape; bfloat16 becomes float32. Of a sharded tensor the local part."""
 
     def snapshot(self, tensor: Any) -> Any:
-        """A copy that later in-place changes do not touch, with `result() -> Array`; it does not wait for a device."""
+        """A copy that later in-place changes do not touch, with `result() -> Array`; no device is waited for."""
 
     def shard(self, tensor: Any) -> Shard | None:
         """The slice that this rank holds, None for a tensor that is whole here."""
@@ -39,7 +39,7 @@ class Framework(Protocol):
         """Put values back by name; raises InvalidValueError naming missing, unknown or misshapen ones."""
 
     def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
-        """The mesh that the model is distributed over: axis name to (coordinate, size); empty if it is not."""
+        """The mesh that the model is distributed over: axis name to (coordinate, size); empty for none."""
 
     def learning_rate(self, optimizer: Any) -> float | None:
         """The learning rate now (of the first group), None if the optimizer does not tell."""
@@ -62,7 +62,7 @@ def load(name: str) -> Framework:
 
 
 def framework_of(value: object) -> Framework:
-    """The framework that owns a tensor or model, told by its type's modules; nothing new is imported to find out."""
+    """The framework that owns a tensor or model, told by its type's modules; nothing is imported to find out."""
     for kind in type(value).__mro__:
         if kind.__module__.split(".")[0] == "torch":
             return load("torch")

@@ -1,0 +1,75 @@
+"""One training run out of many ranks: summaries, lineage and loss landscapes of Ray jobs.
+
+Public names are loaded on first use: importing this package imports neither Ray nor a framework.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distsummary.aggregate.merge import merge_run
+    from distsummary.collect.collector import SummaryCollector
+    from distsummary.collect.record import SummaryRecord
+    from distsummary.errors import DistSummaryError
+    from distsummary.init import init
+    from distsummary.landscape.generator import landscape
+    from distsummary.launch import launch
+    from distsummary.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
+    from distsummary.training.run import Run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Callback",
+    "DistSummaryError",
+    "LossMonitor",
+    "Run",
+    "RunContext",
+    "SummaryCollector",
+    "SummaryRecord",
+    "TimeMonitor",
+    "init",
+    "landscape",
+    "launch",
+    "merge_run",
+]
+
+_MODULE_OF = {
+    "Callback": "distsummary.training.callbacks",
+    "DistSummaryError": "distsummary.errors",
+    "LossMonitor": "distsummary.training.callbacks",
+    "Run": "distsummary.training.run",
+    "RunContext": "distsummary.training.callbacks",
+    "SummaryCollector": "distsummary.collect.collector",
+    "SummaryRecord": "distsummary.collect.record",
+    "TimeMonitor": "distsummary.training.callbacks",
+    "init": "distsummary.init",
+    "landscape": "distsummary.landscape.generator",
+    "launch": "distsummary.launch",
+    "merge_run": "distsummary.aggregate.merge",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *(name for name in __all__ if name not in globals())]
+
+
+class _Package(ModuleType):
+    """Lets a public name win over the module of the same name, which Python would put in its place on import."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,7 @@
+"""`python -m distsummary`."""
+
+import sys
+
+from distsummary.cli import main
+
+sys.exit(main())

@@ -1,0 +1,127 @@
+"""train_metadata.json: which checkpoint files are the trajectory of one training."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_landscape
+from distsummary.checks import check_int, check_type
+from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
+
+METADATA = "train_metadata.json"
+MAX_BYTES = 16 << 20
+MAX_INT = (1 << 31) - 1
+
+_NUMBER = re.compile(r"-?\d{1,10}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFile:
+    """One checkpoint as the metadata names it; `sha256` is empty when MindSpore wrote it."""
+
+    path: str
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainMetadata:
+    """The content of train_metadata.json: MindSpore's keys, and ours (`run_id`, `sha256`).
+
+    `files` by number: those that exist, while the spec's intervals are what was planned. `step_per_epoch` is
+    0 when the training did not know it; `run_id` is empty when MindSpore wrote the file.
+    """
+
+    spec: LandscapeSpec
+    step_per_epoch: int = 0
+    run_id: str = ""
+    files: Mapping[int, CheckpointFile] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The JSON, MindSpore's keys first."""
+        spec = self.spec
+        return json.dumps(
+            {
+                "epoch_group": {str(index): group for index, group in enumerate(spec.intervals)},
+                "model_params_file_map": {str(n): file.path for n, file in self.files.items()},
+                "step_per_epoch": self.step_per_epoch,
+                "unit": spec.unit,
+                "num_samples": spec.num_samples,
+                "landscape_size": spec.landscape_size,
+                "create_landscape": {"train": spec.create_train, "result": spec.create_result},
+                "run_id": self.run_id,
+                "sha256": {str(n): file.sha256 for n, file in self.files.items()},
+            }
+        ).encode()
+
+
+def parse_metadata(data: bytes) -> TrainMetadata:
+    """Read what MindSpore or `TrainMetadata.to_bytes` wrote; raises DamagedFileError for anything else.
+
+    Size, depth and integers are bounded; the paths are not to be trusted.
+    """
+    if len(data) > MAX_BYTES:
+        raise DamagedFileError(f"it has more than {MAX_BYTES} bytes")
+    try:
+        return _parse(json.loads(data))
+    except (InvalidTypeError, InvalidValueError, ValueError, RecursionError) as error:
+        raise DamagedFileError(str(error)[:500]) from error  # it may quote 16 MiB
+
+
+def _parse(content: Any) -> TrainMetadata:
+    check_type("the file", content, dict)
+    for key in ("epoch_group", "model_params_file_map", "step_per_epoch"):
+        if key not in content:
+            raise InvalidValueError(f"the key {key!r} is missing")
+    check_int("step_per_epoch", content["step_per_epoch"], low=0, high=MAX_INT)
+    run_id = content.get("run_id", "")
+    check_type("run_id", run_id, str)
+    return TrainMetadata(
+        spec=_spec(content), step_per_epoch=content["step_per_epoch"], run_id=run_id, files=_files(content)
+    )
+
+
+def _spec(content: dict[str, Any]) -> LandscapeSpec:
+    groups = content["epoch_group"]
+    check_type("epoch_group", groups, dict)
+    given: dict[str, Any] = {
+        key: content[key]
+        for key in ("unit", "num_samples", "landscape_size", "create_landscape")
+        if key in content
+    }
+    given["intervals"] = [groups[key] for key in sorted(groups, key=_number)]
+    spec = check_collect_landscape(given)
+    assert spec is not None  # the dict is not empty
+    for number in (*spec.numbers, spec.num_samples):
+        check_int("a number of epoch_group, or num_samples,", number, low=-MAX_INT, high=MAX_INT)
+    return spec
+
+
+def _files(content: dict[str, Any]) -> dict[int, CheckpointFile]:
+    paths, digests = content["model_params_file_map"], content.get("sha256", {})
+    check_type("model_params_file_map", paths, dict)
+    check_type("sha256", digests, dict)
+    return {
+        _number(key): CheckpointFile(path=_path(key, path), sha256=_sha256(key, digests.get(key, "")))
+        for key, path in sorted(paths.items(), key=lambda item: _number(item[0]))
+    }
+
+
+def _number(key: str) -> int:
+    if not _NUMBER.fullmatch(key) or abs(int(key)) > MAX_INT:
+        raise InvalidValueError(f"the key {key[:40]!r} must be a number in [-{MAX_INT}, {MAX_INT}]")
+    return int(key)
+
+
+def _path(key: str, path: object) -> str:
+    check_type(f"model_params_file_map[{key!r}]", path, str)
+    return str(path)
+
+
+def _sha256(key: str, digest: object) -> str:
+    check_type(f"sha256[{key!r}]", digest, str)
+    if digest and not _SHA256.fullmatch(str(digest)):
+        raise InvalidValueError(f"sha256[{key!r}] must be 64 hexadecimal digits, got {str(digest)[:80]!r}")
+    return str(digest)

@@ -1,0 +1,255 @@
+"""The trajectory of one training: its checkpoints in a run's ckpt_dir, and the metadata that names them."""
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distsummary.checkpoints import safetensors
+from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
+from distsummary.checkpoints.mapped import Array, MappedState
+from distsummary.checkpoints.metadata import (
+    MAX_BYTES,
+    MAX_INT,
+    METADATA,
+    CheckpointFile,
+    TrainMetadata,
+    parse_metadata,
+)
+from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
+from distsummary.checkpoints.replace import replacing
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
+from distsummary.run_dir import ensure_directory
+
+__all__ = [
+    "DEFAULT_SPEC",
+    "LandscapeSpec",
+    "Trajectory",
+    "TrajectoryWriter",
+    "check_collect_landscape",
+    "read",
+]
+
+_log = logging.getLogger(__name__)
+
+_SUFFIXES = {"mindspore": ".ckpt", "safetensors": ".safetensors"}
+_WRITE: dict[str, Callable[[Path, Mapping[str, Array]], None]] = {
+    "mindspore": write_ckpt,
+    "safetensors": safetensors.write_safetensors,
+}
+_MAP: dict[str, Callable[[Path], MappedState]] = {
+    ".ckpt": map_ckpt,
+    ".safetensors": safetensors.map_safetensors,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """The checkpoints of one training, by step or epoch number, for reading.
+
+    `run_id` is empty for a trajectory that MindSpore wrote; such files have no sha256 to be verified by.
+    """
+
+    ckpt_dir: Path
+    spec: LandscapeSpec
+    step_per_epoch: int
+    run_id: str
+    files: Mapping[int, CheckpointFile]
+
+    @property
+    def unit(self) -> str:
+        """What the numbers count: "step" or "epoch"."""
+        return self.spec.unit
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers that were saved, ascending."""
+        return tuple(sorted(self.files))
+
+    @property
+    def intervals(self) -> tuple[tuple[int, ...], ...]:
+        """The planned groups of numbers, also those that the training never reached."""
+        return self.spec.intervals
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The planned numbers that were not saved."""
+        return tuple(number for number in self.spec.numbers if number not in self.files)
+
+    def path(self, number: int) -> Path:
+        """Where a checkpoint lies, always in `ckpt_dir`, whatever directory the metadata names.
+
+        Raises InvalidValueError for a number that was not saved, MissingFileError for a file that is gone,
+        DamagedFileError for a name that leads elsewhere.
+        """
+        if number not in self.files:
+            known = ", ".join(map(str, self.numbers)) or "none"
+            raise InvalidValueError(
+                f"{self.unit} {number} is not in the trajectory {self.ckpt_dir}; saved are: {known}"
+            )
+        path = self.ckpt_dir / _base_name(self.files[number].path)
+        if not path.resolve().is_relative_to(self.ckpt_dir.resolve()):
+            raise DamagedFileError(f"{path} leads out of {self.ckpt_dir}; such links are not followed")
+        if not path.exists():
+            raise MissingFileError(
+                f"the checkpoint of {self.unit} {number}, {path}, does not exist; put it back or train again"
+            )
+        return path
+
+    def open(self, number: int) -> MappedState:
+        """One checkpoint in place, array by array: for trajectories that are larger than the memory.
+
+        Raises as `path`, and DamagedFileError when the file is not the one that this training wrote.
+        """
+        path = self.path(number)
+        if path.suffix not in _MAP:
+            raise DamagedFileError(f"{path} must end with one of {sorted(_MAP)}")
+        recorded = self.files[number].sha256
+        if path.is_file() and recorded and recorded != _digest(path):
+            raise DamagedFileError(
+                f"{path} is not the file that run {self.run_id} wrote (its sha256 differs); train again"
+            )
+        return _MAP[path.suffix](path)
+
+    def load(self, number: int) -> dict[str, Array]:
+        """One checkpoint as arrays by name, copied; raises as `open`."""
+        return self.open(number).own()
+
+
+def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:
+    """The trajectory that train_metadata.json in `ckpt_dir` names.
+
+    Raises MissingFileError when there is none, DamagedFileError when the file is not what it should be.
+    """
+    directory = Path(ckpt_dir)
+    metadata = _read_metadata(directory)
+    return Trajectory(
+        ckpt_dir=directory,
+        spec=metadata.spec,
+        step_per_epoch=metadata.step_per_epoch,
+        run_id=metadata.run_id,
+        files=metadata.files,
+    )
+
+
+class TrajectoryWriter:
+    """Saves the checkpoints of one training, each followed by the metadata that names it.
+
+    In a directory that was used before, the metadata names this run's files alone: another run's are
+    disowned before the first of them is replaced. A resumed run keeps its own earlier numbers, and repeats
+    those from its first new one on. Not for several threads.
+
+    Args:
+        ckpt_dir: `RunDir.ckpt_dir`; made when the first checkpoint is saved.
+        spec: which numbers, and what landscapes will want to know.
+        model_name: the class of the model, in file names.
+        run_id: of this run.
+        step_per_epoch: 0 if unknown.
+        format: "mindspore" (.ckpt, which MindSpore's SummaryLandscape can use) or "safetensors".
+    """
+
+    def __init__(
+        self,
+        ckpt_dir: str | os.PathLike[str],
+        spec: LandscapeSpec,
+        *,
+        model_name: str,
+        run_id: str,
+        step_per_epoch: int = 0,
+        format: str = "mindspore",
+    ) -> None:
+        check_type("ckpt_dir", ckpt_dir, (str, os.PathLike))
+        check_type("spec", spec, LandscapeSpec)
+        check_type("model_name", model_name, str)
+        check_type("run_id", run_id, str)
+        check_int("step_per_epoch", step_per_epoch, low=0, high=MAX_INT)
+        check_choice("format", format, _SUFFIXES)
+        if not run_id:
+            raise InvalidValueError("run_id must not be empty: it tells this run's files from another's")
+        if format == "safetensors":
+            safetensors.library()
+        self.ckpt_dir = Path(os.path.realpath(ckpt_dir))
+        self._model = re.sub(r"[^\w.-]", "_", model_name)[:100] or "model"
+        self._format = format
+        self._due = frozenset(spec.numbers)
+        self._saved: set[int] = set()
+        self._metadata = TrainMetadata(spec=spec, step_per_epoch=step_per_epoch, run_id=run_id)
+
+    def due(self, number: int) -> bool:
+        """Whether this step or epoch is planned and not yet saved."""
+        return number in self._due and number not in self._saved
+
+    def save(self, number: int, state: Mapping[str, Array]) -> Path:
+        """Write one checkpoint, then the metadata; returns the file's path.
+
+        Raises InvalidTypeError or InvalidValueError for bad arguments, RunDirError when writing fails.
+        """
+        check_int("number", number, low=-MAX_INT, high=MAX_INT)
+        if number not in self._due:
+            raise InvalidValueError(
+                f"{self._metadata.spec.unit} {number} is in no interval; planned are "
+                f"{self._metadata.spec.numbers}"
+            )
+        ensure_directory(self.ckpt_dir)
+        if not self._saved:
+            self._take_over(number)
+        path = self.ckpt_dir / self._file_name(number)
+        _WRITE[self._format](path, state)
+        entry = CheckpointFile(path=str(path), sha256=_digest(path))
+        self._publish({**self._metadata.files, number: entry})
+        self._saved.add(number)
+        return path
+
+    def _file_name(self, number: int) -> str:
+        return f"{self._model}_{number}_{self._metadata.spec.unit}{_SUFFIXES[self._format]}"
+
+    def _take_over(self, first: int) -> None:
+        """Disown what stands in the directory, but for this run's own files before `first`."""
+        try:
+            old = _read_metadata(self.ckpt_dir)
+        except MissingFileError:
+            return
+        except DamagedFileError as error:
+            _log.warning("replacing metadata that cannot be read: %s", error)
+            self._publish({})
+            return
+        mine = old.run_id == self._metadata.run_id and old.spec.unit == self._metadata.spec.unit
+        self._publish({n: f for n, f in old.files.items() if mine and n < first and n in self._due})
+
+    def _publish(self, files: Mapping[int, CheckpointFile]) -> None:
+        metadata = replace(self._metadata, files=dict(sorted(files.items())))
+        with replacing(self.ckpt_dir / METADATA) as temporary:
+            temporary.write_bytes(metadata.to_bytes())
+        self._metadata = metadata
+
+
+def _read_metadata(directory: Path) -> TrainMetadata:
+    path = directory / METADATA
+    if not path.is_file():
+        raise MissingFileError(
+            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} to have one"
+        )
+    with open(path, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    try:
+        return parse_metadata(data)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{path} is not the metadata of a trajectory: {error}") from error
+
+
+def _base_name(recorded: str) -> str:
+    """The last part of a path of any system; raises DamagedFileError if it cannot name a file."""
+    name = re.split(r"[/\\]", recorded)[-1]
+    size = len(name.encode(errors="replace"))
+    if name in ("", ".", "..") or not name.isprintable() or size > 255:
+        raise DamagedFileError(f"the metadata names {recorded[:80]!r}, which is no checkpoint file")
+    return name
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

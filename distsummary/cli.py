@@ -1,0 +1,99 @@
+"""The command line: one verb for each thing that is done without writing Python."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from distsummary import __version__
+from distsummary.errors import DistSummaryError, MissingExtraError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; 0 done, 1 it could not be done (said in one line), 2 wrong arguments, 130 interrupted."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except DistSummaryError as error:
+        print(f"distsummary {options.verb}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            f"distsummary {options.verb}: interrupted; what was written so far is readable", file=sys.stderr
+        )
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="distsummary", description="One training run out of many ranks.")
+    parser.add_argument("--version", action="version", version=f"distsummary {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    demo = _verb(verbs, "demo", _demo, "train on real digits on several ranks and draw the landscape")
+    demo.add_argument("--ranks", type=int, default=4, help="how many ranks (4)")
+    demo.add_argument("--epochs", type=int, default=3, help="how many epochs (3)")
+    demo.add_argument("--out", default="runs/demo", help="the run dir (runs/demo)")
+
+    merge = _verb(verbs, "merge", _merge, "make one run of the rank directories of a run dir, without Ray")
+    merge.add_argument("run", metavar="RUN", help="the run dir")
+    merge.add_argument(
+        "--tag", action="append", default=[], help="also min, median, max, argmax_rank of this tag"
+    )
+
+    landscape = _verb(verbs, "landscape", _landscape, "draw loss landscapes around the trajectory of a run")
+    landscape.add_argument("run", metavar="RUN", help="the run dir")
+    landscape.add_argument("factory", metavar="module:factory", help="returns (model, loss_fn, batches)")
+    landscape.add_argument("--size", type=int, default=21, help="points along each side, 3 to 256 (21)")
+    landscape.add_argument("--directions", default="pca,random", help="pca, random or both (pca,random)")
+    landscape.add_argument("--seed", type=int, default=0, help="of the random directions (0)")
+    landscape.add_argument("--workers", default="auto", help="auto, or a number; 0 works in this process")
+    return parser
+
+
+def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON line on stdout")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> None:
+    try:
+        from distsummary.demo import run_demo
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{error.name} is not installed; run: pip install 'distsummary[demo]'"
+        ) from error
+    run_demo(options.out, ranks=options.ranks, epochs=options.epochs, as_json=options.json)
+
+
+def _merge(options: argparse.Namespace) -> None:
+    from distsummary.aggregate.merge import merge_run
+
+    report = merge_run(options.run, key_tags=tuple(options.tag))
+    print(json.dumps(asdict(report), default=str) if options.json else report)
+
+
+def _landscape(options: argparse.Namespace) -> None:
+    from distsummary.landscape.generator import landscape, load_factory
+
+    model, loss_fn, batches = load_factory(options.factory)
+    grids = landscape(
+        model,
+        loss_fn,
+        batches,
+        around=options.run,
+        output=options.run,
+        size=options.size,
+        directions=tuple(options.directions.split(",")),
+        seed=options.seed,
+        workers=options.workers if options.workers == "auto" else int(options.workers),
+    )
+    print(
+        json.dumps({"run_dir": options.run, "landscapes": sorted(grids)}) if options.json else sorted(grids)
+    )

@@ -1,0 +1,146 @@
+"""Which step gets what, and which rank's turn it is: pure functions, equal on every rank.
+
+What a value is decides who records it (its placement):
+
+- replicated (equal on all data-parallel ranks): dealt, so that W ranks do 1/W of the work each;
+- sharded: every rank its own part, at the same steps;
+- local (loss, images, timings): every rank.
+"""
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distsummary.checks import check_int
+from distsummary.errors import InvalidValueError
+from distsummary.topology import DATA_AXES, Topology
+
+DEALS = ("parameters", "steps", "all")
+
+
+def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range:
+    """The steps that get tensors, MindSpore's rule; 0 is a member but no step, and step 1 always gets them.
+
+    Args:
+        total: steps of the whole training, >= 0. freq: collect_freq, >= 1.
+        tensor_freq: collect_tensor_freq, >= 1; None spreads about 20 steps over the training.
+    """
+    check_int("total", total, low=0)
+    check_int("freq", freq, low=1)
+    check_int("tensor_freq", tensor_freq, low=1, optional=True)
+    if tensor_freq is not None:
+        return range(0, total + 1, tensor_freq)
+    if len(range(0, total + 1, freq)) <= 20:
+        return range(0, total + 1, freq)
+    spread = total // 19
+    return range(0, total + 1, spread)[:20] if spread > 1 else range(0, total + 1)[:21]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Step 1, and the multiples of `every` below `stop` (None: without end).
+
+    With `doubling` only the 1st, 2nd, 4th, 8th ... multiple.
+    """
+
+    every: int
+    stop: int | None = None
+    doubling: bool = False
+
+    def count(self, step: int) -> int:
+        """How many of these steps are <= `step`."""
+        if step < 1:
+            return 0
+        multiples = self._multiples(step)
+        return max(1, multiples) if self.every == 1 else 1 + multiples
+
+    def due(self, last: int | None, step: int) -> bool:
+        """Whether one of these steps was reached since `last` (steps may jump); the first call is always due."""
+        return last is None or self.count(step) > self.count(last)
+
+    def turn(self, step: int, group: "Group") -> bool:
+        """Whether it is this rank's turn: the r-th of W ranks takes every W-th of these steps from the r-th on.
+
+        Of steps that were jumped over the newest decides, so that exactly one rank records.
+        """
+        return (self.count(step) - 1) % group.size == group.index
+
+    def holds_multiple(self, step: int) -> bool:
+        """Whether `step` itself is one of the multiples (step 1 is not one by being the first)."""
+        return step % self.every == 0 and self._multiples(step) > self._multiples(step - 1)
+
+    def _multiples(self, step: int) -> int:
+        last = step if self.stop is None else min(step, self.stop - 1)
+        return (last // self.every).bit_length() if self.doubling else last // self.every
+
+
+def regular_steps(freq: int) -> Steps:
+    """The steps that get everything but tensors."""
+    return Steps(every=freq)
+
+
+def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -> Steps:
+    """The steps that get tensors: `tensor_range`; for an unknown total freq, 2 freq, 4 freq, 8 freq ..."""
+    if total is not None:
+        members = tensor_range(total, freq, tensor_freq)
+        return Steps(every=members.step, stop=members.stop)
+    return Steps(every=freq, doubling=True) if tensor_freq is None else Steps(every=tensor_freq)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The ranks that share out replicated values: how many they are, and which of them this one is."""
+
+    index: int = 0
+    size: int = 1
+
+
+def dealing_group(topology: Topology) -> Group:
+    """The ranks that hold the same replicated values as this one.
+
+    Without a mesh that is the whole world. With one it is the ranks that differ in coordinates along data
+    axes alone: what is equal on tensor-parallel ranks, too, is then recorded once for each of them, but no
+    value that differs is left out.
+
+    Raises InvalidValueError for a mesh that does not fit into the world.
+    """
+    if not topology.mesh:
+        return Group(index=topology.rank, size=topology.world_size)
+    _check_mesh(topology.mesh, topology.world_size)
+    index, size = 0, 1
+    for _, (coordinate, extent) in sorted(item for item in topology.mesh.items() if item[0] in DATA_AXES):
+        index = index * extent + coordinate
+        size *= extent
+    return Group(index=index, size=size)
+
+
+def _check_mesh(mesh: Mapping[str, tuple[int, int]], world_size: int) -> None:
+    for axis, (coordinate, extent) in mesh.items():
+        check_int(f"the size of mesh axis {axis!r}", extent, low=1)
+        check_int(f"the coordinate along mesh axis {axis!r}", coordinate, low=0, high=extent - 1)
+    ranks = math.prod(extent for _, extent in mesh.values())
+    if world_size % ranks:
+        raise InvalidValueError(
+            f"mesh {dict(mesh)} has {ranks} ranks, but world_size is {world_size}; "
+            "the product of the axis sizes must divide the world size"
+        )
+
+
+def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:
+    """The parameters that this rank records, balanced by bytes: each is exactly one rank's.
+
+    The largest first, each to the rank with the least so far (Graham 1969: at most 4/3 of the best possible).
+    A parameter stays with its rank, so that each of its tags lives in one rank's files.
+
+    Args:
+        sizes: bytes by parameter name; only names and sizes decide, not their order.
+    """
+    loads = [(0, rank) for rank in range(group.size)]  # a heap: the least loaded rank first
+    mine = []
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        load, rank = loads[0]
+        heapq.heapreplace(loads, (load + max(size, 1), rank))  # empty parameters go round, too
+        if rank == group.index:
+            mine.append(name)
+    return frozenset(mine)

@@ -1,0 +1,196 @@
+"""`distsummary demo`: train on real handwritten digits on several ranks, then draw the landscape of it."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import distsummary as ds
+from distsummary.errors import MissingExtraError
+from distsummary.events.reader import read_directory
+from distsummary.launch import connected
+from distsummary.run_dir import RunDir
+
+BATCH = 16
+TEST = 297
+CHECKPOINT_EVERY = 6  # steps between the points of the path
+LANDSCAPE_SIZE = 21
+
+
+class DigitsNet(nn.Module):
+    """A small CNN for images (N, 1, 8, 8) -> logits (N, 10)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.fc = nn.Linear(32 * 4 * 4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two convolutions, one pooling, one linear layer."""
+        x = torch.relu(self.conv1(x))
+        x = nn.functional.max_pool2d(torch.relu(self.conv2(x)), 2)
+        logits: torch.Tensor = self.fc(x.flatten(1))
+        return logits
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """scikit-learn's 1,797 handwritten digits as (1, 8, 8) images in [0, 1]: 1,500 to train, 297 to test."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError(
+            "the demo needs scikit-learn; run: pip install 'distsummary[demo]'"
+        ) from error
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(data.target)
+    return TensorDataset(images[:-TEST], labels[:-TEST]), TensorDataset(images[-TEST:], labels[-TEST:])
+
+
+def train(run_dir: str, epochs: int) -> dict[str, float]:
+    """What a user writes: an ordinary DDP loop, and four lines of distsummary in it."""
+    torch.manual_seed(0)
+    train_set, test_set = digits()
+    sampler: DistributedSampler[Any] = DistributedSampler(train_set, seed=0)
+    loader = DataLoader(train_set, batch_size=BATCH, sampler=sampler)
+    model = DistributedDataParallel(DigitsNet())
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    steps = epochs * len(loader)
+    trajectory = {
+        "intervals": [[1, *range(CHECKPOINT_EVERY, steps + 1, CHECKPOINT_EVERY)]],
+        "num_samples": len(test_set),
+    }
+    with ds.init(
+        run_dir,
+        watch=model,
+        optimizer=optimizer,
+        loss_fn=criterion,
+        collect_freq=5,
+        collect_landscape=trajectory,
+    ) as run:
+        for epoch in run.epochs(epochs):
+            sampler.set_epoch(epoch)
+            for images, labels in run.steps(loader):
+                loss = criterion(model(images), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.log(loss=loss, lr=optimizer.param_groups[0]["lr"])
+            if run.rank == 0:
+                print(f"epoch {epoch + 1}/{epochs}: loss {loss.item():.3f}", flush=True)
+        with run.eval() as evaluation:
+            images, labels = test_set.tensors
+            with torch.inference_mode():
+                logits = model.module(images)
+            accuracy = (logits.argmax(1) == labels).float().mean().item()
+            evaluation.log(loss=criterion(logits, labels), accuracy=accuracy)
+    return {"loss": loss.item(), "accuracy": accuracy}
+
+
+def landscape_of_digits() -> tuple[nn.Module, nn.Module, list[Any]]:
+    """`distsummary landscape RUN distsummary.demo:landscape_of_digits`: the model, its loss and the data."""
+    _, test_set = digits()
+    return DigitsNet(), nn.CrossEntropyLoss(), list(DataLoader(test_set, batch_size=TEST))
+
+
+def run_demo(out: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False) -> dict[str, Any]:
+    """Train, evaluate, merge and draw; tells its progress and what to do next on stdout (stderr with JSON)."""
+    say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+    begun = time.monotonic()
+    run_dir = RunDir(out).create()
+    digits()  # a missing extra is said before Ray starts
+    say(f"1/3 starting Ray and {ranks} ranks")
+    with connected(ranks, {"CPU": 1}):
+        results = ds.launch(partial(train, str(run_dir.base), epochs), ranks=ranks)
+        say("2/3 trained; the ranks' files are merged to one run. Drawing the loss landscape")
+        model, criterion, batches = landscape_of_digits()
+        grids = ds.landscape(
+            model,
+            criterion,
+            batches,
+            around=run_dir,
+            size=LANDSCAPE_SIZE,
+            directions=("pca", "random"),
+            output=run_dir,
+            progress=_progress(say),
+        )
+    say("3/3 done")
+    summary = {
+        "run_dir": str(run_dir.base),
+        "ranks": ranks,
+        "loss": float(np.mean([result["loss"] for result in results])),
+        "accuracy": results[0]["accuracy"],
+        "step_s": step_times(run_dir),
+        "landscapes": sorted(grids),
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        say(report(run_dir, summary))
+    return summary
+
+
+def _progress(say: Callable[[str], None]) -> Callable[[int, int, float], None]:
+    """Tells at most once a second, and always at the end."""
+    last = [0.0]
+
+    def progress(done: int, total: int, points_per_s: float) -> None:
+        if done == total or time.monotonic() - last[0] > 1:
+            last[0] = time.monotonic()
+            say(f"    {done}/{total} points, {points_per_s:.0f} points/s")
+
+    return progress
+
+
+def step_times(run_dir: RunDir) -> dict[int, float]:
+    """Median seconds of a step of each rank, read back from its files."""
+    directories = run_dir.rank_dirs() or {0: run_dir.base}
+    return {
+        rank: float(
+            np.median([v.data for e in read_directory(path) for v in e.values if v.tag == "perf/step_s"])
+        )
+        for rank, path in directories.items()
+    }
+
+
+def report(run_dir: RunDir, summary: dict[str, Any]) -> str:
+    """What the user reads at the end."""
+    base = _shortest(run_dir.base)
+    times = "\n".join(f"    rank {rank}: {1e3 * s:6.2f} ms" for rank, s in summary["step_s"].items())
+    return f"""
+Run dir     {base}    ({summary["seconds"]} s)
+Loss        {summary["loss"]:.4f} (last step, mean of {summary["ranks"]} ranks)
+Accuracy    {100 * summary["accuracy"]:.1f} % of {TEST} test digits
+Step time   (median)
+{times}
+Files
+    {base}/            the merged run: mean, min, median, max and worst rank of every step
+    {base}/rank_00000  ... what each rank saw
+    {base}/landscape   the loss landscapes: events, .npz, .png
+    {base}/ckpt_dir    the checkpoints on the way
+Next
+    tensorboard --logdir {base}
+    mindinsight start --summary-base-dir {base} --port 8080
+    distsummary landscape {base} distsummary.demo:landscape_of_digits --size 51
+    distsummary merge {base}
+"""
+
+
+def _shortest(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,174 @@
+"""One event file of a directory: its name, its stamp, appending whole frames, and the cut of a torn tail."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from distsummary.errors import RunDirError
+from distsummary.events.files import Files
+from distsummary.events.frames import whole_length
+
+MINDSPORE = "mindspore"
+TENSORBOARD = "tensorboard"
+DIALECTS = (MINDSPORE, TENSORBOARD)
+LINEAGE_SUFFIX = "_lineage"
+
+_MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
+_TENSORBOARD_NAME = re.compile(r"tfevents\.(?P<stamp>\d{1,10})\.")
+_MAX_CLASHES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentName:
+    """The parts of a segment's name beside its stamp; `source` tells the writers of one run apart."""
+
+    prefix: str = "events"
+    suffix: str = "_MS"
+    source: str = "0"
+    host: str
+    pid: int
+
+    def file_name(self, dialect: str, stamp: int) -> str:
+        """Viewers find the MindSpore dialect by `summary.<seconds>` and TensorBoard's by `tfevents`."""
+        if dialect == TENSORBOARD:
+            return f"{self.prefix}.out.tfevents.{stamp:010d}.{self.host}.{self.pid}.{self.source}"
+        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{self.suffix}"
+
+    def lineage_name(self, stamp: int) -> str:
+        """The lineage file of the directory."""
+        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{LINEAGE_SUFFIX}"
+
+
+def stamp_of(name: str) -> int | None:
+    """The stamp (seconds) in an event file's name, None for any other file."""
+    match = _TENSORBOARD_NAME.search(name) or _MINDSPORE_NAME.search(name)
+    return int(match["stamp"]) if match else None
+
+
+def segments(directory: Path, dialect: str) -> list[Path]:
+    """The dialect's event files of a directory, oldest first; lineage files are not among them."""
+    pattern = _TENSORBOARD_NAME if dialect == TENSORBOARD else _MINDSPORE_NAME
+    found = [path for path in directory.iterdir() if pattern.search(path.name) and path.is_file()]
+    if dialect == MINDSPORE:
+        found = [p for p in found if not p.name.endswith(LINEAGE_SUFFIX) and "tfevents" not in p.name]
+    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
+
+
+def lineage_files(directory: Path) -> list[Path]:
+    """The lineage files of a directory, oldest first."""
+    found = [
+        p for p in directory.iterdir() if p.name.endswith(LINEAGE_SUFFIX) and stamp_of(p.name) is not None
+    ]
+    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
+
+
+def next_stamp(directory: Path, now: float) -> int:
+    """max(now, highest + 1): the viewers go by the order of the stamps, clocks and restarts notwithstanding."""
+    stamps = [stamp for path in directory.iterdir() if (stamp := stamp_of(path.name)) is not None]
+    return max(int(now), max(stamps, default=-1) + 1)
+
+
+def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
+    """Cut the incomplete last frame of dead segments, kept in `torn-<n>.bin`; MindInsight spins on one."""
+    mended = []
+    for path in [*segments(directory, MINDSPORE), *segments(directory, TENSORBOARD)]:
+        length = whole_length(path)
+        if length < path.stat().st_size and _cut(path, length, files):
+            mended.append(path)
+    return mended
+
+
+def _cut(path: Path, length: int, files: Files) -> bool:
+    descriptor = files.open_dead(path)
+    if descriptor is None:
+        return False
+    try:
+        tail = os.pread(descriptor, os.fstat(descriptor).st_size - length, length)
+        number = sum(1 for p in path.parent.iterdir() if p.name.startswith("torn-"))
+        kept = files.create(path.parent / f"torn-{number}.bin")
+        try:
+            files.write(kept, tail)
+        finally:
+            files.close(kept)
+        files.truncate(descriptor, length)
+    finally:
+        files.close(descriptor)
+    return True
+
+
+class Segment:
+    """An open event file; after any failed append it ends with its last whole frame or is given up.
+
+    Raises RunDirError when no new file can be made in the directory.
+    """
+
+    def __init__(self, path: Path, files: Files, budget_bytes: int | None = None) -> None:
+        self.path = path
+        self.length = 0
+        self.is_dead = False
+        self._files = files
+        self._budget_bytes = budget_bytes
+        self._descriptor = files.create(path)
+
+    def fits(self, data: bytes) -> bool:
+        """Whether the file's budget leaves room for `data`."""
+        return self._budget_bytes is None or self.length + len(data) <= self._budget_bytes
+
+    def append(self, data: bytes) -> None:
+        """Write whole frames in one call; raises OSError with nothing of `data` left in the file."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[
+                    self._files.write(self._descriptor, bytes(view) if len(view) < len(data) else data) :
+                ]
+        except OSError:
+            self._take_back()
+            raise
+        self.length += len(data)
+
+    def _take_back(self) -> None:
+        try:
+            self._files.truncate(self._descriptor, self.length)
+        except OSError:
+            self.is_dead = True  # the torn frame stays; the next writer's `cut_torn_tails` removes it
+
+    def sync(self) -> None:
+        """Make what was appended durable."""
+        self._files.sync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            self._files.close(self._descriptor)
+            self._descriptor = -1
+
+
+def open_segments(
+    directory: Path,
+    dialects: tuple[str, ...],
+    name: SegmentName,
+    files: Files,
+    budget_bytes: int | None = None,
+) -> dict[str, Segment]:
+    """New segments with one common stamp, one for each dialect."""
+    stamp = next_stamp(directory, files.now())
+    for attempt in range(_MAX_CLASHES):
+        opened: dict[str, Segment] = {}
+        try:
+            for dialect in dialects:
+                path = directory / name.file_name(dialect, stamp + attempt)
+                opened[dialect] = Segment(path, files, budget_bytes)
+            return opened
+        except FileExistsError:  # another writer took the name between our look and our open
+            for segment in opened.values():
+                segment.close()
+                segment.path.unlink()
+        except OSError as error:
+            raise RunDirError(
+                f"no event file can be made in {directory}: {error.strerror}; mend it or choose another"
+            ) from error
+    raise RunDirError(
+        f"{_MAX_CLASHES} stamps from {stamp} on are taken in {directory}; remove files of other writers"
+    )

@@ -1,0 +1,111 @@
+"""NumPy as a framework: the reference for what the others must do.
+
+A model is any callable object with `parameters`, a dict of arrays by name, and optionally `buffers`, another.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.records import Shard
+from distsummary.frameworks.state import refuse_misfit
+
+Array = NDArray[Any]
+
+
+class HostCopy:
+    """A copy of an array, made when it was asked for."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def result(self) -> Array:
+        """The copy."""
+        return self._array
+
+
+class NumpyFramework:
+    """See `base.Framework` for what the methods promise."""
+
+    name = "numpy"
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether `value` is an array or a NumPy scalar."""
+        return isinstance(value, np.ndarray | np.generic)
+
+    def to_numpy(self, tensor: Any) -> Array:
+        """A copy in C order."""
+        return np.array(tensor, order="C")
+
+    def snapshot(self, tensor: Any) -> HostCopy:
+        """A copy with `result()`."""
+        return HostCopy(self.to_numpy(tensor))
+
+    def shard(self, tensor: Any) -> Shard | None:
+        """None: arrays are whole."""
+        return None
+
+    def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """The items of `model.parameters`."""
+        return _parameters(model).items()
+
+    def state(self, model: Any) -> dict[str, Array]:
+        """Copies of parameters and buffers; an array under two names is listed under its first one."""
+        return {name: self.to_numpy(array) for name, array in _entries(model).items()}
+
+    def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
+        """Write into the model's own arrays; nothing is changed when the state does not fit."""
+        entries = _entries(model)
+        refuse_misfit({name: (array.shape, array.dtype) for name, array in entries.items()}, state)
+        for name, array in entries.items():
+            np.copyto(array, state[name], casting="same_kind")
+
+    def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
+        """Empty: such a model is not distributed."""
+        return {}
+
+    def learning_rate(self, optimizer: Any) -> float | None:
+        """`optimizer.learning_rate` or `optimizer.lr`, where that is a number."""
+        for field in ("learning_rate", "lr"):
+            value = getattr(optimizer, field, None)
+            if isinstance(value, int | float | np.number) or (
+                isinstance(value, np.ndarray) and value.size == 1
+            ):
+                return float(np.asarray(value).item())
+        return None
+
+
+def _parameters(model: Any) -> dict[str, Array]:
+    parameters = getattr(model, "parameters", None)
+    if not isinstance(parameters, dict):
+        raise InvalidTypeError(
+            f"a NumPy model must have parameters: dict[str, ndarray], got {type(model).__name__} with "
+            f"{type(parameters).__name__}"
+        )
+    return parameters
+
+
+def _entries(model: Any) -> dict[str, Array]:
+    parameters, buffers = _parameters(model), getattr(model, "buffers", {})
+    both = sorted(parameters.keys() & buffers.keys())
+    if both:
+        raise InvalidValueError(
+            f"a model's parameters and buffers must have different names, got {both} twice"
+        )
+    entries: dict[str, Array] = {}
+    seen: set[int] = set()
+    for name, array in {**parameters, **buffers}.items():
+        if not isinstance(array, np.ndarray):
+            raise InvalidTypeError(f"{name} of a NumPy model must be ndarray, got {type(array).__name__}")
+        if id(array) not in seen:
+            seen.add(id(array))
+            entries[name] = array
+    return entries
+
+
+FRAMEWORK = NumpyFramework()

@@ -1,0 +1,206 @@
+"""PyTorch as a framework: modules, plain, in DDP, FSDP2 or tensor parallel. Nothing here is a collective."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.records import Shard
+from distsummary.frameworks.state import refuse_misfit
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+Array = NDArray[Any]
+
+_NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+class TorchCopy:
+    """A copy of a tensor, complete once its device has done it; only `result` waits, for this copy alone."""
+
+    __slots__ = ("_copy", "_done")
+
+    def __init__(self, copy: Tensor, done: "torch.cuda.Event | None" = None) -> None:
+        self._copy = copy
+        self._done = done
+
+    def result(self) -> Array:
+        """The array on the host, bfloat16 as float32."""
+        if self._done is None:
+            return _array(self._copy.cpu())
+        self._done.synchronize()
+        return _array(self._copy.clone())  # so that the pinned memory is free for the next copy
+
+
+class TorchFramework:
+    """See `base.Framework` for what the methods promise.
+
+    Of an FSDP2 or tensor parallel model, `state` and `load_state` see this rank's local parts only; call them
+    between steps, when FSDP2 holds its parameters sharded.
+    """
+
+    name = "torch"
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether `value` is a torch.Tensor (a DTensor is one)."""
+        return isinstance(value, Tensor)
+
+    def to_numpy(self, tensor: Tensor) -> Array:
+        """A host copy (of a DTensor's local part); bfloat16 and smaller floats become float32."""
+        return _array(_local(tensor).to("cpu", copy=True))
+
+    def snapshot(self, tensor: Tensor) -> TorchCopy:
+        """A copy that later in-place changes on this stream do not touch; the device is not waited for."""
+        local = _local(tensor)
+        if local.device.type != "cuda":
+            return TorchCopy(local.clone())
+        # Ordered on the current stream: after what made the tensor, before what will change it.
+        pinned = torch.empty(local.shape, dtype=local.dtype, pin_memory=True)
+        pinned.copy_(local, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        done.record(torch.cuda.current_stream(local.device))
+        return TorchCopy(pinned, done)
+
+    def shard(self, tensor: Tensor) -> Shard | None:
+        """The slice of a DTensor that lies here, None if no mesh axis of more than one rank splits it.
+
+        Raises InvalidValueError for a DTensor that is a pending sum, or whose mesh this rank is not in.
+        """
+        dtensor = _as_dtensor(tensor)
+        split = [] if dtensor is None else _split_placements(dtensor)
+        if dtensor is None or not split:
+            return None
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        if any(placement.is_partial() for placement in split):
+            raise InvalidValueError(
+                f"the tensor is a pending sum over its mesh ({dtensor.placements}); redistribute it first"
+            )
+        global_shape = tuple(dtensor.shape)
+        _, offset = compute_local_shape_and_global_offset(
+            global_shape, dtensor.device_mesh, dtensor.placements
+        )
+        if len(offset) != len(global_shape):
+            raise InvalidValueError("the tensor has no part on this rank, which is not in its mesh; skip it")
+        return Shard(global_shape=global_shape, offset=tuple(int(start) for start in offset))
+
+    def named_parameters(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+        """The parameters that require a gradient, by their names in the unwrapped model, tied ones once."""
+        module, _ = _unwrap(model)
+        return [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+
+    def state(self, model: nn.Module) -> dict[str, Array]:
+        """Host copies of all parameters and persistent buffers, tied ones once under their first name."""
+        return {name: self.to_numpy(tensor) for name, tensor in _entries(model)}
+
+    def load_state(self, model: nn.Module, state: Mapping[str, Array]) -> None:
+        """Write into the model's own tensors; nothing is changed when the state does not fit."""
+        targets = {name: _local(tensor) for name, tensor in _entries(model)}
+        refuse_misfit({name: (tuple(t.shape), _array_dtype(t.dtype)) for name, t in targets.items()}, state)
+        with torch.no_grad():
+            for name, target in targets.items():
+                value = np.asarray(state[name])
+                native = value.astype(value.dtype.newbyteorder("="), copy=False)
+                target.copy_(torch.from_numpy(np.require(native, requirements=["C", "W"])))
+
+    def mesh(self, model: nn.Module) -> dict[str, tuple[int, int]]:
+        """The axes of the parameters' device meshes (unnamed ones are dim_0, dim_1 ...); "dp" for DDP."""
+        module, data_parallel = _unwrap(model)
+        axes: dict[str, tuple[int, int]] = {}
+        if data_parallel is not None:
+            group = data_parallel.process_group
+            axes["dp"] = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        for parameter in module.parameters():
+            dtensor = _as_dtensor(parameter)
+            if dtensor is not None:
+                axes = _mesh_axes(dtensor) | axes
+        return axes
+
+    def learning_rate(self, optimizer: Any) -> float | None:
+        """`param_groups[0]["lr"]`; one that is a device tensor is waited for."""
+        groups = getattr(optimizer, "param_groups", None)
+        rate = groups[0].get("lr") if groups else None
+        return None if rate is None else float(rate)
+
+
+def _as_dtensor(tensor: Tensor) -> "DTensor | None":
+    if type(tensor) in (Tensor, nn.Parameter):
+        return None  # most are, and importing DTensor takes a second
+    from torch.distributed.tensor import DTensor
+
+    return tensor if isinstance(tensor, DTensor) else None
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of the tensor that this rank holds, detached, dense, sharing its memory where it can."""
+    detached = tensor.detach()
+    dtensor = _as_dtensor(detached)
+    local = detached if dtensor is None else dtensor.to_local()
+    return local if local.layout == torch.strided else local.to_dense()
+
+
+def _array(host: Tensor) -> Array:
+    """A host tensor of our own as an array in C order, without another copy where there is a NumPy dtype."""
+    tensor = host.resolve_conj().resolve_neg()
+    if tensor.is_floating_point() and tensor.dtype not in _NUMPY_FLOATS:
+        tensor = tensor.float()
+    array: Array = tensor.contiguous().numpy()
+    return array
+
+
+def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return _array(torch.empty(0, dtype=dtype)).dtype
+
+
+def _unwrap(model: nn.Module) -> tuple[nn.Module, nn.parallel.DistributedDataParallel | None]:
+    """The module inside DDP, DataParallel and torch.compile, and the DDP wrapper if there is one."""
+    if not isinstance(model, nn.Module):
+        raise InvalidTypeError(f"a PyTorch model must be torch.nn.Module, got {type(model).__name__}")
+    data_parallel = None
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            data_parallel = model
+        inner = (
+            model.module
+            if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel)
+            else getattr(model, "_orig_mod", None)  # torch.compile
+        )
+        if not isinstance(inner, nn.Module):
+            return model, data_parallel
+        model = inner
+
+
+def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then persistent buffers; not by state_dict(), whose hooks may be collectives."""
+    module, _ = _unwrap(model)
+    yield from module.named_parameters()
+    transient = {
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules(remove_duplicate=False)
+        for name in part._non_persistent_buffers_set
+    }
+    for name, buffer in module.named_buffers():
+        if name not in transient:
+            yield name, buffer
+
+
+def _split_placements(dtensor: "DTensor") -> "list[Placement]":
+    sizes = dtensor.device_mesh.shape
+    return [p for p, size in zip(dtensor.placements, sizes, strict=True) if size > 1 and not p.is_replicate()]
+
+
+def _mesh_axes(dtensor: "DTensor") -> dict[str, tuple[int, int]]:
+    mesh = dtensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return {}  # this rank is not in the mesh
+    names = mesh.mesh_dim_names or tuple(f"dim_{axis}" for axis in range(mesh.ndim))
+    return {name: (coordinate[axis], mesh.size(axis)) for axis, name in enumerate(names)}
+
+
+FRAMEWORK = TorchFramework()

@@ -1,0 +1,221 @@
+"""Start the ranks of a training function on Ray and wait for their results."""
+
+import logging
+import os
+import re
+import socket
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from distsummary.aggregate.actor import settle
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import InvalidTypeError, MissingExtraError, RanksFailedError
+from distsummary.topology import LAUNCH_ID
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+BACKENDS = ("gloo", "nccl", None)
+PLACEMENT_TIMEOUT_S = 60.0
+GRACE_S = 10.0  # how long the other ranks may go on after one failed
+
+
+def launch(
+    train_fn: Callable[[], Result],
+    *,
+    ranks: int,
+    resources_per_rank: Mapping[str, float] | None = None,
+    backend: str | None = "gloo",
+) -> list[Result]:
+    """Run `train_fn` in one process for each rank and return what they return, in rank order.
+
+    Each process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT set,
+    as torchrun would, and torch.distributed initialised with `backend` (None: not). Without a connected Ray
+    cluster a local one, sized to fit, is started and ended again.
+
+    Args:
+        train_fn: takes no arguments; bind them with functools.partial. Must be picklable, as its result.
+        ranks: how many.
+        resources_per_rank: Ray resources of each, by default {"CPU": 1}, with {"GPU": 1} for nccl.
+        backend: "gloo", "nccl" or None.
+
+    Raises:
+        RanksFailedError: ranks raised, or the cluster cannot hold them. Equal errors of several ranks are one
+            line; the others are stopped 10 s after the first failure, because they may hang in a collective.
+    """
+    if not callable(train_fn):
+        raise InvalidTypeError(f"train_fn must be callable without arguments, got {train_fn!r}")
+    check_int("ranks", ranks, low=1)
+    check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
+    check_choice("backend", backend, BACKENDS)
+    resources = dict(resources_per_rank or ({"CPU": 1, "GPU": 1} if backend == "nccl" else {"CPU": 1}))
+    launch_id = uuid.uuid4().hex
+    with connected(ranks, resources), _placed(ranks, resources) as group:
+        actors = [_start_rank(group, rank, resources) for rank in range(ranks)]
+        try:
+            environments = plan_environments(ray.get([actor.place.remote() for actor in actors]), launch_id)
+            return _gather(
+                [
+                    actor.run.remote(train_fn, environment, backend)
+                    for actor, environment in zip(actors, environments, strict=True)
+                ]
+            )
+        finally:
+            for actor in actors:
+                ray.kill(actor, no_restart=True)
+            settle(launch_id)
+
+
+class _Rank:
+    """One rank's process."""
+
+    def place(self) -> tuple[str, str, int]:
+        """This process's node id, the node's address and a port that is free there now."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return (
+                ray.get_runtime_context().get_node_id(),
+                ray.util.get_node_ip_address(),
+                probe.getsockname()[1],
+            )
+
+    def run(self, train_fn: Callable[[], Any], environment: dict[str, str], backend: str | None) -> Any:
+        """Call the training function as this rank."""
+        os.environ.update(environment)
+        if backend is None:
+            return train_fn()
+        try:
+            import torch.distributed
+        except ImportError as error:
+            raise MissingExtraError(
+                f"backend={backend!r} needs torch; run: pip install 'distsummary[torch]', or pass backend=None"
+            ) from error
+        torch.distributed.init_process_group(backend)
+        try:
+            return train_fn()
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def plan_environments(places: list[tuple[str, str, int]], launch_id: str) -> list[dict[str, str]]:
+    """The variables of each rank from (node id, address, free port) of each; nodes count in order of rank."""
+    nodes = list(dict.fromkeys(node for node, _, _ in places))
+    on_node: dict[str, list[int]] = defaultdict(list)
+    for rank, (node, _, _) in enumerate(places):
+        on_node[node].append(rank)
+    _, address, port = places[0]
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_RANK": str(on_node[node].index(rank)),
+            "LOCAL_WORLD_SIZE": str(len(on_node[node])),
+            "NODE_RANK": str(nodes.index(node)),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            LAUNCH_ID: launch_id,
+        }
+        for rank, (node, _, _) in enumerate(places)
+    ]
+
+
+@contextmanager
+def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
+    """A Ray cluster: the connected one, else a local one for as long as the block lasts."""
+    if ray.is_initialized():
+        yield
+        return
+    cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))
+    ray.init(
+        address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=True, logging_level="warning"
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]:
+    group = placement_group([resources] * ranks, strategy="PACK")
+    try:
+        if not group.wait(PLACEMENT_TIMEOUT_S):
+            raise RanksFailedError(
+                f"{ranks} ranks of {resources} did not fit within {PLACEMENT_TIMEOUT_S:g} s; the cluster has "
+                f"{ray.available_resources()} free of {ray.cluster_resources()}: ask for less or add nodes"
+            )
+        yield group
+    finally:
+        remove_placement_group(group)
+
+
+def _start_rank(group: PlacementGroup, rank: int, resources: dict[str, float]) -> Any:
+    others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+    return (
+        ray.remote(_Rank)
+        .options(
+            num_cpus=resources.get("CPU", 0),
+            num_gpus=resources.get("GPU", 0),
+            resources=others or None,
+            max_concurrency=1,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+        )
+        .remote()
+    )
+
+
+def _gather(references: list[Any]) -> list[Any]:
+    """All results, or the failures of all ranks that ended within the grace after the first one."""
+    rank_of = {reference: rank for rank, reference in enumerate(references)}
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    pending = references
+    deadline = float("inf")
+    while pending and time.monotonic() < deadline:
+        timeout = None if deadline == float("inf") else max(0.1, deadline - time.monotonic())
+        ready, pending = ray.wait(pending, num_returns=1, timeout=timeout)
+        for reference in ready:
+            try:
+                results[rank_of[reference]] = ray.get(reference)
+            except (RayTaskError, RayActorError) as error:
+                failures[rank_of[reference]] = describe(error)
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+    if failures:
+        for reference in pending:
+            failures[rank_of[reference]] = (
+                f"stopped: it was still running {GRACE_S:g} s after the first failure"
+            )
+        raise RanksFailedError(group_failures(failures))
+    return [results[rank] for rank in range(len(references))]
+
+
+def describe(error: Exception) -> str:
+    """The rank's own exception in one paragraph, with the end of its traceback."""
+    cause = getattr(error, "cause", None)
+    if cause is None:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    place = [line for line in str(error).splitlines() if line.lstrip().startswith("File ")]
+    return f"{type(cause).__name__}: {cause}" + (f" ({place[-1].strip()})" if place else "")
+
+
+def group_failures(failures: Mapping[int, str]) -> str:
+    """Equal errors as one line that names the ranks; numbers and addresses do not make a difference."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    texts: dict[str, str] = {}
+    for rank, text in sorted(failures.items()):
+        key = re.sub(r"0x[0-9a-f]+|\d+", "#", text)
+        groups[key].append(rank)
+        texts.setdefault(key, text)
+    return "\n".join(
+        f"[rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, ranks))}] {texts[key]}"
+        for key, ranks in groups.items()
+    )

@@ -1,0 +1,389 @@
+"""A training loop that the user writes himself: this counts its steps, measures them and drives callbacks."""
+
+import atexit
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from distsummary.checks import check_int, check_type
+from distsummary.errors import ClosedError, InvalidTypeError
+from distsummary.topology import DATA_AXES, Topology
+from distsummary.training.callbacks import Callback, CallbackList, CallbackParams, RunContext
+from distsummary.training.values import Scalar, check_tag, resolve, scalar
+
+STEP_S = "perf/step_s"
+DATA_WAIT_S = "perf/data_wait_s"
+
+
+class Run:
+    """Drives callbacks from the user's own loop, which `close` (or leaving `with`) ends.
+
+    Example:
+
+        >>> for epoch in run.epochs(3):
+        ...     for x, y in run.steps(loader):
+        ...         loss = train_step(x, y)
+        ...         run.log(loss=loss, lr=0.1)
+        ...     with run.eval() as evaluation:
+        ...         evaluation.log(accuracy=accuracy(model))
+        >>> run.close()
+
+    Every step also logs `perf/step_s`, seconds from asking for its batch to the end of its body, and
+    `perf/data_wait_s`, seconds of it spent in the loader; callbacks and evaluations are in neither.
+    A loop may be left by `break`: the step it leaves counts if it had logged something. When an exception
+    leaves `with`, or a hook raises, the callbacks are left as context managers without `on_train_end`.
+
+    Args:
+        callbacks: one, several or None.
+        network, optimizer, loss_fn: told to the callbacks as they are.
+        topology: where this rank stands; a single process by default.
+        epochs: what callbacks are told when the loop does not use `epochs()`.
+        initial_step, initial_epoch: where a resumed training goes on, >= 0.
+        clock: seconds, for the measurements.
+
+    Raises InvalidTypeError or InvalidValueError for bad arguments.
+    """
+
+    def __init__(
+        self,
+        *,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        network: object = None,
+        optimizer: object = None,
+        loss_fn: object = None,
+        topology: Topology | None = None,
+        epochs: int = 1,
+        initial_step: int = 0,
+        initial_epoch: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        check_int("epochs", epochs, low=1)
+        check_int("initial_step", initial_step, low=0)
+        check_int("initial_epoch", initial_epoch, low=0)
+        check_type("topology", topology, Topology, optional=True)
+        self.topology = Topology() if topology is None else topology
+        self._callbacks = CallbackList(callbacks)
+        self._params = CallbackParams(
+            _common_params(self._callbacks, network, self.topology),
+            mode="train", epoch_num=epochs, cur_epoch_num=initial_epoch, cur_step_num=initial_step,
+            initial_step=initial_step, step_in_epoch=0, optimizer=optimizer, loss_fn=loss_fn,
+            train_network=network, train_dataset=None, train_dataset_element=None,
+            loss_scale_mananger=None, last_save_ckpt_step=None, latest_ckpt_file=None,
+        )  # fmt: skip
+        self._context = RunContext(self._params)
+        self._clock = clock
+        self._logged: dict[str, Scalar] = {}
+        self._data_wait_s = self._body_start_s = self._paused_s = 0.0
+        self._is_entered = self._is_training = self._is_epoch_begun = self._is_step_open = False
+        self._in_epochs = self._is_guarded = self._is_closed = False
+
+    @property
+    def rank(self) -> int:
+        """Which of the run's ranks this process is."""
+        return self.topology.rank
+
+    @property
+    def step(self) -> int:
+        """The current step as it is recorded: counted from 1 over all epochs, 0 before the first."""
+        return int(self._params.cur_step_num)
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch as callbacks are told: counted from 1, 0 before the first."""
+        return int(self._params.cur_epoch_num)
+
+    @property
+    def context(self) -> RunContext:
+        """What the training's hooks are called with."""
+        return self._context
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs of the training, counted from 0 like `range(count)`; a resumed run starts at its initial one."""
+        check_int("count", count, low=1)
+        self._require_open()
+        self._params.epoch_num = count
+        return self._epochs(count)
+
+    def _epochs(self, count: int) -> Iterator[int]:
+        while True:
+            self._settle_epoch()
+            if self._is_closed or self.epoch >= count or self._context.get_stop_requested():
+                break
+            self._in_epochs = True
+            self._params.cur_epoch_num += 1
+            yield self.epoch - 1
+        self._in_epochs = False
+
+    def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a loader, each one step; outside `epochs()` one call is one epoch."""
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise InvalidTypeError(f"loader must be iterable, got {type(loader).__name__}; pass the batches")
+        self._require_open()
+        self._begin_epoch(loader)
+        return _Steps(self, loader)
+
+    def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
+        """Record scalars under their names, at this step; between steps, at the last one.
+
+        Args:
+            values: names that are no identifiers, such as "train/accuracy".
+            named: int, float, or a tensor or array of one element; a device tensor is not waited for.
+
+        Raises:
+            InvalidTypeError: naming the key. InvalidValueError: more than one element. ClosedError.
+        """
+        self._require_open()
+        check_type("values", values, Mapping, optional=True)
+        given = {**values, **named} if values else named
+        self._logged |= {check_tag(name): scalar(name, value) for name, value in given.items()}
+        if "loss" in given:
+            self._params.net_outputs = given["loss"]
+
+    @contextlib.contextmanager
+    def eval(self, dataset: Iterable[Any] | None = None) -> Iterator["Evaluation"]:
+        """An evaluation: its metrics go to the lineage and are scalars `eval/<name>` of the current step."""
+        self._require_open()
+        started_s = self._clock()
+        evaluation = Evaluation(self, dataset)
+        self._enter()
+        evaluation._call("on_eval_begin", "on_eval_epoch_begin")
+        yield evaluation
+        evaluation._settle()
+        evaluation._call("on_eval_epoch_end", "on_eval_end")
+        self._params.metrics = evaluation.metrics
+        self._paused_s += self._clock() - started_s
+
+    def close(self) -> None:
+        """End the step, the epoch and the training, and leave the callbacks; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._settle_epoch()
+        if self._is_training:
+            self._deliver("on_train_end")
+        self._leave(None)
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._leave(error)
+
+    def _begin_epoch(self, loader: object) -> None:
+        if self._in_epochs:
+            self._settle_step()
+        else:
+            self._settle_epoch()
+            self._params.cur_epoch_num += 1
+            self._params.epoch_num = max(self._params.epoch_num, self.epoch)
+        self._params |= {"batch_num": _length(loader), "train_dataset": loader}
+        if not self._is_training:
+            self._is_training = True
+            self._enter()
+            self._call("on_train_begin")
+        if not self._is_epoch_begun:
+            self._is_epoch_begun = True
+            self._params.step_in_epoch = 0
+            self._call("on_train_epoch_begin")
+
+    def _next_batch(self, batches: Iterator[Any]) -> Any:
+        if self._is_step_open:
+            self._end_step(self._clock())
+        asked_s = self._clock()
+        try:
+            if self._is_closed or self._context.get_stop_requested():
+                raise StopIteration
+            batch = next(batches)
+        except StopIteration:
+            if not self._in_epochs:
+                self._settle_epoch()
+            raise
+        self._data_wait_s = self._clock() - asked_s
+        self._begin_step(batch)
+        return batch
+
+    def _begin_step(self, batch: object) -> None:
+        params = self._params
+        params.cur_step_num += 1
+        params.step_in_epoch += 1
+        params |= {"train_dataset_element": batch, "net_outputs": None}
+        self._is_step_open = True
+        self._call("on_train_step_begin")
+        self._paused_s = 0.0
+        self._body_start_s = self._clock()
+
+    def _end_step(self, ended_s: float | None) -> None:
+        if ended_s is not None:
+            body_s = ended_s - self._body_start_s - self._paused_s
+            self._logged[STEP_S] = self._data_wait_s + body_s
+            self._logged[DATA_WAIT_S] = self._data_wait_s
+        self._is_step_open = False
+        self._deliver("on_train_step_end")
+
+    def _settle_step(self) -> None:
+        """End a step that `break` left, without times because nobody saw its end."""
+        if not self._is_step_open:
+            return
+        if self._logged:
+            self._end_step(None)
+        else:
+            self._is_step_open = False
+            self._params.cur_step_num -= 1
+            self._params.step_in_epoch -= 1
+
+    def _settle_epoch(self) -> None:
+        if self._is_closed:
+            return
+        self._settle_step()
+        if self._is_epoch_begun:
+            self._is_epoch_begun = False
+            self._deliver("on_train_epoch_end")
+            self._params.pop("metrics", None)
+
+    def _deliver(self, hook: str) -> None:
+        self._params.logged, self._logged = self._logged, {}
+        self._call(hook)
+
+    def _call(self, hook: str, context: RunContext | None = None) -> None:
+        try:
+            self._callbacks.call(hook, context or self._context)
+        except BaseException as error:
+            self._leave(error)
+            raise
+        if not self._is_guarded:
+            # Only now: what the callbacks opened at their first hook closes itself at the exit of the process,
+            # too, and what was registered last is called first.
+            self._is_guarded = True
+            atexit.register(_close_at_exit, weakref.ref(self))
+
+    def _enter(self) -> None:
+        if not self._is_entered:
+            self._callbacks.__enter__()
+            self._is_entered = True
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_entered:
+            self._callbacks.__exit__(
+                type(error) if error else None, error, error.__traceback__ if error else None
+            )
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the run is closed; make a new one")
+
+
+class _Steps:
+    """The batches of one loader; no generator, because when one learns of a `break` is up to the interpreter."""
+
+    def __init__(self, run: Run, loader: Iterable[Any]) -> None:
+        self._run = run
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self._batches = _first_asked(self._loader)
+        return self._run._next_batch(self._batches)
+
+
+def _first_asked(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's iterator, made when the first batch is asked for: starting workers is waiting for data."""
+    yield from loader
+
+
+class Evaluation:
+    """One evaluation of a run; made by `Run.eval`."""
+
+    def __init__(self, run: Run, dataset: Iterable[Any] | None) -> None:
+        self._run = run
+        self._metrics: dict[str, Scalar] = {}
+        self.metrics: dict[str, float] = {}
+        train = run._params
+        self._params = CallbackParams(
+            _common_params(run._callbacks, train.network, run.topology),
+            mode="eval", cur_step_num=0, cur_epoch_num=train.cur_epoch_num, global_step=train.cur_step_num,
+            eval_network=train.network, eval_dataset_element=None, valid_dataset=dataset, metrics={},
+            batch_num=0 if dataset is None else _length(dataset),
+        )  # fmt: skip
+        self._context = RunContext(self._params)
+
+    def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
+        """Metrics by name; values and errors as in `Run.log`."""
+        self._run._require_open()
+        check_type("values", values, Mapping, optional=True)
+        given = {**values, **named} if values else named
+        self._metrics |= {check_tag(name): scalar(name, value) for name, value in given.items()}
+
+    def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a loader, each one step of the evaluation."""
+        self._params |= {"valid_dataset": loader, "batch_num": _length(loader)}
+        for batch in loader:
+            self._params.cur_step_num += 1
+            self._params.eval_dataset_element = batch
+            self._call("on_eval_step_begin")
+            yield batch
+            self._call("on_eval_step_end")
+
+    def _settle(self) -> None:
+        self.metrics = {name: resolve(value) for name, value in self._metrics.items()}
+        self._params.metrics = self.metrics
+
+    def _call(self, *hooks: str) -> None:
+        for hook in hooks:
+            self._run._call(hook, self._context)
+
+
+def _common_params(callbacks: CallbackList, network: object, topology: Topology) -> dict[str, Any]:
+    return {
+        "batch_num": 0,  # unknown
+        "dataset_sink_mode": False,
+        "device_number": topology.world_size,
+        "list_callback": callbacks,
+        "logged": {},
+        "net_outputs": None,
+        "network": network,
+        "parallel_mode": parallel_mode(topology),
+        "topology": topology,
+    }
+
+
+def parallel_mode(topology: Topology) -> str:
+    """MindSpore's word for how the ranks share the work."""
+    if topology.world_size == 1:
+        return "stand_alone"
+    splits = [axis for axis, (_, extent) in topology.mesh.items() if extent > 1 and axis not in DATA_AXES]
+    return "hybrid_parallel" if splits else "data_parallel"
+
+
+def _length(loader: object) -> int:
+    """Steps of a loader, 0 when it does not know."""
+    try:
+        return len(loader)  # type: ignore[arg-type]  # asked of anything iterable, answered or not
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+def _close_at_exit(reference: "weakref.ref[Run]") -> None:
+    run = reference()
+    if run is None:
+        return
+    error = getattr(sys, "last_value", None)  # what ended the process, if an exception did
+    if isinstance(error, BaseException):
+        run._leave(error)
+    else:
+        run.close()

@@ -1,0 +1,123 @@
+"""Scalars of a training loop: floats of the host, or copies of device tensors that nobody waits for yet."""
+
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.base import framework_of
+
+MAX_TAG_BYTES = 1024
+
+
+class Pending(Protocol):
+    """A copy under way."""
+
+    def result(self) -> Any:
+        """Wait for it; an array, or a float."""
+
+
+Scalar: TypeAlias = float | Pending
+
+
+class Mean:
+    """The mean over all elements of a pending array, as a pending float."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def result(self) -> float:
+        """Wait for the array; NaN for an empty one."""
+        return _mean(np.asarray(self._pending.result()))
+
+
+def check_tag(tag: object) -> str:
+    """Raise unless `tag` is a name that files and viewers take: text that is not blank, of at most 1 KiB."""
+    if not isinstance(tag, str):
+        raise InvalidTypeError(f"the name of a value must be str, got {tag!r} of type {type(tag).__name__}")
+    if not tag.strip():
+        raise InvalidValueError(f"the name of a value must not be blank, got {tag!r}")
+    if len(tag) * 4 > MAX_TAG_BYTES and len(tag.encode(errors="replace")) > MAX_TAG_BYTES:
+        raise InvalidValueError(
+            f"the name of a value must have at most {MAX_TAG_BYTES} bytes, got {tag[:40]!r}...; shorten it"
+        )
+    return tag
+
+
+def scalar(name: str, value: object) -> Scalar:
+    """A logged value as a float, or as a pending copy of a device tensor.
+
+    Args:
+        name: what an error message calls it.
+        value: int, float, or a tensor or array of one element (any shape), of any framework.
+
+    Raises:
+        InvalidTypeError: it is no number. InvalidValueError: more or less than one, or beyond float64.
+    """
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            raise InvalidValueError(f"{name} is an integer beyond float64; log its logarithm") from None
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _of_array(name, np.asarray(value))
+    framework = framework_of(value)
+    if not framework.is_tensor(value):
+        raise _not_a_number(name, value)
+    tensor: Any = value
+    _check_numeric(name, value, str(tensor.dtype))
+    _check_one(name, tuple(tensor.shape))
+    return Mean(framework.snapshot(tensor))
+
+
+def mean_of(outputs: object) -> Scalar | None:
+    """The loss in what a network returned: a number or tensor (its mean), or the first of a list or tuple.
+
+    None when it is none of these.
+    """
+    if isinstance(outputs, (list, tuple)):
+        outputs = outputs[0] if outputs else None
+    if isinstance(outputs, (int, float)):
+        return float(outputs)
+    if isinstance(outputs, (np.ndarray, np.generic)):
+        array = np.asarray(outputs)
+        return _mean(array) if array.dtype.kind in "biuf" else None
+    framework = framework_of(outputs)
+    tensor: Any = outputs
+    if not framework.is_tensor(outputs) or "complex" in str(tensor.dtype):
+        return None
+    return Mean(framework.snapshot(tensor))
+
+
+def resolve(value: Scalar) -> float:
+    """The float itself; waits for a device."""
+    return value if isinstance(value, float) else float(np.mean(value.result()))
+
+
+def _of_array(name: str, array: NDArray[Any]) -> float:
+    _check_numeric(name, array, "complex" if array.dtype.kind not in "biuf" else "")
+    _check_one(name, array.shape)
+    return float(array.reshape(-1)[0])
+
+
+def _check_numeric(name: str, value: object, dtype: str) -> None:
+    if "complex" in dtype:
+        raise _not_a_number(name, value)
+
+
+def _check_one(name: str, shape: tuple[int, ...]) -> None:
+    if any(extent != 1 for extent in shape):
+        raise InvalidValueError(f"{name} must have one element, got shape {shape}; log its mean, say")
+
+
+def _mean(array: NDArray[Any]) -> float:
+    return float(array.mean(dtype=np.float64)) if array.size else float("nan")
+
+
+def _not_a_number(name: str, value: object) -> InvalidTypeError:
+    dtype = getattr(value, "dtype", None)
+    kind = type(value).__name__ + (f" of dtype {dtype}" if dtype is not None else "")
+    return InvalidTypeError(f"{name} must be a real number or a tensor of one element, got {kind}")

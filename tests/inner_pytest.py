@@ -1,0 +1,29 @@
+"""Runs a pytest of its own on given tests, to see what the fixtures that watch tests do to them."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_inner_pytest(tests: str, place: Path, plugins: Sequence[str]) -> dict[str, str]:
+    """Run the source `tests` with the conftests `plugins`; test name -> what pytest says of it, "" for a pass."""
+    cwd = place / "cwd"
+    cwd.mkdir()
+    (cwd / "test_inner.py").write_text(tests)
+    (cwd / "empty.ini").write_text("[pytest]\n")
+    report = place / "report.xml"
+    command = [sys.executable, "-m", "pytest", "test_inner.py", "-c", "empty.ini"]
+    options = ["--leak-grace-s", "0.3", f"--junitxml={report}", f"--basetemp={place / 'base'}"]
+    for plugin in plugins:
+        options += ["-p", plugin]
+    environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [*command, *options], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    cases = ElementTree.parse(report).iter("testcase")
+    return {case.attrib["name"]: "".join(part.attrib["message"] for part in case) for case in cases}

@@ -1,0 +1,60 @@
+"""One Ray cluster for the session, and no test that leaves an actor in it."""
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import ray
+
+NAMESPACE = "test"
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A local cluster of four (pretended) CPUs, connected to, in the namespace "test"."""
+    # Short, because Ray puts sockets under it and their paths may have 107 bytes only.
+    place = tempfile.mkdtemp(prefix="dsray", dir="/tmp")
+    try:
+        ray.init(
+            address="local",  # a stale /tmp/ray/ray_current_cluster must not make this a connection
+            num_cpus=4,
+            num_gpus=0,
+            include_dashboard=False,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=place,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_actors_left_behind(ray_cluster: None, leak_grace_s: float) -> Iterator[None]:
+    """Fail a test after which a process of the cluster is still an actor's or runs a task."""
+    before = busy_workers()
+    yield
+    deadline = time.monotonic() + leak_grace_s
+    while (left := busy_workers() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if left:
+        pytest.fail(f"actors or tasks left behind by this test: {sorted(left)}", pytrace=False)
+
+
+def busy_workers() -> set[str]:
+    """Title and pid of the workers that are not idle; Ray titles them ray::IDLE or after their class."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            title = " ".join(process.cmdline()).strip()
+        except psutil.NoSuchProcess:
+            continue
+        if title.startswith("ray::") and not title.startswith(("ray::IDLE", "ray::SPILL", "ray::RESTORE")):
+            found.add(f"{title} (pid {process.pid})")
+    return found

@@ -1,0 +1,160 @@
+import threading
+
+import numpy as np
+import pytest
+
+from distsummary.errors import ClosedError, WriteError
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.records import Batch, Event, Health, Value
+
+
+class Sink:
+    """An inner writer that keeps what it gets; `gate` holds it up, `error` makes it fail."""
+
+    def __init__(self, last_seq: int = 0) -> None:
+        self.batches: list[Batch] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.closed = 0
+        self._health = Health(last_seq=last_seq)
+
+    def write(self, batch: Batch) -> None:
+        self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.batches.append(batch)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def health(self) -> Health:
+        return self._health
+
+    @property
+    def steps(self) -> list[int]:
+        return [event.step for batch in self.batches for event in batch.events]
+
+
+def event(step: int, *values: Value) -> Event:
+    return Event(step, 0.0, list(values) or [Value("scalar", "loss", 1.0)])
+
+
+def start(sink: Sink, **options) -> AsyncWriter:
+    return AsyncWriter(sink, run_id="00000000000000ab", interval_s=options.pop("interval_s", 0.0), **options)
+
+
+def test_events_arrive_in_order_with_consecutive_numbers():
+    sink = Sink(last_seq=40)
+    writer = start(sink)
+    for step in range(100):
+        writer.write(event(step))
+    writer.close()
+    assert sink.steps == list(range(100))
+    seqs = [seq for b in sink.batches for seq in range(b.first_seq, b.last_seq + 1)]
+    assert seqs == list(range(41, 141))
+    assert sink.closed == 1
+
+
+def test_flush_returns_when_everything_is_with_the_inner_writer():
+    sink = Sink()
+    writer = start(sink, interval_s=3600.0)
+    for step in range(10):
+        writer.write(event(step))
+    writer.flush()
+    assert sink.steps == list(range(10))
+    writer.close()
+
+
+def test_graph_and_summary_of_one_call_are_two_events():
+    sink = Sink()
+    writer = start(sink)
+    writer.write(event(1, Value("scalar", "loss", 1.0), Value("graph", "g", b"")))
+    writer.close()
+    assert [[v.plugin for v in e.values] for b in sink.batches for e in b.events] == [["graph"], ["scalar"]]
+
+
+def test_a_full_budget_drops_bulk_values_and_counts_them():
+    sink = Sink()
+    sink.gate.clear()
+    writer = start(sink, budget_bytes=10_000)
+    for step in range(5):
+        writer.write(
+            event(step, Value("tensor", "t", np.zeros(1000, np.float32)), Value("scalar", "loss", 1.0))
+        )
+    sink.gate.set()
+    writer.close()
+    values = [v for b in sink.batches for e in b.events for v in e.values]
+    assert sum(v.plugin == "scalar" for v in values) == 5
+    dropped = writer.health().dropped["tensor"]
+    assert dropped == 5 - sum(v.plugin == "tensor" for v in values)
+    assert dropped > 0
+
+
+def test_a_failed_device_copy_costs_its_value():
+    class Copy:
+        def __init__(self, value: float | None) -> None:
+            self.value = value
+
+        def result(self) -> float:
+            if self.value is None:
+                raise RuntimeError("the device is gone")
+            return self.value
+
+    sink = Sink()
+    writer = start(sink)
+    writer.write(event(1, Value("scalar", "bad", Copy(None)), Value("scalar", "good", Copy(2.0))))
+    writer.close()
+    assert [(v.tag, v.data) for b in sink.batches for e in b.events for v in e.values] == [("good", 2.0)]
+    assert writer.health().dropped == {"scalar": 1}
+
+
+def test_a_background_failure_is_counted_and_training_goes_on():
+    sink = Sink()
+    sink.error = OSError(28, "No space left on device")
+    writer = start(sink)
+    writer.write(event(1))
+    writer.flush()
+    sink.error = None
+    writer.write(event(2))
+    writer.close()
+    assert sink.steps == [2]
+    assert writer.health().dropped == {"scalar": 1}
+    assert any("No space" in reason for reason in writer.health().errors)
+
+
+def test_a_background_failure_is_raised_on_the_next_call_if_asked_for():
+    sink = Sink()
+    sink.error = OSError(5, "Input/output error")
+    writer = start(sink, raise_exception=True)
+    writer.write(event(1))
+    writer.flush()
+    with pytest.raises(WriteError, match="Input/output error"):
+        writer.write(event(2))
+    writer.close()
+
+
+def test_a_writer_that_cannot_start_hangs_nobody():
+    class Broken(Sink):
+        def health(self) -> Health:
+            raise RuntimeError("the collector did not come up")
+
+    sink = Broken()
+    writer = start(sink)
+    writer.write(event(1))
+    writer.flush()
+    writer.close()
+    assert sink.closed == 1
+
+
+def test_close_is_idempotent_and_ends_the_thread():
+    sink = Sink()
+    writer = start(sink)
+    writer.close()
+    writer.close()
+    assert sink.closed == 1
+    assert not writer._thread.is_alive()
+    with pytest.raises(ClosedError):
+        writer.write(event(1))
