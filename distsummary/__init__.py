@@ -65,7 +65,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Lets a public name win over the module of the same name, which Python would put in its place on import."""
+    """Lets a public name win over the module of the same name, which an import would put in its place."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):

@@ -106,7 +106,7 @@ def landscape_of_digits() -> tuple[nn.Module, nn.Module, list[Any]]:
 
 
 def run_demo(out: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False) -> dict[str, Any]:
-    """Train, evaluate, merge and draw; tells its progress and what to do next on stdout (stderr with JSON)."""
+    """Train, evaluate, merge and draw; tells its progress and what is next on stdout (stderr with JSON)."""
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     begun = time.monotonic()
     run_dir = RunDir(out).create()

@@ -38,8 +38,8 @@ def launch(
 ) -> list[Result]:
     """Run `train_fn` in one process for each rank and return what they return, in rank order.
 
-    Each process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT set,
-    as torchrun would, and torch.distributed initialised with `backend` (None: not). Without a connected Ray
+    Each process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT,
+    as torchrun would set them, and torch.distributed initialised with `backend` (None: not). Without a connected Ray
     cluster a local one, sized to fit, is started and ended again.
 
     Args:
@@ -97,7 +97,7 @@ class _Rank:
             import torch.distributed
         except ImportError as error:
             raise MissingExtraError(
-                f"backend={backend!r} needs torch; run: pip install 'distsummary[torch]', or pass backend=None"
+                f"backend={backend!r} needs torch; run: pip install 'distsummary[torch]', or use backend=None"
             ) from error
         torch.distributed.init_process_group(backend)
         try:

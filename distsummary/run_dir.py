@@ -17,6 +17,7 @@ from distsummary.checks import check_type
 from distsummary.coordination import Registration
 from distsummary.errors import (
     DamagedFileError,
+    DistSummaryError,
     InvalidValueError,
     NotADirectoryPathError,
     RunDirError,
@@ -136,6 +137,12 @@ class RunDir:
             raise RunDirError(
                 f"the lock {self.base / '.lock'} was held for {LOCK_TIMEOUT_S:g} s; "
                 "another process of the run hangs: end it"
+            ) from error
+        except DistSummaryError:
+            raise  # some are OSErrors too
+        except OSError as error:
+            raise RunDirError(
+                f"{self.manifest_path} cannot be written: {error.strerror}; free the path or its disk"
             ) from error
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_inner_pytest(tests: str, place: Path, plugins: Sequence[str]) -> dict[str, str]:
-    """Run the source `tests` with the conftests `plugins`; test name -> what pytest says of it, "" for a pass."""
+    """Run the source `tests` with the conftests `plugins`: test name -> pytest's complaint, "" for a pass."""
     cwd = place / "cwd"
     cwd.mkdir()
     (cwd / "test_inner.py").write_text(tests)

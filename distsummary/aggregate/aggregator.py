@@ -85,7 +85,7 @@ class Aggregator:
                 self._write_lineage(topology, attempt)
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-        """The rank has written everything; with the last one the merged run is written before this returns."""
+        """The rank has written everything; with the last one the merged run is written before we return."""
         with self._changed:
             self.renew()
             self._local.finish(topology, attempt, health)
@@ -93,7 +93,7 @@ class Aggregator:
                 self._settle(topology.role)
 
     def settle(self, launch_id: str) -> None:
-        """The ranks of a launch have ended: settle what they left open; other launches' runs stay as they are."""
+        """The ranks of a launch have ended: settle what they left open, and no other launch's run."""
         with self._changed:
             manifest = self._run_dir.read_manifest()
             for role, (attempt, _) in list(self._open.items()):

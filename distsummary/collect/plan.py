@@ -56,11 +56,11 @@ class Steps:
         return max(1, multiples) if self.every == 1 else 1 + multiples
 
     def due(self, last: int | None, step: int) -> bool:
-        """Whether one of these steps was reached since `last` (steps may jump); the first call is always due."""
+        """Whether one of these steps was reached since `last` (steps may jump); the first call is due."""
         return last is None or self.count(step) > self.count(last)
 
     def turn(self, step: int, group: "Group") -> bool:
-        """Whether it is this rank's turn: the r-th of W ranks takes every W-th of these steps from the r-th on.
+        """Whether it is this rank's turn: the r-th of W ranks takes every W-th of these steps from its r-th.
 
         Of steps that were jumped over the newest decides, so that exactly one rank records.
         """

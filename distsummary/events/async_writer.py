@@ -171,7 +171,7 @@ class AsyncWriter:
             )
 
     def _hand_over(self) -> None:
-        taken = []
+        taken: list[Event] = []
         size = 0
         with self._changed:
             while self._queue and (not taken or size < self._batch_bytes):

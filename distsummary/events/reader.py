@@ -150,8 +150,9 @@ def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, 
         for frame in read_frames(segment):
             if frame.damage is None:
                 ids = _identity(frame.payload)
-                if ids[:2] == (run_id, attempt):
-                    last = max(last, ids.seq)
+                if ids[:2] != (run_id, attempt):
+                    break  # the version record says whose segment it is: another attempt's costs one frame
+                last = max(last, ids.seq)
         if last:  # segments are in the order of the seqs
             return last
     return 0

@@ -64,7 +64,7 @@ def lineage_files(directory: Path) -> list[Path]:
 
 
 def next_stamp(directory: Path, now: float) -> int:
-    """max(now, highest + 1): the viewers go by the order of the stamps, clocks and restarts notwithstanding."""
+    """max(now, highest + 1): viewers go by the order of the stamps, clocks and restarts notwithstanding."""
     stamps = [stamp for path in directory.iterdir() if (stamp := stamp_of(path.name)) is not None]
     return max(int(now), max(stamps, default=-1) + 1)
 

@@ -10,7 +10,7 @@ from distsummary.errors import ClosedError
 from distsummary.events import mindspore_format, tensorboard_format
 from distsummary.events.encode import encode_event
 from distsummary.events.files import Files
-from distsummary.events.frames import frame, read_frames
+from distsummary.events.frames import frame
 from distsummary.events.reader import read_last_seq, read_lineage
 from distsummary.events.records import LINEAGE_PLUGINS, Batch, Event, EventIds, Health, Lineage
 from distsummary.events.segment import (
@@ -23,9 +23,7 @@ from distsummary.events.segment import (
     lineage_files,
     next_stamp,
     open_segments,
-    segments,
 )
-from distsummary.events.wire import read_identity
 from distsummary.run_dir import ensure_directory, publish
 
 logger = logging.getLogger(__name__)
@@ -98,7 +96,7 @@ class RankWriter:
         self._is_closed = False
         ensure_directory(self.directory)
         cut_torn_tails(self.directory, self._files)
-        self._last_seq = {d: _last_seq(self.directory, d, run_id, attempt) for d in dialects}
+        self._last_seq = {d: read_last_seq(self.directory, d, run_id, attempt) for d in dialects}
         self._health = Health(last_seq=max(self._last_seq.values(), default=0))
 
     @property
@@ -107,7 +105,7 @@ class RankWriter:
         return self._health.last_seq
 
     def write(self, batch: Batch) -> None:
-        """Append the batch, one write for each file; raises OSError, the files then end with a whole frame."""
+        """Append the batch, one write for each file; raises OSError, the files then end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
         chunks: dict[str, list[tuple[int, bytes]]] = {dialect: [] for dialect in self.dialects}
@@ -224,21 +222,3 @@ class RankWriter:
         """Counters so far."""
         return self._health
 
-
-def _last_seq(directory: Path, dialect: str, run_id: str, attempt: int) -> int:
-    """The highest seq that the attempt's newest segment holds, 0 when it has none.
-
-    A segment's version record tells whose it is, so that other attempts' files cost one frame each.
-    """
-    for path in reversed(segments(directory, dialect)):
-        last = 0
-        for record in read_frames(path):
-            if record.damage is not None:
-                continue
-            ids = read_identity(record.payload)
-            if (ids.run_id, ids.attempt) != (run_id, attempt):
-                break
-            last = max(last, ids.seq)
-        if last:
-            return last
-    return 0

@@ -21,10 +21,10 @@ class Framework(Protocol):
         """Whether `value` is a tensor of this framework."""
 
     def to_numpy(self, tensor: Any) -> Array:
-        """A copy on the host, of the same shape; bfloat16 becomes float32. Of a sharded tensor the local part."""
+        """A host copy of the same shape; bfloat16 becomes float32. Of a sharded tensor the local part."""
 
     def snapshot(self, tensor: Any) -> Any:
-        """A copy that later in-place changes do not touch, with `result() -> Array`; no device is waited for."""
+        """A copy that in-place changes do not touch, with `result() -> Array`; no device is waited for."""
 
     def shard(self, tensor: Any) -> Shard | None:
         """The slice that this rank holds, None for a tensor that is whole here."""
@@ -62,7 +62,7 @@ def load(name: str) -> Framework:
 
 
 def framework_of(value: object) -> Framework:
-    """The framework that owns a tensor or model, told by its type's modules; nothing is imported to find out."""
+    """The framework that owns a tensor or model, told by its type alone: asking imports no other."""
     for kind in type(value).__mro__:
         if kind.__module__.split(".")[0] == "torch":
             return load("torch")

@@ -111,7 +111,8 @@ def normalize(direction: Weights, centre: Weights, how: str) -> dict[str, Array]
 
     "filter" (Li et al. 2018): each slice along axis 0 gets the norm of the weights' slice, tensors with less
     than two dimensions become 0. "layer": each tensor gets the norm of the weights' tensor. "mindspore": the
-    same, and 0 for parameters that MindSpore does not move (see `mindspore_moves`). A direction of norm 0 stays 0.
+    same, and 0 for parameters that MindSpore does not move (see `mindspore_moves`). A direction of norm 0
+    stays 0.
     """
     check_choice("normalization", how, NORMALIZATIONS)
     return {name: _normalize_one(name, array, centre[name], how) for name, array in direction.items()}
@@ -130,7 +131,7 @@ def _normalize_one(name: str, array: Array, weights: Array, how: str) -> Array:
     else:
         norm = float(np.linalg.norm(d))
         scale = float(np.linalg.norm(w)) / norm if norm > 0 else 0.0
-    return (d * scale).astype(np.float32)
+    return np.asarray(d * scale, np.float32)
 
 
 def mindspore_moves(name: str) -> bool:

@@ -53,9 +53,10 @@ def _draw_contours(figure: Any, axes: Any, grid: LossGrid) -> None:
         axes.plot(*grid.path.T, "-o", color="black", markerfacecolor="white", markersize=4.5, linewidth=1.2,
                   label="path of the training")  # fmt: skip
         every = -(-len(grid.numbers) // MAX_LABELS)
+        box = {"fc": "white", "ec": "none", "alpha": 0.6, "pad": 1}
         for k in range(0, len(grid.numbers) - 1, every):
             axes.annotate(str(grid.numbers[k]), grid.path[k], xytext=(5, 4), textcoords="offset points",
-                          fontsize=8, color="black", bbox={"fc": "white", "ec": "none", "alpha": 0.6, "pad": 1})  # fmt: skip
+                          fontsize=8, color="black", bbox=box)  # fmt: skip
     label = f"centre: true loss {grid.true_loss[-1]:.4g}, in the plane {grid.path_loss[-1]:.4g}"
     axes.plot(0.0, 0.0, "*", color="red", markeredgecolor="white", markersize=14, label=label)
     axes.legend(loc="upper left", fontsize=8, framealpha=0.85)

@@ -1,4 +1,4 @@
-"""Engines: a model, its loss and its data, asked for losses at points of a plane. This one is for numpy models."""
+"""Engines: a model, its loss and its data, asked for losses in a plane; here the one for numpy models."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,17 +59,17 @@ def open_engine(
 class NumpyEngine:
     """The plain loop: every parameter written anew at every point, in place, with the dtype it has.
 
-    `model.parameters` is a dict of arrays by name. It is the reference the other engines are compared with.
+    `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`. It is the reference the other engines are compared with.
     """
 
     name = "numpy-naive"
 
     def __init__(self, model: Any, loss_fn: Any, batches: Iterable[Any], *, mode: str = "standard") -> None:
-        self._parameters: Mapping[str, Array] = model.parameters
+        self._arrays: Mapping[str, Array] = {**model.parameters, **getattr(model, "buffers", {})}
         self._batches = check_batches(batches)
         self._loss = bind_loss(model, loss_fn)
         self._weights = batch_weights(self._batches, mode)
-        self._originals: dict[str, Array] | None = {n: np.copy(a) for n, a in self._parameters.items()}
+        self._originals: dict[str, Array] | None = {n: np.copy(a) for n, a in self._arrays.items()}
         self._centre: Weights = {}
         self._directions = Directions(x={}, y={})
         self.samples = sum(map(batch_rows, self._batches))
@@ -86,7 +86,7 @@ class NumpyEngine:
     def _at(self, x: float, y: float) -> float:
         self._place(self._centre)
         for name, along_x in self._directions.x.items():
-            target = self._parameters[name]
+            target = self._arrays[name]
             kind = target.dtype.type
             target[...] = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
         return self._mean_loss()
@@ -97,7 +97,7 @@ class NumpyEngine:
         return self._mean_loss()
 
     def _place(self, state: Weights) -> None:
-        for name, target in self._parameters.items():
+        for name, target in self._arrays.items():
             if name in state:
                 target[...] = state[name]
 
@@ -108,15 +108,15 @@ class NumpyEngine:
     def close(self) -> None:
         """See Engine."""
         for name, original in (self._originals or {}).items():
-            self._parameters[name][...] = original
+            self._arrays[name][...] = original
         self._originals = None
 
 
 def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], Any]:
     """How a batch becomes a loss, told by the first parameter of `loss_fn`.
 
-    Called `model`: `loss_fn(model, batch)`. Anything else is a criterion: each batch is a pair (inputs, targets),
-    and the loss is `loss_fn(model(inputs), targets)`. The result is the mean over the rows of the batch.
+    Called `model`: `loss_fn(model, batch)`. Anything else is a criterion: each batch is a pair
+    (inputs, targets), and the loss is `loss_fn(model(inputs), targets)`. The result is the mean over the rows of the batch.
     """
     if not callable(loss_fn):
         raise InvalidTypeError(
@@ -129,7 +129,7 @@ def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], Any]:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise InvalidTypeError(
                 f"a criterion needs batches (inputs, targets), got a {type(batch).__name__}; "
-                "for other batches give a function whose first parameter is called model: def loss(model, batch)"
+                "for others give a function whose first parameter is called model: def loss(model, batch)"
             )
         return loss_fn(model(batch[0]), batch[1])
 
@@ -157,9 +157,11 @@ def check_batches(batches: Iterable[Any]) -> list[Any]:
 
 def batch_rows(batch: Any) -> int:
     """Rows of a batch: the first axis of its first array; 1 if it has none."""
-    while isinstance(batch, tuple | list | Mapping) and len(batch) > 0:
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    shape = getattr(batch, "shape", ())
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, tuple | list) and batch:
+        return batch_rows(batch[0])
+    shape: Sequence[int] = getattr(batch, "shape", ())
     return int(shape[0]) if len(shape) else 1
 
 

@@ -85,7 +85,7 @@ class LossGrid:
 
     @property
     def tag(self) -> str:
-        """The tag in event files, MindSpore's: `landscape_[first, last]`, for a random plane `landscape_[last]`."""
+        """The tag in event files, MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random."""
         if self.decomposition == "PCA":
             return f"landscape_[{self.numbers[0]}, {self.numbers[-1]}]"
         return f"landscape_[{self.numbers[-1]}]" if self.numbers else "landscape"
@@ -120,8 +120,8 @@ class LossGrid:
         """The value for event files.
 
         Viewers hold neither NaN nor Inf: these become the largest finite loss of grid and path (-Inf the
-        smallest, 0 where nothing is finite), and all is held within the range of float32. A random plane has no
-        path.
+        smallest, 0 where nothing is finite), and all is held within the range of float32. A random plane has
+        no path.
         """
         is_path = self.decomposition == "PCA"
         bounds = finite_bounds(self.z, self.path_loss)

@@ -1,9 +1,9 @@
 """The PCA plane of a trajectory, from a Gram matrix streamed in float64.
 
 Notation: theta_1 .. theta_n the checkpoints, theta_n the centre, d_k = theta_k - theta_n (n x D). The last
-checkpoint is subtracted BEFORE anything is multiplied: a raw Gram matrix loses all digits when the path is short
-against the weights. G = d d^T and s_k = sum_i d_ki are sums over parameters, so they add up over blocks (and
-shards). Every centring follows from the same G and s:
+checkpoint is subtracted BEFORE anything is multiplied: a raw Gram matrix loses all digits when the path is
+short against the weights. G = d d^T and s_k = sum_i d_ki are sums over parameters, so they add up over blocks
+(and shards). Every centring follows from the same G and s:
 
     "last"       G                                  directions v = d^T q / sigma
     "mean"       J G J,  J = I - 1 1^T / n           directions v = d^T J q / sigma

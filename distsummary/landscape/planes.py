@@ -1,4 +1,4 @@
-"""What a landscape is before and after its points are evaluated: checkpoints -> plane, losses -> grid; pure."""
+"""What a landscape is before and after its evaluation: checkpoints -> plane, losses -> grid; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,7 +153,7 @@ def _collect(evaluated: Evaluated, plane: int, kind: Kind, row: int, count: int)
 def _convergence(
     plane: PlanePlan, z: Array, at_centre: float, known: Mapping[str, Any]
 ) -> tuple[float, float, float]:
-    """The centre; for a random plane in mode "mindspore" the grid's middle point, which is not it for even sizes."""
+    """The centre; for a random plane in mode "mindspore" point n // 2 of the grid: not it for even sizes."""
     if known["decomposition"] == "Random" and known["mode"] == "mindspore":
         i, j = len(plane.y) // 2, len(plane.x) // 2
         return float(plane.x[j]), float(plane.y[i]), float(z[i, j])
@@ -170,11 +170,8 @@ def _refuse_zero(directions: Directions) -> None:
 
 def _refuse_no_filters(centre: Weights, normalization: str) -> None:
     """Under "filter" only tensors with two dimensions move, and only where they are not zero."""
-    moves = {
-        "none": lambda array: array.size > 0,
-        "filter": lambda array: array.ndim > 1 and array.any(),
-    }.get(normalization, lambda array: array.any())
-    if not any(moves(array) for array in centre.values()):
+    arrays = [array for array in centre.values() if array.ndim > 1 or normalization != "filter"]
+    if not any(array.any() or normalization == "none" for array in arrays):
         raise LandscapeError(
             f"normalization={normalization!r} leaves random directions without any parameter to move; "
             "use normalization='none' or a model with weights that are not zero"

@@ -24,8 +24,9 @@ class Progress:
 class Scheduler:
     """Hands chunks to workers that ask, until each has a result.
 
-    Workers evaluate what they hold in order. Chunks of a lost worker go to the front of the queue again; the one
-    it was at is given up when it was lost `max_attempts` times: its values are NaN and it stands in `abandoned`.
+    Workers evaluate what they hold in order. Chunks of a lost worker go to the front of the queue again; the
+    one it was at is given up when it was lost `max_attempts` times: its values are NaN and it stands in
+    `abandoned`.
     """
 
     def __init__(self, chunks: Sequence[Chunk], *, max_attempts: int = MAX_ATTEMPTS) -> None:

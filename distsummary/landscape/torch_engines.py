@@ -1,7 +1,7 @@
 """The row engine for torch models: theta + y * v once a row into a flat buffer, + x * u once a point.
 
-While it is open, every parameter and buffer of the model looks at memory of the engine; the tensors' own memory is
-never written to and is put back by `close`, so the model is bit for bit what it was, also after errors.
+While it is open, every parameter and buffer of the model looks at memory of the engine; the tensors' own
+memory is never written to and is put back by `close`: the model is bit for bit what it was, also after errors.
 """
 
 import copy
@@ -21,7 +21,7 @@ DROPOUT_SEED = 0
 
 
 class TorchRowEngine:
-    """See `Engine`. Mode "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
+    """See `Engine`. Mode "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics).
 
     Args:
         model: a torch.nn.Module; moved to `device` if one is given, else it stays where it is.
@@ -42,7 +42,8 @@ class TorchRowEngine:
         device: str | None = None,
     ) -> None:
         self._batches = check_batches(batches)
-        self._model = model if device is None else model.to(device)
+        inner = unwrap(model)
+        self._model = inner if device is None else inner.to(device)
         self._loss = bind_loss(self._model, loss_fn)
         self._is_training = mode == "mindspore"
         weights = batch_weights(self._batches, mode)
@@ -195,7 +196,7 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     for name, tensor in found.items():
         if type(tensor.data) is not torch.Tensor:
             raise InvalidTypeError(
-                f"{name} is a {type(tensor.data).__name__}; gather a sharded model on one device before its landscape"
+                f"{name} is a {type(tensor.data).__name__}; gather a sharded model on one device first"
             )
     return found
 
@@ -204,8 +205,18 @@ def _tensor(array: Array) -> torch.Tensor:
     return torch.tensor(np.asarray(array))  # copies: arrays out of Ray's store are read-only
 
 
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """The module inside DDP, DataParallel and torch.compile: names and values without their wrapping."""
+    while True:
+        is_parallel = isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel)
+        inner = getattr(model, "module" if is_parallel else "_orig_mod", None)
+        if not isinstance(inner, torch.nn.Module):
+            return model
+        model = inner
+
+
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """The batch with its tensors on the device: tensors, tuples, lists and dicts of them; others as they are."""
+    """The batch with its tensors (also in tuples, lists and dicts) on the device; others as they are."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -218,7 +229,8 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
 
 
 def portable(model: torch.nn.Module, batches: Sequence[Any]) -> tuple[torch.nn.Module, list[Any]]:
-    """Model and batches that a process without this device can unpickle: copies on the host if they are elsewhere."""
+    """Model and batches that any process can unpickle: copies on the host if they are elsewhere."""
+    model = unwrap(model)
     if any(tensor.device.type != "cpu" for tensor in _tensors(model).values()):
         model = copy.deepcopy(model).cpu()
     return model, [to_device(batch, "cpu") for batch in batches]

@@ -1,4 +1,4 @@
-"""A worker: one engine and the planes, asked for chunks. It is a plain class; `actor.py` puts it into a process."""
+"""A worker: one engine and the planes, asked for chunks; `actor.py` puts it into a process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from distsummary.landscape.plan import Chunk, PlanePlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What every worker gets: the model, its loss and data, and the landscapes to evaluate (same `names` in all)."""
+    """What every worker gets: model, loss, data and the landscapes to evaluate (same `names` in all)."""
 
     model: Any
     loss_fn: Any

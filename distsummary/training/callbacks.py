@@ -266,8 +266,9 @@ class TimeMonitor(Callback):
         epoch_ms = (time.perf_counter() - self._started_s) * 1e3
         steps = told.get("batch_num")
         if not isinstance(steps, int) or steps <= 0:
-            steps = self._data_size if self._data_size is not None else told.get("step_in_epoch")
-            check_int("data_size (the steps of an epoch, for a loader that does not know)", steps, low=1)
+            steps = told.get("step_in_epoch") if self._data_size is None else self._data_size
+            check_int("data_size, the steps of an epoch,", steps, low=1)
+            assert steps is not None
         phase = "Eval" if told.get("mode") == "eval" else "Train"
         data = f" (data time: {self._waited_s * 1e3 / steps:5.3f} ms)" if self._data_time else ""
         per_step_ms = epoch_ms / steps

@@ -11,9 +11,11 @@ from typing import Any, Self
 
 from distsummary.checks import check_int, check_type
 from distsummary.errors import ClosedError, InvalidTypeError
-from distsummary.topology import DATA_AXES, Topology
+from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, CallbackList, CallbackParams, RunContext
-from distsummary.training.values import Scalar, check_tag, resolve, scalar
+from distsummary.training.evaluation import Evaluation
+from distsummary.training.params import common_params, length
+from distsummary.training.values import Scalar, scalars
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
@@ -68,7 +70,7 @@ class Run:
         self.topology = Topology() if topology is None else topology
         self._callbacks = CallbackList(callbacks)
         self._params = CallbackParams(
-            _common_params(self._callbacks, network, self.topology),
+            common_params(self._callbacks, network, self.topology),
             mode="train", epoch_num=epochs, cur_epoch_num=initial_epoch, cur_step_num=initial_step,
             initial_step=initial_step, step_in_epoch=0, optimizer=optimizer, loss_fn=loss_fn,
             train_network=network, train_dataset=None, train_dataset_element=None,
@@ -102,7 +104,7 @@ class Run:
         return self._context
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of the training, counted from 0 like `range(count)`; a resumed run starts at its initial one."""
+        """The epochs of the training, counted from 0 like `range(count)`; a resumed run goes on."""
         check_int("count", count, low=1)
         self._require_open()
         self._params.epoch_num = count
@@ -137,23 +139,24 @@ class Run:
             InvalidTypeError: naming the key. InvalidValueError: more than one element. ClosedError.
         """
         self._require_open()
-        check_type("values", values, Mapping, optional=True)
-        given = {**values, **named} if values else named
-        self._logged |= {check_tag(name): scalar(name, value) for name, value in given.items()}
+        given = {**values, **named} if isinstance(values, Mapping) else values or named
+        self._logged |= scalars(given)
         if "loss" in given:
             self._params.net_outputs = given["loss"]
 
     @contextlib.contextmanager
-    def eval(self, dataset: Iterable[Any] | None = None) -> Iterator["Evaluation"]:
+    def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[Evaluation]:
         """An evaluation: its metrics go to the lineage and are scalars `eval/<name>` of the current step."""
         self._require_open()
         started_s = self._clock()
-        evaluation = Evaluation(self, dataset)
+        evaluation = Evaluation(
+            dataset, callbacks=self._callbacks, topology=self.topology, train=self._params, call=self._call
+        )
         self._enter()
-        evaluation._call("on_eval_begin", "on_eval_epoch_begin")
+        evaluation.call("on_eval_begin", "on_eval_epoch_begin")
         yield evaluation
-        evaluation._settle()
-        evaluation._call("on_eval_epoch_end", "on_eval_end")
+        evaluation.settle()
+        evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params.metrics = evaluation.metrics
         self._paused_s += self._clock() - started_s
 
@@ -185,7 +188,7 @@ class Run:
             self._settle_epoch()
             self._params.cur_epoch_num += 1
             self._params.epoch_num = max(self._params.epoch_num, self.epoch)
-        self._params |= {"batch_num": _length(loader), "train_dataset": loader}
+        self._params |= {"batch_num": length(loader), "train_dataset": loader}
         if not self._is_training:
             self._is_training = True
             self._enter()
@@ -260,8 +263,8 @@ class Run:
             self._leave(error)
             raise
         if not self._is_guarded:
-            # Only now: what the callbacks opened at their first hook closes itself at the exit of the process,
-            # too, and what was registered last is called first.
+            # Only now: what the callbacks opened at their first hook closes itself at exit, too, and what was
+            # registered last is called first.
             self._is_guarded = True
             atexit.register(_close_at_exit, weakref.ref(self))
 
@@ -285,7 +288,7 @@ class Run:
 
 
 class _Steps:
-    """The batches of one loader; no generator, because when one learns of a `break` is up to the interpreter."""
+    """The batches of one loader; no generator: when one learns of `break` is up to the interpreter."""
 
     def __init__(self, run: Run, loader: Iterable[Any]) -> None:
         self._run = run
@@ -304,78 +307,6 @@ class _Steps:
 def _first_asked(loader: Iterable[Any]) -> Iterator[Any]:
     """The loader's iterator, made when the first batch is asked for: starting workers is waiting for data."""
     yield from loader
-
-
-class Evaluation:
-    """One evaluation of a run; made by `Run.eval`."""
-
-    def __init__(self, run: Run, dataset: Iterable[Any] | None) -> None:
-        self._run = run
-        self._metrics: dict[str, Scalar] = {}
-        self.metrics: dict[str, float] = {}
-        train = run._params
-        self._params = CallbackParams(
-            _common_params(run._callbacks, train.network, run.topology),
-            mode="eval", cur_step_num=0, cur_epoch_num=train.cur_epoch_num, global_step=train.cur_step_num,
-            eval_network=train.network, eval_dataset_element=None, valid_dataset=dataset, metrics={},
-            batch_num=0 if dataset is None else _length(dataset),
-        )  # fmt: skip
-        self._context = RunContext(self._params)
-
-    def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
-        """Metrics by name; values and errors as in `Run.log`."""
-        self._run._require_open()
-        check_type("values", values, Mapping, optional=True)
-        given = {**values, **named} if values else named
-        self._metrics |= {check_tag(name): scalar(name, value) for name, value in given.items()}
-
-    def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches of a loader, each one step of the evaluation."""
-        self._params |= {"valid_dataset": loader, "batch_num": _length(loader)}
-        for batch in loader:
-            self._params.cur_step_num += 1
-            self._params.eval_dataset_element = batch
-            self._call("on_eval_step_begin")
-            yield batch
-            self._call("on_eval_step_end")
-
-    def _settle(self) -> None:
-        self.metrics = {name: resolve(value) for name, value in self._metrics.items()}
-        self._params.metrics = self.metrics
-
-    def _call(self, *hooks: str) -> None:
-        for hook in hooks:
-            self._run._call(hook, self._context)
-
-
-def _common_params(callbacks: CallbackList, network: object, topology: Topology) -> dict[str, Any]:
-    return {
-        "batch_num": 0,  # unknown
-        "dataset_sink_mode": False,
-        "device_number": topology.world_size,
-        "list_callback": callbacks,
-        "logged": {},
-        "net_outputs": None,
-        "network": network,
-        "parallel_mode": parallel_mode(topology),
-        "topology": topology,
-    }
-
-
-def parallel_mode(topology: Topology) -> str:
-    """MindSpore's word for how the ranks share the work."""
-    if topology.world_size == 1:
-        return "stand_alone"
-    splits = [axis for axis, (_, extent) in topology.mesh.items() if extent > 1 and axis not in DATA_AXES]
-    return "hybrid_parallel" if splits else "data_parallel"
-
-
-def _length(loader: object) -> int:
-    """Steps of a loader, 0 when it does not know."""
-    try:
-        return len(loader)  # type: ignore[arg-type]  # asked of anything iterable, answered or not
-    except (TypeError, NotImplementedError):
-        return 0
 
 
 def _close_at_exit(reference: "weakref.ref[Run]") -> None:

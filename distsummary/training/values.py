@@ -1,10 +1,12 @@
 """Scalars of a training loop: floats of the host, or copies of device tensors that nobody waits for yet."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 
@@ -71,6 +73,13 @@ def scalar(name: str, value: object) -> Scalar:
     _check_numeric(name, value, str(tensor.dtype))
     _check_one(name, tuple(tensor.shape))
     return Mean(framework.snapshot(tensor))
+
+
+def scalars(given: object) -> dict[str, Scalar]:
+    """Logged values by name, checked; raises as `scalar` and `check_tag`."""
+    check_type("values", given, Mapping)
+    assert isinstance(given, Mapping)
+    return {check_tag(name): scalar(name, value) for name, value in given.items()}
 
 
 def mean_of(outputs: object) -> Scalar | None:

@@ -1,0 +1,75 @@
+"""One evaluation of a run: its own steps and parameters, and the metrics that it logs."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from distsummary.errors import ClosedError
+from distsummary.topology import Topology
+from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext
+from distsummary.training.params import common_params, length
+from distsummary.training.values import Scalar, resolve, scalars
+
+
+class Evaluation:
+    """Made by `Run.eval`.
+
+    Args:
+        dataset: what is evaluated, if that is known beforehand.
+        train: the parameters of the training around it.
+        call: calls a hook of the callbacks, as `Run` does.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Any] | None,
+        *,
+        callbacks: CallbackList,
+        topology: Topology,
+        train: CallbackParams,
+        call: Callable[[str, RunContext], None],
+    ) -> None:
+        self._call = call
+        self._logged: dict[str, Scalar] = {}
+        self._is_over = False
+        self.metrics: dict[str, float] = {}
+        self._params = CallbackParams(
+            common_params(callbacks, train.network, topology),
+            mode="eval",
+            cur_step_num=0,
+            cur_epoch_num=train.cur_epoch_num,
+            global_step=train.cur_step_num,
+            eval_network=train.network,
+            eval_dataset_element=None,
+            valid_dataset=dataset,
+            metrics={},
+            batch_num=0 if dataset is None else length(dataset),
+        )
+        self._context = RunContext(self._params)
+
+    def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
+        """Metrics by name; values and errors as in `Run.log`, ClosedError after the block."""
+        if self._is_over:
+            raise ClosedError("the evaluation is over; log inside its `with run.eval()` block")
+        given = {**values, **named} if isinstance(values, Mapping) else values or named
+        self._logged |= scalars(given)
+
+    def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a loader, each one step of the evaluation."""
+        self._params |= {"valid_dataset": loader, "batch_num": length(loader)}
+        for batch in loader:
+            self._params.cur_step_num += 1
+            self._params.eval_dataset_element = batch
+            self.call("on_eval_step_begin")
+            yield batch
+            self.call("on_eval_step_end")
+
+    def settle(self) -> None:
+        """Wait for the metrics and tell them to the callbacks."""
+        self._is_over = True
+        self.metrics = {name: resolve(value) for name, value in self._logged.items()}
+        self._params.metrics = self.metrics
+
+    def call(self, *hooks: str) -> None:
+        """Call hooks with this evaluation's own context."""
+        for hook in hooks:
+            self._call(hook, self._context)

@@ -1,0 +1,106 @@
+"""A rank's collector actor and the writer that feeds it."""
+
+import os
+import signal
+import threading
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from distsummary.collect.actor import RemoteWriter
+from distsummary.collect.rank_collector import WriterSpec
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.reader import read_directory
+from distsummary.events.records import Event, Value
+from distsummary.events.segment import DIALECTS
+
+RUN_ID = "00000000000000ab"
+
+
+def open_remote(path) -> tuple[RemoteWriter, AsyncWriter]:
+    remote = RemoteWriter(WriterSpec(directory=str(path), run_id=RUN_ID))
+    return remote, AsyncWriter(remote, run_id=RUN_ID, interval_s=0.01)
+
+
+def collector_pid(remote: RemoteWriter) -> int:
+    def pid(collector) -> int:
+        return os.getpid()
+
+    return ray.get(remote._actor.__ray_call__.remote(pid))
+
+
+def steps(path, dialect) -> list[int]:
+    return [event.step for event in read_directory(path, dialect)]
+
+
+def test_what_a_rank_hands_over_is_in_both_files(tmp_path):
+    _, writer = open_remote(tmp_path)
+    for step in range(200):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    writer.close()
+    for dialect in DIALECTS:
+        assert steps(tmp_path, dialect) == list(range(200))
+    assert writer.health().last_seq == 200
+
+
+def test_a_killed_collector_costs_no_event_and_doubles_none(tmp_path):
+    remote, writer = open_remote(tmp_path)
+    sent = 0
+    for _ in range(3):
+        for _ in range(200):
+            writer.write(Event(sent, 0.0, [Value("scalar", "loss", float(sent))]))
+            sent += 1
+        writer.flush()
+        os.kill(collector_pid(remote), signal.SIGKILL)
+        for _ in range(200):
+            writer.write(Event(sent, 0.0, [Value("scalar", "loss", float(sent))]))
+            sent += 1
+    writer.close()
+    for dialect in DIALECTS:
+        assert steps(tmp_path, dialect) == list(range(sent))
+    assert writer.health().dropped == {}
+
+
+def test_collectors_start_while_every_cpu_is_reserved(tmp_path):
+    group = placement_group([{"CPU": 1}] * 4)
+    try:
+        assert group.wait(60)
+        _, writer = open_remote(tmp_path)
+        writer.write(Event(1, 0.0, [Value("scalar", "loss", 1.0)]))
+        writer.close()
+    finally:
+        remove_placement_group(group)
+    assert steps(tmp_path, "mindspore") == [1]
+
+
+def test_a_collector_ends_with_its_trainer(tmp_path):
+    @ray.remote(num_cpus=0)
+    class Trainer:
+        def open(self, path: str) -> int:
+            self.remote, self.writer = open_remote(path)
+            self.writer.write(Event(1, 0.0, [Value("scalar", "loss", 1.0)]))
+            self.writer.flush()
+            return collector_pid(self.remote)
+
+    trainer = Trainer.remote()
+    pid = ray.get(trainer.open.remote(str(tmp_path)))
+    os.kill(pid, 0)
+    ray.kill(trainer, no_restart=True)
+    assert steps(tmp_path, "mindspore") == [1]
+    # that the process ends is checked by the fixture that fails a test which leaves actors behind
+
+
+def test_a_value_that_cannot_be_sent_is_counted_not_raised(tmp_path):
+    _, writer = open_remote(tmp_path)
+    for step, value in enumerate((1.0, threading.Lock(), 3.0)):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", value)]))
+        writer.flush()
+    writer.close()
+    assert steps(tmp_path, "mindspore") == [0, 2]
+    assert writer.health().dropped == {"scalar": 1}
+
+
+@pytest.fixture(autouse=True)
+def _connected(ray_cluster):
+    """Every test here needs the cluster."""

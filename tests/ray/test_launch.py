@@ -1,0 +1,109 @@
+"""Ranks started on Ray."""
+
+import os
+import time
+
+import pytest
+import ray
+
+from distsummary import topology
+from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
+from distsummary.launch import launch, plan_environments
+
+
+@pytest.fixture(autouse=True)
+def _connected(ray_cluster):
+    """Every test here needs the cluster."""
+
+
+def test_results_come_in_rank_order_and_every_rank_knows_its_place():
+    def train():
+        found = topology.detect()
+        return found.rank, found.world_size, found.local_rank, found.incarnation, os.environ["MASTER_PORT"]
+
+    places = launch(train, ranks=3, backend=None)
+    assert [place[:3] for place in places] == [(0, 3, 0), (1, 3, 1), (2, 3, 2)]
+    assert len({place[3:] for place in places}) == 1
+
+
+def test_gloo_is_initialised_and_sums_over_the_ranks():
+    def train():
+        import torch
+        import torch.distributed as dist
+
+        total = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(total)
+        return total.item()
+
+    assert launch(train, ranks=2) == [3.0, 3.0]
+
+
+def test_equal_errors_of_ranks_are_one_line_that_names_them():
+    def train():
+        rank = int(os.environ["RANK"])
+        if rank != 1:
+            raise ValueError(f"no data in shard {rank}")
+        return rank
+
+    with pytest.raises(RanksFailedError) as caught:
+        launch(train, ranks=3, backend=None)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("[ranks 0,2] ValueError: no data in shard 0")
+
+
+def test_ranks_that_hang_after_a_failure_are_stopped(monkeypatch):
+    monkeypatch.setattr("distsummary.launch.GRACE_S", 0.5)
+
+    def train():
+        if os.environ["RANK"] == "0":
+            raise RuntimeError("the first to fall")
+        time.sleep(600)
+
+    with pytest.raises(RanksFailedError) as caught:
+        launch(train, ranks=2, backend=None)
+    assert "[rank 0] RuntimeError: the first to fall" in str(caught.value)
+    assert "[rank 1] stopped" in str(caught.value)
+
+
+def test_a_rank_that_dies_is_named():
+    def train():
+        if os.environ["RANK"] == "1":
+            os._exit(7)
+
+    with pytest.raises(RanksFailedError, match=r"\[rank 1\] "):
+        launch(train, ranks=2, backend=None)
+
+
+def test_a_request_beyond_the_cluster_says_what_there_is(monkeypatch):
+    monkeypatch.setattr("distsummary.launch.PLACEMENT_TIMEOUT_S", 1.0)
+    with pytest.raises(RanksFailedError, match="did not fit.*the cluster has"):
+        launch(lambda: None, ranks=64, backend=None)
+
+
+def test_bad_arguments_are_refused_by_name():
+    with pytest.raises(InvalidValueError, match="ranks must be >= 1, got 0"):
+        launch(print, ranks=0)
+    with pytest.raises(InvalidValueError, match="backend must be one of"):
+        launch(print, ranks=1, backend="mpi")
+    with pytest.raises(InvalidTypeError, match="train_fn"):
+        launch("train", ranks=1)
+
+
+def test_the_callers_cluster_stays_connected():
+    assert launch(lambda: 1, ranks=1, backend=None) == [1]
+    assert ray.is_initialized()
+
+
+def test_local_ranks_count_within_each_node():
+    places = [("n1", "10.0.0.1", 5001), ("n2", "10.0.0.2", 5002), ("n1", "10.0.0.1", 5003)]
+    environments = plan_environments(places, "id")
+    keys = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    assert [tuple(e[k] for k in keys) for e in environments] == [
+        ("0", "0", "2", "0"),
+        ("1", "0", "1", "1"),
+        ("2", "1", "2", "0"),
+    ]
+    assert {(e["MASTER_ADDR"], e["MASTER_PORT"], e["WORLD_SIZE"]) for e in environments} == {
+        ("10.0.0.1", "5001", "3")
+    }

@@ -1,0 +1,375 @@
+"""A run dir hands out attempts, publishes whole files only, and names what is wrong with it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsummary import run_dir as run_dir_module
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidTypeError,
+    InvalidValueError,
+    NotADirectoryPathError,
+    RunDirError,
+    StaleAttemptError,
+    WorldMismatchError,
+)
+from distsummary.run_dir import (
+    LocalCoordinator,
+    RunDir,
+    ensure_directory,
+    find_attempt,
+    newest_attempt,
+    publish,
+)
+from distsummary.topology import Topology
+
+REGISTER_MANY = """
+import sys
+from distsummary.run_dir import LocalCoordinator, RunDir
+from distsummary.topology import Topology
+coordinator = LocalCoordinator(RunDir(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(20):
+    own = coordinator.register(Topology(incarnation=f"{sys.argv[2]}-{n}"))
+    shared = coordinator.register(
+        Topology(rank=int(sys.argv[2]), world_size=2, role="eval", incarnation=f"both-{n}")
+    )
+    print(own.run_id, own.attempt, shared.attempt, flush=True)
+"""
+
+
+@pytest.fixture
+def run(nasty_tmp_path: Path) -> RunDir:
+    return RunDir(nasty_tmp_path / "run").create()
+
+
+def rank(number: int = 0, world_size: int = 2, incarnation: str = "start-1", **fields: Any) -> Topology:
+    return Topology(rank=number, world_size=world_size, incarnation=incarnation, **fields)
+
+
+# --- paths
+
+
+def test_one_rank_writes_into_the_run_dir_and_several_beside_each_other(run: RunDir) -> None:
+    assert run.writer_dir("train", 0, 1) == run.base
+    assert run.writer_dir("train", 3, 4) == run.base / "rank_00003"
+    assert run.writer_dir("eval", 0, 1) == run.base / "eval"
+    assert run.writer_dir("eval", 3, 4) == run.base / "eval_rank_00003"
+    assert run.writer_dir("train", 123456, 200000) == run.base / "rank_123456"
+
+
+def test_rank_dirs_lists_the_directories_of_one_role_in_the_order_of_ranks(run: RunDir) -> None:
+    for name in (
+        "rank_100000",
+        "rank_00010",
+        "rank_00002",
+        "eval_rank_00001",
+        "rank_7",
+        "xrank_00003",
+        "landscape",
+    ):
+        (run.base / name).mkdir()
+    (run.base / "rank_00004").touch()
+    (run.base / "rank_00005").symlink_to(run.base / "rank_00002")
+    assert list(run.rank_dirs()) == [2, 10, 100000]
+    assert run.rank_dirs("eval") == {1: run.base / "eval_rank_00001"}
+    assert RunDir(run.base / "absent").rank_dirs() == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("", InvalidValueError), (" ", InvalidValueError), (3, InvalidTypeError)]
+)
+def test_what_is_no_path_is_refused(path: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="run_dir must"):
+        RunDir(path)
+
+
+def test_a_relative_path_stays_where_it_was_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDir("run")
+    monkeypatch.chdir("/")
+    assert run.base == tmp_path / "run"
+
+
+# --- creating
+
+
+def test_create_leaves_nothing_but_the_directory(run: RunDir) -> None:
+    assert list(run.base.iterdir()) == []
+    assert run.create() is run
+
+
+@pytest.mark.parametrize("below", ["", "runs/a"])
+def test_a_file_in_the_way_is_named_at_once(nasty_tmp_path: Path, below: str) -> None:
+    (nasty_tmp_path / "file").write_text("not a directory")
+    path = nasty_tmp_path / "file" / below
+    with pytest.raises(NotADirectoryPathError, match=re.escape(str(path))):
+        RunDir(path).create()
+    assert (nasty_tmp_path / "file").read_text() == "not a directory"
+
+
+# /proc takes no new entries from anybody, root included.
+def test_a_directory_that_cannot_be_made_is_named_at_once() -> None:
+    with pytest.raises(
+        RunDirError, match=r"the directory /proc/distsummary/run cannot be made: .*; choose another"
+    ):
+        RunDir("/proc/distsummary/run").create()
+
+
+def test_a_directory_that_cannot_be_written_is_named_at_once() -> None:
+    with pytest.raises(
+        RunDirError, match=r"the run dir /proc cannot be written: .*; choose another directory"
+    ):
+        RunDir("/proc").create()
+
+
+def test_ensure_directory_makes_the_parents_and_likes_what_is_there(tmp_path: Path) -> None:
+    ensure_directory(tmp_path / "a" / "b")
+    ensure_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+# --- publishing
+
+
+def test_publish_replaces_the_file_whole_and_leaves_nothing_else(run: RunDir) -> None:
+    path = run.base / "file"
+    publish(path, b"old, and longer")
+    publish(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(run.base.iterdir()) == [path]
+
+
+def test_a_reader_never_sees_a_published_file_half(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = run.base / "file", []
+    publish(path, b"old")
+    real_fsync = os.fsync
+
+    def look_and_sync(descriptor: int) -> None:
+        seen.append(path.read_bytes())
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look_and_sync)
+    publish(path, b"new")
+    assert seen == [b"old", b"new"]  # before the rename, and when the directory is synced after it
+
+
+def test_a_publish_that_fails_keeps_the_old_file_and_leaves_no_temporary_one(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run.base / "file"
+    publish(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        publish(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(run.base.iterdir()) == [path]
+
+
+def test_a_temporary_name_is_none_that_a_viewer_takes_for_an_event_file(run: RunDir) -> None:
+    name = run_dir_module.temporary_name(run.base).name
+    assert name.startswith(".tmp-")
+    assert "tfevents" not in name
+    assert not re.search(r"summary\.\d+", name)
+
+
+# --- attempts
+
+
+def test_two_processes_at_once_get_every_attempt_once_and_one_run_id(run: RunDir) -> None:
+    command = [sys.executable, "-c", REGISTER_MANY, str(run.base)]
+    processes = [
+        subprocess.Popen([*command, number], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in "01"
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(set(answers[0][0::3] + answers[1][0::3])) == 1
+    assert sorted(map(int, answers[0][1::3] + answers[1][1::3])) == list(range(40))
+    assert answers[0][2::3] == answers[1][2::3]  # ranks of one incarnation share its attempt
+    assert sorted(map(int, answers[0][2::3])) == list(range(20))
+
+
+def test_the_ranks_of_an_incarnation_share_an_attempt_and_a_restart_gets_the_next(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    first = coordinator.register(rank(0))
+    second = coordinator.register(rank(1))
+    again = coordinator.register(rank(0, incarnation="start-2"))
+    assert (first.attempt, second.attempt, again.attempt) == (0, 0, 1)
+    assert first.run_id == second.run_id == again.run_id
+    assert re.fullmatch(r"[0-9a-f]{16}", first.run_id)
+
+
+def test_another_role_has_attempts_of_its_own_and_supersedes_nothing(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0))
+    assert coordinator.register(rank(0, role="eval", incarnation="eval-1")).attempt == 0
+    coordinator.lineage(rank(0), 0, b"")
+
+
+def test_a_rank_may_register_twice(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    assert coordinator.register(rank(0)) == coordinator.register(rank(0))
+
+
+def test_the_same_master_address_used_by_a_later_job_is_a_new_attempt(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    attempts = [
+        coordinator.register(rank(number, incarnation="127.0.0.1:29500+0", pid=pid)).attempt
+        for number, pid in [(0, 100), (1, 101), (1, 201), (0, 200)]
+    ]
+    assert attempts == [0, 0, 1, 1]
+
+
+def test_a_process_that_trains_again_is_a_new_attempt_and_slower_ranks_may_still_finish(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0))
+    coordinator.register(rank(1))
+    coordinator.finish(rank(0), 0, {})
+    assert coordinator.register(rank(0)).attempt == 1
+    coordinator.finish(rank(1), 0, {})
+    assert coordinator.register(rank(1)).attempt == 1
+
+
+def test_a_message_of_a_superseded_attempt_is_refused(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0))
+    coordinator.register(rank(0, incarnation="start-2"))
+    for message in (coordinator.lineage, coordinator.finish):
+        with pytest.raises(StaleAttemptError, match="attempt 0 of role train was superseded by attempt 1"):
+            message(rank(0), 0, {})  # type: ignore[operator]  # both take (topology, attempt, payload)
+    state = find_attempt(run.read_manifest(), "train", 0)["ranks"]["0"]["state"]
+    assert state == "running"
+
+
+def test_ranks_that_disagree_on_the_world_size_are_named_with_what_they_said(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    for number in (0, 2, 10):
+        coordinator.register(rank(number, world_size=16))
+    message = "rank 3 says world_size 8 (by environment), but rank(s) 0, 2, 10 said 16"
+    with pytest.raises(WorldMismatchError, match=re.escape(message)):
+        coordinator.register(rank(3, world_size=8, source="environment"))
+    assert "3" not in find_attempt(run.read_manifest(), "train", 0)["ranks"]
+
+
+def test_a_rank_that_never_joined_cannot_finish(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0))
+    with pytest.raises(InvalidValueError, match="rank 1 never joined attempt 0"):
+        coordinator.finish(rank(1), 0, {})
+    with pytest.raises(StaleAttemptError, match="attempt 7 of role train is not in the manifest"):
+        coordinator.finish(rank(0), 7, {})
+
+
+def test_the_run_is_finished_when_its_last_rank_is(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0))
+    coordinator.finish(rank(0), 0, {"events": 7})
+    assert run.read_manifest()["state"] == "running"  # rank 1 of 2 has not even come
+    coordinator.register(rank(1))
+    coordinator.finish(rank(1), 0, {})
+    manifest = run.read_manifest()
+    assert manifest["state"] == "finished"
+    assert find_attempt(manifest, "train", 0)["ranks"]["0"]["health"] == {"events": 7}
+
+
+def test_the_newest_attempt_is_that_of_the_role(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    assert newest_attempt(run.read_manifest()) is None
+    for start in "12":
+        coordinator.register(rank(0, incarnation=start))
+    newest = newest_attempt(run.read_manifest())
+    assert newest is not None
+    assert newest["attempt"] == 1
+    assert newest_attempt(run.read_manifest(), "eval") is None
+
+
+# --- the manifest
+
+
+def test_the_manifest_holds_what_a_rank_said_of_itself(run: RunDir) -> None:
+    LocalCoordinator(run).register(rank(1, mesh={"dp": (1, 2)}, host="nöde", pid=42))
+    manifest = json.loads(run.manifest_path.read_bytes())
+    told = manifest["attempts"][0]["ranks"]["1"]
+    assert (told["host"], told["pid"], told["mesh"], told["state"]) == ("nöde", 42, {"dp": [1, 2]}, "running")
+
+
+def test_a_change_that_raises_changes_nothing(run: RunDir) -> None:
+    LocalCoordinator(run).register(rank(0))
+    before = run.manifest_path.read_bytes()
+
+    def fail(manifest: dict[str, Any]) -> None:
+        manifest["attempts"].clear()
+        raise InvalidValueError("no")
+
+    with pytest.raises(InvalidValueError, match="no"):
+        run.update_manifest(fail)
+    assert run.manifest_path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b'{"run_id": "0123',
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"run_id": "a"}',
+        b'{"run_id": 1, "attempts": []}',
+        b'{"run_id": "a", "attempts": {}}',
+        b'{"run_id": "a", "attempts": [3]}',
+        b'{"run_id": "a", "attempts": [{"role": "train", "attempt": "0"}]}',
+    ],
+)
+def test_a_damaged_manifest_is_named_and_kept(run: RunDir, damage: bytes) -> None:
+    run.manifest_path.write_bytes(damage)
+    with pytest.raises(DamagedFileError, match=re.escape(str(run.manifest_path)) + ".*remove it"):
+        LocalCoordinator(run).register(rank(0))
+    assert run.manifest_path.read_bytes() == damage
+
+
+def test_a_manifest_that_cannot_be_read_is_named(run: RunDir) -> None:
+    run.manifest_path.mkdir()
+    with pytest.raises(RunDirError, match=re.escape(f"{run.manifest_path} cannot be read: Is a directory")):
+        run.read_manifest()
+
+
+def test_a_run_dir_that_became_a_file_is_named(run: RunDir) -> None:
+    run.base.rmdir()
+    run.base.touch()
+    with pytest.raises(RunDirError, match=re.escape(f"{run.manifest_path} cannot be")):
+        LocalCoordinator(run).register(rank(0))
+
+
+def test_a_process_that_holds_the_lock_is_told_after_the_time_limit(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_dir_module, "LOCK_TIMEOUT_S", 0.0)
+
+    def register_inside(manifest: dict[str, Any]) -> None:
+        LocalCoordinator(run).register(rank(0))
+
+    with pytest.raises(RunDirError, match=r"the lock .* was held for 0 s; another process of the run hangs"):
+        run.update_manifest(register_inside)

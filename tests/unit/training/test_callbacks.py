@@ -1,0 +1,171 @@
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError
+from distsummary.training.callbacks import (
+    HOOKS,
+    Callback,
+    CallbackList,
+    CallbackParams,
+    LossMonitor,
+    RunContext,
+    TimeMonitor,
+)
+
+
+class Recorder(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def __enter__(self):
+        self.seen.append("enter")
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.seen.append(("exit", kind))
+
+
+class OldNames(Recorder):
+    def step_end(self, run_context):
+        self.seen.append("step_end")
+
+
+class NewNames(Recorder):
+    def on_train_step_end(self, run_context):
+        self.seen.append("on_train_step_end")
+
+
+def context(**params):
+    return RunContext(CallbackParams(params))
+
+
+def test_missing_parameters_raise_both_attribute_and_key_errors():
+    told = CallbackParams(batch_num=3)
+    told.cur_step_num = 2
+    assert (told.batch_num, told["cur_step_num"]) == (3, 2)
+    with pytest.raises(MissingParameterError, match="'loss_fn'"):
+        _ = told.loss_fn
+    with pytest.raises(KeyError):
+        _ = told.loss_fn
+    assert getattr(told, "loss_fn", None) is None
+
+
+def test_a_context_takes_only_a_dict():
+    with pytest.raises(InvalidTypeError):
+        RunContext(["mode"])
+
+
+def test_every_on_hook_calls_the_older_name():
+    for hook in HOOKS:
+        called = []
+        old = hook.split("_", 2)[2]
+        callback = type("One", (Callback,), {old: lambda self, _, called=called: called.append(1)})()
+        getattr(callback, hook)(context())
+        CallbackList(callback).call(hook, context())
+        assert called == [1, 1], hook
+
+
+def test_the_newer_name_wins_and_hooks_that_are_not_overridden_are_not_dispatched():
+    both = type("Both", (NewNames, OldNames), {})()
+    callbacks = CallbackList([both])
+    callbacks.call("on_train_step_end", context())
+    callbacks.call("on_eval_step_end", context())
+    callbacks.call("on_train_begin", context())
+    assert both.seen == ["on_train_step_end", "step_end"]
+
+
+def test_a_hook_put_on_the_instance_is_dispatched():
+    callback, seen = Callback(), []
+    callback.step_end = seen.append
+    CallbackList(callback).call("on_train_step_end", context())
+    assert len(seen) == 1
+
+
+def test_callbacks_are_left_in_reverse_order_even_if_one_fails():
+    class Failing(Recorder):
+        def __exit__(self, kind, error, trace):
+            raise OSError("full")
+
+    first, last = Recorder(), Recorder()
+    with pytest.raises(OSError, match="full"), CallbackList([first, Failing(), last]):
+        pass
+    assert first.seen == ["enter", ("exit", OSError)]
+    assert last.seen == ["enter", ("exit", None)]
+
+
+def test_entering_keeps_the_original_when_enter_returns_no_callback(caplog):
+    class Forgetful(OldNames):
+        def __enter__(self):
+            return None
+
+    callback = Forgetful()
+    with CallbackList([callback]) as callbacks:
+        callbacks.call("on_train_step_end", context())
+    assert callback.seen[0] == "step_end"
+    assert "Forgetful.__enter__ returned no callback" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [3, "LossMonitor", [LossMonitor], [LossMonitor(), 3]])
+def test_what_is_no_callback_is_refused(wrong):
+    with pytest.raises(InvalidTypeError):
+        CallbackList(wrong)
+
+
+@pytest.mark.parametrize(
+    ("times", "error"),
+    [(-1, InvalidValueError), (1.0, InvalidTypeError), (True, InvalidTypeError), (None, InvalidTypeError)],
+)
+def test_loss_monitor_refuses_bad_intervals(times, error):
+    with pytest.raises(error, match="per_print_times"):
+        LossMonitor(times)
+
+
+def drive_monitor(monitor, losses, batch_num=5):
+    told = CallbackParams(batch_num=batch_num, cur_step_num=0)
+    monitor.on_train_begin(RunContext(told))
+    for step, loss in enumerate(losses, 1):
+        told |= {"cur_step_num": step, "cur_epoch_num": (step - 1) // batch_num + 1, "net_outputs": loss}
+        monitor.on_train_step_end(RunContext(told))
+
+
+def test_loss_monitor_prints_every_nth_step_with_the_step_in_its_epoch(capsys):
+    drive_monitor(LossMonitor(3), [0.5, 0.25, np.array([1.0, 2.0]), 1, 1, (7.0, None), 1])
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch: 1 step: 3, loss is 1.5",
+        "epoch: 2 step: 1, loss is 7.0",
+    ]
+
+
+def test_a_silent_loss_monitor_still_stops_a_training_whose_loss_is_nan(capsys):
+    with pytest.raises(InvalidValueError, match="epoch: 1 step: 2, the loss is nan"):
+        drive_monitor(LossMonitor(0), [0.5, float("nan")])
+    assert capsys.readouterr().out == ""
+
+
+def test_loss_monitor_does_not_read_a_device_tensor_where_it_does_not_print():
+    class Untouchable(np.ndarray):
+        def __array_finalize__(self, other):
+            pass
+
+        def mean(self, *args, **named):
+            raise AssertionError("read")
+
+    drive_monitor(LossMonitor(2), [np.zeros(1).view(Untouchable)])
+
+
+def test_time_monitor_uses_its_data_size_when_the_loader_has_no_length(capsys):
+    told = CallbackParams(batch_num=0, mode="train", logged={"perf/data_wait_s": 0.5})
+    monitor = TimeMonitor(data_size=2, data_time=True)
+    monitor.on_train_epoch_begin(RunContext(told))
+    monitor.on_train_step_end(RunContext(told))
+    monitor.on_train_epoch_end(RunContext(told))
+    out = capsys.readouterr().out
+    assert out.startswith("Train epoch time: ")
+    assert "(data time: 250.000 ms)" in out
+
+
+def test_time_monitor_asks_for_its_data_size_where_nobody_knows_it():
+    with pytest.raises(InvalidValueError, match="data_size"):
+        TimeMonitor(data_size=0).epoch_end(context(batch_num=0))
+    with pytest.raises(InvalidTypeError, match="data_size"):
+        TimeMonitor().epoch_end(context(batch_num=0))

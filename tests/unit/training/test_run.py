@@ -1,0 +1,326 @@
+import gc
+
+import pytest
+
+from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
+from distsummary.topology import Topology
+from distsummary.training.callbacks import HOOKS, Callback
+from distsummary.training.params import parallel_mode
+from distsummary.training.run import DATA_WAIT_S, STEP_S, Run
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Recorder(Callback):
+    """Keeps the order of the hooks, and at the ends of steps, epochs and the training what was logged."""
+
+    def __init__(self):
+        self.hooks, self.logged, self.exits = [], [], []
+
+    def __exit__(self, kind, error, trace):
+        self.exits.append(kind)
+
+
+def _keep(hook):
+    def method(self, run_context):
+        told = run_context.original_args()
+        self.hooks.append(hook)
+        if hook in ("on_train_step_end", "on_train_epoch_end", "on_train_end"):
+            values = {name: value for name, value in told.logged.items() if not name.startswith("perf/")}
+            self.logged.append((hook, told.cur_step_num, values))
+
+    return method
+
+
+for _hook in HOOKS:
+    setattr(Recorder, _hook, _keep(_hook))
+
+
+def counted(recorder, hook):
+    return recorder.hooks.count(hook)
+
+
+def test_the_shortest_loop_is_one_epoch():
+    recorder = Recorder()
+    run = Run(callbacks=recorder)
+    for batch in run.steps([10, 20]):
+        run.log(loss=batch)
+    run.close()
+    run.close()
+    step = ["on_train_step_begin", "on_train_step_end"]
+    assert recorder.hooks == [
+        "on_train_begin", "on_train_epoch_begin", *step, *step, "on_train_epoch_end", "on_train_end",
+    ]  # fmt: skip
+    assert recorder.logged[:2] == [("on_train_step_end", 1, {"loss": 10.0}), ("on_train_step_end", 2, {"loss": 20.0})]
+    assert recorder.exits == [None]
+
+
+def test_epochs_count_from_zero_and_the_callbacks_from_one():
+    told = []
+
+    class Epochs(Callback):
+        def step_end(self, run_context):
+            args = run_context.original_args()
+            told.append((args.cur_epoch_num, args.epoch_num, args.batch_num, args.cur_step_num, args.step_in_epoch))
+
+    with Run(callbacks=[Epochs()]) as run:
+        seen = [epoch for epoch in run.epochs(2) for _ in run.steps("ab")]
+    assert seen == [0, 0, 1, 1]
+    assert told == [(1, 2, 2, 1, 1), (1, 2, 2, 2, 2), (2, 2, 2, 3, 1), (2, 2, 2, 4, 2)]
+
+
+def test_an_evaluation_stands_inside_its_epoch():
+    recorder = Recorder()
+    with Run(callbacks=recorder) as run:
+        for _ in run.epochs(1):
+            for _ in run.steps([1]):
+                pass
+            with run.eval() as evaluation:
+                assert list(evaluation.steps([5, 6])) == [5, 6]
+                evaluation.log(accuracy=0.5)
+    inside = ["on_eval_begin", "on_eval_epoch_begin", *["on_eval_step_begin", "on_eval_step_end"] * 2]
+    assert recorder.hooks[4:] == [
+        *inside, "on_eval_epoch_end", "on_eval_end", "on_train_epoch_end", "on_train_end",
+    ]  # fmt: skip
+
+
+def test_evaluations_tell_their_metrics_and_the_step_of_the_training():
+    told = {}
+
+    class Metrics(Callback):
+        def on_eval_end(self, run_context):
+            told.update(run_context.original_args())
+
+        def on_train_epoch_end(self, run_context):
+            told["at the epoch's end"] = run_context.original_args().metrics
+
+    network = object()
+    with Run(callbacks=Metrics(), network=network) as run:
+        for _ in run.steps([1, 2]):
+            if run.step == 2:
+                with run.eval([7]) as evaluation:
+                    evaluation.log({"top/5": 1}, accuracy=0.5)
+    assert told["metrics"] == told["at the epoch's end"] == {"top/5": 1.0, "accuracy": 0.5}
+    assert (told["mode"], told["global_step"], told["cur_step_num"]) == ("eval", 2, 0)
+    assert (told["valid_dataset"], told["batch_num"], told["network"]) == ([7], 1, network)
+    with pytest.raises(ClosedError, match="evaluation is over"):
+        evaluation.log(accuracy=1)
+
+
+def test_an_evaluation_needs_no_training():
+    recorder = Recorder()
+    with Run(callbacks=recorder) as run, run.eval() as evaluation:
+        evaluation.log(accuracy=1)
+    assert recorder.hooks == ["on_eval_begin", "on_eval_epoch_begin", "on_eval_epoch_end", "on_eval_end"]
+    assert recorder.exits == [None]
+
+
+def test_steps_are_measured_without_the_time_of_callbacks_and_evaluations():
+    clock = Clock()
+    measured = []
+
+    class Slow(Callback):
+        def step_begin(self, run_context):
+            clock.now += 100
+
+        def step_end(self, run_context):
+            clock.now += 1000
+            logged = run_context.original_args().logged
+            measured.append((logged[STEP_S], logged[DATA_WAIT_S]))
+
+    def loader():
+        clock.now += 3  # starting it
+        for _ in range(2):
+            clock.now += 2
+            yield None
+
+    with Run(callbacks=Slow(), clock=clock) as run:
+        for _ in run.steps(loader()):
+            clock.now += 0.5
+            with run.eval():
+                clock.now += 50
+    assert measured == [(5.5, 5.0), (2.5, 2.0)]
+
+
+def test_a_step_that_break_leaves_counts_if_it_logged():
+    recorder = Recorder()
+    with Run(callbacks=recorder) as run:
+        for _ in run.epochs(2):
+            for batch in run.steps([1, 2, 3]):
+                run.log(loss=batch)
+                if batch == 2:
+                    break
+    steps = [entry for entry in recorder.logged if entry[0] == "on_train_step_end"]
+    assert [(step, values["loss"]) for _, step, values in steps] == [(1, 1.0), (2, 2.0), (3, 1.0), (4, 2.0)]
+    assert counted(recorder, "on_train_epoch_end") == 2
+    assert recorder.hooks[-1] == "on_train_end"
+
+
+def test_a_step_that_break_leaves_without_logging_does_not_count():
+    recorder = Recorder()
+    run = Run(callbacks=recorder)
+    for batch in run.steps([1, 2, 3]):
+        if batch == 3:
+            break
+        run.log(loss=batch)
+    run.close()
+    assert run.step == 2
+    assert counted(recorder, "on_train_step_end") == 2
+    assert counted(recorder, "on_train_end") == 1
+
+
+def test_a_step_that_break_leaves_has_no_times():
+    told = []
+
+    class Logged(Callback):
+        def step_end(self, run_context):
+            told.append(sorted(run_context.original_args().logged))
+
+    with Run(callbacks=Logged()) as run:
+        for batch in run.steps([1, 2]):
+            run.log(loss=batch)
+            if batch == 2:
+                break
+    assert told == [["loss", DATA_WAIT_S, STEP_S], ["loss"]]
+
+
+def test_values_between_steps_go_to_the_end_of_the_epoch_and_of_the_training():
+    recorder = Recorder()
+    run = Run(callbacks=recorder)
+    for _ in run.epochs(1):
+        for _ in run.steps([1]):
+            pass
+        run.log(epoch_loss=1.0)
+    run.log(final=2.0)
+    run.close()
+    assert recorder.logged == [
+        ("on_train_step_end", 1, {}), ("on_train_epoch_end", 1, {"epoch_loss": 1.0}), ("on_train_end", 1, {"final": 2.0}),
+    ]  # fmt: skip
+
+
+def test_an_exception_in_the_loop_leaves_the_callbacks_without_the_end():
+    recorder = Recorder()
+    with pytest.raises(ZeroDivisionError), Run(callbacks=recorder) as run:
+        for _ in run.steps([1]):
+            _ = 1 / 0
+    assert recorder.exits == [ZeroDivisionError]
+    assert "on_train_end" not in recorder.hooks
+
+
+def test_an_exception_in_a_hook_leaves_the_callbacks_and_closes_the_run():
+    class Stop(Recorder):
+        def on_train_step_end(self, run_context):
+            raise InvalidValueError("the loss is nan")
+
+    stop = Stop()
+    run = Run(callbacks=stop)
+    with pytest.raises(InvalidValueError, match="nan"):
+        for _ in run.steps([1, 2]):
+            pass
+    assert stop.exits == [InvalidValueError]
+    run.close()
+    assert "on_train_end" not in stop.hooks
+    with pytest.raises(ClosedError):
+        run.log(loss=1)
+
+
+@pytest.mark.parametrize("hook", ["on_train_step_end", "on_train_begin"])
+def test_a_requested_stop_ends_the_epochs_and_the_training(hook):
+    class Stop(Recorder):
+        pass
+
+    setattr(Stop, hook, lambda self, run_context: run_context.request_stop())
+    stop = Stop()
+    batches = []
+    with Run(callbacks=stop) as run:
+        for _ in run.epochs(3):
+            batches.extend(run.steps([1, 2, 3]))
+    assert batches == ([1] if hook == "on_train_step_end" else [])
+    assert counted(stop, "on_train_epoch_end") == counted(stop, "on_train_end") == 1
+
+
+def test_a_resumed_run_goes_on_at_its_step_and_epoch():
+    with Run(initial_step=10, initial_epoch=2) as run:
+        epochs = []
+        for epoch in run.epochs(4):
+            epochs.append((epoch, [run.step for _ in run.steps("ab")]))
+    assert epochs == [(2, [11, 12]), (3, [13, 14])]
+
+
+def test_loaders_without_a_length_tell_no_number_of_steps():
+    seen = []
+
+    class Length(Callback):
+        def begin(self, run_context):
+            seen.append(run_context.original_args().batch_num)
+
+    with Run(callbacks=Length()) as run:
+        assert list(run.steps(iter([1, 2]))) == [1, 2]
+    assert seen == [0]
+
+
+def test_every_call_of_steps_outside_epochs_is_an_epoch():
+    recorder = Recorder()
+    with Run(callbacks=recorder) as run:
+        for _ in range(3):
+            for _ in run.steps([1]):
+                pass
+    assert (run.epoch, counted(recorder, "on_train_epoch_end"), counted(recorder, "on_train_begin")) == (3, 3, 1)
+
+
+def test_bad_arguments_are_refused_where_they_are_given():
+    with pytest.raises(InvalidValueError, match="epochs"):
+        Run(epochs=0)
+    with pytest.raises(InvalidTypeError, match="topology"):
+        Run(topology=3)
+    run = Run()
+    with pytest.raises(InvalidTypeError, match="loader"):
+        run.steps(3)
+    with pytest.raises(InvalidTypeError, match="loss"):
+        run.log(loss="low")
+    with pytest.raises(InvalidValueError, match="count"):
+        run.epochs(0)
+
+
+def test_a_bad_value_leaves_the_others_of_its_call_unlogged_and_the_step_alive():
+    recorder = Recorder()
+    with Run(callbacks=recorder) as run:
+        for _ in run.steps([1]):
+            run.log(kept=1)
+            with pytest.raises(InvalidTypeError):
+                run.log(good=1, bad="x")
+    assert recorder.logged[0] == ("on_train_step_end", 1, {"kept": 1.0})
+
+
+def test_a_run_that_nobody_closed_is_closed_at_exit_and_aborted_after_a_crash(monkeypatch):
+    from distsummary.training import run as module
+
+    registered = []
+    monkeypatch.setattr(module.atexit, "register", lambda function, *args: registered.append((function, args)))
+    finished, crashed = Recorder(), Recorder()
+    for recorder, error in ((finished, None), (crashed, OSError("crash"))):
+        run = Run(callbacks=recorder)
+        for _ in run.steps([1]):
+            pass
+        function, args = registered.pop()
+        monkeypatch.setattr(module.sys, "last_value", error, raising=False)
+        function(*args)
+    assert (finished.hooks[-1], finished.exits) == ("on_train_end", [None])
+    assert (crashed.hooks[-1], crashed.exits) == ("on_train_epoch_end", [OSError])
+    del run
+    gc.collect()
+    function(*args)  # one that is gone is nobody's business
+    assert not registered
+
+
+def test_the_parallel_mode_is_told_by_the_mesh():
+    assert parallel_mode(Topology()) == "stand_alone"
+    assert parallel_mode(Topology(world_size=4)) == "data_parallel"
+    assert parallel_mode(Topology(world_size=4, mesh={"dp": (0, 4)})) == "data_parallel"
+    assert parallel_mode(Topology(world_size=4, mesh={"dp": (0, 2), "tp": (0, 2)})) == "hybrid_parallel"
