@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ class RunDir:
     def landscape_dir(self) -> Path:
         """Loss grids: events, .npz and pictures."""
         return self.base / "landscape"
+
+    def landscape_file(self, tag: str, suffix: str) -> Path:
+        """The file of one loss grid: `landscape_[1, 4]` and `.npz` make `landscape_1-4.npz`."""
+        name = re.sub(r"[^\w.-]+", "_", tag.replace(", ", "-")).strip("_")
+        return self.landscape_dir / f"{name}{suffix}"
 
     @property
     def ckpt_dir(self) -> Path:
@@ -144,6 +150,26 @@ class RunDir:
             raise RunDirError(
                 f"{self.manifest_path} cannot be written: {error.strerror}; free the path or its disk"
             ) from error
+
+    @contextmanager
+    def locked(self, purpose: str) -> Iterator[None]:
+        """Hold a lock of the run, apart from the manifest's; raises RunDirError if it cannot be had."""
+        path = self.base / f".{purpose}.lock"
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=LOCK_TIMEOUT_S)
+        except Timeout as error:
+            raise RunDirError(
+                f"the lock {path} was held for {LOCK_TIMEOUT_S:g} s by another process; try again when it is done"
+            ) from error
+        except OSError as error:
+            raise RunDirError(
+                f"the lock {path} cannot be taken: {error.strerror}; mend the permissions of the run dir"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 class LocalCoordinator:

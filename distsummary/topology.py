@@ -14,6 +14,7 @@ from distsummary.errors import InvalidValueError, WorldMismatchError
 
 ROLES = ("train", "eval", "landscape")
 LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
+HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
 
 # Axes along which a tensor that is not a shard is equal on all ranks. Along any other axis (tp, pp, ep, cp ...)
 # an ordinary tensor may be a part that its framework does not know to be one.
@@ -102,6 +103,11 @@ def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
     ray = (sys.modules if modules is None else modules).get("ray")
     is_initialized = getattr(ray, "is_initialized", None)
     return bool(is_initialized and is_initialized())
+
+
+def hyper_config(environ: Mapping[str, str] | None = None) -> str:
+    """What a MindInsight tuning job gives this training: JSON text, empty if it is none."""
+    return (os.environ if environ is None else environ).get(HYPER_CONFIG, "")
 
 
 def _ray_train(modules: Mapping[str, ModuleType]) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from distsummary.events.mindspore_format import merge_custom
@@ -13,6 +13,7 @@ Json: TypeAlias = str | int | float | bool | None
 ByRank: TypeAlias = dict[int, Any]  # Any: whatever the field of a message holds
 
 MAX_INT32 = 2**31 - 1
+_MAX_EXACT = 2**53  # integers up to here are exact as floats
 _AGREED = (
     ("hyper_parameters", "optimizer"),
     ("hyper_parameters", "learning_rate"),
@@ -39,14 +40,14 @@ class Conflict(NamedTuple):
 def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lineage, list[Conflict]]:
     """One lineage of the run out of the ranks' own, and where they disagree.
 
-    - Names, paths, learning rate and epochs must agree; else the lowest rank's is taken and a conflict listed.
+    - Names, paths, learning rate and epochs must agree; else the lowest rank's is taken, a conflict listed.
     - `device_num` is the world size.
     - Batch and dataset sizes are summed when the dataset is split over the ranks (`is_split`); of replicas
       they must agree. A sum beyond int32, which the file cannot hold, is left out and listed.
-    - The loss, and each evaluation metric, is the mean over the ranks that have one. A mean that is not finite
-      is left out and listed: it has no place in JSON, and MindInsight answers in JSON.
-    - The model is that of the lowest rank that saved one, the dataset graph that of the lowest rank with one.
-    - Custom information is joined; of a key that has two values the lowest rank's is taken, a conflict listed.
+    - The loss, and each evaluation metric, is the mean over the ranks that have one.
+    - The model is that of the lowest rank that saved one, the dataset graph that of the lowest with one.
+    - Custom information is joined; of a key with two values the lowest rank's is taken, a conflict listed.
+    - A number that is not finite is left out and listed: MindInsight answers in JSON, which has none.
 
     Args:
         lineages: by rank; ranks without any may be absent.
@@ -147,11 +148,15 @@ def _merge_metrics(texts: dict[int, str], conflicts: list[Conflict]) -> dict[str
         conflicts.append(Conflict("metric", damaged))
     merged = {}
     for name, values in by_name.items():
-        are_numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values.values())
-        value = (_mean if are_numbers else _agreed)(f"metric.{name}", values, conflicts)
+        merge = _mean if all(_is_number(value) for value in values.values()) else _agreed
+        value = merge(f"metric.{name}", values, conflicts)
         if value is not None and _is_strict_json(value):
             merged[name] = value
     return merged if readable else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) <= _MAX_EXACT)
 
 
 def _json_object(text: str) -> dict[str, Any] | None:
@@ -173,22 +178,28 @@ def _is_strict_json(value: Any) -> bool:
 def _merge_custom(
     messages: dict[int, lineage_pb2.UserDefinedInfo], conflicts: list[Conflict]
 ) -> lineage_pb2.UserDefinedInfo:
-    merged: lineage_pb2.UserDefinedInfo | None = None
     by_key: dict[str, ByRank] = {}
+    entries: dict[str, lineage_pb2.UserDefinedInfo] = {}
     for rank, message in messages.items():
-        for key, value in _custom_values(message):
+        for key, value, entry in _custom_entries(message):
             by_key.setdefault(key, {})[rank] = value
-        # `merge_custom` keeps the newer value: for the lowest rank's, that is the one already there
-        merged = merge_custom(None, message) if merged is None else merge_custom(message, merged)
-    for key, values in by_key.items():
-        _agreed(f"custom.{key}", values, conflicts)
-    return merged if merged is not None else lineage_pb2.UserDefinedInfo()
+            entries.setdefault(key, entry)
+    kept = [
+        entries[key]
+        for key, values in by_key.items()
+        if _agreed(f"custom.{key}", values, conflicts) is not None
+    ]
+    return lineage_pb2.UserDefinedInfo(user_info=kept)
 
 
-def _custom_values(message: lineage_pb2.UserDefinedInfo) -> Iterator[tuple[str, Any]]:
+def _custom_entries(
+    message: lineage_pb2.UserDefinedInfo,
+) -> Iterator[tuple[str, Any, lineage_pb2.UserDefinedInfo]]:
+    """Each key with its value and the message that holds nothing else."""
     for entry in merge_custom(None, message).user_info:
         for values in (entry.map_int32, entry.map_str, entry.map_double, entry.map_dict):
-            yield from values.items()
+            for key, value in values.items():
+                yield key, value, entry
 
 
 def _collect(messages: Mapping[int, Any], group: str, name: str) -> ByRank:
@@ -203,9 +214,6 @@ def _collect(messages: Mapping[int, Any], group: str, name: str) -> ByRank:
 def _set(message: Any, group: str, name: str, value: Any) -> None:
     if value is not None:
         setattr(getattr(message, group), name, value)
-
-
-_Merge: TypeAlias = Callable[[str, ByRank, list[Conflict]], Any]
 
 
 def _agreed(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> Any:

@@ -39,7 +39,7 @@ class RankStatistics:
 
 
 def last_recorded(ranks: Ints, steps: Ints) -> Ints:
-    """Which of the values (N,), given in the order of recording, are the last of their rank and step: int64 (M,)."""
+    """Which of the values (N,), in order of recording, are the last of their rank and step: int64 (M,)."""
     order = np.lexsort((np.arange(len(ranks)), steps, ranks))
     if not len(order):
         return order
@@ -68,14 +68,10 @@ def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
             steps=unique, mean=empty, min=empty, median=empty, max=empty, argmax_rank=unique.copy()
         )
     numbers = counts - np.add.reduceat(np.isnan(values), starts, dtype=np.int64)
-    has_number = numbers > 0
-    highest = np.where(has_number, starts + numbers - 1, starts)  # without a number: one of the NaNs
+    highest = starts + np.maximum(numbers - 1, 0)  # without a number: one of the NaNs
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-        low, high = (
-            values[starts + np.maximum(numbers - 1, 0) // 2],
-            values[starts + numbers // 2 * has_number],
-        )
-        median = np.where(low == high, low, low + (high - low) / 2)
+        low, high = values[starts + (highest - starts) // 2], values[starts + numbers // 2]
+        median = np.where(low == high, low, low / 2 + high / 2)
         mean = np.add.reduceat(values, starts) / counts
     # Ranks that agree have their value as their mean, to the last bit.
     mean = np.where((numbers == counts) & (values[starts] == values[highest]), values[starts], mean)
@@ -92,7 +88,7 @@ def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
 def named_series(
     tag: str, statistics: RankStatistics, *, is_key: bool, taken: Collection[str] = ()
 ) -> dict[str, Floats]:
-    """What is written of a tag: its mean under its own name and, of a key tag, `<tag>/min` and the other PARTS.
+    """What is written of a tag: the mean under its name; of a key tag also `<tag>/min` and the other PARTS.
 
     Each (S,) float64. A part whose name a rank recorded itself (`taken`) is left out.
     """

@@ -108,14 +108,15 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
     data = _resolve(value.data)
     match value.plugin:
         case "scalar":
-            return value._replace(data=_finish_scalar(data))
+            data = _finish_scalar(data)
         case "tensor":
-            return value._replace(data=_finish_tensor(data, max_payload))
+            data = _finish_tensor(data, max_payload)
         case "histogram" if not isinstance(data, Histogram):
-            return value._replace(data=count_histogram(data, mindspore_compat=mindspore_compat))
+            data = count_histogram(data, mindspore_compat=mindspore_compat)
         case "image" if not isinstance(data, Image):
-            return value._replace(data=encode_image(data, mindspore_compat=mindspore_compat))
-    check_type(f"the data of a {value.plugin}", data, (Histogram, Image, Landscape))
+            data = encode_image(data, mindspore_compat=mindspore_compat)
+        case "landscape":
+            _check_landscape(data)
     return value._replace(data=data)
 
 
@@ -124,9 +125,11 @@ def _resolve(data: Any) -> Any:  # Any: whatever a framework gives, checked by w
 
 
 def _finish_scalar(data: Any) -> float:
+    if isinstance(data, (int, float)):
+        return float(data)
     array = np.asarray(data)
     if array.dtype.kind not in "biuf":
-        raise InvalidTypeError(f"a scalar must be a number, got {data!r}; convert it with float()")
+        raise InvalidTypeError(f"a scalar must be a number, got {type(data).__name__}; convert it with float()")
     if array.size != 1:
         raise InvalidValueError(
             f"a scalar must be one number, got the shape {array.shape}; reduce it or record a tensor"
@@ -147,6 +150,20 @@ def _finish_tensor(data: Any, max_payload: int) -> Array:
             "an event; record a part of it or its histogram"
         )
     return array
+
+
+def _check_landscape(data: Any) -> None:
+    check_type("the data of a landscape", data, Landscape)
+    if data.z.shape != data.y.shape + data.x.shape:
+        raise InvalidValueError(
+            f"z of a landscape must have the shape (len(y), len(x)) = {data.y.shape + data.x.shape}, "
+            f"got {data.z.shape}; transpose it"
+        )
+    if not data.path_x.shape == data.path_y.shape == data.path_z.shape:
+        raise InvalidValueError(
+            "path_x, path_y and path_z of a landscape must be equally long, got "
+            f"{data.path_x.shape}, {data.path_y.shape} and {data.path_z.shape}; give one point per checkpoint"
+        )
 
 
 def _finish_graph(data: Any) -> bytes:

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from distsummary.errors import DamagedFileError
 from distsummary.events import wire
+from distsummary.events.frames import MAX_PAYLOAD
 from distsummary.events.mindspore_format import encode_image_message, to_float32
 from distsummary.events.records import Array, Event, EventIds, Histogram, Image, Value
 from distsummary.pb import tensorboard_pb2
@@ -166,7 +167,7 @@ def _decode_tensor(tensor: tensorboard_pb2.TensorProto) -> Array | None:
     dtype, numbers = stored
     flat = np.frombuffer(tensor.tensor_content, dtype) if tensor.tensor_content else np.array(numbers, dtype)
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if flat.size == 1:  # one number may stand for all
+    if flat.size == 1 and 0 <= math.prod(shape) <= MAX_PAYLOAD // 8:  # one number may stand for all
         return np.broadcast_to(flat.reshape(()), shape)
     if flat.size != math.prod(shape):
         raise DamagedFileError(f"a tensor of the shape {shape} has {flat.size} numbers")

@@ -59,7 +59,8 @@ def open_engine(
 class NumpyEngine:
     """The plain loop: every parameter written anew at every point, in place, with the dtype it has.
 
-    `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`. It is the reference the other engines are compared with.
+    `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`. It is the
+    reference the other engines are compared with.
     """
 
     name = "numpy-naive"
@@ -116,7 +117,8 @@ def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], Any]:
     """How a batch becomes a loss, told by the first parameter of `loss_fn`.
 
     Called `model`: `loss_fn(model, batch)`. Anything else is a criterion: each batch is a pair
-    (inputs, targets), and the loss is `loss_fn(model(inputs), targets)`. The result is the mean over the rows of the batch.
+    (inputs, targets), and the loss is `loss_fn(model(inputs), targets)`. The result is the mean over the rows
+    of the batch.
     """
     if not callable(loss_fn):
         raise InvalidTypeError(

@@ -164,7 +164,7 @@ def _refuse_zero(directions: Directions) -> None:
     for axis, direction in (("x", directions.x), ("y", directions.y)):
         if not any(array.any() for array in direction.values()):
             raise LandscapeError(
-                f"the {axis} direction is zero after normalisation; choose another normalization or other weights"
+                f"the {axis} direction is zero after normalisation; choose another normalization"
             )
 
 

@@ -74,6 +74,11 @@ class Scheduler:
         return [first]
 
     @property
+    def waiting(self) -> int:
+        """Chunks that no worker holds."""
+        return len(self._waiting)
+
+    @property
     def is_finished(self) -> bool:
         """Whether every chunk has a result."""
         return not self._waiting and not any(self._held.values())

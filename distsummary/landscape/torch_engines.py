@@ -1,7 +1,7 @@
 """The row engine for torch models: theta + y * v once a row into a flat buffer, + x * u once a point.
 
 While it is open, every parameter and buffer of the model looks at memory of the engine; the tensors' own
-memory is never written to and is put back by `close`: the model is bit for bit what it was, also after errors.
+memory is never written to and is put back by `close`, so the model is bit for bit what it was.
 """
 
 import copy

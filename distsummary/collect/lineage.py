@@ -1,0 +1,215 @@
+"""Lineage of one rank: what was trained, with what, on what, and how well it did."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+from distsummary.frameworks.base import framework_of
+from distsummary.pb import mindspore_lineage_pb2 as pb
+from distsummary.topology import Topology
+from distsummary.training.callbacks import CallbackParams
+
+logger = logging.getLogger(__name__)
+
+INT32 = 2**31 - 1
+MAX_HYPER_CONFIG = 100_000  # characters, MindSpore's limit
+_WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+
+
+def train_lineage(
+    told: CallbackParams, topology: Topology, *, loss: float | None = None, mindspore_compat: bool = False
+) -> pb.TrainLineage:
+    """The lineage of a training so far, from what its loop tells; what it does not tell stays unset.
+
+    Args:
+        loss: the last one, None while there is none.
+        mindspore_compat: the size of the data set as steps times batch size, whatever it really is.
+    """
+    message = pb.TrainLineage()
+    network, optimizer, dataset = told.get("network"), told.get("optimizer"), told.get("train_dataset")
+    _put(message.algorithm, "network", class_name(network))
+    _put(message.algorithm, "loss", loss)
+    hyper = message.hyper_parameters
+    _put(hyper, "optimizer", class_name(optimizer))
+    if optimizer is not None:
+        _put(hyper, "learning_rate", framework_of(optimizer).learning_rate(optimizer))
+    _put(hyper, "loss_function", class_name(told.get("loss_fn")))
+    _put(hyper, "epoch", told.get("epoch_num"))
+    _put(hyper, "parallel_mode", told.get("parallel_mode"))
+    _put(hyper, "device_num", topology.world_size)
+    batch = batch_size(dataset, told.get("train_dataset_element"))
+    _put(hyper, "batch_size", batch)
+    _put(message.train_dataset, "train_dataset_path", dataset_path(dataset))
+    steps = told.get("batch_num") or 0
+    _put(message.train_dataset, "train_dataset_size", dataset_size(dataset, steps, batch, mindspore_compat))
+    path = told.get("latest_ckpt_file")
+    message.model.path = json.dumps({"ckpt": os.path.abspath(path) if path else None})
+    message.model.size = os.path.getsize(path) if path and os.path.isfile(path) else 0
+    return message
+
+
+def evaluation_lineage(told: CallbackParams, *, mindspore_compat: bool = False) -> pb.EvaluationLineage:
+    """The lineage of an evaluation: its metrics as JSON, and its data set."""
+    message = pb.EvaluationLineage()
+    try:
+        message.metric = json.dumps(told.get("metrics") or {})
+    except (TypeError, ValueError) as error:
+        logger.warning("the metrics are not in the lineage, they are no JSON: %s", error)
+    dataset = told.get("valid_dataset")
+    batch = batch_size(dataset, told.get("eval_dataset_element"))
+    steps = told.get("batch_num") or 0
+    _put(message.valid_dataset, "valid_dataset_path", dataset_path(dataset))
+    _put(message.valid_dataset, "valid_dataset_size", dataset_size(dataset, steps, batch, mindspore_compat))
+    return message
+
+
+def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.UserDefinedInfo:
+    """The user's own entries, one sub-message each.
+
+    Args:
+        values: text, numbers; an integer beyond int32 is kept as a double, beyond 2^53 as text.
+        hyper_config: JSON whose "custom_lineage_data" stands below `values` (`topology.hyper_config`).
+    """
+    message = pb.UserDefinedInfo()
+    for key, value in {**_parse_hyper_config(hyper_config), **values}.items():
+        entry = message.user_info.add()
+        if isinstance(value, int) and abs(value) <= INT32:
+            entry.map_int32[key] = value
+        elif isinstance(value, float) or (isinstance(value, int) and abs(value) <= 2**53):
+            entry.map_double[key] = value
+        else:
+            entry.map_str[key] = str(value)
+    return message
+
+
+def _parse_hyper_config(text: str) -> dict[str, str | int | float]:
+    if not text:
+        return {}
+    reason = f"it has more than {MAX_HYPER_CONFIG} characters" if len(text) > MAX_HYPER_CONFIG else ""
+    try:
+        parsed = {} if reason else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        parsed, reason = {}, f"it is no JSON: {error}"
+    given = parsed.get("custom_lineage_data", {}) if isinstance(parsed, dict) else None
+    if reason or not isinstance(given, dict):
+        logger.warning("MINDINSIGHT_HYPER_CONFIG is ignored: %s", reason or "it holds no custom_lineage_data")
+        return {}
+    return {
+        key: value
+        for key, value in given.items()
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    }
+
+
+def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
+    """A loader and what it reads, as a chain: class names, sizes, how it batches and samples.
+
+    Args:
+        loader: anything; of a torch DataLoader the usual attributes are read, no framework is imported.
+        steps: batches of the loader, 0 if unknown.
+    """
+    graph = pb.DatasetGraph()
+    _describe(graph, loader, ("batch_size", "drop_last", "num_workers"))
+    if steps:
+        graph.parameter.mapInt["num_batches"] = steps
+    sampler = getattr(loader, "sampler", None)
+    if sampler is not None:
+        parameters = graph.sampler.operationParam
+        parameters.mapStr["class"] = class_name(sampler) or ""
+        for name in ("num_replicas", "rank", "seed", "shuffle", "replacement"):
+            _put_parameter(parameters, name, getattr(sampler, name, None))
+    dataset, inner = getattr(loader, "dataset", None), graph
+    for _ in range(16):  # a Subset of a Subset ...; an end even if somebody's dataset is its own
+        if dataset is None:
+            break
+        inner = inner.children.add()
+        _describe(inner, dataset, ("root", "path", "split", "train"))
+        dataset = getattr(dataset, "dataset", None)
+    return graph
+
+
+def _describe(graph: pb.DatasetGraph, source: object, names: tuple[str, ...]) -> None:
+    graph.parameter.mapStr["op_type"] = class_name(source) or ""
+    for name in names:
+        _put_parameter(graph.parameter, name, getattr(source, name, None))
+    _put_parameter(graph.parameter, "size", _length(source))
+
+
+def _put_parameter(parameters: pb.OperationParameter, name: str, value: object) -> None:
+    if isinstance(value, bool):
+        parameters.mapBool[name] = value
+    elif isinstance(value, int) and abs(value) <= INT32:
+        parameters.mapInt[name] = value
+    elif isinstance(value, (int, float)):
+        parameters.mapDouble[name] = float(value)
+    elif isinstance(value, (str, Path)):
+        parameters.mapStr[name] = str(value)
+
+
+def class_name(thing: object) -> str | None:
+    """The class of a model, optimizer or loss without what wraps it; the name of a function."""
+    if thing is None:
+        return None
+    for _ in range(len(_WRAPPERS)):
+        thing = getattr(thing, _WRAPPERS.get(type(thing).__name__, ""), thing)
+    named: Callable[..., object] | type = (
+        thing if callable(thing) and hasattr(thing, "__name__") else type(thing)
+    )
+    return str(named.__name__)
+
+
+def batch_size(loader: object, batch: object = None) -> int | None:
+    """Samples of one batch: as the loader says, else as many as the first tensor of a batch holds."""
+    for source in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(source, "batch_size", None)
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+    first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    shape = getattr(first, "shape", None)
+    return int(shape[0]) if shape else None
+
+
+def dataset_size(loader: object, steps: int, batch: int | None, mindspore_compat: bool = False) -> int | None:
+    """Samples that this rank sees in an epoch: its sampler's, else steps times batch size.
+
+    MindSpore always says steps times batch size, which counts a smaller last batch as a whole one.
+    """
+    product = steps * batch if steps and batch else None
+    samples = None if mindspore_compat else _length(getattr(loader, "sampler", None))
+    if samples is None:
+        return product
+    return samples if product is None else min(samples, product)
+
+
+def dataset_path(loader: object) -> str | None:
+    """Where the data of a loader lies, if one of the data sets below it says so."""
+    source = loader
+    for _ in range(16):
+        source = getattr(source, "dataset", None)
+        for name in ("root", "path"):
+            path = getattr(source, name, None)
+            if isinstance(path, (str, Path)) and str(path):
+                return os.path.abspath(path)
+    return None
+
+
+def _length(source: object) -> int | None:
+    if not isinstance(source, Sized):
+        return None
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError):  # torch's classes have __len__ where they have no length
+        return None
+
+
+def _put(message: Any, field: str, value: object) -> None:  # Any: one of several generated messages
+    """Set a field if there is a value, and one that the field can hold."""
+    if value is None or (isinstance(value, int) and abs(value) > INT32):
+        return
+    if isinstance(value, float) and math.isfinite(value) and abs(value) > 3.4e38:
+        value = math.copysign(math.inf, value)  # the fields are float32
+    setattr(message, field, value)

@@ -1,0 +1,157 @@
+"""The arguments of SummaryCollector and SummaryRecord, checked as MindSpore does."""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distsummary.checkpoints.trajectory import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
+from distsummary.checks import check_choice, check_int, check_keys, check_type
+from distsummary.errors import InvalidValueError
+from distsummary.events.segment import DIALECTS
+from distsummary.run_dir import RunDir
+
+logger = logging.getLogger(__name__)
+
+FLAGS = (
+    "collect_metric",
+    "collect_graph",
+    "collect_train_lineage",
+    "collect_eval_lineage",
+    "collect_input_data",
+    "collect_dataset_graph",
+)
+PATTERNS = ("histogram_regular", "tensor_regular")
+MAX_PATH = 4096  # bytes, Linux
+MAX_PATH_PART = 255
+_AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a collector collects.
+
+    `histogram` None: no histograms; "": of the first five parameters; else of those whose names match from
+    their start. `tensor` the same for whole parameters, without a default. `landscape` None: no trajectory.
+    """
+
+    metric: bool = False
+    graph: bool = False
+    train_lineage: bool = False
+    eval_lineage: bool = False
+    input_data: bool = False
+    dataset_graph: bool = False
+    histogram: str | None = None
+    tensor: str | None = None
+    landscape: LandscapeSpec | None = None
+
+
+def check_specified(value: object, keep_default_action: bool, *, mindspore_compat: bool = False) -> Collected:
+    """`collect_specified_data`: with `keep_default_action` over the defaults, else nothing but what it names.
+
+    The default is everything but a trajectory (with `mindspore_compat` also that) and whole parameters.
+    Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
+    """
+    check_type("keep_default_action", keep_default_action, bool)
+    check_type("collect_specified_data", value, dict, optional=True)
+    given: dict[str, Any] = value if isinstance(value, dict) else {}
+    check_keys("collect_specified_data", given, (*FLAGS, *PATTERNS, "collect_landscape"))
+    for name in FLAGS:
+        check_type(f"collect_specified_data[{name!r}]", given.get(name, True), bool)
+    flags = {name.removeprefix("collect_"): given.get(name, keep_default_action) for name in FLAGS}
+    keep_histogram = keep_default_action or "histogram_regular" in given
+    histogram = _check_pattern("histogram_regular", given.get("histogram_regular"))
+    landscape = DEFAULT_SPEC if keep_default_action and mindspore_compat else None
+    if "collect_landscape" in given:
+        landscape = check_collect_landscape(given["collect_landscape"])
+    return Collected(
+        **flags,
+        histogram=(histogram or "") if keep_histogram else None,
+        tensor=_check_pattern("tensor_regular", given.get("tensor_regular")),
+        landscape=landscape,
+    )
+
+
+def _check_pattern(name: str, value: object) -> str | None:
+    field = f"collect_specified_data[{name!r}]"
+    check_type(field, value, str, optional=True)
+    if not isinstance(value, str):
+        return None
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise InvalidValueError(f"{field} must be a regular expression, got {value!r}: {error}") from error
+    return value
+
+
+def check_summary_dir(value: object) -> RunDir:
+    """The run dir, made if absent; raises also for a path that is too long, a file, or one not writable."""
+    check_type("summary_dir", value, (str, os.PathLike))
+    run_dir = RunDir(value)  # type: ignore[arg-type]  # just checked
+    parts = [os.fsencode(part) for part in run_dir.base.parts]
+    if len(os.fsencode(run_dir.base)) > MAX_PATH or any(len(part) > MAX_PATH_PART for part in parts):
+        raise InvalidValueError(
+            f"summary_dir must have at most {MAX_PATH} bytes and {MAX_PATH_PART} in each part, "
+            f"got {len(os.fsencode(run_dir.base))}; choose a shorter path"
+        )
+    return run_dir.create()
+
+
+def check_custom_lineage(value: object) -> dict[str, str | int | float]:
+    """`custom_lineage_data`: names to text or numbers; {} for None."""
+    check_type("custom_lineage_data", value, dict, optional=True)
+    if not isinstance(value, dict):
+        return {}
+    for key, item in value.items():
+        check_type("a key of custom_lineage_data", key, str)
+        check_type(f"custom_lineage_data[{key!r}]", item, (str, int, float))
+    return dict(value)
+
+
+def check_export_options(value: object) -> bool:
+    """`export_options`: whether tensors are exported as .npy files."""
+    check_type("export_options", value, dict, optional=True)
+    if not isinstance(value, dict):
+        return False
+    check_keys("export_options", value, ("tensor_format",))
+    chosen = value.get("tensor_format")
+    check_type("export_options['tensor_format']", chosen, str, optional=True)
+    if chosen is not None:
+        check_choice("export_options['tensor_format']", chosen, ("npy",))
+    return chosen is not None
+
+
+def check_formats(value: object) -> tuple[str, ...]:
+    """`formats`: at least one of the dialects, each once."""
+    check_type("formats", value, (list, tuple))
+    given: Sequence[object] = value if isinstance(value, (list, tuple)) else ()
+    for item in given:
+        check_choice("an item of formats", item, DIALECTS)
+    if not given:
+        raise InvalidValueError(f"formats must name at least one of {list(DIALECTS)}, got {value!r}")
+    return tuple(dialect for dialect in DIALECTS if dialect in given)
+
+
+def check_file_affix(field: str, value: object) -> str:
+    """`file_prefix`, `file_suffix`: word characters, then also dots."""
+    check_type(field, value, str)
+    text = str(value)
+    if not _AFFIX.fullmatch(text) or "tfevents" in text:
+        raise InvalidValueError(
+            f"{field} must be letters, digits and _, then also dots, without 'tfevents', got {text!r}"
+        )
+    return text
+
+
+def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | None:
+    """`max_file_size` in bytes, None for no limit; a record takes a negative one for none, with a warning."""
+    check_int("max_file_size", value, optional=True)
+    if not isinstance(value, int):
+        return None
+    if negative_is_unlimited and value < 0:
+        logger.warning("max_file_size=%d is negative: the files are not limited", value)
+        return None
+    check_int("max_file_size", value, low=0 if negative_is_unlimited else 1)
+    return value

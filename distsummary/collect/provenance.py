@@ -1,0 +1,93 @@
+"""Where a run comes from: commit, command line and versions, with secrets taken out."""
+
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+GIT_TIMEOUT_S = 5.0
+REDACTED = "***"
+PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
+
+# Whole words of an option's name: --token and --hf_token, but neither --tokenizer nor --max-tokens.
+_SECRET = re.compile(
+    r"(?<![a-z])(pass(word|wd|phrase)?|pwd|secrets?|token|(api|access|private)[-_]?key|credentials?|auth)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)
+_TOKEN = re.compile(r"(?:ghp|gho|ghs|github_pat|glpat|hf|sk|xox[abp]|AKIA)[-_A-Za-z0-9]{16,}")
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def provenance(directory: Path | None = None) -> dict[str, Any]:
+    """The commit of `directory` (default: the working one), the command line and the installed versions.
+
+    JSON types only. `git` is empty outside a repository or without git.
+    """
+    return {
+        "git": git_state(directory or Path.cwd()),
+        "argv": redact(sys.argv),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions(),
+    }
+
+
+def git_state(directory: Path) -> dict[str, str | bool]:
+    """`commit` and whether tracked files differ from it (`dirty`)."""
+    commit = _git(directory, "rev-parse", "HEAD")
+    if not commit:
+        return {}
+    state: dict[str, str | bool] = {"commit": commit}
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return state if changes is None else state | {"dirty": bool(changes)}
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(directory), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (
+        OSError,
+        ValueError,
+        subprocess.SubprocessError,
+    ):  # no git, no repository, or one that is too slow
+        return None
+    return done.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide what a run does, as far as they are installed."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def redact(argv: Sequence[str]) -> list[str]:
+    """The command line with values of secret-looking options, tokens and logins in URLs replaced by ***."""
+    clean = []
+    hide_next = False
+    for argument in argv:
+        name, equals, _ = argument.partition("=")
+        is_secret = bool(_SECRET.search(name))
+        if hide_next and not argument.startswith("-"):
+            clean.append(REDACTED)
+        elif is_secret and equals:
+            clean.append(f"{name}={REDACTED}")
+        else:
+            clean.append(_URL_LOGIN.sub(REDACTED, _TOKEN.sub(REDACTED, argument)))
+        hide_next = is_secret and not equals and argument.startswith("-")
+    return clean

@@ -1,0 +1,86 @@
+"""The demo, run once as a user runs it, for all viewers to look at."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT
+
+RANKS = 4
+MARK = "DISTSUMMARY_INTEROP_DEMO"
+
+
+class Demo(NamedTuple):
+    """One finished demo: its run dir, and the JSON line it printed."""
+
+    run_dir: Path
+    summary: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """`distsummary demo --out .. --ranks 4 --json` in a fresh home; fails if it leaves a process behind."""
+    place = tmp_path_factory.mktemp("demo")
+    run_dir = place / "my runs" / "digits"
+    run_dir.parent.mkdir()
+    command = [Path(sys.executable).with_name("distsummary"), "demo", "--out", run_dir, "--ranks", str(RANKS)]
+    mark = uuid.uuid4().hex
+    (place / "home").mkdir()
+    environment = _environment_of_a_user(place / "home") | {MARK: mark}
+    done = subprocess.run(
+        [*map(str, command), "--json"],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    left = _end_what_is_left(mark)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not left, f"the demo left processes behind: {left}"
+    assert len(done.stdout.splitlines()) == 1, f"--json prints one line and no other:\n{done.stdout}"
+    return Demo(run_dir, json.loads(done.stdout))
+
+
+@pytest.fixture(scope="session")
+def mindinsight() -> Path:
+    """The command of the MindInsight that `make interop` installs."""
+    command = ROOT / ".venv-mindinsight" / "bin" / "mindinsight"
+    assert command.exists(), f"there is no {command}; run: make interop"
+    return command
+
+
+def _environment_of_a_user(home: Path) -> dict[str, str]:
+    """Without the settings that tests/conftest.py makes for Ray."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")} | {
+        "HOME": str(home)
+    }
+
+
+def _end_what_is_left(mark: str, grace_s: float = 10.0) -> list[str]:
+    """The command lines of processes that carry the mark and do not end by themselves; they are killed."""
+    deadline = time.monotonic() + grace_s
+    while (left := [process for process in psutil.process_iter() if _carries(process, mark)]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.1)
+    described = [" ".join(process.cmdline()) for process in left]
+    for process in left:
+        process.send_signal(signal.SIGKILL)
+    return described
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark
+    except (psutil.AccessDenied, psutil.NoSuchProcess):
+        return False

@@ -1,0 +1,138 @@
+"""The real MindInsight reads all of a run: at the run dir, the ranks; at its parent, the merged run."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.interop.conftest import RANKS, Demo
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+GOLDEN = ROOT / "tests" / "golden" / "ms"
+
+
+class Verdict(NamedTuple):
+    """What the acceptance client found: its exit status, and all it says."""
+
+    status: int
+    document: dict[str, Any]
+
+    def complaints(self) -> list[str]:
+        """Everything that makes the status 1, one line each."""
+        jobs = self.document["jobs"].items()
+        lines = [f"{name}: {problem}" for name, job in jobs for problem in job["problems"]]
+        failed = [str(request) for request in self.document.get("failed_requests", [])]
+        return [*self.document["problems"], *lines, *failed, *self.document.get("server_error_lines", [])]
+
+    def read(self, job: str) -> dict[str, Any]:
+        """What the server answered for one job ("./" or "./name")."""
+        read: dict[str, Any] = self.document["jobs"][job]["read"]
+        return read
+
+
+def check(base: Path, mindinsight: Path) -> Verdict:
+    """Run tests/tools/mindinsight_check.py on a base directory."""
+    tool = ROOT / "tests" / "tools" / "mindinsight_check.py"
+    command = [sys.executable, str(tool), str(base), "--mindinsight", str(mindinsight)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.stdout, done.stderr
+    return Verdict(done.returncode, json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def at_run_dir(demo: Demo, mindinsight: Path) -> Verdict:
+    return check(demo.run_dir, mindinsight)
+
+
+@pytest.fixture(scope="module")
+def at_parent(demo: Demo, mindinsight: Path) -> Verdict:
+    return check(demo.run_dir.parent, mindinsight)
+
+
+def test_pointed_at_the_run_dir_everything_is_read(at_run_dir: Verdict) -> None:
+    assert at_run_dir.complaints() == []
+    assert at_run_dir.status == 0
+
+
+def test_pointed_at_the_run_dir_the_jobs_are_the_merged_run_the_ranks_and_the_landscape(
+    at_run_dir: Verdict,
+) -> None:
+    ranks = {f"./rank_{rank:05d}" for rank in range(RANKS)}
+    assert at_run_dir.document["jobs"].keys() >= {"./", "./landscape", *ranks}
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_every_rank_shows_scalars_images_and_lineage(at_run_dir: Verdict, rank: int) -> None:
+    read = at_run_dir.read(f"./rank_{rank:05d}")
+    assert "loss/scalar" in read["scalar"]
+    assert read["image"]
+    assert read["lineage"]["network"] == "DigitsNet"
+
+
+def test_histograms_and_tensors_are_dealt_and_every_parameter_is_shown_by_some_rank(
+    at_run_dir: Verdict,
+) -> None:
+    shown = {tag for rank in range(RANKS) for tag in at_run_dir.read(f"./rank_{rank:05d}")["histogram"]}
+    layers = [name for name in ("conv1", "conv2", "fc") if not any(name in tag for tag in shown)]
+    assert layers == []
+    assert any(at_run_dir.read(f"./rank_{rank:05d}")["tensor"] for rank in range(RANKS))
+
+
+def test_the_merged_run_shows_the_statistics_and_the_lineage_of_all_ranks(at_run_dir: Verdict) -> None:
+    read = at_run_dir.read("./")
+    assert {"loss/scalar", "loss/min/scalar", "loss/max/scalar"} <= read["scalar"].keys()
+    assert read["lineage"]["device_num"] == RANKS
+    assert read["lineage"]["metric"]
+    assert read["dataset_graph"]
+
+
+def test_the_landscapes_are_read_with_their_path_and_their_loss_curve(at_run_dir: Verdict) -> None:
+    read = at_run_dir.read("./landscape")
+    assert read["landscape"]["intervals"]
+    assert read["landscape"]["final"]
+    assert read["scalar"]
+
+
+def test_pointed_at_the_parent_the_run_is_one_job_and_only_its_ranks_lie_too_deep(
+    demo: Demo, at_parent: Verdict
+) -> None:
+    # MindInsight looks one level deep: at the parent it shows runs, and their ranks only at the run dir.
+    # The client counts that as a loss; anything else it says would be one.
+    deeper = [path for path in sorted(demo.run_dir.iterdir()) if any(path.glob("*summary.*"))]
+    expected = [f"digits/{p.name}: lies deeper than one level, MindInsight never looks there" for p in deeper]
+    assert at_parent.complaints() == expected
+    assert [path.name for path in deeper] == ["landscape", *(f"rank_{rank:05d}" for rank in range(RANKS))]
+    assert list(at_parent.document["jobs"]) == ["./digits"]
+    assert at_parent.document["lineage_table"]["rows"] == 1
+
+
+# --- the client itself, on files that MindSpore wrote
+
+
+@pytest.fixture
+def golden(nasty_tmp_path: Path) -> Path:
+    """A training of MindSpore, as a base directory with one job."""
+    shutil.copytree(GOLDEN / "mlp_train_eval" / "summary", nasty_tmp_path / "mlp")
+    return nasty_tmp_path
+
+
+def test_the_files_of_mindspore_pass(golden: Path, mindinsight: Path) -> None:
+    verdict = check(golden, mindinsight)
+    assert verdict.complaints() == []
+    assert verdict.status == 0
+
+
+def test_a_damaged_file_does_not_pass(golden: Path, mindinsight: Path) -> None:
+    path = next(golden.rglob("*_MS"))
+    whole = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(whole[:300] + bytes([whole[300] ^ 0xFF]) + whole[301:])
+    verdict = check(golden, mindinsight)
+    assert verdict.status == 1
+    assert any("checksum" in complaint for complaint in verdict.complaints())

@@ -1,0 +1,92 @@
+"""TensorBoard's two readers see all of a run, with the values that were recorded."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from tests.interop.conftest import RANKS, Demo
+from tests.interop.views import View, differences, own_view, python_view, server_view
+
+pytestmark = pytest.mark.interop
+
+
+@pytest.fixture(scope="module")
+def recorded(demo: Demo) -> View:
+    return own_view(demo.run_dir)
+
+
+def test_the_python_reader_sees_what_was_recorded(demo: Demo, recorded: View) -> None:
+    assert differences(python_view(demo.run_dir), recorded) == []
+
+
+def test_the_data_server_sees_what_was_recorded(demo: Demo, recorded: View) -> None:
+    assert differences(server_view(demo.run_dir), recorded) == []
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_every_rank_has_scalars_images_and_its_share_of_the_histograms(recorded: View, rank: int) -> None:
+    run = f"rank_{rank:05d}"
+    assert {tag for name, tag in recorded.scalars if name == run} >= {"loss", "lr", "perf/step_s"}
+    assert any(name == run for name, _ in recorded.images)
+    assert any(name == run for name, _ in recorded.histograms)
+
+
+def test_the_merged_run_has_the_statistics_of_all_ranks(recorded: View) -> None:
+    tags = {tag for name, tag in recorded.scalars if name == "."}
+    assert tags >= {"loss", "loss/min", "loss/median", "loss/max", "loss/argmax_rank"}
+
+
+def test_the_merged_loss_is_the_mean_of_the_ranks_at_every_step(recorded: View) -> None:
+    ranks = [dict(recorded.scalars[f"rank_{rank:05d}", "loss"]) for rank in range(RANKS)]
+    merged = dict(recorded.scalars[".", "loss"])
+    assert merged.keys() == ranks[0].keys()
+    for step, mean in merged.items():
+        assert mean == pytest.approx(np.mean([losses[step] for losses in ranks]), rel=1e-6)
+
+
+def test_both_dialects_hold_the_same_scalars(demo: Demo, recorded: View) -> None:
+    mindspore = own_view(demo.run_dir, "mindspore")
+    assert differences(View(mindspore.scalars, {}, {}), View(recorded.scalars, {}, {})) == []
+
+
+# --- the views themselves, on files that TensorBoard's own writer wrote
+
+
+@pytest.fixture
+def foreign(nasty_tmp_path: Path) -> Path:
+    """Files of torch.utils.tensorboard: three steps of every kind in the directory and in one below it."""
+    for path in (nasty_tmp_path, nasty_tmp_path / "rank_00000"):
+        with SummaryWriter(str(path)) as writer:
+            for step in range(3):
+                writer.add_scalar("loss", 0.5 / (step + 1), step)
+                writer.add_histogram("weights", np.arange(10.0) * step, step)
+                writer.add_image("picture", np.full((3, 4, 5), step / 3, dtype=np.float32), step)
+    return nasty_tmp_path
+
+
+def test_the_three_readers_agree_on_the_files_of_another_writer(foreign: Path) -> None:
+    own = own_view(foreign)
+    assert {name for name, _ in own.scalars} == {".", "rank_00000"}
+    assert [step for step, _ in own.histograms["rank_00000", "weights"]] == [0, 1, 2]
+    assert own.images.keys() == {(".", "picture"), ("rank_00000", "picture")}
+    assert differences(python_view(foreign), own) == []
+    assert differences(server_view(foreign), own) == []
+
+
+def test_a_lost_point_and_a_lost_tag_are_differences(foreign: Path) -> None:
+    whole, damaged = own_view(foreign), own_view(foreign)
+    damaged.scalars[".", "loss"].pop()
+    del damaged.images["rank_00000", "picture"]
+    assert differences(whole, damaged) == [
+        "images ('rank_00000', 'picture') only on the left",
+        "scalars ('.', 'loss'): 3 points, then 2",
+    ]
+
+
+def test_the_data_server_view_refuses_a_directory_with_a_damaged_file(foreign: Path) -> None:
+    path = next((foreign / "rank_00000").iterdir())
+    path.write_bytes(path.read_bytes()[:200] + b"\xff" * 100 + path.read_bytes()[300:])
+    with pytest.raises(AssertionError, match="could not read everything"):
+        server_view(foreign)

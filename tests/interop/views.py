@@ -1,0 +1,200 @@
+"""What a directory of event files holds, as our reader and both of TensorBoard's see it."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import grpc
+import numpy as np
+import tensorboard_data_server
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.data.grpc_provider import GrpcDataProvider
+from tensorboard.data.proto import data_provider_pb2_grpc
+
+from distsummary.events.reader import read_directory
+from distsummary.events.records import Histogram
+
+ALL = 1_000_000  # more points than any test has: no reader may sample
+
+Points: TypeAlias = list[tuple[int, Any]]  # Any: a float, a picture or the bins of a histogram
+
+
+class Bins(NamedTuple):
+    """The bins between the outermost that count something: the inner edges and all counts."""
+
+    inner_edges: tuple[float, ...]
+    counts: tuple[float, ...]
+
+
+class Picture(NamedTuple):
+    """An encoded image; height and width in pixels."""
+
+    height: int
+    width: int
+    encoded: bytes
+
+
+class View(NamedTuple):
+    """(run, tag) -> points in the order of steps, by kind; the run of the directory itself is "."."""
+
+    scalars: dict[tuple[str, str], Points]
+    histograms: dict[tuple[str, str], Points]
+    images: dict[tuple[str, str], Points]
+
+
+def differences(left: View, right: View) -> list[str]:
+    """What differs, one short line each, so that a failure can be read."""
+    lines = []
+    for kind in View._fields:
+        ours, theirs = getattr(left, kind), getattr(right, kind)
+        lines += [f"{kind} {key} only on the left" for key in ours.keys() - theirs.keys()]
+        lines += [f"{kind} {key} only on the right" for key in theirs.keys() - ours.keys()]
+        for key in ours.keys() & theirs.keys():
+            if ours[key] != theirs[key]:
+                lines.append(f"{kind} {key}: {_first_difference(ours[key], theirs[key])}")
+    return sorted(lines)
+
+
+def _first_difference(left: Points, right: Points) -> str:
+    pairs = zip(left, right, strict=False)
+    first = next(((a, b) for a, b in pairs if a != b), f"{len(left)} points, then {len(right)}")
+    return str(first)[:300]
+
+
+def own_view(logdir: Path, dialect: str = "tensorboard") -> View:
+    """What distsummary.events.reader reads from `logdir` and the directories in it."""
+    view = View({}, {}, {})
+    for directory in sorted({logdir, *(path for path in logdir.rglob("*") if path.is_dir())}):
+        for event in read_directory(directory, dialect):
+            for value in event.values:
+                kind, data = _own_point(value.plugin, value.data)
+                if kind:
+                    tags = getattr(view, kind)
+                    key = (_run_name(directory, logdir), value.tag)
+                    tags.setdefault(key, []).append((event.step, data))
+    return view
+
+
+def python_view(logdir: Path) -> View:
+    """What TensorBoard's Python reader reads, without sampling."""
+    guidance = {"scalars": 0, "histograms": 0, "images": 0}  # 0: keep all
+    multiplexer = EventMultiplexer(size_guidance=guidance, purge_orphaned_data=True)
+    multiplexer.AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    view = View({}, {}, {})
+    for run in multiplexer.Runs():
+        _add_accumulated(view, run, multiplexer.GetAccumulator(run))
+    return view
+
+
+def _add_accumulated(view: View, run: str, accumulator: EventAccumulator) -> None:
+    tags = accumulator.Tags()
+    for tag in tags["scalars"]:
+        view.scalars[run, tag] = [(point.step, point.value) for point in accumulator.Scalars(tag)]
+    for tag in tags["histograms"]:
+        view.histograms[run, tag] = [
+            (point.step, _trim(point.histogram_value.bucket_limit, point.histogram_value.bucket))
+            for point in accumulator.Histograms(tag)
+        ]
+    for tag in tags["images"]:
+        view.images[run, tag] = [
+            (point.step, Picture(point.height, point.width, point.encoded_image_string))
+            for point in accumulator.Images(tag)
+        ]
+
+
+def server_view(logdir: Path) -> View:
+    """What TensorBoard's data server (its default reader) answers after one load, without sampling."""
+    with _data_server(logdir) as provider:
+        context, of_all = RequestContext(), {"experiment_id": "", "downsample": ALL}
+        scalars = provider.read_scalars(context, plugin_name="scalars", **of_all)
+        histograms = provider.read_tensors(context, plugin_name="histograms", **of_all)
+        images = provider.read_blob_sequences(context, plugin_name="images", **of_all)
+
+        def picture(references: Sequence[Any]) -> Picture:
+            # a summary's image is three blobs: its width and height as text, then the file
+            width, height, encoded = (provider.read_blob(context, blob_key=r.blob_key) for r in references)
+            return Picture(int(height), int(width), encoded)
+
+        return View(
+            _flat(scalars, lambda point: point.value),
+            _flat(histograms, lambda point: _trim(point.numpy[:, 1], point.numpy[:, 2])),
+            _flat(images, lambda point: picture(point.values)),
+        )
+
+
+@contextmanager
+def _data_server(logdir: Path) -> Iterator[GrpcDataProvider]:
+    """The data server on a free loopback port, loaded once, ended by closing its stdin."""
+    with tempfile.TemporaryDirectory() as place:
+        port_file = Path(place, "port")
+        options = [
+            "--reload",
+            "once",
+            "--port",
+            "0",
+            "--port-file",
+            str(port_file),
+            "--die-after-stdin",
+            "-v",
+        ]
+        samples = f"--samples-per-plugin=scalars={ALL},histograms={ALL},images={ALL}"
+        command = [tensorboard_data_server.server_binary(), "--logdir", str(logdir), samples, *options]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as server:
+            assert server.stdin is not None
+            assert server.stderr is not None
+            log = []
+            for line in server.stderr:
+                log.append(line)
+                if "Finished load cycle" in line:
+                    break
+            else:
+                raise AssertionError(f"the data server ended before it had loaded {logdir}:\n{''.join(log)}")
+            refused = [line for line in log if " WARN " in line or " ERROR " in line]
+            assert not refused, f"the data server could not read everything:\n{''.join(refused)}"
+            with grpc.insecure_channel(f"localhost:{port_file.read_text().strip()}") as channel:
+                yield GrpcDataProvider("", data_provider_pb2_grpc.TensorBoardDataProviderStub(channel))
+            server.stdin.close()
+            server.stderr.read()
+
+
+def _flat(runs: Any, convert: Any) -> dict[tuple[str, str], Points]:
+    return {
+        (run, tag): [(point.step, convert(point)) for point in points]
+        for run, tags in runs.items()
+        for tag, points in tags.items()
+    }
+
+
+def _own_point(plugin: str, data: Any) -> tuple[str, Any]:
+    match plugin:
+        case "scalar":
+            return "scalars", data
+        case "histogram":
+            return "histograms", _own_bins(data)
+        case "image":
+            return "images", Picture(data.height, data.width, data.encoded)
+    return "", None
+
+
+def _own_bins(histogram: Histogram) -> Bins:
+    return Bins(tuple(histogram.left[1:].tolist()), tuple(histogram.counts.astype(float).tolist()))
+
+
+def _trim(limits: Sequence[float], counts: Sequence[float]) -> Bins:
+    filled = np.flatnonzero(counts)
+    if not filled.size:
+        return Bins((), ())
+    first, last = int(filled[0]), int(filled[-1])
+    return Bins(tuple(map(float, limits[first:last])), tuple(map(float, counts[first : last + 1])))
+
+
+def _run_name(directory: Path, logdir: Path) -> str:
+    return os.path.relpath(directory, logdir)
