@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     landscape.add_argument("--size", type=int, default=21, help="points along each side, 3 to 256 (21)")
     landscape.add_argument("--directions", default="pca,random", help="pca, random or both (pca,random)")
     landscape.add_argument("--seed", type=int, default=0, help="of the random directions (0)")
-    landscape.add_argument("--workers", default="auto", help="auto, or a number; 0 works in this process")
+    landscape.add_argument("--workers", default="auto", help="auto, or a number; 0 uses no Ray")
     return parser
 
 
@@ -81,19 +82,19 @@ def _merge(options: argparse.Namespace) -> None:
 
 def _landscape(options: argparse.Namespace) -> None:
     from distsummary.landscape.generator import landscape, load_factory
+    from distsummary.launch import connected
 
-    model, loss_fn, batches = load_factory(options.factory)
-    grids = landscape(
-        model,
-        loss_fn,
-        batches,
-        around=options.run,
-        output=options.run,
-        size=options.size,
-        directions=tuple(options.directions.split(",")),
-        seed=options.seed,
-        workers=options.workers if options.workers == "auto" else int(options.workers),
-    )
-    print(
-        json.dumps({"run_dir": options.run, "landscapes": sorted(grids)}) if options.json else sorted(grids)
-    )
+    parts = load_factory(options.factory)
+    workers = options.workers if options.workers == "auto" else int(options.workers)
+    with nullcontext() if workers == 0 else connected(1, {"CPU": 1}):
+        grids = landscape(
+            *parts,
+            around=options.run,
+            output=options.run,
+            size=options.size,
+            directions=tuple(options.directions.split(",")),
+            seed=options.seed,
+            workers=workers,
+        )
+    names = sorted(grids) if isinstance(grids, dict) else []
+    print(json.dumps({"run_dir": options.run, "landscapes": names}) if options.json else ", ".join(names))

@@ -133,7 +133,7 @@ def run_demo(out: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False
         "loss": float(np.mean([result["loss"] for result in results])),
         "accuracy": results[0]["accuracy"],
         "step_s": step_times(run_dir),
-        "landscapes": sorted(grids),
+        "landscapes": sorted(grids) if isinstance(grids, dict) else [],
         "seconds": round(time.monotonic() - begun, 1),
     }
     if as_json:

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from distsummary.aggregate.actor import settle
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, MissingExtraError, RanksFailedError
-from distsummary.topology import LAUNCH_ID
+from distsummary.topology import LAUNCH_ID, cluster_address
 
 logger = logging.getLogger(__name__)
 
@@ -130,14 +130,17 @@ def plan_environments(places: list[tuple[str, str, int]], launch_id: str) -> lis
 
 @contextmanager
 def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
-    """A Ray cluster: the connected one, else a local one for as long as the block lasts."""
+    """A Ray cluster: the connected one, else the one this job was submitted to, else a local one sized to fit;
+    what was not connected before is left again at the end of the block.
+    """
     if ray.is_initialized():
         yield
         return
-    cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))
-    ray.init(
-        address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=True, logging_level="warning"
-    )
+    if cluster_address() is not None:
+        ray.init(logging_level="warning")
+    else:
+        cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level="warning")
     try:
         yield
     finally:

@@ -160,7 +160,7 @@ class RunDir:
             lock.acquire(timeout=LOCK_TIMEOUT_S)
         except Timeout as error:
             raise RunDirError(
-                f"the lock {path} was held for {LOCK_TIMEOUT_S:g} s by another process; try again when it is done"
+                f"the lock {path} was held for {LOCK_TIMEOUT_S:g} s by another process; try again later"
             ) from error
         except OSError as error:
             raise RunDirError(
@@ -285,6 +285,11 @@ def is_complete(entry: Manifest) -> bool:
     """Whether every rank of the attempt joined and left."""
     ranks = entry["ranks"].values()
     return len(ranks) == entry["world_size"] and all(rank["state"] == "finished" for rank in ranks)
+
+
+def export_dir(directory: Path, stamp: int) -> Path:
+    """Where a record of `directory` that was opened at `stamp` (seconds) exports tensors."""
+    return directory / f"export_{stamp}" / "tensor"
 
 
 def ensure_directory(path: Path) -> None:

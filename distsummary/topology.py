@@ -110,6 +110,11 @@ def hyper_config(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get(HYPER_CONFIG, "")
 
 
+def cluster_address(environ: Mapping[str, str] | None = None) -> str | None:
+    """The Ray cluster that this process was started for (a submitted job's, say), None for none."""
+    return (os.environ if environ is None else environ).get("RAY_ADDRESS")
+
+
 def _ray_train(modules: Mapping[str, ModuleType]) -> dict[str, Any] | None:
     train = modules.get("ray.train")
     if train is None:

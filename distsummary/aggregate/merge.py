@@ -4,7 +4,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import merge
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -51,7 +51,7 @@ class MergeReport:
     missing_ranks: tuple[int, ...] = ()
     attempts: tuple[int, ...] = ()
     steps: int = 0
-    last_steps: dict[int, int]
+    last_steps: dict[int, int] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
     damage: tuple[Damage, ...] = ()
     refused: tuple[Refusal, ...] = ()
@@ -67,9 +67,9 @@ def merge_run(
     """Write one run out of the directories of its ranks, into the run dir itself, in both dialects.
 
     Scalars become their mean over the ranks that have the step and, for KEY_TAGS and `key_tags`, also
-    `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see `statistics.over_ranks`). Of histograms, tensors and
-    images each comes from the lowest rank that has it, of the graph from the lowest rank. The lineage is that
-    of `merge_lineage`. Events are in rising step order, one for each step, with the wall time of its latest
+    `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see `statistics.over_ranks`). Each histogram,
+    tensor and image comes from the lowest rank that has it, and so does the graph. The lineage is that of
+    `merge_lineage`. Events are in rising step order, one for each step, with the wall time of its latest
     rank. Merging again replaces the merged files with ones of the same records. Directories of the role eval
     are merged in the same way, into `eval`.
 
@@ -125,9 +125,7 @@ def _merge_role(
     directories = run_dir.rank_dirs(role)
     target = run_dir.writer_dir(role, 0, 1)
     if not directories:
-        return MergeReport(
-            path=target, role=role, note="no rank directories", last_steps={}, evaluation=evaluation
-        )
+        return MergeReport(path=target, role=role, note="no rank directories", evaluation=evaluation)
     ensure_directory(target)
     _refuse_foreign_files(target)
     manifest = run_dir.read_manifest()
@@ -135,16 +133,11 @@ def _merge_role(
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
     ranks = RankFiles(directories)
     # A rank beyond the world is of an attempt that had more ranks; its lineage is not that of the last one.
-    lineage, conflicts = merge_lineage(
-        {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}, world_size
-    )
+    lineages = {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}
+    lineage, conflicts = merge_lineage(lineages, world_size)
     run_id = manifest["run_id"] or ranks.run_id or secrets.token_hex(8)
-    attempt = max(ranks.attempts, default=0)
-    steps = set()
-    with MergedFiles(target, run_id=run_id, attempt=attempt, files=files) as merged:
-        for event in merged_events(ranks, key_tags):
-            merged.write(event)
-            steps.add(event.step)
+    with MergedFiles(target, run_id=run_id, attempt=max(ranks.attempts, default=0), files=files) as merged:
+        steps = _write(merged, merged_events(ranks, key_tags))
         merged.write_lineage(lineage)
         published = merged.publish()
     report = MergeReport(
@@ -153,7 +146,7 @@ def _merge_role(
         ranks=tuple(directories),
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in directories),
         attempts=ranks.attempts,
-        steps=len(steps),
+        steps=steps,
         last_steps=ranks.last_steps(),
         conflicts=tuple(conflicts),
         damage=tuple(ranks.damage),
@@ -167,13 +160,23 @@ def _merge_role(
     return report
 
 
+def _write(merged: MergedFiles, events: Iterator[Event]) -> int:
+    """Write the events; returns how many steps they are."""
+    steps = set()
+    for event in events:
+        merged.write(event)
+        if event.values[0].plugin != "graph":
+            steps.add(event.step)
+    return len(steps)
+
+
 def _refuse_foreign_files(target: Path) -> None:
     foreign = other_segments(target)
     if foreign:
         names = ", ".join(path.name for path in foreign[:3])
         raise RunDirError(
-            f"{target} holds event files that no merge wrote ({names}), beside rank directories; viewers would mix "
-            "them with the merged run: move them to a directory of their own, then merge again"
+            f"{target} holds event files that no merge wrote ({names}), beside rank directories; viewers "
+            "would mix them with the merged run: move them to a directory of their own, then merge again"
         )
 
 

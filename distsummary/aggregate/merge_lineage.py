@@ -152,6 +152,8 @@ def _merge_metrics(texts: dict[int, str], conflicts: list[Conflict]) -> dict[str
         value = merge(f"metric.{name}", values, conflicts)
         if value is not None and _is_strict_json(value):
             merged[name] = value
+        elif value is not None:
+            conflicts.append(Conflict(f"metric.{name}", {rank: _as_json(v) for rank, v in values.items()}))
     return merged if readable else None
 
 

@@ -42,7 +42,7 @@ def other_segments(directory: Path) -> list[Path]:
 
 
 class MergedFiles:
-    """The next merged files of a directory, in both dialects; only `publish` makes them, and all of them, seen.
+    """The next merged files of a directory, in both dialects; no reader sees one before `publish`.
 
     A killed merge leaves a directory `.tmp-<uuid>` in which nothing has the name of an event file; the next
     one removes it. Use it as a context manager, under the run's merge lock.

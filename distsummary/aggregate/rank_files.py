@@ -35,7 +35,7 @@ class Place(NamedTuple):
     ordinal: int
 
     def gives_way_to(self, other: "Place") -> bool:
-        """Ranks are read from the lowest on: a later attempt wins, then the lower rank, then the later event."""
+        """Ranks are read from the lowest on: a later attempt wins, then the lower rank, the later event."""
         return other.attempt > self.attempt or (other.attempt, other.rank) == (self.attempt, self.rank)
 
 
@@ -164,9 +164,9 @@ class RankFiles:
         return ranks[keep], steps[keep], values[keep]
 
     def bulk(self) -> Iterator[Part]:
-        """The union of the ranks' bulk values in rising step order, read anew, of the lowest rank that has each.
+        """The union of the ranks' bulk values in rising step order, each of the lowest rank that has it.
 
-        A rank whose steps rise is streamed; one whose steps do not is sorted in memory.
+        The files are read anew. A rank whose steps rise is streamed; others are sorted in memory.
         """
         wanted: dict[int, dict[int, set[BulkKey]]] = defaultdict(lambda: defaultdict(set))
         for key, place in self._bulk.items():

@@ -26,6 +26,7 @@ FLAGS = (
 PATTERNS = ("histogram_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes, Linux
 MAX_PATH_PART = 255
+_RESERVED = ("tfevents", "summary.", "_lineage")  # what viewers know the files by
 _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 
 
@@ -138,9 +139,9 @@ def check_file_affix(field: str, value: object) -> str:
     """`file_prefix`, `file_suffix`: word characters, then also dots."""
     check_type(field, value, str)
     text = str(value)
-    if not _AFFIX.fullmatch(text) or "tfevents" in text:
+    if not _AFFIX.fullmatch(text) or any(word in text for word in _RESERVED):
         raise InvalidValueError(
-            f"{field} must be letters, digits and _, then also dots, without 'tfevents', got {text!r}"
+            f"{field} must be letters, digits and _, then also dots, without {list(_RESERVED)}, got {text!r}"
         )
     return text
 

@@ -100,7 +100,7 @@ def encode_value(value: Value) -> bytes:
 
 
 def _encode_scalar(scalar: float) -> bytes:
-    return wire.key(3, wire.FIXED32) + to_float32(np.asarray(scalar)).tobytes()
+    return wire.single(3, scalar)
 
 
 def _encode_tensor_value(array: Array) -> bytes:

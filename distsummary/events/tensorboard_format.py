@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from distsummary.errors import DamagedFileError
 from distsummary.events import wire
 from distsummary.events.frames import MAX_PAYLOAD
-from distsummary.events.mindspore_format import encode_image_message, to_float32
+from distsummary.events.mindspore_format import encode_image_message
 from distsummary.events.records import Array, Event, EventIds, Histogram, Image, Value
 from distsummary.pb import tensorboard_pb2
 
@@ -47,7 +47,7 @@ def encode_value(value: Value) -> bytes | None:
 
 
 def _encode_scalar(scalar: float) -> bytes:
-    return wire.key(2, wire.FIXED32) + to_float32(np.asarray(scalar)).tobytes()
+    return wire.single(2, scalar)
 
 
 def _encode_histogram(histogram: Histogram) -> bytes:
@@ -149,12 +149,12 @@ def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
 
 
 def _decode_tensor_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
-    """What TensorFlow 2 writes as tensors: scalars, and any other tensor of floats."""
+    """What TensorFlow 2 and torch write as tensors: scalars, and any other tensor of floats."""
     plugin = value.metadata.plugin_data.plugin_name
     array = _decode_tensor(value.tensor)
-    if array is None or plugin not in ("", "scalars"):
+    if array is None or plugin not in ("", "scalars", "tensor"):
         return None
-    if array.size == 1:
+    if array.size == 1 and plugin != "tensor":
         return Value("scalar", value.tag, float(array.reshape(-1)[0]))
     return Value("tensor", value.tag, array)
 

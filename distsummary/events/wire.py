@@ -1,5 +1,6 @@
 """The protobuf wire format, as far as the hot messages need it: fields to bytes without message objects."""
 
+import math
 import struct
 from functools import lru_cache
 
@@ -8,11 +9,14 @@ from distsummary.events.records import EventIds
 
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 _WIDTHS = {FIXED64: 8, FIXED32: 4}
+_ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _UINT64 = (1 << 64) - 1
 
 
 def varint(number: int) -> bytes:
     """`number` as a varint; negative ones as the 64-bit two's complement (ten bytes), as protobuf does."""
+    if 0 <= number <= 0x7F:  # nearly always
+        return _ONE_BYTE[number]
     number &= _UINT64
     encoded = bytearray()
     while number > 0x7F:
@@ -36,6 +40,14 @@ def integer(field: int, number: int) -> bytes:
 def double(field: int, number: float) -> bytes:
     """A double field."""
     return key(field, FIXED64) + struct.pack("<d", number)
+
+
+def single(field: int, number: float) -> bytes:
+    """A float field; what exceeds float32 becomes infinite."""
+    try:
+        return key(field, FIXED32) + struct.pack("<f", number)
+    except OverflowError:
+        return key(field, FIXED32) + struct.pack("<f", math.copysign(math.inf, number))
 
 
 def fixed64(field: int, number: int) -> bytes:

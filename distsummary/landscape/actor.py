@@ -58,8 +58,8 @@ def run_on_ray(
 ) -> tuple[EngineFacts, dict[str, float]]:
     """Run the scheduler to its end on the cluster this process is connected to, else on a new local one.
 
-    `workers` None: one per free GPU, else one per free CPU, at least one. A number is kept to: a worker for which
-    no CPU is free runs without a reservation; on GPUs it waits for one.
+    `workers` None: one per free GPU, else one per free CPU, at least one. A number is kept to: a worker for
+    which no CPU is free runs without a reservation; on GPUs it waits for one.
 
     Raises LandscapeError when a worker raises, with its error, and when workers cannot be started.
     """

@@ -3,7 +3,7 @@
 Random normals (`philox-bm-v1`) are a function of (seed, axis, parameter name, index) alone:
 
     key      = blake2b-128( int64 seed | uint8 axis | name in UTF-8 )       little endian
-    words    = Philox4x64-10(key, counter = [0, 0, block, 0])                block = index // 2^16
+    words    = numpy's Philox(key, counter=[0, 0, block, 0]).random_raw()    block = index // 2^16
     u, w     = words 2j and 2j+1 of the block as (w >> 11) / 2^53, u shifted to (0, 1]
     normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)                            elements 2j and 2j+1, in float64
 

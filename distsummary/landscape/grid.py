@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path as FilePath
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -104,14 +105,14 @@ class LossGrid:
         if not FilePath(path).is_file():
             raise MissingFileError(f"{os.fspath(path)} is not there; landscapes are saved with LossGrid.save")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                meta: dict[str, Any] = json.loads(str(file["meta"]))
-                arrays = {name: file[name] for name in _ARRAYS}
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
+                meta: dict[str, Any] = json.loads(str(saved["meta"]))
+                arrays = {name: saved[name] for name in _ARRAYS}
             if meta.pop("format") != FORMAT:
                 raise ValueError("it was written by a newer version")
             meta |= {"numbers": tuple(meta["numbers"]), "convergence_point": tuple(meta["convergence_point"])}
             return cls(**meta, **arrays)
-        except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, BadZipFile) as error:
             raise DamagedFileError(
                 f"{os.fspath(path)} is not a saved loss grid ({error}); compute it again"
             ) from error

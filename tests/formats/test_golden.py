@@ -69,9 +69,7 @@ def special(plugin: str) -> list[Any]:
     inputs = np.load(SPECIAL / "inputs.npz")
     written = {v.tag: v.data for e in read_directory(SPECIAL / "summary") for v in e.values}
     tags = [key.removeprefix(f"{plugin}__") for key in inputs if key.startswith(f"{plugin}__")]
-    return [
-        pytest.param(inputs[f"{plugin}__{tag}"], written[tag], id=tag) for tag in tags if tag in written
-    ]
+    return [pytest.param(inputs[f"{plugin}__{tag}"], written[tag], id=tag) for tag in tags if tag in written]
 
 
 def test_all_accepted_special_values_are_compared():

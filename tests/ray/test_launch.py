@@ -1,6 +1,7 @@
 """Ranks started on Ray."""
 
 import os
+import sys
 import time
 
 import pytest
@@ -9,6 +10,9 @@ import ray
 from distsummary import topology
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launch import launch, plan_environments
+
+
+MODULE = sys.modules["distsummary.launch"]  # the package's attribute of this name is the function
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +57,7 @@ def test_equal_errors_of_ranks_are_one_line_that_names_them():
 
 
 def test_ranks_that_hang_after_a_failure_are_stopped(monkeypatch):
-    monkeypatch.setattr("distsummary.launch.GRACE_S", 0.5)
+    monkeypatch.setattr(MODULE, "GRACE_S", 0.5)
 
     def train():
         if os.environ["RANK"] == "0":
@@ -76,7 +80,7 @@ def test_a_rank_that_dies_is_named():
 
 
 def test_a_request_beyond_the_cluster_says_what_there_is(monkeypatch):
-    monkeypatch.setattr("distsummary.launch.PLACEMENT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(MODULE, "PLACEMENT_TIMEOUT_S", 1.0)
     with pytest.raises(RanksFailedError, match="did not fit.*the cluster has"):
         launch(lambda: None, ranks=64, backend=None)
 

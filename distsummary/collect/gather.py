@@ -1,0 +1,107 @@
+"""The values of one step, taken from what the loop tells: loss, learning rate, images, parameters."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from distsummary.collect.guard import Guard
+from distsummary.collect.plan import Group, Steps, share
+from distsummary.events.records import Shard, Value
+from distsummary.frameworks.base import framework_of
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.values import mean_of
+
+LOSS_TAG = "loss/auto"
+LEARNING_RATE_TAG = "learning_rate/auto"
+IMAGE_TAG = "input_data/auto"
+FIRST_PARAMETERS = 5  # histograms of so many parameters, unless a pattern says which
+MAX_IMAGES = 8
+
+
+def loss_values(told: CallbackParams) -> list[Value]:
+    """The loss, unless the loop logged one under its own name."""
+    if "loss" in told.get("logged", {}):
+        return []
+    loss = mean_of(told.get("net_outputs"))
+    return [] if loss is None else [Value("scalar", LOSS_TAG, loss)]
+
+
+def learning_rate_values(told: CallbackParams) -> list[Value]:
+    """The learning rate, unless the loop logged one under its own name."""
+    optimizer, logged = told.get("optimizer"), told.get("logged", {})
+    if optimizer is None or "lr" in logged or "learning_rate" in logged:
+        return []
+    rate = framework_of(optimizer).learning_rate(optimizer)
+    return [] if rate is None else [Value("scalar", LEARNING_RATE_TAG, float(rate))]
+
+
+def image_values(batch: object, *, limit: int | None = MAX_IMAGES) -> list[Value]:
+    """The first images of a batch whose first tensor has shape (N, C, H, W), C 1 or 3; none of any other."""
+    first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    framework = framework_of(first)
+    if not framework.is_tensor(first):
+        return []
+    shape = tuple(first.shape)
+    if len(shape) != 4 or shape[1] not in (1, 3) or 0 in shape:
+        return []
+    return [Value("image", IMAGE_TAG, framework.snapshot(first[:limit]))]
+
+
+class Parameters:
+    """Which parameters of a model this rank records.
+
+    A parameter that is whole here is taken to be equal on all ranks of `group` and dealt among them; a shard
+    is recorded by every rank that holds one, with its place in the whole.
+
+    Args:
+        pattern: matches the wanted names from their start; "" for the first five parameters.
+        deal: "parameters": each rank its share, at all steps; "steps": each rank all of them, at its turns;
+            "all": each rank all of them.
+    """
+
+    def __init__(self, network: object, pattern: str, *, group: Group, deal: str) -> None:
+        self._network = network
+        self._framework = framework_of(network)
+        self._pattern = re.compile(pattern) if pattern else None
+        self._group = group if deal != "all" else Group()
+        self._deal = deal
+
+    def values(self, plugin: str, steps: Steps, step: int, guard: Guard) -> list[Value]:
+        """Snapshots of this rank's parameters at a step; one that cannot be taken costs itself alone."""
+        taken = []
+        wanted = self._wanted()
+        shards = {name: guard.call(f"shard of {name}", self._shard_of, tensor) for name, tensor in wanted}
+        whole = {name: _bytes(tensor) for name, tensor in wanted if shards[name] == (None,)}
+        mine = self._mine(whole, steps, step)
+        for name, tensor in wanted:
+            found = shards[name]
+            if found is not None and (name in mine or found[0] is not None):
+                data = guard.call(f"{plugin} of {name}", self._framework.snapshot, tensor)
+                taken.append(Value(plugin, f"{name}/auto", data, found[0]))
+        return [value for value in taken if value.data is not None]
+
+    def _shard_of(self, tensor: Any) -> tuple[Shard | None]:
+        return (self._framework.shard(tensor),)  # in a tuple, to tell "whole" from "failed"
+
+    def _wanted(self) -> list[tuple[str, Any]]:
+        named: Iterable[tuple[str, Any]] = self._framework.named_parameters(self._network)
+        if self._pattern is None:
+            return list(named)[:FIRST_PARAMETERS]
+        return [(name, tensor) for name, tensor in named if self._pattern.match(name)]
+
+    def _mine(self, sizes: dict[str, int], steps: Steps, step: int) -> frozenset[str]:
+        if self._deal == "steps":
+            return frozenset(sizes) if steps.turn(step, self._group) else frozenset()
+        return share(sizes, self._group)
+
+    def has_shards(self) -> bool:
+        """Whether some parameter is a shard."""
+        named = self._framework.named_parameters(self._network)
+        return any(self._framework.shard(tensor) is not None for _, tensor in named)
+
+
+def _bytes(tensor: Any) -> int:
+    size = getattr(tensor, "nbytes", None)
+    return size if isinstance(size, int) else int(np.prod(tuple(tensor.shape)))

@@ -1,0 +1,112 @@
+"""What the documents promise is there: commands, options, links, versions, and code that runs."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import distsummary
+from distsummary import cli
+from tests.docs.documents import ROOT, anchors, blocks, commands, documents, links
+
+README = (ROOT / "README.md").read_text()
+SNIPPETS = [block for block in blocks(README) if block.language == "python"]
+
+
+def verbs() -> dict[str, argparse.ArgumentParser]:
+    """The verbs of the command line and their parsers."""
+    parser = cli._parser()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise AssertionError("the command line has no verbs")
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_the_readme_has_python_that_runs() -> None:
+    assert SNIPPETS
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda block: f"line_{block.line}")
+def test_the_readmes_python_runs_as_it_stands(snippet, tmp_path: Path) -> None:
+    (tmp_path / "snippet.py").write_text("\n" * (snippet.line - 1) + snippet.code)
+    done = subprocess.run(
+        [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
+def test_make_targets_in_documents_exist(document: Path) -> None:
+    used = {target for line in commands(document.read_text()) for target in _make_targets_of(line)}
+    assert used <= make_targets()
+
+
+def _make_targets_of(line: str) -> list[str]:
+    if not line.startswith("make "):
+        return []
+    return [word for word in line.split()[1:] if re.fullmatch(r"[a-z][\w-]*", word)]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
+def test_command_lines_in_documents_are_accepted(document: Path) -> None:
+    known = verbs()
+    wrong = []
+    for line in commands(document.read_text()):
+        match = re.match(r"(?:\S*bin/)?(?:python -m )?distsummary (?P<verb>[a-z]\w*)(?P<rest>.*)", line)
+        if match is None:
+            continue
+        if match["verb"] not in known:
+            wrong.append(line)
+            continue
+        options = set(re.findall(r"(?<!\S)--[\w-]+", match["rest"]))
+        if not options <= set(known[match["verb"]]._option_string_actions):
+            wrong.append(line)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
+def test_links_in_documents_lead_somewhere(document: Path) -> None:
+    broken = []
+    for target in links(document.read_text()):
+        name, _, anchor = target.partition("#")
+        path = document.parent / name if name else document
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("verb", ["", *verbs()])
+def test_every_verb_explains_itself(verb: str) -> None:
+    command = [sys.executable, "-m", "distsummary", *verb.split(), "--help"]
+    wide = os.environ | {"COLUMNS": "1000"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=wide)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: distsummary {verb}".strip() in done.stdout
+    options = verbs()[verb]._actions if verb else []
+    assert [action.dest for action in options if not action.help] == []
+
+
+def test_public_names_are_sorted_and_each_is_there_once() -> None:
+    assert distsummary.__all__ == sorted(set(distsummary.__all__))
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == project["version"] == distsummary.__version__
+
+
+def test_the_judgement_of_a_clone_runs_targets_that_exist() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    used = [target for line in lines for target in _make_targets_of(line.strip())]
+    assert used == ["check", "test", "interop"]
+    assert set(used) <= make_targets()

@@ -1,0 +1,140 @@
+"""TensorBoard's own reader shows what we framed, and ours reads what TensorBoard's writer wrote."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.data_compat import migrate_event
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util import tensor_util
+
+from distsummary.events import tensorboard_format
+from distsummary.events.encode import encode_event
+from distsummary.events.frames import frame, read_frames
+from distsummary.events.histogram import count_histogram
+from distsummary.events.png import encode_image
+from distsummary.events.reader import read_directory
+from distsummary.events.records import Event, EventIds, Value
+
+RUN = "0123456789abcdef"
+ARRAYS = {
+    "normal": np.random.default_rng(1).normal(size=1000).astype(np.float32),
+    "constant": np.full(7, 7.0, np.float32),
+    "bad": np.array([1, 2, np.nan, np.inf, 3], np.float32),
+    "all bad": np.array([np.nan, np.inf], np.float32),
+    "none": np.empty(0, np.float32),
+}
+PICTURE = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
+
+
+def payload(event: Event, seq: int) -> bytes:
+    payloads, refused = encode_event(event, EventIds(RUN, 0, seq), ("tensorboard",))
+    assert refused == []
+    encoded = payloads["tensorboard"]
+    assert encoded is not None
+    return encoded
+
+
+@pytest.fixture
+def written(nasty_tmp_path: Path) -> Path:
+    """A directory with one file of our own: scalars at three steps, then histograms and an image."""
+    events = [Event(step, 100.0 + step, [Value("scalar", "loss", step / 3)]) for step in (1, 2, 5)]
+    histograms = [Value("histogram", tag, array) for tag, array in ARRAYS.items()]
+    events.append(Event(6, 106.0, [*histograms, Value("image", "input", PICTURE)]))
+    payloads = [
+        tensorboard_format.encode_version(1.0, EventIds(RUN, 0)),
+        *(payload(event, seq) for seq, event in enumerate(events, 1)),
+    ]
+    path = nasty_tmp_path / "events.out.tfevents.0000000017.host.1.0"
+    path.write_bytes(b"".join(map(frame, payloads)))
+    return nasty_tmp_path
+
+
+@pytest.fixture
+def shown(written: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(written), size_guidance={"images": 0, "histograms": 0, "scalars": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def test_tensorboard_shows_our_scalars(shown: EventAccumulator):
+    assert [(e.step, e.wall_time, e.value) for e in shown.Scalars("loss")] == [
+        (step, 100.0 + step, float(np.float32(step / 3))) for step in (1, 2, 5)
+    ]
+
+
+@pytest.mark.parametrize("tag", ARRAYS)
+def test_tensorboard_shows_our_histograms(shown: EventAccumulator, tag: str):
+    (event,) = shown.Histograms(tag)
+    histogram, counted = event.histogram_value, count_histogram(ARRAYS[tag])
+    finite = ARRAYS[tag][np.isfinite(ARRAYS[tag])]
+    assert histogram.num == finite.size
+    assert sum(histogram.bucket) == finite.size
+    assert len(histogram.bucket_limit) == len(histogram.bucket)
+    assert shown.CompressedHistograms(tag)
+    if finite.size:
+        assert (histogram.min, histogram.max) == (finite.min(), finite.max())
+        assert histogram.bucket == counted.counts.tolist()
+        assert histogram.bucket_limit == (counted.left + counted.width).tolist()
+
+
+def test_tensorboard_shows_our_images(shown: EventAccumulator):
+    (event,) = shown.Images("input")
+    image = encode_image(PICTURE)
+    assert (event.height, event.width, event.encoded_image_string) == (
+        image.height,
+        image.width,
+        image.encoded,
+    )
+
+
+def test_the_web_view_of_tensorboard_takes_every_event(written: Path):
+    # what its Python backend does to each event before anything is drawn
+    (path,) = written.iterdir()
+    events = [migrate_event(TensorBoardEvent.FromString(f.payload)) for f in read_frames(path)]
+    tensors = {
+        v.tag: tensor_util.make_ndarray(v.tensor) for v in events[-1].summary.value if v.tag != "input"
+    }
+    assert {tag: array[:, 2].sum() for tag, array in tensors.items()} == {
+        tag: np.isfinite(array).sum() for tag, array in ARRAYS.items()
+    }
+
+
+def test_a_session_start_hides_what_a_later_attempt_does_again(nasty_tmp_path: Path):
+    first, second = EventIds(RUN, 0), EventIds(RUN, 1)
+    before = [payload(Event(step, 1.0, [Value("scalar", "loss", step)]), step) for step in range(1, 11)]
+    after = [payload(Event(step, 2.0, [Value("scalar", "loss", -step)]), step) for step in range(6, 9)]
+    start = tensorboard_format.encode_session_start(6, 2.0, second)
+    attempts = [
+        [tensorboard_format.encode_version(1.0, first), *before],
+        [tensorboard_format.encode_version(2.0, second), start, *after],
+    ]
+    for stamp, payloads in enumerate(attempts, 17):
+        path = nasty_tmp_path / f"events.out.tfevents.00000000{stamp}.host.1.0"
+        path.write_bytes(b"".join(map(frame, payloads)))
+    accumulator = EventAccumulator(str(nasty_tmp_path))
+    accumulator.Reload()
+    assert [(e.step, e.value) for e in accumulator.Scalars("loss")] == [
+        *((step, step) for step in range(1, 6)),
+        *((step, -step) for step in range(6, 9)),
+    ]
+
+
+def test_a_file_of_tensorboards_own_writer_is_read(nasty_tmp_path: Path):
+    writer = EventFileWriter(str(nasty_tmp_path))
+    for step in (1, 2):
+        value = Summary.Value(tag="loss", simple_value=step / 2)
+        writer.add_event(TensorBoardEvent(wall_time=1.0 + step, step=step, summary=Summary(value=[value])))
+    modern = migrate_event(TensorBoardEvent(step=3, summary=Summary(value=[value])))
+    assert modern.summary.value[0].HasField("tensor")
+    writer.add_event(modern)
+    writer.close()
+    events = list(read_directory(nasty_tmp_path, "tensorboard"))
+    assert [(e.run_id, e.seq, e.step, e.values) for e in events] == [
+        ("", 0, 1, [Value("scalar", "loss", 0.5)]),
+        ("", 0, 2, [Value("scalar", "loss", 1.0)]),
+        ("", 0, 3, [Value("scalar", "loss", 1.0)]),
+    ]

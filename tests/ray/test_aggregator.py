@@ -1,0 +1,144 @@
+"""The aggregator actor: attempts, lineage, and the merged run at the end."""
+
+import os
+import signal
+
+import psutil
+import pytest
+import ray
+
+from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name, settle
+from distsummary.errors import StaleAttemptError, WorldMismatchError
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.events.records import Batch, Event, Lineage, Value
+from distsummary.events.writer import RankWriter
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.run_dir import RunDir
+from distsummary.topology import Topology
+
+
+@pytest.fixture(autouse=True)
+def _connected(ray_cluster):
+    """Every test here needs the cluster."""
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run dir whose aggregator, if a test leaves one, is ended."""
+    found = RunDir(tmp_path / "run").create()
+    yield found
+    try:
+        ray.kill(ray.get_actor(actor_name(found), namespace=NAMESPACE), no_restart=True)
+    except ValueError:
+        pass
+
+
+def place(rank: int, incarnation: str = "launch-1", world_size: int = 2) -> Topology:
+    return Topology(rank=rank, world_size=world_size, incarnation=incarnation)
+
+
+def record(run_dir: RunDir, rank: int, registration, steps: range) -> None:
+    writer = RankWriter(
+        run_dir.writer_dir("train", rank, 2),
+        run_id=registration.run_id,
+        attempt=registration.attempt,
+        rank=rank,
+    )
+    events = [Event(step, float(step), [Value("scalar", "loss", step + 10.0 * rank)]) for step in steps]
+    writer.write(
+        Batch(run_id=registration.run_id, attempt=registration.attempt, rank=rank, first_seq=1, events=events)
+    )
+    writer.close()
+
+
+def losses(run_dir: RunDir) -> list[tuple[int, float]]:
+    return [(e.step, v.data) for e in read_directory(run_dir.base) for v in e.values if v.tag == "loss"]
+
+
+def aggregator_pid(run_dir: RunDir) -> int:
+    def pid(aggregator) -> int:
+        return os.getpid()
+
+    return ray.get(ray.get_actor(actor_name(run_dir), namespace=NAMESPACE).__ray_call__.remote(pid))
+
+
+def test_the_last_rank_to_finish_finds_the_merged_run_written(run_dir):
+    clients = [AggregatorClient(run_dir) for _ in range(2)]
+    registrations = [client.register(place(rank)) for rank, client in enumerate(clients)]
+    assert len(set(registrations)) == 1
+    for rank, client in enumerate(clients):
+        record(run_dir, rank, registrations[rank], range(1, 4))
+        client.finish(place(rank), 0, {"events": 3})
+    assert losses(run_dir) == [(1, 6.0), (2, 7.0), (3, 8.0)]
+    manifest = run_dir.read_manifest()
+    assert manifest["state"] == "finished"
+    assert manifest["attempts"][0]["ranks"]["1"]["health"] == {"events": 3}
+
+
+def test_a_restart_is_a_new_attempt_and_the_old_one_is_refused(run_dir):
+    client = AggregatorClient(run_dir)
+    first = client.register(place(0))
+    again = client.register(place(1))
+    second = client.register(place(0, "launch-2"))
+    assert (first.attempt, again.attempt, second.attempt) == (0, 0, 1)
+    with pytest.raises(StaleAttemptError, match="superseded by attempt 1"):
+        client.finish(place(0), 0, {})
+    client._finished.set()
+
+
+def test_ranks_that_disagree_on_the_world_size_are_named(run_dir):
+    client = AggregatorClient(run_dir)
+    client.register(place(0))
+    with pytest.raises(WorldMismatchError, match=r"rank 1 says world_size 3 .* rank\(s\) 0 said 2"):
+        client.register(place(1, world_size=3))
+    client._finished.set()
+
+
+def test_lineage_of_all_ranks_is_one_before_the_end(run_dir):
+    client = AggregatorClient(run_dir)
+    registration = client.register(place(0))
+    hyper = lineage_pb2.TrainLineage.HyperParameters(optimizer="SGD", batch_size=8)
+    told = Lineage(train=lineage_pb2.TrainLineage(hyper_parameters=hyper)).to_bytes()
+    for rank in range(2):
+        client.register(place(rank))
+        client.lineage(place(rank), registration.attempt, told)
+    ray.get(ray.get_actor(actor_name(run_dir), namespace=NAMESPACE).renew.remote())  # both were handled
+    merged = read_lineage(run_dir.base)
+    assert merged.train is not None
+    assert merged.train.hyper_parameters.optimizer == "SGD"
+    assert merged.train.hyper_parameters.device_num == 2
+    client._finished.set()
+
+
+def test_a_killed_aggregator_goes_on_from_the_manifest(run_dir):
+    clients = [AggregatorClient(run_dir) for _ in range(2)]
+    registrations = [client.register(place(rank)) for rank, client in enumerate(clients)]
+    record(run_dir, 0, registrations[0], range(1, 3))
+    clients[0].finish(place(0), 0, {})
+    os.kill(aggregator_pid(run_dir), signal.SIGKILL)
+    record(run_dir, 1, registrations[1], range(1, 3))
+    clients[1].finish(place(1), 0, {})
+    assert losses(run_dir) == [(1, 6.0), (2, 7.0)]
+
+
+def test_a_launch_that_ended_has_its_lost_ranks_marked_and_what_is_there_merged(run_dir):
+    client = AggregatorClient(run_dir)
+    registration = client.register(place(0))
+    client.register(place(1))
+    record(run_dir, 0, registration, range(1, 3))
+    client.finish(place(0), 0, {})
+    settle("another-launch")
+    assert losses(run_dir) == []
+    settle("launch-1")
+    assert losses(run_dir) == [(1, 1.0), (2, 2.0)]
+    assert run_dir.read_manifest()["attempts"][0]["ranks"]["1"]["state"] == "lost"
+
+
+def test_the_aggregator_ends_itself_and_a_later_rank_starts_the_next(run_dir):
+    client = AggregatorClient(run_dir)
+    client.register(Topology(incarnation="one"))
+    client.finish(Topology(incarnation="one"), 0, {})
+    psutil.Process(aggregator_pid(run_dir)).wait(timeout=60)
+    second = AggregatorClient(run_dir)
+    assert second.register(Topology(incarnation="two")).attempt == 1
+    second.finish(Topology(incarnation="two"), 1, {})

@@ -1,0 +1,504 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from distsummary import run_dir as run_dir_module
+from distsummary.aggregate import merge as merge_module
+from distsummary.aggregate.merge import merge_run
+from distsummary.aggregate.rank_files import ends_of_attempts
+from distsummary.errors import InvalidTypeError, MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.events.files import Files
+from distsummary.events.frames import read_frames
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.events.records import Batch, Event, Image, Shard, Value
+from distsummary.events.segment import DIALECTS, MINDSPORE, TENSORBOARD, lineage_files, segments
+from distsummary.events.writer import RankWriter
+from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.pb import tensorboard_pb2
+from distsummary.run_dir import LocalCoordinator, RunDir
+from distsummary.topology import Topology
+
+NAN = float("nan")
+
+
+class FullDisk(Files):
+    """Has room for `left` writes."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def write(self, descriptor, data):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().write(descriptor, data)
+
+
+class Run:
+    """A run whose ranks write real files."""
+
+    def __init__(self, path, world_size=2):
+        self.run_dir = RunDir(path).create()
+        self.world_size = world_size
+        self.attempt = -1
+        self.run_id = ""
+        self.start(world_size)
+
+    def start(self, world_size=None):
+        """Begin an attempt with all its ranks."""
+        self.world_size = world_size or self.world_size
+        self.attempt += 1
+        for rank in range(self.world_size):
+            place = Topology(rank=rank, world_size=self.world_size, incarnation=f"start {self.attempt}")
+            self.run_id = LocalCoordinator(self.run_dir).register(place).run_id
+
+    def write(self, rank, events, role="train", **options):
+        directory = self.run_dir.writer_dir(role, rank, self.world_size)
+        writer = RankWriter(directory, run_id=self.run_id, attempt=self.attempt, rank=rank, **options)
+        writer.write(
+            Batch(
+                run_id=self.run_id,
+                attempt=self.attempt,
+                rank=rank,
+                first_seq=writer.last_seq + 1,
+                events=events,
+            )
+        )
+        writer.close()
+
+    def merge(self, **options):
+        return merge_run(self.run_dir.base, **options)
+
+    def decoded(self, dialect=MINDSPORE, directory=None):
+        """The merged records, without what a second merge may change: file and offset."""
+        read = read_directory(directory or self.run_dir.base, dialect)
+        return [(e.run_id, e.attempt, e.seq, e.step, e.wall_time, plain(e.values)) for e in read]
+
+    def points(self, tag, dialect=MINDSPORE, directory=None):
+        read = read_directory(directory or self.run_dir.base, dialect)
+        return [(e.step, v.data) for e in read for v in e.values if v.tag == tag]
+
+
+def plain(values):
+    """Values that == compares: arrays as lists, NaN as text."""
+    return [(value.plugin, value.tag, repr(value.data)) for value in values]
+
+
+def scalar(step, wall_time=None, **values):
+    wall_time = 100.0 + step if wall_time is None else wall_time
+    return Event(step, wall_time, [Value("scalar", tag, value) for tag, value in values.items()])
+
+
+def tensor(step, tag, *numbers, shard=None):
+    return Event(step, 100.0, [Value("tensor", tag, np.array(numbers, np.float32), shard)])
+
+
+def names(path):
+    return sorted(p.name for p in path.iterdir())
+
+
+@pytest.fixture
+def run(nasty_tmp_path):
+    return Run(nasty_tmp_path / "run")
+
+
+def test_scalars_are_merged_over_all_ranks_with_their_statistics(tmp_path):
+    run = Run(tmp_path, world_size=3)
+    for rank, loss in enumerate((1.0, 4.0, 2.5)):
+        run.write(rank, [scalar(step, loss=loss * step, acc=rank + step) for step in (1, 2)])
+    report = run.merge()
+    assert run.points("loss") == [(1, 2.5), (2, 5.0)]
+    assert run.points("loss/min") == [(1, 1.0), (2, 2.0)]
+    assert run.points("loss/median") == [(1, 2.5), (2, 5.0)]
+    assert run.points("loss/max") == [(1, 4.0), (2, 8.0)]
+    assert run.points("loss/argmax_rank") == [(1, 1.0), (2, 1.0)]
+    assert run.points("acc") == [(1, 2.0), (2, 3.0)]
+    assert run.points("acc/min") == []
+    assert (report.ranks, report.missing_ranks, report.steps) == ((0, 1, 2), (), 2)
+    assert report.last_steps == {0: 2, 1: 2, 2: 2}
+    assert sorted(path.name for path in report.files) == [n for n in names(tmp_path) if "merged" in n]
+
+
+def test_tags_that_are_asked_for_get_all_statistics(run):
+    run.write(0, [scalar(1, acc=0.5)])
+    run.write(1, [scalar(1, acc=1.0)])
+    run.merge(key_tags=["acc"])
+    assert run.points("acc/max") == [(1, 1.0)]
+    with pytest.raises(InvalidTypeError, match="key_tags"):
+        run.merge(key_tags="acc")
+
+
+def test_steps_rise_and_each_is_one_event_with_the_wall_time_of_its_latest_rank(run):
+    run.write(0, [scalar(5, 50.0, loss=1.0), scalar(1, 10.0, loss=2.0), tensor(1, "w", 1.0)])
+    run.write(1, [scalar(3, 300.0, loss=3.0), scalar(1, 20.0, loss=4.0)])
+    run.merge()
+    for dialect in DIALECTS:
+        events = list(read_directory(run.run_dir.base, dialect))
+        assert [event.step for event in events] == [1, 3, 5]
+        assert [event.wall_time for event in events] == [100.0, 300.0, 50.0]
+        assert [event.seq for event in events] == [1, 2, 3]
+
+
+def test_tensorboards_dialect_says_the_same_as_mindspores(run):
+    histogram = Value("histogram", "h", np.arange(100.0))
+    image = Value("image", "i", np.zeros((1, 1, 4, 4), np.float32))
+    run.write(0, [Event(1, 101.0, [histogram, image]), scalar(1, loss=1.0), scalar(2, loss=2.0)])
+    run.write(1, [scalar(1, loss=2.0), scalar(2, loss=NAN)])
+    run.merge()
+    mindspore, tensorboard = (run.decoded(dialect) for dialect in DIALECTS)
+    assert [record[:5] for record in mindspore] == [record[:5] for record in tensorboard]
+    for mine, theirs in zip(mindspore, tensorboard, strict=True):
+        assert [v[:2] for v in mine[5]] == [v[:2] for v in theirs[5]]
+        assert [v for v in mine[5] if v[0] != "histogram"] == [v for v in theirs[5] if v[0] != "histogram"]
+    (histogram,) = run.points("h", TENSORBOARD)
+    assert histogram[1].count == 100
+
+
+def test_a_running_tensorboard_forgets_what_it_read_in_the_replaced_files(run):
+    run.write(0, [scalar(3, loss=1.0)])
+    run.merge()
+    (path,) = segments(run.run_dir.base, TENSORBOARD)
+    session = [tensorboard_pb2.Event.FromString(f.payload) for f in read_frames(path)][1]
+    assert (session.step, session.session_log.status) == (3, tensorboard_pb2.SessionLog.START)
+
+
+def test_a_nan_of_one_rank_is_visible_and_named(run):
+    run.write(0, [scalar(1, loss=1.0)])
+    run.write(1, [scalar(1, loss=NAN)])
+    run.merge()
+    assert np.isnan(run.points("loss")[0][1])
+    assert run.points("loss/max") == [(1, 1.0)]
+    assert run.points("loss/argmax_rank") == [(1, 1.0)]
+
+
+def test_a_rank_that_lacks_a_step_does_not_count_there(run):
+    run.write(0, [scalar(1, loss=1.0), scalar(2, loss=3.0)])
+    run.write(1, [scalar(1, loss=2.0)])
+    report = run.merge()
+    assert run.points("loss") == [(1, 1.5), (2, 3.0)]
+    assert report.last_steps == {0: 2, 1: 1}
+
+
+def test_a_rank_without_a_directory_is_named(tmp_path):
+    run = Run(tmp_path, world_size=3)
+    run.write(2, [scalar(1, loss=1.0)])
+    report = run.merge()
+    assert (report.ranks, report.missing_ranks) == ((2,), (0, 1))
+    assert run.points("loss/argmax_rank") == [(1, 2.0)]
+
+
+def test_a_step_recorded_twice_counts_as_recorded_last(run):
+    run.write(0, [scalar(1, loss=1.0), tensor(1, "w", 1.0), scalar(1, loss=5.0), tensor(1, "w", 2.0)])
+    run.merge()
+    assert run.points("loss") == [(1, 5.0)]
+    assert [(step, data.tolist()) for step, data in run.points("w")] == [(1, [2.0])]
+
+
+def test_a_restart_voids_the_older_steps_from_its_first_step_on(run):
+    for rank in (0, 1):
+        run.write(rank, [scalar(step, loss=1.0, old=1.0) for step in range(1, 7)])
+        run.write(rank, [tensor(step, "w", 1.0) for step in (2, 4, 6)])
+    run.start()
+    run.write(0, [scalar(step, loss=3.0) for step in (4, 5)])
+    run.write(0, [tensor(4, "w", 3.0)])
+    run.write(1, [scalar(5, loss=5.0)])  # it did not come to step 4, and its old one is void as well
+    report = run.merge()
+    assert run.points("loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 3.0), (5, 4.0)]
+    assert run.points("old") == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert [(step, data.tolist()) for step, data in run.points("w")] == [(2, [1.0]), (4, [3.0])]
+    assert report.attempts == (0, 1)
+    assert report.superseded == 2 * (3 + 2)
+    assert report.last_steps == {0: 5, 1: 5}
+    assert {record[1] for record in run.decoded()} == {1}
+
+
+def test_an_attempt_ends_where_any_later_one_starts():
+    attempts, steps = np.array([0, 0, 1, 1, 2, 2]), np.array([1, 9, 7, 8, 4, 5])
+    assert ends_of_attempts(attempts, steps) == {0: 4.0, 1: 4.0, 2: np.inf}
+
+
+def test_a_restart_with_fewer_ranks_leaves_out_the_lineage_of_those_that_are_gone(tmp_path):
+    run = Run(tmp_path, world_size=3)
+    for rank in range(3):
+        run.write(rank, [scalar(1, loss=float(rank)), lineage_event(optimizer="Adam")])
+    run.start(world_size=2)
+    for rank in range(2):
+        run.write(rank, [scalar(2, loss=float(rank)), lineage_event(optimizer="SGD")])
+    report = run.merge()
+    assert run.points("loss") == [(1, 1.0), (2, 0.5)]
+    hyper = read_lineage(tmp_path).train.hyper_parameters
+    assert (hyper.optimizer, hyper.device_num) == ("SGD", 2)
+    assert report.conflicts == ()
+
+
+def test_tensors_are_the_union_of_the_ranks_and_the_lowest_rank_wins(run):
+    run.write(0, [tensor(1, "a", 1.0), tensor(3, "a", 2.0), tensor(1, "b", 3.0)])
+    run.write(1, [tensor(2, "a", 4.0), tensor(1, "b", 5.0), tensor(1, "c", 6.0)])
+    report = run.merge()
+    assert [(step, data.tolist()) for step, data in run.points("a")] == [(1, [1.0]), (2, [4.0]), (3, [2.0])]
+    assert [(step, data.tolist()) for step, data in run.points("b")] == [(1, [3.0])]
+    assert [(step, data.tolist()) for step, data in run.points("c")] == [(1, [6.0])]
+    assert (report.steps, report.sharded) == (3, 0)
+
+
+def test_images_and_histograms_come_as_the_rank_wrote_them(run):
+    picture = Image(height=2, width=2, encoded=b"\x89PNG rank 0")
+    other = Image(height=2, width=2, encoded=b"\x89PNG rank 1")
+    weights = np.random.default_rng(0).normal(size=500)
+    run.write(0, [Event(1, 1.0, [Value("image", "i", picture), Value("histogram", "h", weights)])])
+    run.write(1, [Event(1, 1.0, [Value("image", "i", other), Value("histogram", "h", weights + 9)])])
+    run.merge()
+    assert run.points("i") == [(1, picture)]
+    rank_dir = run.run_dir.rank_dirs()[0]
+    for dialect in DIALECTS:
+        assert repr(run.points("h", dialect)) == repr(run.points("h", dialect, rank_dir))
+
+
+def test_parts_of_a_tensor_are_counted_and_left_to_the_files_of_the_ranks(run):
+    shard = Shard(global_shape=(4,), offset=(0,))
+    run.write(0, [tensor(1, "w", 1.0, 2.0, shard=shard), scalar(1, loss=1.0)])
+    run.write(1, [tensor(1, "w", 3.0, 4.0, shard=Shard(global_shape=(4,), offset=(2,)))])
+    report = run.merge()
+    assert report.sharded == 2
+    assert run.points("w") == []
+    assert run.points("loss") == [(1, 1.0)]
+
+
+def test_a_step_that_is_too_large_for_one_event_is_several(run, monkeypatch):
+    monkeypatch.setattr(merge_module, "EVENT_BUDGET", 3000)
+    big = {rank: np.full(500, float(rank), np.float32) for rank in (0, 1)}
+    for rank, data in big.items():
+        run.write(rank, [Event(1, 1.0, [Value("tensor", f"w{rank}", data), Value("scalar", "loss", 1.0)])])
+    report = run.merge()
+    events = list(read_directory(run.run_dir.base))
+    assert [event.step for event in events] == [1, 1]
+    assert report.steps == 1
+    assert report.refused == ()
+    assert [run.points(f"w{rank}")[0][1].tolist() for rank in big] == [data.tolist() for data in big.values()]
+
+
+def test_the_graph_is_that_of_the_lowest_rank_and_comes_first(run):
+    for rank in (1, 0):
+        graph = anf_ir_pb2.GraphProto(name=f"rank {rank}").SerializeToString()
+        run.write(rank, [Event(0, 100.0 + rank, [Value("graph", "", graph)]), scalar(7, loss=1.0)])
+    report = run.merge()
+    first, *rest = read_directory(run.run_dir.base)
+    assert anf_ir_pb2.GraphProto.FromString(first.values[0].data).name == "rank 0"
+    assert [event.step for event in rest] == [7]
+    assert report.steps == 1
+
+
+def lineage_event(metric=None, **hyper):
+    if metric is not None:
+        return Event(0, 1.0, [Value("eval_lineage", "", lineage_pb2.EvaluationLineage(metric=metric))])
+    train = lineage_pb2.TrainLineage(hyper_parameters=lineage_pb2.TrainLineage.HyperParameters(**hyper))
+    return Event(0, 1.0, [Value("train_lineage", "", train)])
+
+
+def test_the_lineage_of_the_run_is_one_file_and_its_conflicts_stand_in_the_manifest(run):
+    for rank, optimizer in enumerate(("Adam", "SGD")):
+        run.write(
+            rank,
+            [
+                scalar(1, loss=1.0),
+                lineage_event(optimizer=optimizer, epoch=2),
+                lineage_event(metric=f'{{"acc": {rank}, "loss": NaN}}'),
+            ],
+        )
+    report = run.merge()
+    lineage = read_lineage(run.run_dir.base)
+    assert len(lineage_files(run.run_dir.base)) == 1
+    assert lineage.train.hyper_parameters.device_num == 2
+    assert lineage.train.hyper_parameters.optimizer == "Adam"
+    assert lineage.evaluation.metric == '{"acc": 0.5}'
+    entry = json.loads(run.run_dir.manifest_path.read_text(), parse_constant=pytest.fail)["merged"]["train"]
+    assert entry["conflicts"][0] == {
+        "field": "hyper_parameters.optimizer",
+        "by_rank": {"0": "Adam", "1": "SGD"},
+    }
+    assert entry["last_steps"] == {"0": 1, "1": 1}
+    assert entry["merged_at"] > 0
+    assert [c.field for c in report.conflicts] == ["hyper_parameters.optimizer", "metric.loss"]
+
+
+def test_merging_again_replaces_the_files_with_the_same_records(run):
+    for rank in (0, 1):
+        run.write(rank, [scalar(1, loss=rank + 0.1, acc=NAN), tensor(1, "w", 1.0), lineage_event(epoch=3)])
+    first = run.merge()
+    records = {dialect: run.decoded(dialect) for dialect in DIALECTS}
+    lineage = read_lineage(run.run_dir.base)
+    second = run.merge()
+    assert {dialect: run.decoded(dialect) for dialect in DIALECTS} == records
+    assert read_lineage(run.run_dir.base) == lineage
+    assert set(first.files).isdisjoint(second.files)
+    assert not any(path.exists() for path in first.files)
+    assert all(path.exists() for path in second.files)
+
+
+def test_late_values_are_in_the_next_merge(run):
+    run.write(0, [scalar(1, loss=1.0)])
+    run.merge()
+    run.write(1, [scalar(1, loss=3.0)])
+    run.merge()
+    assert run.points("loss") == [(1, 2.0)]
+
+
+@pytest.mark.parametrize("left", range(7))
+def test_a_merge_that_fails_leaves_the_older_merged_run_as_it_was(run, left):
+    run.write(0, [scalar(step, loss=1.0) for step in (1, 2)])
+    run.merge()
+    records = run.decoded()
+    run.write(1, [scalar(step, loss=3.0) for step in (1, 2)])
+    run.write(1, [lineage_event(epoch=2)])
+    before = names(run.run_dir.base)
+    with pytest.raises(OSError, match="no space"):
+        run.merge(files=FullDisk(left))
+    assert names(run.run_dir.base) == before
+    assert run.decoded() == records
+
+
+KILLED = """
+import os, sys
+from distsummary.aggregate.merge import merge_run
+from distsummary.events.files import Files
+
+class Killed(Files):
+    def sync(self, descriptor):
+        os._exit(9)
+
+merge_run(sys.argv[1], files=Killed())
+"""
+
+
+def test_a_killed_merge_leaves_nothing_that_a_reader_takes_for_an_event_file(run):
+    run.write(0, [scalar(1, loss=1.0)])
+    run.merge()
+    run.write(1, [scalar(1, loss=3.0)])
+    before = names(run.run_dir.base)
+    assert subprocess.run([sys.executable, "-c", KILLED, str(run.run_dir.base)]).returncode == 9
+    (left,) = set(names(run.run_dir.base)) - set(before)
+    assert left.startswith(".tmp-")
+    inner = names(run.run_dir.base / left)
+    assert inner == ["mindspore", "tensorboard"]
+    assert not any("summary." in name or "tfevents" in name for name in inner)
+    assert run.points("loss") == [(1, 1.0)]
+    run.merge()
+    assert run.points("loss") == [(1, 2.0)]
+    assert not (run.run_dir.base / left).exists()
+
+
+def test_what_a_merge_left_that_died_while_publishing_goes_with_the_next(run):
+    run.write(0, [scalar(1, loss=1.0), lineage_event(epoch=1)])
+    first = run.merge()
+    kept = {path: path.read_bytes() for path in first.files}
+    run.merge()
+    for path, data in kept.items():  # as if it had died before the older files were removed
+        path.write_bytes(data)
+    run.merge()
+    merged = [name for name in names(run.run_dir.base) if "merged" in name]
+    assert len(merged) == 3
+    assert run.points("loss") == [(1, 1.0)]
+
+
+def test_a_foreign_temporary_directory_is_not_touched(run):
+    foreign = run.run_dir.base / ".tmp-of-somebody"
+    foreign.mkdir()
+    (foreign / "data").touch()
+    run.write(0, [scalar(1, loss=1.0)])
+    run.merge()
+    assert (foreign / "data").exists()
+
+
+def test_two_merges_at_once_are_refused_by_the_lock(run, monkeypatch):
+    monkeypatch.setattr(run_dir_module, "LOCK_TIMEOUT_S", 0.0)
+    run.write(0, [scalar(1, loss=1.0)])
+    with run.run_dir.locked("merge"), pytest.raises(RunDirError, match="lock"):
+        run.merge()
+    run.merge()
+    assert run.points("loss") == [(1, 1.0)]
+
+
+def test_damage_of_a_rank_is_left_out_and_told(run):
+    run.write(0, [scalar(1, loss=1.0)])
+    run.write(1, [scalar(1, loss=3.0), scalar(2, loss=4.0)], dialects=(MINDSPORE,))
+    (path,) = segments(run.run_dir.rank_dirs()[1], MINDSPORE)
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1
+    path.write_bytes(data)
+    report = run.merge()
+    assert [damage.file for damage in report.damage] == [path]
+    assert run.points("loss") == [(1, 2.0)]
+    entry = run.run_dir.read_manifest()["merged"]["train"]
+    assert entry["damage"][0]["file"] == str(path)
+
+
+def test_ranks_that_wrote_tensorboards_dialect_alone_are_merged_too(run):
+    for rank in (0, 1):
+        run.write(rank, [scalar(1, loss=float(rank))], dialects=(TENSORBOARD,))
+    run.merge()
+    assert run.points("loss") == run.points("loss", TENSORBOARD) == [(1, 0.5)]
+
+
+def test_a_run_of_one_rank_has_nothing_to_merge(tmp_path):
+    run = Run(tmp_path, world_size=1)
+    run.write(0, [scalar(1, loss=1.0)])
+    before = names(tmp_path)
+    report = run.merge()
+    assert "one rank" in report.note
+    assert (report.files, report.ranks) == ((), (0,))
+    assert names(tmp_path) == before
+
+
+def test_evaluating_ranks_are_merged_into_a_directory_of_their_own(run):
+    run.write(0, [scalar(1, loss=1.0)])
+    for rank in (0, 1):
+        run.write(rank, [scalar(9, acc=float(rank)), lineage_event(metric='{"acc": 1}')], role="eval")
+    report = run.merge()
+    assert run.points("acc") == []
+    target = run.run_dir.base / "eval"
+    assert run.points("acc", directory=target) == [(9, 0.5)]
+    assert read_lineage(target).evaluation.metric == '{"acc": 1}'
+    assert report.evaluation.role == "eval"
+    assert set(run.run_dir.read_manifest()["merged"]) == {"train", "eval"}
+
+
+def test_a_run_without_a_manifest_is_merged_and_gets_one(run):
+    run.write(0, [scalar(1, loss=1.0)])
+    run.run_dir.manifest_path.unlink()
+    run.merge()
+    assert run.run_dir.read_manifest()["run_id"] == run.run_id
+    records = run.decoded()
+    run.merge()
+    assert run.decoded() == records
+
+
+def test_a_rank_that_has_written_nothing_yet_is_no_error(run):
+    (run.run_dir.base / "rank_00000").mkdir()
+    report = run.merge()
+    assert (report.files, report.steps, report.last_steps) == ((), 0, {})
+
+
+def test_event_files_of_others_in_the_run_dir_are_not_mixed_with_the_merged(run):
+    run.write(0, [scalar(1, loss=1.0)])
+    writer = RankWriter(run.run_dir.base, run_id=run.run_id)
+    writer.write(Batch(run_id=run.run_id, attempt=0, rank=0, first_seq=1, events=[scalar(1, loss=2.0)]))
+    writer.close()
+    with pytest.raises(RunDirError, match="move them"):
+        run.merge()
+
+
+def test_what_is_no_run_is_refused_with_its_path(tmp_path):
+    with pytest.raises(MissingFileError, match=r"no run dir .*absent"):
+        merge_run(tmp_path / "absent")
+    with pytest.raises(RunDirError, match="is no run"):
+        merge_run(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryPathError, match="file"):
+        merge_run(tmp_path / "file")
+    assert os.listdir(tmp_path) == ["file"]

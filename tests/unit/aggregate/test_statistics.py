@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distsummary.aggregate.statistics import last_recorded, named_series, over_ranks
+
+NAN, INF = float("nan"), float("inf")
+
+
+def one_step(values):
+    """The statistics of one step at which rank r has values[r]."""
+    ranks = np.arange(len(values))
+    return over_ranks(ranks, np.full(len(values), 7), np.array(values, np.float64))
+
+
+def numbers(statistics):
+    return [float(x[0]) for x in (statistics.mean, statistics.min, statistics.median, statistics.max)]
+
+
+def test_each_step_has_the_statistics_of_the_ranks_that_recorded_it():
+    ranks = np.array([0, 1, 2, 0, 2, 1])
+    steps = np.array([1, 1, 1, 2, 2, 5])
+    statistics = over_ranks(ranks, steps, np.array([1.0, 2.0, 6.0, 4.0, 3.0, 9.0]))
+    assert statistics.steps.tolist() == [1, 2, 5]
+    assert statistics.mean.tolist() == [3.0, 3.5, 9.0]
+    assert statistics.min.tolist() == [1.0, 3.0, 9.0]
+    assert statistics.median.tolist() == [2.0, 3.5, 9.0]
+    assert statistics.max.tolist() == [6.0, 4.0, 9.0]
+    assert statistics.argmax_rank.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "rank"),
+    [
+        ([1.0, NAN, 3.0, 2.0], [NAN, 1.0, 2.0, 3.0], 1),
+        ([NAN, 1.0, NAN, 4.0], [NAN, 1.0, 2.5, 4.0], 0),
+        ([NAN, NAN], [NAN, NAN, NAN, NAN], 0),
+        ([1.0, INF, 2.0], [INF, 1.0, 2.0, INF], 1),
+        ([-INF, INF, 2.0], [NAN, -INF, 2.0, INF], 1),
+        ([1.0, -INF], [-INF, -INF, -INF, 1.0], 0),
+        ([3.0, 5.0, 5.0], [13 / 3, 3.0, 5.0, 5.0], 1),
+        ([-0.5], [-0.5, -0.5, -0.5, -0.5], 0),
+    ],
+)
+def test_a_value_that_is_no_number_stays_visible(values, expected, rank):
+    statistics = one_step(values)
+    assert numbers(statistics) == pytest.approx(expected, nan_ok=True)
+    assert statistics.argmax_rank.tolist() == [rank]
+
+
+def test_ranks_that_agree_have_their_value_as_the_mean_to_the_last_bit():
+    values = np.random.default_rng(0).normal(size=1000)
+    for ranks in (3, 7, 11):
+        statistics = over_ranks(
+            np.tile(np.arange(ranks), 1000), np.repeat(np.arange(1000), ranks), np.repeat(values, ranks)
+        )
+        assert statistics.mean.tolist() == statistics.median.tolist() == values.tolist()
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(0, 9), st.integers(-3, 5)),
+        st.floats(width=32, allow_nan=False, allow_infinity=False),
+        min_size=1,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_the_statistics_are_those_of_numpy_in_any_order_of_the_values(table, random):
+    rows = list(table.items())
+    random.shuffle(rows)
+    ranks, steps = (np.array([key[i] for key, _ in rows]) for i in (0, 1))
+    statistics = over_ranks(ranks, steps, np.array([value for _, value in rows]))
+    assert statistics.steps.tolist() == sorted({step for _, step in table})
+    for i, step in enumerate(statistics.steps.tolist()):
+        by_rank = {rank: value for (rank, s), value in sorted(table.items()) if s == step}
+        column = np.array(list(by_rank.values()))
+        scale = np.abs(column).max() * 1e-12
+        assert statistics.mean[i] == pytest.approx(column.mean(), rel=1e-12, abs=scale)
+        assert statistics.min[i] == column.min()
+        assert statistics.median[i] == pytest.approx(np.median(column), rel=1e-15)
+        assert statistics.max[i] == column.max()
+        assert statistics.argmax_rank[i] == next(r for r, v in by_rank.items() if v == column.max())
+
+
+def test_no_values_have_no_statistics():
+    empty = np.empty(0, np.int64)
+    statistics = over_ranks(empty, empty, np.empty(0))
+    assert [len(column) for column in named_series("loss", statistics, is_key=True).values()] == [0] * 5
+    assert last_recorded(empty, empty).tolist() == []
+
+
+def test_a_step_recorded_twice_counts_as_recorded_last():
+    ranks = np.array([0, 0, 1, 0, 1])
+    steps = np.array([4, 5, 4, 4, 6])
+    assert last_recorded(ranks, steps).tolist() == [1, 2, 3, 4]
+
+
+def test_a_key_tag_is_written_with_all_statistics_and_another_with_its_mean():
+    statistics = one_step([1.0, 4.0])
+    assert {name: x.tolist() for name, x in named_series("loss", statistics, is_key=True).items()} == {
+        "loss": [2.5],
+        "loss/min": [1.0],
+        "loss/median": [2.5],
+        "loss/max": [4.0],
+        "loss/argmax_rank": [1.0],
+    }
+    assert list(named_series("acc", statistics, is_key=False)) == ["acc"]
+
+
+def test_a_statistic_does_not_take_the_name_of_a_tag_that_ranks_recorded():
+    series = named_series("loss", one_step([1.0, 4.0]), is_key=True, taken=["loss", "loss/min"])
+    assert list(series) == ["loss", "loss/median", "loss/max", "loss/argmax_rank"]

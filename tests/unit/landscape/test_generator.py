@@ -1,0 +1,343 @@
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
+from distsummary.events.reader import read_directory
+from distsummary.events.records import Batch, Event, Image, Landscape, Value
+from distsummary.events.segment import segments
+from distsummary.events.writer import RankWriter
+from distsummary.landscape.directions import Directions
+from distsummary.landscape.generator import landscape, load_factory
+from distsummary.landscape.grid import LossGrid
+from distsummary.run_dir import RunDir
+from tests.unit.landscape import golden_mlp
+from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
+
+FACTORY = "tests.unit.landscape.test_generator:make_parts"
+
+
+def make_parts() -> tuple[Any, Any, Any]:
+    return Mlp(), cross_entropy, batches()
+
+
+def make_nothing() -> None:
+    return None
+
+
+def draw(**changes: Any) -> Any:
+    """A 5 x 5 landscape of the golden run, PCA unless said otherwise."""
+    model, loss_fn, data = make_parts()
+    arguments = {
+        "around": golden_mlp.CKPT_DIR,
+        "size": 5,
+        "progress": False,
+        "model": model,
+        "loss_fn": loss_fn,
+    }
+    return landscape(**(arguments | {"batches": data} | changes))
+
+
+def save_path(run_dir: RunDir, states: list[dict[str, Any]], intervals: list[list[int]]) -> None:
+    spec = LandscapeSpec(intervals=tuple(map(tuple, intervals)), landscape_size=5)
+    writer = TrajectoryWriter(run_dir.ckpt_dir, spec, model_name="Mlp", run_id="0" * 16, step_per_epoch=4)
+    for number, state in enumerate(states, 1):
+        writer.save(number, state)
+
+
+def walk(count: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    state = Mlp().parameters
+    return [
+        {n: (a + 0.1 * k * rng.normal(size=a.shape)).astype(np.float32) for n, a in state.items()}
+        for k in range(count)
+    ]
+
+
+@pytest.fixture
+def run_dir(nasty_tmp_path: Path) -> RunDir:
+    """A run of one rank with 4 checkpoints and 6 steps of loss."""
+    run = RunDir(nasty_tmp_path / "run").create()
+    save_path(run, walk(4), [[1, 2, 3, 4]])
+    run_id = run.update_manifest(lambda manifest: None)["run_id"]
+    writer = RankWriter(run.base, run_id=run_id)
+    values = [[Value("scalar", "loss", 3.0 - 0.25 * k), Value("scalar", "lr", 0.1)] for k in range(6)]
+    events = [Event(k + 1, 1000.0 + k, values[k]) for k in range(6)]
+    writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=1, events=events))
+    writer.close()
+    return run
+
+
+def test_one_direction_gives_a_grid_and_several_a_dict(run_dir: RunDir) -> None:
+    single = draw(around=run_dir)
+    assert isinstance(single, LossGrid)
+    assert (single.decomposition, single.numbers) == ("PCA", (1, 2, 3, 4))
+    assert (single.unit, single.step_per_epoch, single.mode, single.bn_mode) == (
+        "step",
+        4,
+        "standard",
+        "eval",
+    )
+    assert (single.centring, single.normalization, single.engine) == ("last", "none", "numpy-naive")
+    both = draw(around=str(run_dir.base), directions=("pca", "random"), seed=4)
+    assert list(both) == ["pca", "random"]
+    assert both["pca"].z.tobytes() == single.z.tobytes()
+    assert (both["random"].seed, both["random"].rng) == (4, "philox-bm-v1")
+    assert both["random"].normalization == "filter"
+    assert list(draw(around=read(run_dir.ckpt_dir), directions=("pca",))) == ["pca"]
+
+
+def test_every_point_of_the_grid_is_the_loss_at_its_coordinates() -> None:
+    rng = np.random.default_rng(3)
+    shapes = {name: a.shape for name, a in Mlp().parameters.items()}
+    x, y = ({n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()} for _ in range(2))
+    model = Mlp(np.float64)
+    start = {n: a.copy() for n, a in model.parameters.items()}
+    grid = draw(
+        model=model,
+        around=None,
+        size=4,
+        directions=Directions(x=x, y=y),
+        normalization="none",
+        batches=batches(),
+    )
+    for i, b in enumerate(grid.y):
+        for j, a in enumerate(grid.x):
+            moved = Mlp(np.float64)
+            moved.parameters = {n: start[n] + a * x[n] + b * y[n] for n in start}
+            losses = [cross_entropy(moved(data), labels) for data, labels in batches()]
+            assert grid.z[i, j] == pytest.approx(np.mean(losses), rel=1e-12)
+    assert grid.samples == 24
+
+
+def test_batches_count_by_their_rows_but_not_in_mindspores_mode() -> None:
+    x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
+    uneven = [(x[:20], y[:20]), (x[20:], y[20:])]
+    whole = draw(around=None, batches=[(x, y)])
+    assert draw(around=None, batches=uneven).z == pytest.approx(whole.z, rel=1e-6)
+    unweighted = draw(around=None, batches=uneven, mode="mindspore", normalization="filter")
+    assert np.abs(unweighted.z - whole.z).max() > 1e-3
+
+
+def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
+    model = Mlp()
+    before = {name: (id(a), a.tobytes()) for name, a in model.parameters.items()}
+    calls = []
+
+    def loss_fn(model: Mlp, batch: Any) -> float:
+        calls.append(model.parameters["d1.bias"].tobytes())
+        if len(calls) > 10:
+            raise ZeroDivisionError("in the loss")
+        return cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(ZeroDivisionError, match="in the loss"):
+        draw(model=model, loss_fn=loss_fn)
+    assert calls[-1] != before["d1.bias"][1]
+    assert {name: (id(a), a.tobytes()) for name, a in model.parameters.items()} == before
+
+
+def test_a_function_of_model_and_batch_takes_batches_of_any_kind() -> None:
+    def loss_fn(model: Mlp, batch: dict[str, Any]) -> float:
+        return cross_entropy(model(batch["x"]), batch["y"])
+
+    named = [{"x": x, "y": y} for x, y in batches()]
+    assert draw(loss_fn=loss_fn, batches=named, around=None).z.tobytes() == draw(around=None).z.tobytes()
+    with pytest.raises(InvalidTypeError, match="first parameter is called model"):
+        draw(batches=named, around=None)
+
+
+def test_the_progress_is_told_up_to_the_last_point() -> None:
+    told: list[tuple[int, int, float]] = []
+    draw(directions="random", progress=lambda *numbers: told.append(numbers))
+    done = [numbers[0] for numbers in told]
+    assert done == sorted(done)
+    assert told[-1][:2] == (27, 27)
+    assert all(rate > 0 for _, _, rate in told)
+
+
+def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
+    def loss_fn(model: Mlp, batch: Any) -> float:
+        loss = cross_entropy(model(batch[0]), batch[1])
+        return loss if loss < 1.5 else float("inf")
+
+    grid = draw(around=run_dir, loss_fn=loss_fn, directions="random", normalization="none", output=run_dir)
+    assert np.isinf(grid.z).any()
+    assert np.isfinite(grid.z).any()
+    assert LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).z.tobytes() == grid.z.tobytes()
+    shown = next(
+        v.data for e in read_directory(run_dir.landscape_dir) for v in e.values if v.plugin == "landscape"
+    )
+    assert np.isfinite(shown.z).all()
+    assert shown.z.max() == pytest.approx(grid.z[np.isfinite(grid.z)].max(), rel=1e-6)
+
+
+def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
+    grids = draw(around=run_dir, directions=("pca", "random"), output=run_dir)
+    events = list(read_directory(run_dir.landscape_dir))
+    found = {v.tag: v.data for e in events for v in e.values if v.plugin == "landscape"}
+    assert list(found) == ["landscape_[1, 4]", "landscape_[4]"]
+    pca: Landscape = found["landscape_[1, 4]"]
+    np.testing.assert_allclose(pca.z, grids["pca"].z, rtol=1e-6)
+    assert pca.intervals == (1, 2, 3, 4)
+    assert {e.step for e in events if e.values[0].plugin == "landscape"} == {0}
+    curve = [(e.step, v.data) for e in events for v in e.values if v.plugin == "scalar"]
+    assert curve == [(k + 1, 3.0 - 0.25 * k) for k in range(6)]
+    assert {v.plugin for e in events for v in e.values} == {"landscape", "scalar"}
+    pictures = [v for e in read_directory(run_dir.landscape_dir, "tensorboard") for v in e.values]
+    assert [(v.plugin, v.tag) for v in pictures] == [
+        ("image", "landscape_[1, 4]"),
+        ("image", "landscape_[4]"),
+    ]
+    picture: Image = pictures[0].data
+    assert picture.encoded.startswith(b"\x89PNG")
+    assert (picture.width, picture.height) == (1320, 648)
+    names = sorted(p.name for p in run_dir.landscape_dir.iterdir() if p.suffix in (".npz", ".png"))
+    assert names == ["landscape_1-4.npz", "landscape_1-4.png", "landscape_4.npz", "landscape_4.png"]
+
+
+def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> None:
+    draw(around=run_dir, output=run_dir.base)
+    older = segments(run_dir.landscape_dir, "mindspore") + segments(run_dir.landscape_dir, "tensorboard")
+    grid = draw(around=run_dir, size=7, output=run_dir.base)
+    assert not any(path.exists() for path in older)
+    events = list(read_directory(run_dir.landscape_dir))
+    values = [v.data for e in events for v in e.values if v.plugin == "landscape"]
+    assert [v.z.shape for v in values] == [grid.z.shape]
+    assert sum(v.plugin == "scalar" for e in events for v in e.values) == 6
+    assert len(segments(run_dir.landscape_dir, "tensorboard")) == 1
+
+
+def test_a_run_without_loss_or_manifest_gets_its_landscape(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "bare").create()
+    save_path(run, walk(3), [[1, 2, 3]])
+    draw(around=run, output=run)
+    values = [v for e in read_directory(run.landscape_dir) for v in e.values]
+    assert [v.plugin for v in values] == ["landscape"]
+
+
+def test_numbers_that_were_never_saved_are_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDir(tmp_path / "run").create()
+    save_path(run, walk(4), [[1, 2, 3], [3, 4, 5, 6], [1, 3, 4, 9]])
+    with caplog.at_level(logging.WARNING):
+        grids = draw(around=run)
+    assert list(grids) == ["pca[1, 3]", "pca[1, 4]"]
+    assert grids["pca[1, 4]"].numbers == (1, 3, 4)
+    assert "[3, 4, 5, 6] only [3, 4]" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"size": 2}, InvalidValueError, r"size must be in \[3, 256\], got 2"),
+        ({"size": 257}, InvalidValueError, r"size must be in \[3, 256\], got 257"),
+        ({"size": 5.0}, InvalidTypeError, "size must be int"),
+        ({"size": True}, InvalidTypeError, "size must be int"),
+        ({"directions": "hessian"}, InvalidValueError, "directions must be one of"),
+        ({"directions": ()}, InvalidValueError, "at least one"),
+        ({"directions": "pca", "around": None}, InvalidValueError, "needs around="),
+        ({"normalization": "weight"}, InvalidValueError, "normalization must be one of"),
+        ({"centring": "first"}, InvalidValueError, "centring must be one of"),
+        ({"mode": "fast"}, InvalidValueError, "mode must be one of"),
+        ({"workers": -1}, InvalidValueError, "workers"),
+        ({"workers": "all"}, InvalidTypeError, "workers"),
+        ({"seed": 2**63}, InvalidValueError, "seed"),
+        ({"batches": []}, InvalidValueError, "at least one batch"),
+        ({"batches": 3}, InvalidTypeError, "batches must be iterable"),
+        ({"loss_fn": "mse"}, InvalidTypeError, "loss_fn must be callable"),
+        ({"around": 3}, InvalidTypeError, "around must be"),
+        ({"around": "nowhere"}, MissingFileError, "train_metadata.json"),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name(
+    changes: dict[str, Any],
+    error: type[Exception],
+    match: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=match):
+        draw(**changes)
+
+
+def rename(state: dict[str, Any]) -> dict[str, Any]:
+    return {f"net.{name}": array for name, array in state.items()}
+
+
+def widen(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.zeros((9, 9), np.float32) if name == "d1.weight" else a for name, a in state.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"), [(rename, r"checkpoint \d.*d1\.bias"), (widen, r"\(9, 9\), the model \(5, 4\)")]
+)
+@pytest.mark.parametrize("directions", ["pca", "random"])
+def test_checkpoints_of_another_model_are_refused(
+    change: Callable[[dict[str, Any]], dict[str, Any]], match: str, directions: str, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run").create()
+    save_path(run, [change(state) for state in walk(3)], [[1, 2, 3]])
+    with pytest.raises(InvalidValueError, match=match):
+        draw(around=run, directions=directions)
+
+
+def test_a_single_checkpoint_has_a_random_plane_and_no_path(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+    save_path(run, walk(1), [[1, 2, 3]])
+    with pytest.raises(LandscapeError, match="at least 3 checkpoints, got 1"):
+        draw(around=run)
+    grid = draw(around=run, directions="random")
+    assert (grid.tag, grid.numbers) == ("landscape_[1]", (1,))
+    assert grid.z[2, 2] == grid.true_loss[0] == grid.path_loss[0]
+
+
+def test_equal_checkpoints_have_no_plane(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+    save_path(run, [walk(1)[0]] * 3, [[1, 2, 3]])
+    for mode in ("standard", "mindspore"):
+        with pytest.raises(LandscapeError, match="all equal"):
+            draw(around=run, mode=mode)
+
+
+def test_weights_of_zero_have_no_filter_normalised_plane() -> None:
+    model = Mlp()
+    for array in model.parameters.values():
+        array[...] = 0
+    with pytest.raises(LandscapeError, match="without any parameter to move"):
+        draw(model=model, around=None)
+    assert draw(model=model, around=None, normalization="none").z.std() > 0
+
+
+def test_mindspores_mode_needs_a_whole_batch(tmp_path: Path) -> None:
+    x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
+    with pytest.raises(InvalidValueError, match="at least the batch size 24, got 16"):
+        draw(batches=[(x, y)], mode="mindspore")
+
+
+def test_a_factory_is_found_by_name() -> None:
+    model, loss_fn, data = load_factory(FACTORY)
+    assert isinstance(model, Mlp)
+    assert loss_fn is cross_entropy
+    assert len(data) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        ("nocolon", InvalidValueError, "module:function"),
+        (":f", InvalidValueError, "module:function"),
+        ("no_such_module_here:f", InvalidValueError, "cannot be found"),
+        ("math:no_such_name", InvalidValueError, "cannot be found"),
+        (FACTORY.replace("make_parts", "make_nothing"), InvalidTypeError, "must return"),
+    ],
+)
+def test_a_factory_that_cannot_be_used_is_refused(name: str, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        load_factory(name)

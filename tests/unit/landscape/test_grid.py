@@ -1,0 +1,120 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
+from distsummary.landscape.grid import LossGrid, finite_bounds, path_axes
+
+
+def make_grid(**changes: Any) -> LossGrid:
+    """A small PCA grid; z[i, j] = 10 i + j."""
+    fields: dict[str, Any] = {
+        "x": np.linspace(-1, 1, 4),
+        "y": np.linspace(-2, 2, 3),
+        "z": np.add.outer(10.0 * np.arange(3), np.arange(4.0)),
+        "numbers": (1, 5, 9),
+        "path": np.array([[-0.9, 0.1], [-0.4, 1.5], [0.0, 0.0]]),
+        "path_loss": np.array([3.0, 2.0, 1.0]),
+        "true_loss": np.array([3.5, 2.25, 1.0]),
+        "residuals": np.array([0.1, 0.2, 0.0]),
+        "decomposition": "PCA",
+        "convergence_point": (0.0, 0.0, 1.0),
+        "explained_variance": np.array([0.8, 0.15]),
+        "unit": "epoch",
+        "step_per_epoch": 7,
+        "centring": "last",
+        "seed": 3,
+        "engine": "numpy-naive",
+        "samples": 16,
+        "worker_seconds": {"here": 1.5},
+    }
+    return LossGrid(**(fields | changes))
+
+
+def random_grid(**changes: Any) -> LossGrid:
+    """The same values as a random plane around checkpoint 9."""
+    only_centre = {
+        "numbers": (9,), "path": np.zeros((1, 2)), "path_loss": np.array([1.0]), "true_loss": np.array([1.0]),
+        "residuals": np.zeros(1), "explained_variance": np.empty(0), "decomposition": "Random",
+    }  # fmt: skip
+    return make_grid(**(only_centre | changes))
+
+
+@pytest.mark.parametrize("grid", [make_grid(), random_grid(numbers=())], ids=["pca", "random"])
+def test_a_saved_grid_is_loaded_as_it_was(grid: LossGrid, nasty_tmp_path: Path) -> None:
+    path = nasty_tmp_path / "grid.npz"
+    grid.save(path)
+    loaded = LossGrid.load(path)
+    for name in LossGrid.__dataclass_fields__:
+        one, other = getattr(grid, name), getattr(loaded, name)
+        if isinstance(one, np.ndarray):
+            assert one.tobytes() == other.tobytes(), name
+        else:
+            assert one == other, name
+
+
+def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"none\.npz"):
+        LossGrid.load(tmp_path / "none.npz")
+    for number, data in enumerate([b"", b"PK\x03\x04 no zip", b"text"]):
+        (tmp_path / f"{number}.npz").write_bytes(data)
+        with pytest.raises(DamagedFileError, match="compute it again"):
+            LossGrid.load(tmp_path / f"{number}.npz")
+    np.savez(tmp_path / "other.npz", x=np.arange(3))
+    with pytest.raises(DamagedFileError, match="compute it again"):
+        LossGrid.load(tmp_path / "other.npz")
+
+
+def test_a_grid_whose_z_does_not_fit_its_axes_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match=r"\(3, 4\)"):
+        make_grid(z=np.zeros((4, 3)))
+
+
+def test_tags_are_mindspores() -> None:
+    assert make_grid().tag == "landscape_[1, 9]"
+    assert random_grid().tag == "landscape_[9]"
+    assert random_grid(numbers=()).tag == "landscape"
+
+
+def test_the_record_of_a_path_shows_the_in_plane_losses_and_of_a_random_plane_no_path() -> None:
+    record = make_grid().to_record()
+    assert (record.decomposition, record.unit, record.step_per_epoch) == ("PCA", "epoch", 7)
+    assert record.intervals == (1, 5, 9)
+    assert record.path_x.tolist() == [-0.9, -0.4, 0.0]
+    assert record.path_y.tolist() == [0.1, 1.5, 0.0]
+    assert record.path_z.tolist() == [3.0, 2.0, 1.0]
+    assert record.z.shape == (3, 4)
+    random = random_grid().to_record()
+    assert random.intervals == ()
+    assert random.path_x.size == random.path_y.size == random.path_z.size == 0
+
+
+def test_losses_that_are_not_finite_stay_in_the_file_and_are_bounded_in_the_record(tmp_path: Path) -> None:
+    z = make_grid().z.copy()
+    z[0, 0], z[1, 1], z[2, 2], z[2, 3] = np.nan, np.inf, -np.inf, 1e300
+    grid = make_grid(z=z, path_loss=np.array([np.inf, 2.0, -5.0]), convergence_point=(0.0, 0.0, np.nan))
+    grid.save(tmp_path / "grid.npz")
+    assert LossGrid.load(tmp_path / "grid.npz").z.tobytes() == z.tobytes()
+    record = grid.to_record()
+    largest = float(np.finfo(np.float32).max)
+    assert record.z[0, 0] == record.z[1, 1] == record.z[2, 3] == record.path_z[0] == largest
+    assert record.z[2, 2] == -5.0
+    assert record.convergence_point == (0.0, 0.0, largest)
+    assert np.isfinite(record.z).all()
+    assert np.isfinite(record.z.astype(np.float32)).all()
+
+
+def test_a_grid_without_any_finite_loss_is_zero_in_the_record() -> None:
+    nothing = np.full((3, 4), np.nan)
+    grid = make_grid(z=nothing, path_loss=np.full(3, np.inf), convergence_point=(0.0, 0.0, np.inf))
+    assert finite_bounds(nothing) == (0.0, 0.0)
+    assert not grid.to_record().z.any()
+    assert grid.to_record().convergence_point == (0.0, 0.0, 0.0)
+
+
+def test_axes_are_the_paths_box_and_a_fifth_on_each_side() -> None:
+    x, y = path_axes(np.array([[-4.0, 1.0], [0.0, 0.0], [1.0, -1.0]]), 5)
+    np.testing.assert_allclose(x, np.linspace(-5, 2, 5))
+    np.testing.assert_allclose(y, np.linspace(-1.4, 1.4, 5))
