@@ -7,14 +7,10 @@ from typing import Any
 from distsummary import topology as topologies
 from distsummary.collect.collector import SummaryCollector
 from distsummary.coordination import Coordinator
-from distsummary.events.segment import DIALECTS, MINDSPORE
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import LocalCoordinator, RunDir
 from distsummary.training.callbacks import Callback
 from distsummary.training.run import Run
-
-# Above this many ranks their directories hold the MindSpore dialect alone; the merged run always holds both.
-BOTH_DIALECTS_UP_TO = 16
 
 
 def init(
@@ -28,7 +24,6 @@ def init(
     rank: int | None = None,
     world_size: int | None = None,
     mesh: Mapping[str, tuple[int, int]] | None = None,
-    formats: Sequence[str] | None = None,
     **collector_options: Any,
 ) -> Run:
     """Join or start the run in `run_dir` and return the Run that records this rank.
@@ -49,8 +44,7 @@ def init(
         role: "train" or "eval"; an eval job on the run dir of a training supersedes nothing.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
         mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
-        formats: of "mindspore" and "tensorboard"; by default both, for more than 16 ranks the first.
-        collector_options: arguments of SummaryCollector, such as collect_freq=10.
+        collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
         RunDirError: the directory cannot be written. WorldMismatchError: ranks disagree on the world size.
@@ -60,11 +54,8 @@ def init(
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
-    if formats is None:
-        formats = DIALECTS if topology.world_size <= BOTH_DIALECTS_UP_TO else (MINDSPORE,)
     collector = SummaryCollector(
         str(directory.base),
-        formats=tuple(formats),
         topology=topology,
         coordinator=coordinator(directory),
         **collector_options,

@@ -67,7 +67,7 @@ class RunDir:
 
     def landscape_file(self, tag: str, suffix: str) -> Path:
         """The file of one loss grid: `landscape_[1, 4]` and `.npz` make `landscape_1-4.npz`."""
-        name = re.sub(r"[^\w.-]+", "_", tag.replace(", ", "-")).strip("_")
+        name = re.sub(r"[^A-Za-z0-9.-]+", "_", tag.replace(", ", "-")).strip("_")
         return self.landscape_dir / f"{name}{suffix}"
 
     @property

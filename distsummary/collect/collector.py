@@ -3,14 +3,13 @@
 import dataclasses
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.collect.gather import Parameters, image_values, learning_rate_values, loss_values
+from distsummary.collect.gather import MAX_IMAGES, Parameters, image_values, learning_rate_values, loss_values
 from distsummary.collect.guard import Guard
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
 from distsummary.collect.options import (
@@ -23,9 +22,9 @@ from distsummary.collect.options import (
 )
 from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.rank_collector import COLLECTORS
-from distsummary.collect.session import Session
+from distsummary.collect.session import Session, SessionOptions
 from distsummary.coordination import Coordinator
-from distsummary.errors import ClosedError, InvalidValueError, WriteError
+from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.events.records import Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.topology import Topology
@@ -102,18 +101,25 @@ class SummaryCollector(Callback):
         check_type("collect_landscape", collect_landscape, dict, optional=True)
         if collect_landscape is not None:
             check_type("collect_specified_data", collect_specified_data, dict, optional=True)
-            collect_specified_data = {**(collect_specified_data or {}), "collect_landscape": collect_landscape}
+            collect_specified_data = {
+                **(collect_specified_data or {}),
+                "collect_landscape": collect_landscape,
+            }
         self._collected = check_specified(
             collect_specified_data, keep_default_action, mindspore_compat=mindspore_compat
         )
         self._custom = check_custom_lineage(custom_lineage_data)
-        self._max_file_size = check_max_file_size(max_file_size, negative_is_unlimited=False)
-        self._exports = check_export_options(export_options)
-        self._formats = None if formats is None else check_formats(formats)
+        self._options = SessionOptions(
+            formats=None if formats is None else check_formats(formats),
+            collectors=collectors,
+            max_file_size=check_max_file_size(max_file_size, negative_is_unlimited=False),
+            exports_npy=check_export_options(export_options),
+            mindspore_compat=mindspore_compat,
+            raise_exception=raise_exception,
+        )
         self._freq, self._tensor_freq = collect_freq, collect_tensor_freq
         self._deal, self._compat = deal, mindspore_compat
         self._topology, self._coordinator = topology, coordinator
-        self._collectors, self._raise_exception = collectors, raise_exception
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
         self._health = Health()
@@ -121,7 +127,7 @@ class SummaryCollector(Callback):
 
     def _forget(self) -> None:
         """Be as new, for the next training."""
-        self._guard = Guard(self._health, logger, raise_exception=self._raise_exception)
+        self._guard = Guard(self._health, logger, raise_exception=self._options.raise_exception)
         self._group = Group()
         self._regular = regular_steps(self._freq)
         self._tensors = tensor_steps(None, self._freq, self._tensor_freq)
@@ -140,30 +146,27 @@ class SummaryCollector(Callback):
 
     def _begin(self, told: CallbackParams, expected: str) -> None:
         if told.get("mode") != expected:
-            raise InvalidValueError(f"mode must be {expected!r} here, got {told.get('mode')!r}; drive it with train or eval")
+            raise InvalidValueError(f"mode must be {expected!r}, got {told.get('mode')!r}; use train or eval")
         _refuse_twins(told.get("list_callback"))
-        if self._session is not None:
-            return
+        if self._session is None:
+            self._session = self._join(told)
+        network = told.get("network")
+        if expected == "train" and network is not None:
+            self._guard.call("the parameters", self._watch, self._session, network, told)
+
+    def _join(self, told: CallbackParams) -> Session:
         self._health = Health()
         self._forget()
         topology = self._place(told)
-        self._session = Session(
+        self._group = self._guard.call("the mesh", dealing_group, topology) or Group()
+        return Session(
             self.run_dir,
             topology,
+            self._options,
             coordinator=self._coordinator,
             guard=self._guard,
             health=self._health,
-            formats=self._formats,
-            collectors=self._collectors,
-            max_file_size=self._max_file_size,
-            exports_npy=self._exports,
-            mindspore_compat=self._compat,
-            raise_exception=self._raise_exception,
         )
-        self._group = self._guard.call("the mesh", dealing_group, topology) or Group()
-        network = told.get("network")
-        if expected == "train" and network is not None:
-            self._guard.call("the parameters", self._watch, network, told)
 
     def _place(self, told: CallbackParams) -> Topology:
         topology = self._topology or told.get("topology")
@@ -175,13 +178,20 @@ class SummaryCollector(Callback):
         mesh = self._guard.call("the mesh", framework_of(network).mesh, network)
         return dataclasses.replace(topology, mesh=mesh or {})
 
-    def _watch(self, network: object, told: CallbackParams) -> None:
+    def _watch(self, session: Session, network: object, told: CallbackParams) -> None:
         def parameters(pattern: str | None) -> Parameters | None:
-            return None if pattern is None else Parameters(network, pattern, group=self._group, deal=self._deal)
+            return (
+                None if pattern is None else Parameters(network, pattern, group=self._group, deal=self._deal)
+            )
 
-        self._histograms, self._whole = parameters(self._collected.histogram), parameters(self._collected.tensor)
-        if self._collected.landscape is not None and self._session is not None:
-            self._session.keep_trajectory(self._collected.landscape, network, self._group, told)
+        self._histograms, self._whole = (
+            parameters(self._collected.histogram),
+            parameters(self._collected.tensor),
+        )
+        if self._collected.landscape is not None:
+            session.keep_trajectory(
+                self._collected.landscape, network, self._group, told.get("batch_num") or 0
+            )
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Plan the steps that get whole parameters, as far as the length of the training is known."""
@@ -195,7 +205,7 @@ class SummaryCollector(Callback):
         told = run_context.original_args()
         if not _is_sink(told):
             self._guard.call("step", self._record_step, told, int(told.cur_step_num))
-        self._guard.call("trajectory", self._open_session().save_checkpoint, "step", int(told.cur_step_num))
+        self._guard.call("trajectory", self._save_checkpoint, "step", int(told.cur_step_num))
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Record what was logged since the last step, and the epoch's checkpoint."""
@@ -204,7 +214,7 @@ class SummaryCollector(Callback):
             self._guard.call("epoch", self._record_step, told, int(told.cur_epoch_num))
         else:
             self._guard.call("epoch", self._record_between, told)
-        self._guard.call("trajectory", self._open_session().save_checkpoint, "epoch", int(told.cur_epoch_num))
+        self._guard.call("trajectory", self._save_checkpoint, "epoch", int(told.cur_epoch_num))
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Record what was logged last, and the complete lineage."""
@@ -256,15 +266,20 @@ class SummaryCollector(Callback):
     def _tensor_values(self, number: int) -> list[Value]:
         if self._whole is None:
             return []
-        return self._guard.call("tensors", self._whole.values, "tensor", self._tensors, number, self._guard) or []
+        return (
+            self._guard.call("tensors", self._whole.values, "tensor", self._tensors, number, self._guard)
+            or []
+        )
 
     def _record_lineage(self, told: CallbackParams, *, is_final: bool) -> None:
         values = []
-        loss = mean_of(told.get("net_outputs")) if is_final else None
         if self._collected.train_lineage:
-            message = train_lineage(
-                told, self._open_session().topology, loss=None if loss is None else resolve(loss), mindspore_compat=self._compat
-            )
+            output = (
+                mean_of(told.get("net_outputs")) if is_final else None
+            )  # not waited for at the first step
+            loss = None if output is None else resolve(output)
+            topology = self._open_session().topology
+            message = train_lineage(told, topology, loss=loss, mindspore_compat=self._compat)
             values.append(Value("train_lineage", "", message))
         if not is_final and self._collected.dataset_graph:
             graph = dataset_graph(told.get("train_dataset"), told.get("batch_num") or 0)
@@ -286,7 +301,54 @@ class SummaryCollector(Callback):
             value = self._guard.call("metric", scalar, f"metric {name!r}", metric)
             if value is not None:
                 values.append(Value("scalar", f"eval/{name}", value))
-        self._open_session().write(_step_of(told), time.time(), values)
+        self._open_session().write(_step_of(told), values)
 
     def _write(self, told: CallbackParams, values: list[Value]) -> None:
-        self._open_session().write(int(told.cur_step_num), time.time(), values)
+        self._open_session().write(int(told.cur_step_num), values)
+
+    def _save_checkpoint(self, unit: str, number: int) -> None:
+        self._open_session().save_checkpoint(unit, number)
+
+    def _open_session(self) -> Session:
+        if self._session is None:
+            raise ClosedError("the collector is not recording; its hooks are called between begin and end")
+        return self._session
+
+    def health(self) -> Health:
+        """What was written, dropped and refused by the training under way, else by the last one."""
+        return self._health if self._session is None else self._session.health()
+
+    def close(self, *, has_failed: bool = False) -> None:
+        """Write everything, close the files and leave the run; a second call does nothing."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._health = session.close(has_failed=has_failed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(has_failed=kind is not None)
+
+
+def _logged(told: CallbackParams) -> list[Value]:
+    """What the loop logged, under its own names."""
+    return [Value("scalar", tag, value) for tag, value in told.get("logged", {}).items()]
+
+
+def _step_of(told: CallbackParams) -> int:
+    """The training's step during an evaluation; 0 where there is no training around."""
+    return int(told.get("global_step", 0))
+
+
+def _is_sink(told: CallbackParams) -> bool:
+    """Whether the loop hands whole epochs to the device, so that steps are not seen."""
+    return bool(told.get("dataset_sink_mode"))
+
+
+def _refuse_twins(callbacks: object) -> None:
+    listed = getattr(callbacks, "callbacks", None) or getattr(callbacks, "_callbacks", None) or []
+    if sum(isinstance(callback, SummaryCollector) for callback in listed) > 1:
+        raise InvalidValueError("callbacks must hold one SummaryCollector, got several; remove all but one")

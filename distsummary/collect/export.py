@@ -9,6 +9,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.events.records import Value
 from distsummary.run_dir import ensure_directory, publish
 
 MAX_NAME = 200  # bytes; file systems take 255
@@ -32,3 +33,8 @@ def export_npy(directory: Path, tag: str, step: int, array: NDArray[Any]) -> Pat
     path = directory / f"{name}_{step}.npy"
     publish(path, buffer.getvalue())
     return path
+
+
+def export_value(directory: Path, value: Value, step: int) -> Path:
+    """Export a tensor that was recorded at a step, waiting for its device."""
+    return export_npy(directory, value.tag, step, np.asarray(value.data.result()))

@@ -29,6 +29,8 @@ class Guard:
         try:
             return function(*args, **named)
         except Exception as error:  # counted, said, and raised if that was asked for
+            if self._raise_exception and isinstance(error, WriteError):
+                raise
             self.fail(f"{what}: {type(error).__name__}: {error}", error)
             return None
 

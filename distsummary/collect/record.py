@@ -5,14 +5,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.background import Background
 from distsummary.collect.checked import checked_value
-from distsummary.collect.export import export_npy
+from distsummary.collect.export import export_value
 from distsummary.collect.options import (
     check_export_options,
     check_file_affix,
@@ -152,7 +151,7 @@ class SummaryRecord:
         values = [value for value in pool if plugin_filter is None or plugin_filter(value.plugin)]
         for value in values:
             if self._files is not None and value.plugin == "tensor":
-                export = partial(_export, self._export_dir, value, step)
+                export = partial(export_value, self._export_dir, value, step)
                 self._files.submit(f"export of {value.tag}", export)
         for event in split_event(Event(step, time.time(), values)):
             self._writer.write(event)
@@ -191,7 +190,3 @@ class SummaryRecord:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _export(directory: Path, value: Value, step: int) -> None:
-    export_npy(directory, value.tag, step, value.data.result())

@@ -12,6 +12,7 @@ from distsummary.landscape.grid import LossGrid, finite_bounds
 DPI = 120
 LEVELS = 24
 MAX_LABELS = 12
+LARGEST = 1e30  # matplotlib fills up to 1e250
 
 
 def draw(grid: LossGrid) -> bytes:
@@ -41,8 +42,10 @@ def draw(grid: LossGrid) -> bytes:
 def _draw_contours(figure: Any, axes: Any, grid: LossGrid) -> None:
     from matplotlib.colors import BoundaryNorm
 
-    levels = contour_levels(grid.z)
-    shown = np.ma.masked_invalid(grid.z)
+    shown = np.ma.masked_invalid(
+        np.clip(grid.z, -LARGEST, LARGEST, where=np.isfinite(grid.z), out=grid.z.copy())
+    )
+    levels = contour_levels(shown.filled(np.nan))
     axes.set_facecolor("0.75")  # seen where the loss is not finite
     norm = BoundaryNorm(levels, 256)
     filled = axes.contourf(grid.x, grid.y, shown, levels=levels, norm=norm, cmap="viridis", extend="both")

@@ -1,6 +1,7 @@
 """Landscapes into a run dir: events for MindInsight, pictures for TensorBoard, and the grids themselves."""
 
 import logging
+import secrets
 import struct
 import time
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
 def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
     if not events:
         return
-    run_id = str(run_dir.read_manifest()["run_id"])
+    run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # MindSpore's runs have none
     writer = RankWriter(run_dir.landscape_dir, run_id=run_id, dialects=(dialect,))
     try:
         first = writer.last_seq + 1  # those of an older landscape are still there

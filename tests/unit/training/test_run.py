@@ -57,7 +57,10 @@ def test_the_shortest_loop_is_one_epoch():
     assert recorder.hooks == [
         "on_train_begin", "on_train_epoch_begin", *step, *step, "on_train_epoch_end", "on_train_end",
     ]  # fmt: skip
-    assert recorder.logged[:2] == [("on_train_step_end", 1, {"loss": 10.0}), ("on_train_step_end", 2, {"loss": 20.0})]
+    assert recorder.logged[:2] == [
+        ("on_train_step_end", 1, {"loss": 10.0}),
+        ("on_train_step_end", 2, {"loss": 20.0}),
+    ]
     assert recorder.exits == [None]
 
 
@@ -67,7 +70,9 @@ def test_epochs_count_from_zero_and_the_callbacks_from_one():
     class Epochs(Callback):
         def step_end(self, run_context):
             args = run_context.original_args()
-            told.append((args.cur_epoch_num, args.epoch_num, args.batch_num, args.cur_step_num, args.step_in_epoch))
+            told.append(
+                (args.cur_epoch_num, args.epoch_num, args.batch_num, args.cur_step_num, args.step_in_epoch)
+            )
 
     with Run(callbacks=[Epochs()]) as run:
         seen = [epoch for epoch in run.epochs(2) for _ in run.steps("ab")]
@@ -271,7 +276,11 @@ def test_every_call_of_steps_outside_epochs_is_an_epoch():
         for _ in range(3):
             for _ in run.steps([1]):
                 pass
-    assert (run.epoch, counted(recorder, "on_train_epoch_end"), counted(recorder, "on_train_begin")) == (3, 3, 1)
+    assert (run.epoch, counted(recorder, "on_train_epoch_end"), counted(recorder, "on_train_begin")) == (
+        3,
+        3,
+        1,
+    )
 
 
 def test_bad_arguments_are_refused_where_they_are_given():
@@ -302,7 +311,9 @@ def test_a_run_that_nobody_closed_is_closed_at_exit_and_aborted_after_a_crash(mo
     from distsummary.training import run as module
 
     registered = []
-    monkeypatch.setattr(module.atexit, "register", lambda function, *args: registered.append((function, args)))
+    monkeypatch.setattr(
+        module.atexit, "register", lambda function, *args: registered.append((function, args))
+    )
     finished, crashed = Recorder(), Recorder()
     for recorder, error in ((finished, None), (crashed, OSError("crash"))):
         run = Run(callbacks=recorder)

@@ -8,7 +8,8 @@ from distsummary.training.values import check_tag, mean_of, resolve, scalar, sca
 
 
 @pytest.mark.parametrize(
-    "value", [2, 2.0, np.float32(2), np.int64(2), np.array(2.0), np.array([[2]], dtype=np.int8), np.float64(2)]
+    "value",
+    [2, 2.0, np.float32(2), np.int64(2), np.array(2.0), np.array([[2]], dtype=np.int8), np.float64(2)],
 )
 def test_numbers_and_arrays_of_one_element_are_floats(value):
     got = scalar("x", value)

@@ -1,0 +1,192 @@
+"""What a collector holds open while it records: its place in the run, its files, its lineage."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
+from distsummary.collect.background import Background
+from distsummary.collect.export import export_value
+from distsummary.collect.guard import Guard
+from distsummary.collect.lineage import class_name
+from distsummary.collect.plan import Group
+from distsummary.collect.provenance import provenance
+from distsummary.collect.rank_collector import open_rank_writer
+from distsummary.coordination import Coordinator
+from distsummary.errors import WriteError
+from distsummary.events.mindspore_format import updated_lineage
+from distsummary.events.records import Event, Health, Lineage, Value
+from distsummary.events.segment import DIALECTS, MINDSPORE
+from distsummary.frameworks.base import framework_of
+from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, export_dir, find_attempt
+from distsummary.topology import Topology
+
+# Above this many ranks the directory of each holds the MindSpore dialect alone; the merged run holds both.
+BOTH_DIALECTS_UP_TO = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """Arguments of the collector that are about its files."""
+
+    formats: tuple[str, ...] | None = None
+    collectors: str = "auto"
+    max_file_size: int | None = None
+    exports_npy: bool = False
+    mindspore_compat: bool = False
+    raise_exception: bool = False
+
+
+class Session:
+    """One rank's part of a run, from joining it to leaving it.
+
+    Args:
+        run_dir, topology: which run, and which rank of it.
+        coordinator: makes one run of all ranks; None: the run dir itself.
+        guard: keeps failures away from the training. health: where the session's own failures are counted.
+
+    Raises what the coordinator's `register` and opening the files raise.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        topology: Topology,
+        options: SessionOptions,
+        *,
+        coordinator: Coordinator | None,
+        guard: Guard,
+        health: Health,
+    ) -> None:
+        self.topology = topology
+        self._run_dir = run_dir
+        self._coordinator = LocalCoordinator(run_dir) if coordinator is None else coordinator
+        self._guard, self._health = guard, health
+        self._registration = self._coordinator.register(topology)
+        both = DIALECTS if topology.world_size <= BOTH_DIALECTS_UP_TO else (MINDSPORE,)
+        self._writer = open_rank_writer(
+            run_dir,
+            topology,
+            self._registration,
+            formats=both if options.formats is None else options.formats,
+            collectors=options.collectors,
+            max_file_size=options.max_file_size,
+            mindspore_compat=options.mindspore_compat,
+            raise_exception=options.raise_exception,
+        )
+        self._files = Background(health)
+        self._errand = Background(health)  # git may be slow, and a checkpoint must not wait for it
+        rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
+        self._export_dir = export_dir(rank_dir, int(time.time())) if options.exports_npy else None
+        self._lineage = Lineage()
+        self._trajectory: _Trajectory | None = None
+        if topology.rank == 0:
+            self._errand.submit("provenance", self._tell_provenance)
+
+    def _tell_provenance(self) -> None:
+        told = provenance()
+
+        def change(manifest: Manifest) -> None:
+            find_attempt(manifest, self.topology.role, self._registration.attempt)["provenance"] = told
+
+        self._run_dir.update_manifest(change)
+
+    def write(self, step: int, values: list[Value]) -> None:
+        """Record values as one event; nothing for none."""
+        if not values:
+            return
+        if self._export_dir is not None:
+            for value in values:
+                if value.plugin == "tensor":
+                    export = partial(export_value, self._export_dir, value, step)
+                    self._files.submit(f"export of {value.tag}", export)
+        self._writer.write(Event(step, time.time(), values))
+
+    def report(self, step: int, values: list[Value]) -> None:
+        """Record lineage, and tell the coordinator the state of it."""
+        for value in values:
+            self._lineage = updated_lineage(self._lineage, value)
+            self._writer.write(Event(step, time.time(), [value]))
+        if values:
+            self._coordinator.lineage(self.topology, self._registration.attempt, self._lineage.to_bytes())
+
+    def keep_trajectory(
+        self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
+    ) -> None:
+        """Keep checkpoints of the network from now on, on rank 0 and of a network that is whole there."""
+        if self.topology.rank != 0 or self.topology.role != "train":
+            return
+        framework = framework_of(network)
+        shards = [name for name, tensor in framework.named_parameters(network) if framework.shard(tensor)]
+        if shards or group.size != self.topology.world_size:
+            part = (
+                f"parameter {shards[0]} is sharded" if shards else f"the mesh is {dict(self.topology.mesh)}"
+            )
+            self._guard.fail(f"no trajectory is kept: {part}, so rank 0 holds a part of the model only")
+            return
+        writer = TrajectoryWriter(
+            self._run_dir.ckpt_dir,
+            spec,
+            model_name=class_name(network) or "model",
+            run_id=self._registration.run_id,
+            step_per_epoch=step_per_epoch,
+        )
+        self._trajectory = _Trajectory(writer, spec.unit, lambda: framework.state(network))
+
+    def save_checkpoint(self, unit: str, number: int) -> None:
+        """Keep the checkpoint of this step or epoch, if it is one of the trajectory's."""
+        kept = self._trajectory
+        if kept is not None and kept.unit == unit and kept.writer.due(number):
+            state = kept.state()  # now: the next step changes it
+            self._files.submit(f"checkpoint of {unit} {number}", partial(kept.writer.save, number, state))
+
+    def health(self) -> Health:
+        """What was written, dropped and refused so far."""
+        return self._writer.health().plus(self._health)
+
+    def close(self, *, has_failed: bool = False) -> Health:
+        """Write everything, close everything even if a part fails, and leave the run; the final health."""
+        errors: list[WriteError] = []
+        final = self._health
+
+        def leave() -> None:
+            nonlocal final
+            final = self.health()
+            counters = counters_of(final) | ({"failed": 1} if has_failed else {})
+            self._coordinator.finish(self.topology, self._registration.attempt, counters)
+
+        parts: list[tuple[str, Callable[[], None]]] = [
+            ("telling the provenance", self._errand.close),
+            ("closing the files", self._files.close),
+            ("closing the event files", self._writer.close),
+            ("leaving the run", leave),
+        ]
+        for what, part in parts:
+            try:
+                self._guard.call(what, part)
+            except WriteError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return final
+
+
+@dataclass(frozen=True, slots=True)
+class _Trajectory:
+    writer: TrajectoryWriter
+    unit: str
+    state: Callable[[], dict[str, Any]]
+
+
+def counters_of(health: Health) -> dict[str, int]:
+    """A rank's health as the numbers that stand in the manifest."""
+    return {
+        "events": health.events,
+        "bytes": health.bytes,
+        "last_seq": health.last_seq,
+        "errors": sum(health.errors.values()),
+        "dropped": sum(health.dropped.values()),
+        **{f"dropped/{plugin}": count for plugin, count in sorted(health.dropped.items())},
+    }

@@ -1,0 +1,59 @@
+import pytest
+
+from distsummary.checkpoints.trajectory import DEFAULT_SPEC
+from distsummary.collect.options import Collected, check_file_affix, check_specified
+from distsummary.errors import InvalidTypeError, InvalidValueError
+
+EVERYTHING = {
+    "metric": True, "graph": True, "train_lineage": True, "eval_lineage": True, "input_data": True,
+    "dataset_graph": True,
+}  # fmt: skip
+
+
+def test_by_default_everything_is_collected_but_trajectory_and_whole_parameters():
+    assert check_specified(None, True) == Collected(**EVERYTHING, histogram="", tensor=None, landscape=None)
+
+
+def test_mindspore_keeps_a_trajectory_by_default():
+    assert check_specified(None, True, mindspore_compat=True).landscape == DEFAULT_SPEC
+    assert check_specified(None, False, mindspore_compat=True).landscape is None
+
+
+def test_without_the_default_action_nothing_is_collected_but_what_is_named():
+    assert check_specified(None, False) == Collected()
+    assert check_specified({"collect_metric": True}, False) == Collected(metric=True)
+    assert check_specified({"histogram_regular": None}, False) == Collected(histogram="")
+
+
+def test_a_given_key_replaces_its_default():
+    got = check_specified({"collect_graph": False, "histogram_regular": "fc", "tensor_regular": "b"}, True)
+    assert got == Collected(**(EVERYTHING | {"graph": False}), histogram="fc", tensor="b")
+
+
+def test_an_empty_landscape_switches_it_off():
+    assert check_specified({"collect_landscape": {}}, True, mindspore_compat=True).landscape is None
+    spec = check_specified({"collect_landscape": {"intervals": [[1, 2, 3]]}}, True).landscape
+    assert spec is not None
+    assert spec.numbers == (1, 2, 3)
+
+
+def test_the_users_dict_is_neither_kept_nor_changed():
+    given = {"collect_metric": True}
+    check_specified(given, False)
+    assert given == {"collect_metric": True}
+
+
+@pytest.mark.parametrize("affix", ["", "-a", "a b", ".x", "a/b", "x\n", "é", "my_tfevents", "a_lineage"])
+def test_affixes_that_would_mislead_viewers_are_refused(affix):
+    with pytest.raises(InvalidValueError, match="file_prefix"):
+        check_file_affix("file_prefix", affix)
+
+
+@pytest.mark.parametrize("affix", ["events", "_MS", "a.b.c", "9"])
+def test_plain_affixes_are_taken(affix):
+    assert check_file_affix("file_suffix", affix) == affix
+
+
+def test_an_affix_must_be_text():
+    with pytest.raises(InvalidTypeError):
+        check_file_affix("file_suffix", 3)
