@@ -78,6 +78,7 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         optimizer=optimizer,
         loss_fn=criterion,
         collect_freq=5,
+        collect_specified_data={"tensor_regular": "fc"},
         collect_landscape=trajectory,
     ) as run:
         for epoch in run.epochs(epochs):
@@ -144,11 +145,11 @@ def run_demo(out: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False
 
 
 def _progress(say: Callable[[str], None]) -> Callable[[int, int, float], None]:
-    """Tells at most once a second, and always at the end."""
+    """Tells when something was done, at most once a second, and always at the end."""
     last = [0.0]
 
     def progress(done: int, total: int, points_per_s: float) -> None:
-        if done == total or time.monotonic() - last[0] > 1:
+        if done == total or (done and time.monotonic() - last[0] > 1):
             last[0] = time.monotonic()
             say(f"    {done}/{total} points, {points_per_s:.0f} points/s")
 

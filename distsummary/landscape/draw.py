@@ -74,7 +74,9 @@ def _draw_losses(axes: Any, grid: LossGrid) -> None:
     low, high = finite_bounds(grid.true_loss, grid.path_loss)
     if low > 0 and high > 10 * low:
         axes.set_yscale("log")
-    axes.set(xlabel=grid.unit, ylabel="loss", title=f"along the path (at most {worst:.1%} outside the plane)")
+    axes.set(xlabel=grid.unit, ylabel="loss", title=f"along the path, up to {worst:.0%} outside the plane")
+    axes.title.set_fontsize("medium")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
 

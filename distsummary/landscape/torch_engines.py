@@ -105,7 +105,7 @@ class TorchRowEngine:
             for group in self._groups:
                 group.set_point(float(x))
             losses.append(self._mean_loss())
-        return np.array(torch.stack(losses).cpu(), np.float64)  # one transfer for the row, none per point
+        return np.asarray(torch.stack(losses).cpu().numpy())  # one transfer a row, none a point
 
     @torch.inference_mode()
     def state_loss(self, state: Weights) -> float:

@@ -205,15 +205,22 @@ def test_values_between_steps_go_to_the_end_of_the_epoch_and_of_the_training():
     run.log(final=2.0)
     run.close()
     assert recorder.logged == [
-        ("on_train_step_end", 1, {}), ("on_train_epoch_end", 1, {"epoch_loss": 1.0}), ("on_train_end", 1, {"final": 2.0}),
-    ]  # fmt: skip
+        ("on_train_step_end", 1, {}),
+        ("on_train_epoch_end", 1, {"epoch_loss": 1.0}),
+        ("on_train_end", 1, {"final": 2.0}),
+    ]
 
 
 def test_an_exception_in_the_loop_leaves_the_callbacks_without_the_end():
     recorder = Recorder()
-    with pytest.raises(ZeroDivisionError), Run(callbacks=recorder) as run:
-        for _ in run.steps([1]):
-            _ = 1 / 0
+
+    def train():
+        with Run(callbacks=recorder) as run:
+            for _ in run.steps([1]):
+                _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     assert recorder.exits == [ZeroDivisionError]
     assert "on_train_end" not in recorder.hooks
 

@@ -1,0 +1,224 @@
+"""Landscapes on Ray: any number of workers, and the death of one, give the same bytes."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from torch import nn
+
+from distsummary.errors import LandscapeError
+from distsummary.landscape.actor import plan_workers, run_on_ray
+from distsummary.landscape.generator import landscape
+from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.plan import plan_chunks
+from distsummary.landscape.planes import Settings, prepare_random
+from distsummary.landscape.scheduler import Scheduler
+from distsummary.landscape.worker import Task
+from tests.unit.landscape import golden_mlp
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def make_model() -> nn.Module:
+    """The golden run's net with BN behind it, so that there are buffers."""
+    torch.manual_seed(0)
+    layers = {"d1": nn.Linear(4, 5), "tanh": nn.Tanh(), "bn": nn.BatchNorm1d(5), "d2": nn.Linear(5, 3)}
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    return model
+
+
+def batches() -> list[Any]:
+    return [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in golden_mlp.batches()]
+
+
+def draw(workers: int | str, loss_fn: Any = None, size: int = 7, **more: Any) -> LossGrid:
+    loss_fn = loss_fn or nn.CrossEntropyLoss()
+    grid = landscape(make_model(), loss_fn, batches(), size=size, workers=workers, progress=False, **more)
+    assert isinstance(grid, LossGrid)
+    return grid
+
+
+def killer(flag: Path, kills: int, at: float) -> Any:
+    """A loss that kills its own process with SIGKILL, `kills` times in all, where a weight is beyond `at`."""
+
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        weight = float(model.d1.weight[0, 0])
+        done = len(list(flag.iterdir()))
+        if weight > at and done < kills:
+            (flag / f"{done}-{os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    return loss_fn
+
+
+def median_weight() -> float:
+    return float(make_model().d1.weight[0, 0])
+
+
+def test_any_number_of_workers_gives_the_same_bytes() -> None:
+    here, one, three, auto = draw(0), draw(1), draw(3), draw("auto")
+    for grid in (one, three, auto):
+        assert grid.z.tobytes() == here.z.tobytes()
+        assert grid.path_loss.tobytes() == here.path_loss.tobytes()
+        assert grid.true_loss.tobytes() == here.true_loss.tobytes()
+    assert list(here.worker_seconds) == ["here"]
+    assert len(one.worker_seconds) == 1
+    assert len(three.worker_seconds) == 3
+    assert sum(three.worker_seconds.values()) > 0
+    assert three.engine == "torch-row"
+
+
+def test_numpy_models_are_drawn_by_workers_too() -> None:
+    arguments = {"around": golden_mlp.CKPT_DIR, "size": 5, "mode": "mindspore", "progress": False}
+    grids = [
+        landscape(
+            golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches(), workers=workers, **arguments
+        )
+        for workers in (0, 2)
+    ]
+    for key in ("pca[1, 4]", "pca[3, 6]"):
+        assert grids[0][key].z.tobytes() == grids[1][key].z.tobytes()
+
+
+def test_a_killed_worker_costs_no_chunk(tmp_path: Path) -> None:
+    before = draw(0)
+    flag = tmp_path / "kills"
+    flag.mkdir()
+    loss_fn = killer(flag, kills=2, at=median_weight())
+    grid = draw(2, loss_fn=loss_fn)
+    killed = {path.name.split("-")[1] for path in flag.iterdir()}
+    assert len(killed) == 2
+    assert grid.z.tobytes() == before.z.tobytes()
+    assert grid.lost_points == 0
+    assert len(grid.worker_seconds) == 4
+
+
+def test_a_point_that_kills_every_worker_is_nan_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = draw(0)
+    flag = tmp_path / "kills"
+    flag.mkdir()
+    grid = draw(1, loss_fn=killer(flag, kills=3, at=median_weight()))
+    lost = np.isnan(grid.z)
+    assert grid.lost_points == lost.sum() == 7  # the row of one chunk
+    assert lost.any(axis=1).sum() == 1
+    assert grid.z[~lost].tobytes() == before.z[~lost].tobytes()
+    assert "was given up" in caplog.text
+
+
+def test_workers_that_always_die_are_an_error(tmp_path: Path) -> None:
+    flag = tmp_path / "kills"
+    flag.mkdir()
+    with pytest.raises(LandscapeError, match="died one after the other"):
+        draw(1, loss_fn=killer(flag, kills=1000, at=-1e9))
+
+
+def test_an_error_in_the_loss_is_raised_with_its_cause() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        raise ZeroDivisionError("in the loss")
+
+    with pytest.raises(LandscapeError, match="in the loss") as raised:
+        draw(2, loss_fn=loss_fn)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_what_cannot_be_pickled_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w") as file:
+
+        def loss_fn(model: nn.Module, batch: Any) -> Any:
+            return file.fileno()
+
+        with pytest.raises(LandscapeError, match="workers=0"):
+            draw(1, loss_fn=loss_fn)
+
+
+def test_an_interrupt_leaves_no_worker() -> None:
+    def interrupt(done: int, total: int, points_per_s: float) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        landscape(make_model(), nn.CrossEntropyLoss(), batches(), workers=2, progress=interrupt)
+
+
+def test_a_cluster_that_is_fully_reserved_still_draws() -> None:
+    group = ray.util.placement_group([{"CPU": 1}] * 4)
+    assert group.wait(60)
+    try:
+        grid = draw("auto")
+        assert grid.z.tobytes() == draw(0).z.tobytes()
+        assert len(grid.worker_seconds) == 1
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def test_workers_leave_a_placement_group_that_captures_children() -> None:
+    @ray.remote(num_cpus=1)
+    def inside() -> bytes:
+        return draw(2).z.tobytes()
+
+    group = ray.util.placement_group([{"CPU": 1}])
+    assert group.wait(60)
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+        group, placement_group_capture_child_tasks=True
+    )
+    try:
+        assert (
+            ray.get(inside.options(scheduling_strategy=strategy).remote(), timeout=120) == draw(0).z.tobytes()
+        )
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def test_workers_compute_with_one_thread() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        passive = os.environ["OMP_WAIT_POLICY"] == "PASSIVE" and os.environ["OMP_NUM_THREADS"] == "1"
+        return torch.tensor(float(torch.get_num_threads() if passive else -1))
+
+    assert (draw(1, loss_fn=loss_fn, size=3).z == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("free", "chunks", "asked", "gpus_usable", "expected"),
+    [
+        ({"CPU": 4.0}, 100, None, True, [{"num_cpus": 1}] * 4),
+        ({"CPU": 4.0}, 3, None, True, [{"num_cpus": 1}] * 3),
+        ({"CPU": 0.5}, 100, None, True, [{"num_cpus": 0}]),
+        ({}, 100, None, True, [{"num_cpus": 0}]),
+        ({"CPU": 1.0}, 100, 3, True, [{"num_cpus": 1}, {"num_cpus": 0}, {"num_cpus": 0}]),
+        ({"CPU": 4.0, "GPU": 2.0}, 100, None, True, [{"num_gpus": 1, "num_cpus": 0}] * 2),
+        ({"CPU": 4.0, "GPU": 2.0}, 100, 1, True, [{"num_gpus": 1, "num_cpus": 0}]),
+        ({"CPU": 2.0, "GPU": 2.0}, 100, None, False, [{"num_cpus": 1}] * 2),
+    ],
+)
+def test_workers_start_with_what_is_free(
+    free: dict[str, float],
+    chunks: int,
+    asked: int | None,
+    gpus_usable: bool,
+    expected: list[dict[str, float]],
+) -> None:
+    assert plan_workers(free, chunks, asked, can_use_gpus=gpus_usable) == expected
+
+
+def test_the_runner_reports_after_every_chunk() -> None:
+    model = golden_mlp.Mlp()
+    prepared = prepare_random(model.parameters, None, list(model.parameters), Settings(size=3))
+    task = Task(
+        model=model, loss_fn=golden_mlp.cross_entropy, batches=golden_mlp.batches(), planes=[prepared.plane]
+    )
+    scheduler, seen = Scheduler(plan_chunks(task.planes)), []
+    facts, seconds = run_on_ray(task, scheduler, lambda: seen.append(scheduler.progress().done), workers=1)
+    assert facts.name == "numpy-naive"
+    assert seen == sorted(seen)
+    assert seen[-1] == scheduler.progress().total == 11
+    assert seconds["worker-0"] > 0

@@ -1,0 +1,78 @@
+"""Doubles of what events are written to and of what a collector records."""
+
+import numpy as np
+
+from distsummary.coordination import Registration
+from distsummary.events.records import Health
+
+
+class ListWriter:
+    """Keeps the events; what a writer thread would wait for is waited for at once."""
+
+    def __init__(self):
+        self.events, self.flushes, self.closes = [], 0, 0
+
+    def write(self, event):
+        values = [
+            value._replace(data=value.data.result()) if hasattr(value.data, "result") else value
+            for value in event.values
+        ]
+        self.events.append(event._replace(values=values))
+
+    def flush(self):
+        self.flushes += 1
+
+    def close(self):
+        self.closes += 1
+
+    def health(self):
+        return Health(events=len(self.events))
+
+    def steps(self, plugin, tag=None):
+        """The steps of the events that hold a value of this plugin (and tag)."""
+        return [
+            event.step
+            for event in self.events
+            if any(value.plugin == plugin and tag in (None, value.tag) for value in event.values)
+        ]
+
+    def values(self, plugin, step=None):
+        """Tag to data of one plugin, at one step or all of them (the last of a tag)."""
+        return {
+            value.tag: value.data
+            for event in self.events
+            if step in (None, event.step)
+            for value in event.values
+            if value.plugin == plugin
+        }
+
+
+class ListCoordinator:
+    """Keeps what it was told."""
+
+    def __init__(self):
+        self.registered, self.lineages, self.finished = [], [], []
+
+    def register(self, topology):
+        self.registered.append(topology)
+        return Registration(run_id="00000000000000ab", attempt=3)
+
+    def lineage(self, topology, attempt, lineage):
+        self.lineages.append((attempt, lineage))
+
+    def finish(self, topology, attempt, health):
+        self.finished.append((topology.rank, attempt, health))
+
+
+class Model:
+    """Six parameters of one, two ... six elements."""
+
+    def __init__(self):
+        self.parameters = {f"layer{n}.weight": np.full(n, float(n)) for n in range(1, 7)}
+
+    def __call__(self, inputs):
+        return inputs
+
+
+class Momentum:
+    learning_rate = 0.25

@@ -1,0 +1,288 @@
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distsummary.collect.record import SummaryRecord
+from distsummary.errors import (
+    ClosedError,
+    InvalidTypeError,
+    InvalidValueError,
+    NotADirectoryPathError,
+    WriteError,
+)
+from distsummary.events.reader import read_directory
+from distsummary.events.records import Landscape
+from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
+from distsummary.pb import mindspore_lineage_pb2 as lineage
+from tests.unit.collect.sinks import ListWriter
+
+
+@pytest.fixture
+def writer():
+    return ListWriter()
+
+
+@pytest.fixture
+def record(tmp_path, writer):
+    with SummaryRecord(tmp_path, writer=writer) as record:
+        yield record
+
+
+def graph():
+    return anf_ir.GraphProto(name="net", node=[anf_ir.NodeProto(name="1", op_type="MatMul")])
+
+
+def landscape():
+    return Landscape(
+        x=np.zeros(2), y=np.zeros(3), z=np.zeros((3, 2)), decomposition="PCA", unit="step", step_per_epoch=1,
+        convergence_point=(0.0, 0.0, 1.0),
+    )  # fmt: skip
+
+
+GOOD = {
+    "scalar": 1.5,
+    "tensor": np.zeros((2, 0), dtype=np.float16),
+    "histogram": np.arange(3),
+    "image": np.zeros((2, 3, 4, 5)),
+    "landscape": landscape(),
+    "graph": graph().SerializeToString(),
+    "dataset_graph": lineage.DatasetGraph(),
+    "train_lineage": lineage.TrainLineage(),
+    "eval_lineage": lineage.EvaluationLineage(),
+    "custom_lineage_data": lineage.UserDefinedInfo(),
+}
+
+
+def test_one_call_records_one_summary_event_and_graph_and_lineage_in_their_own(record, writer):
+    for plugin, value in GOOD.items():
+        record.add_value(plugin, "x", value)
+    assert record.record(7) is True
+    assert [[value.plugin for value in event.values] for event in writer.events] == [
+        ["graph"], ["dataset_graph"], ["train_lineage"], ["eval_lineage"], ["custom_lineage_data"],
+        ["scalar", "tensor", "histogram", "image", "landscape"],
+    ]  # fmt: skip
+    assert {event.step for event in writer.events} == {7}
+
+
+def test_what_was_recorded_is_not_recorded_again(record, writer):
+    record.add_value("scalar", "a", 1)
+    record.record(1)
+    assert record.record(2) is True
+    assert [event.step for event in writer.events] == [1]
+
+
+def test_arrays_are_copied_when_they_are_added(record, writer):
+    array = np.zeros(2)
+    record.add_value("tensor", "a", array)
+    array[:] = 9
+    record.record(1)
+    assert writer.values("tensor")["a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("value", [2, 2.0, True, np.float32(2), np.array([[2.0]]), float("nan"), -np.inf])
+def test_scalars_are_numbers_of_any_kind(record, value):
+    record.add_value("scalar", "a", value)
+
+
+@pytest.mark.parametrize("plugin", ["LANDSCAPE", "landscape", "Landscape"])
+def test_plugins_are_known_in_any_case(record, writer, plugin):
+    record.add_value(plugin, "a", landscape())
+    record.record(0)
+    assert list(writer.values("landscape")) == ["a"]
+
+
+@pytest.mark.parametrize("plugin", ["scalars", "", None, 3, "explainer"])
+def test_other_plugins_are_refused(record, plugin):
+    with pytest.raises(InvalidValueError, match="plugin"):
+        record.add_value(plugin, "a", 1.0)
+
+
+@pytest.mark.parametrize("plugin", ["scalar", "tensor", "histogram", "image", "landscape"])
+@pytest.mark.parametrize("name", ["", None, 3, "  ", "x" * 2000])
+def test_summary_values_need_a_name(record, plugin, name):
+    with pytest.raises(InvalidValueError, match="name"):
+        record.add_value(plugin, name, GOOD[plugin])
+
+
+@pytest.mark.parametrize("plugin", [p for p in GOOD if p not in ("scalar", "tensor", "histogram", "image")])
+def test_values_of_another_class_are_refused(record, plugin):
+    for wrong in (1.0, "x", None, np.zeros(3)):
+        with pytest.raises(InvalidTypeError):
+            record.add_value(plugin, "a", wrong)
+
+
+@pytest.mark.parametrize("plugin", ["scalar", "tensor", "histogram", "image"])
+@pytest.mark.parametrize("wrong", [2j, "x", None, [1.0], np.array(["a"]), np.zeros((1, 1, 1, 1)) * 1j, {}])
+def test_poison_is_refused_where_it_is_added(record, writer, plugin, wrong):
+    with pytest.raises(InvalidTypeError):
+        record.add_value(plugin, "a", wrong)
+    record.add_value("scalar", "good", 1)
+    record.record(1)
+    assert writer.values("scalar") == {"good": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "shape"),
+    [("scalar", (2,)), ("scalar", (0,)), ("tensor", ()), ("histogram", ()), ("image", (3, 4, 5)),
+     ("image", (1, 2, 4, 5)), ("image", (1, 3, 0, 5)), ("image", (0, 3, 4, 5))],
+)  # fmt: skip
+def test_wrong_shapes_are_refused(record, plugin, shape):
+    with pytest.raises(InvalidValueError, match="shape|dimension|element"):
+        record.add_value(plugin, "a", np.zeros(shape))
+
+
+def test_of_two_values_of_a_name_the_last_counts(record, writer):
+    for value in (1, 2):
+        record.add_value("scalar", "a", value)
+    record.add_value("histogram", "a", np.zeros(3))
+    record.record(1)
+    assert [value.plugin for value in writer.events[0].values] == ["scalar", "histogram"]
+    assert writer.values("scalar") == {"a": 2.0}
+
+
+def test_a_graph_may_come_inside_a_model(record, writer):
+    model = anf_ir.ModelProto(ir_version=1, domain="d", model_version=2, graph=graph())
+    record.add_value("graph", None, model.SerializeToString())
+    record.record(1)
+    assert anf_ir.GraphProto.FromString(writer.values("graph")[""]) == graph()
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff", anf_ir.ModelProto(ir_version=1).SerializeToString()])
+def test_bytes_that_hold_no_graph_are_refused(record, data):
+    with pytest.raises(InvalidValueError, match="graph"):
+        record.add_value("graph", "a", data)
+
+
+@pytest.mark.parametrize("step", [True, 1.0, None, "1"])
+def test_steps_are_integers(record, step):
+    with pytest.raises(InvalidTypeError, match="step"):
+        record.record(step)
+
+
+def test_steps_may_be_negative_and_large(record, writer):
+    for step in (-5, 2**40):
+        record.add_value("scalar", "a", 1)
+        record.record(step)
+    assert [event.step for event in writer.events] == [-5, 2**40]
+
+
+def test_filtered_values_are_gone(record, writer):
+    record.add_value("scalar", "a", 1)
+    record.add_value("histogram", "a", np.zeros(2))
+    record.record(1, plugin_filter=lambda plugin: plugin == "histogram")
+    record.record(2)
+    assert [(event.step, [v.plugin for v in event.values]) for event in writer.events] == [(1, ["histogram"])]
+    with pytest.raises(InvalidTypeError, match="plugin_filter"):
+        record.record(1, plugin_filter="scalar")
+
+
+def test_modes_are_train_and_eval(record):
+    record.set_mode("eval")
+    record.set_mode("train")
+    with pytest.raises(InvalidValueError, match="mode"):
+        record.set_mode("test")
+
+
+def test_a_closed_record_takes_nothing_more_and_raises_only_where_values_would_be_lost(tmp_path, caplog):
+    writer = ListWriter()
+    record = SummaryRecord(tmp_path, writer=writer)
+    record.close()
+    record.close()
+    assert writer.closes == 1
+    with caplog.at_level(logging.ERROR):
+        assert record.record(1) is False
+        record.flush()
+    assert len(caplog.records) == 2
+    with pytest.raises(ClosedError):
+        record.add_value("scalar", "a", 1)
+    with pytest.raises(InvalidValueError), record:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [({"file_prefix": 3}, InvalidTypeError), ({"file_suffix": "a b"}, InvalidValueError),
+     ({"max_file_size": "1"}, InvalidTypeError), ({"max_file_size": True}, InvalidTypeError),
+     ({"raise_exception": 1}, InvalidTypeError), ({"export_options": []}, InvalidTypeError),
+     ({"export_options": {"tensor_format": "csv"}}, InvalidValueError),
+     ({"export_options": {"format": "npy"}}, InvalidValueError),
+     ({"export_options": {3: "npy"}}, InvalidTypeError), ({"export_options": {"tensor_format": 3}}, InvalidTypeError),
+     ({"formats": ()}, InvalidValueError), ({"formats": ("csv",)}, InvalidValueError), ({"formats": "mindspore"}, InvalidTypeError)],
+)  # fmt: skip
+def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, arguments, error):
+    with pytest.raises(error):
+        SummaryRecord(tmp_path / "new", **arguments)
+    assert not (tmp_path / "new").exists()
+
+
+def test_arguments_that_mean_nothing_here_are_taken(tmp_path):
+    SummaryRecord(tmp_path, "a", "_b", 0, object(), None, False, {}, writer=ListWriter()).close()
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryPathError):
+        SummaryRecord(tmp_path / "file")
+
+
+def read(directory: Path):
+    return [(event.step, {v.tag: v.data for v in event.values}) for event in read_directory(directory)]
+
+
+def test_real_files_of_several_records_in_one_directory_hold_everything(nasty_tmp_path):
+    records = [SummaryRecord(nasty_tmp_path, file_prefix=f"p{n}", num_process=n) for n in range(3)]
+    for number, record in enumerate(records):
+        record.add_value("scalar", f"tag{number}", number)
+        record.record(number)
+    for record in records:
+        record.flush()
+        record.close()
+    assert sorted(read(nasty_tmp_path)) == [(n, {f"tag{n}": float(n)}) for n in range(3)]
+
+
+def test_exported_tensors_are_beside_the_events_and_in_them(tmp_path):
+    with SummaryRecord(tmp_path, export_options={"tensor_format": "npy"}) as record:
+        record.add_value("tensor", "a/b", np.arange(3, dtype=np.int64))
+        record.add_value("histogram", "a/b", np.arange(3))
+        record.record(4)
+    [path] = tmp_path.glob("export_*/tensor/*")
+    assert path.name == "a%2Fb_4.npy"
+    assert np.load(path).dtype == np.int64
+    assert read(tmp_path)[0][1].keys() == {"a/b"}
+
+
+def test_a_budget_that_is_used_up_is_counted_and_raised_if_asked_for(tmp_path):
+    record = SummaryRecord(tmp_path, max_file_size=60, raise_exception=False)
+    for step in range(20):
+        record.add_value("scalar", "a", step)
+        assert record.record(step) is True
+    record.close()
+    assert any("max_file_size" in reason for reason in record.health().errors)
+
+
+def test_a_negative_budget_is_none_with_a_warning(tmp_path, caplog):
+    with SummaryRecord(tmp_path, max_file_size=-1) as record:
+        record.add_value("scalar", "a", 1)
+        record.record(1)
+    assert "not limited" in caplog.text
+    assert len(read(tmp_path)) == 1
+
+
+def test_a_failure_in_the_background_is_raised_on_the_next_call_if_asked_for(tmp_path):
+    record = SummaryRecord(tmp_path, raise_exception=True)
+    for _ in range(2):  # the directory is gone before the first file is made
+        if record.health().events == 0 and tmp_path.exists():
+            os.rename(tmp_path, f"{tmp_path}-gone")
+        record.add_value("scalar", "a", 1)
+        try:
+            record.record(1)
+            record.flush()
+        except WriteError as error:
+            assert "RunDirError" in str(error) or "FileNotFoundError" in str(error)
+            break
+    else:
+        pytest.fail("nothing was raised")
+    record.close()
