@@ -71,5 +71,9 @@ class _Package(ModuleType):
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by name, as any module is: a train function that uses this package travels to its ranks."""
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package

@@ -1,6 +1,5 @@
 """The demo, run once as a user runs it, for all viewers to look at."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -20,15 +19,16 @@ MARK = "DISTSUMMARY_INTEROP_DEMO"
 
 
 class Demo(NamedTuple):
-    """One finished demo: its run dir, and the JSON line it printed."""
+    """One finished demo: its run dir, the lines on its stdout, and what it left running (killed since)."""
 
     run_dir: Path
-    summary: dict[str, Any]
+    stdout: list[str]
+    left: list[str]
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """`distsummary demo --out .. --ranks 4 --json` in a fresh home; fails if it leaves a process behind."""
+    """`distsummary demo --out .. --ranks 4 --json` in a fresh home."""
     place = tmp_path_factory.mktemp("demo")
     run_dir = place / "my runs" / "digits"
     run_dir.parent.mkdir()
@@ -46,9 +46,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     )
     left = _end_what_is_left(mark)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not left, f"the demo left processes behind: {left}"
-    assert len(done.stdout.splitlines()) == 1, f"--json prints one line and no other:\n{done.stdout}"
-    return Demo(run_dir, json.loads(done.stdout))
+    return Demo(run_dir, done.stdout.splitlines(), left)
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def killer(flag: Path, kills: int, at: float) -> Any:
     """A loss that kills its own process with SIGKILL, `kills` times in all, where a weight is beyond `at`."""
 
     def loss_fn(model: nn.Module, batch: Any) -> Any:
-        weight = float(model.d1.weight[0, 0])
+        weight = model.d1.weight[0, 0].item()
         done = len(list(flag.iterdir()))
         if weight > at and done < kills:
             (flag / f"{done}-{os.getpid()}").touch()
@@ -60,7 +60,7 @@ def killer(flag: Path, kills: int, at: float) -> Any:
 
 
 def median_weight() -> float:
-    return float(make_model().d1.weight[0, 0])
+    return make_model().d1.weight[0, 0].item()
 
 
 def test_any_number_of_workers_gives_the_same_bytes() -> None:

@@ -1,0 +1,101 @@
+"""The constructor of SummaryCollector refuses what MindSpore's refuses, with the same classes of errors."""
+
+import pytest
+
+from distsummary.collect.collector import SummaryCollector
+from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError
+
+TYPE, VALUE = InvalidTypeError, InvalidValueError
+ALWAYS = {"intervals": [[1, 2, 3]]}
+
+
+def landscape(**keys):
+    return {"collect_specified_data": {"collect_landscape": ALWAYS | keys}}
+
+
+BAD = [
+    *[({"collect_freq": value}, TYPE) for value in (None, 1.0, True, "1")],
+    *[({"collect_freq": value}, VALUE) for value in (0, -1)],
+    *[
+        ({name: value}, TYPE)
+        for name in ("collect_tensor_freq", "max_file_size")
+        for value in (1.0, True, "1")
+    ],
+    *[({name: value}, VALUE) for name in ("collect_tensor_freq", "max_file_size") for value in (0, -1)],
+    *[({"keep_default_action": value}, TYPE) for value in (None, 1, "True")],
+    *[({"export_options": value}, TYPE) for value in ([], "npy", {3: "npy"}, {"tensor_format": 3})],
+    *[({"export_options": value}, VALUE) for value in ({"format": "npy"}, {"tensor_format": "csv"})],
+    *[({"custom_lineage_data": v}, TYPE) for v in ([], {3: 1}, {"a": True}, {"a": None}, {"a": [1]})],
+    *[({"collect_specified_data": value}, TYPE) for value in ([], {3: True}, {"collect_metric": 1})],
+    *[({"collect_specified_data": {name: None}}, TYPE) for name in ("collect_metric", "collect_graph")],
+    ({"collect_specified_data": {"collect_everything": True}}, VALUE),
+    ({"collect_specified_data": {"histogram_regular": 3}}, TYPE),
+    ({"collect_specified_data": {"histogram_regular": "("}}, VALUE),
+    ({"collect_specified_data": {"collect_landscape": True}}, TYPE),
+    ({"collect_landscape": True}, TYPE),
+    ({"collect_specified_data": {"collect_landscape": {"unit": "step"}}}, TYPE),  # intervals are required
+    (landscape(size=3), VALUE),
+    *[(landscape(landscape_size=value), VALUE) for value in (2, 257)],
+    (landscape(landscape_size=True), TYPE),
+    (landscape(unit="batch"), VALUE),
+    (landscape(num_samples=1.5), TYPE),
+    (landscape(create_landscape={"test": True}), VALUE),
+    (landscape(create_landscape={"train": 1}), TYPE),
+    (landscape(intervals=None), TYPE),
+    (landscape(intervals=[(1, 2, 3)]), TYPE),
+    (landscape(intervals=[[1, 2]]), VALUE),
+    (landscape(intervals=[[1, 2, 3.0]]), TYPE),
+    ({"deal": "ranks"}, VALUE),
+    ({"collectors": "threads"}, VALUE),
+    ({"formats": "mindspore"}, TYPE),
+    ({"formats": ["csv"]}, VALUE),
+    ({"mindspore_compat": 1}, TYPE),
+    ({"raise_exception": None}, TYPE),
+    ({"topology": 3}, TYPE),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), BAD, ids=str)
+def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, arguments, error):
+    with pytest.raises(error):
+        SummaryCollector(tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("summary_dir", "error"),
+    [(3, TYPE), (None, TYPE), ("", VALUE), ("  ", VALUE), ("x" * 300, VALUE), ("x/" * 3000, VALUE)],
+)
+def test_names_that_are_no_directory_are_refused(summary_dir, error):
+    with pytest.raises(error, match="dir"):
+        SummaryCollector(summary_dir)
+
+
+def test_a_file_is_no_run_dir(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryPathError):
+        SummaryCollector(str(tmp_path / "file"))
+    with pytest.raises(NotADirectoryError):
+        SummaryCollector(str(tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_process": 0}, {"num_process": "a"}, {"export_options": {}}, {"collect_specified_data": {}},
+        {"custom_lineage_data": {"i": 2**40, "s": "", "f": 0.5}}, {"collect_tensor_freq": 1},
+        {"max_file_size": 1}, landscape(), landscape(num_samples=-1), landscape(intervals=[]),
+        landscape(landscape_size=256, unit="epoch", create_landscape={}), {"collect_landscape": {}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_good_arguments_are_taken_and_the_run_dir_is_made(nasty_tmp_path, arguments):
+    collector = SummaryCollector(nasty_tmp_path / "a" / "run", **arguments)
+    assert collector.run_dir.base == nasty_tmp_path / "a" / "run"
+    assert (nasty_tmp_path / "a" / "run").is_dir()
+
+
+def test_the_positions_are_mindspores(tmp_path):
+    SummaryCollector(
+        str(tmp_path), 10, 32, {"collect_metric": True}, False, {"a": 1}, 5, 1000, {"tensor_format": "npy"}
+    )
