@@ -90,7 +90,7 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
                 optimizer.step()
                 run.log(loss=loss, lr=optimizer.param_groups[0]["lr"])
             if run.rank == 0:
-                print(f"epoch {epoch + 1}/{epochs}: loss {loss.item():.3f}", flush=True)
+                print(f"epoch {epoch + 1}/{epochs}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
         with run.eval() as evaluation:
             images, labels = test_set.tensors
             with torch.inference_mode():
@@ -157,36 +157,40 @@ def _progress(say: Callable[[str], None]) -> Callable[[int, int, float], None]:
 
 
 def step_times(run_dir: RunDir) -> dict[int, float]:
-    """Median seconds of a step of each rank, read back from its files."""
+    """Median seconds of a step of each rank in the newest attempt, read back from its files."""
     directories = run_dir.rank_dirs() or {0: run_dir.base}
-    return {
-        rank: float(
-            np.median([v.data for e in read_directory(path) for v in e.values if v.tag == "perf/step_s"])
-        )
-        for rank, path in directories.items()
-    }
+    return {rank: _median_step(path) for rank, path in directories.items()}
+
+
+def _median_step(path: Path) -> float:
+    events = list(read_directory(path))
+    newest = max(event.attempt for event in events)
+    times = [v.data for e in events if e.attempt == newest for v in e.values if v.tag == "perf/step_s"]
+    return float(np.median(times))
 
 
 def report(run_dir: RunDir, summary: dict[str, Any]) -> str:
     """What the user reads at the end."""
     base = _shortest(run_dir.base)
     times = "\n".join(f"    rank {rank}: {1e3 * s:6.2f} ms" for rank, s in summary["step_s"].items())
+    merged = f"""
+    {base}    the merged run: mean, min, median, max and worst rank of every step
+    {base}/rank_00000 ...    what each rank saw"""
+    alone = f"""
+    {base}    what the rank saw"""
     return f"""
 Run dir     {base}    ({summary["seconds"]} s)
-Loss        {summary["loss"]:.4f} (last step, mean of {summary["ranks"]} ranks)
+Loss        {summary["loss"]:.4f} (last step, mean of {summary["ranks"]} rank(s))
 Accuracy    {100 * summary["accuracy"]:.1f} % of {TEST} test digits
 Step time   (median)
 {times}
-Files
-    {base}/            the merged run: mean, min, median, max and worst rank of every step
-    {base}/rank_00000  ... what each rank saw
-    {base}/landscape   the loss landscapes: events, .npz, .png
+Files{merged if summary["ranks"] > 1 else alone}
+    {base}/landscape    the loss landscapes: events, .npz, .png
     {base}/ckpt_dir    the checkpoints on the way
 Next
     tensorboard --logdir {base}
     mindinsight start --summary-base-dir {base} --port 8080
     distsummary landscape {base} distsummary.demo:landscape_of_digits --size 51
-    distsummary merge {base}
 """
 
 

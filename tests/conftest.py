@@ -41,6 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that use the session's Ray cluster come last: a process that is connected works on Ray."""
+    items.sort(key=lambda item: "ray_cluster" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture
 def nasty_tmp_path(tmp_path: Path) -> Path:
     """A directory whose name breaks unquoted shells, globs, URLs and formats."""

@@ -19,6 +19,7 @@ from distsummary.collect.options import (
     check_max_file_size,
     check_specified,
     check_summary_dir,
+    with_landscape,
 )
 from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.rank_collector import COLLECTORS
@@ -98,16 +99,8 @@ class SummaryCollector(Callback):
         check_type("mindspore_compat", mindspore_compat, bool)
         check_type("raise_exception", raise_exception, bool)
         check_type("topology", topology, Topology, optional=True)
-        check_type("collect_landscape", collect_landscape, dict, optional=True)
-        if collect_landscape is not None:
-            check_type("collect_specified_data", collect_specified_data, dict, optional=True)
-            collect_specified_data = {
-                **(collect_specified_data or {}),
-                "collect_landscape": collect_landscape,
-            }
-        self._collected = check_specified(
-            collect_specified_data, keep_default_action, mindspore_compat=mindspore_compat
-        )
+        specified = with_landscape(collect_specified_data, collect_landscape)
+        self._collected = check_specified(specified, keep_default_action, mindspore_compat=mindspore_compat)
         self._custom = check_custom_lineage(custom_lineage_data)
         self._options = SessionOptions(
             formats=None if formats is None else check_formats(formats),

@@ -49,6 +49,15 @@ class Collected:
     landscape: LandscapeSpec | None = None
 
 
+def with_landscape(specified: object, landscape: object) -> object:
+    """`collect_specified_data` with `collect_landscape` put into it, if that was given apart."""
+    check_type("collect_landscape", landscape, dict, optional=True)
+    if landscape is None:
+        return specified
+    check_type("collect_specified_data", specified, dict, optional=True)
+    return {**(specified if isinstance(specified, dict) else {}), "collect_landscape": landscape}
+
+
 def check_specified(value: object, keep_default_action: bool, *, mindspore_compat: bool = False) -> Collected:
     """`collect_specified_data`: with `keep_default_action` over the defaults, else nothing but what it names.
 

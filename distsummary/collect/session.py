@@ -86,12 +86,16 @@ class Session:
             self._errand.submit("provenance", self._tell_provenance)
 
     def _tell_provenance(self) -> None:
+        """Put it into the attempt's entry; a coordinator that keeps its manifest elsewhere has none here."""
+        role, attempt = self.topology.role, self._registration.attempt
         told = provenance()
 
         def change(manifest: Manifest) -> None:
-            find_attempt(manifest, self.topology.role, self._registration.attempt)["provenance"] = told
+            find_attempt(manifest, role, attempt)["provenance"] = told
 
-        self._run_dir.update_manifest(change)
+        known = self._run_dir.read_manifest()["attempts"]
+        if any((entry["role"], entry["attempt"]) == (role, attempt) for entry in known):
+            self._run_dir.update_manifest(change)
 
     def write(self, step: int, values: list[Value]) -> None:
         """Record values as one event; nothing for none."""

@@ -16,7 +16,7 @@ from distsummary.collect.lineage import (
 from distsummary.collect.provenance import git_state, provenance, redact
 from distsummary.topology import Topology, hyper_config
 from distsummary.training.callbacks import CallbackParams
-from tests.unit.collect.sinks import Model, Momentum
+from tests.unit.collect.doubles import Model, Momentum
 
 
 class Digits:

@@ -16,7 +16,7 @@ from distsummary.events.reader import read_directory
 from distsummary.events.records import Landscape
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
 from distsummary.pb import mindspore_lineage_pb2 as lineage
-from tests.unit.collect.sinks import ListWriter
+from tests.unit.collect.doubles import ListWriter
 
 
 @pytest.fixture

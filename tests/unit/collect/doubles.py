@@ -1,9 +1,13 @@
-"""Doubles of what events are written to and of what a collector records."""
+"""Doubles of what a collector works with, and loops that drive one."""
 
 import numpy as np
 
 from distsummary.coordination import Registration
 from distsummary.events.records import Health
+from distsummary.training.callbacks import CallbackParams, RunContext
+from distsummary.training.run import Run
+
+IMAGES = np.linspace(0, 1, 10 * 16, dtype=np.float32).reshape(10, 1, 4, 4)
 
 
 class ListWriter:
@@ -76,3 +80,33 @@ class Model:
 
 class Momentum:
     learning_rate = 0.25
+
+
+def train(collector, *, steps=4, epochs=1, batch=IMAGES, log=None, network=None, **more):
+    network = Model() if network is None else network
+    with Run(callbacks=collector, network=network, optimizer=Momentum(), **more) as run:
+        for _ in run.epochs(epochs):
+            for _ in run.steps([batch] * steps):
+                run.log(log or {})
+    return run
+
+
+def drive(collector, *, steps, epochs=1, **told):
+    """The hooks as another framework's loop calls them, without anything of ours in what it tells."""
+    told = CallbackParams(
+        {"mode": "train", "epoch_num": epochs, "batch_num": steps, "cur_step_num": 0, "network": Model(),
+         "optimizer": Momentum(), "list_callback": None} | told
+    )  # fmt: skip
+    context = RunContext(told)
+    with collector:
+        collector.on_train_begin(context)
+        for epoch in range(1, epochs + 1):
+            told.cur_epoch_num = epoch
+            collector.on_train_epoch_begin(context)
+            for _ in range(steps):
+                told.cur_step_num += 1
+                if not told.get("dataset_sink_mode"):
+                    collector.on_train_step_end(context)
+                yield told.cur_step_num
+            collector.on_train_epoch_end(context)
+        collector.on_train_end(context)

@@ -1,0 +1,66 @@
+"""The demo as a user starts and stops it, in a process and a Ray of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from distsummary.events.reader import read_directory
+from distsummary.events.segment import DIALECTS
+from distsummary.landscape.grid import LossGrid
+from distsummary.run_dir import RunDir
+
+TIMEOUT_S = 170
+
+
+def start(out, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "distsummary", "demo", "--out", str(out), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_the_demo_trains_merges_and_draws(tmp_path):
+    demo = start(tmp_path / "demo", "--ranks", "2", "--json")
+    output, errors = demo.communicate(timeout=TIMEOUT_S)
+    assert demo.returncode == 0, errors
+    summary = json.loads(output)
+    assert summary["accuracy"] > 0.8
+    assert set(summary["step_s"]) == {"0", "1"}
+    run_dir = RunDir(summary["run_dir"])
+    for dialect in DIALECTS:
+        merged = {v.tag: v.data for e in read_directory(run_dir.base, dialect) for v in e.values}
+        assert np.isclose(merged["loss"], summary["loss"])
+        assert np.isclose(merged["eval/accuracy"], summary["accuracy"])
+    grids = [LossGrid.load(path) for path in sorted(run_dir.landscape_dir.glob("*.npz"))]
+    assert {grid.decomposition for grid in grids} == {"PCA", "Random"}
+    assert all(grid.z.shape == (21, 21) and np.isfinite(grid.z).all() for grid in grids)
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
+    demo = start(tmp_path / "demo", "--ranks", "2", "--epochs", "200")
+    assert any("epoch 2" in line for line in demo.stderr)
+    family = psutil.Process(demo.pid).children(recursive=True)
+    demo.send_signal(signal.SIGINT)
+    _, errors = demo.communicate(timeout=TIMEOUT_S)
+    assert demo.returncode == 130
+    assert "interrupted" in errors
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    for path in RunDir(tmp_path / "demo").rank_dirs().values():
+        for dialect in DIALECTS:
+            steps = [
+                e.step
+                for e in read_directory(path, dialect, mode="strict")
+                for v in e.values
+                if v.tag == "loss"
+            ]
+            assert steps == list(range(1, len(steps) + 1))
+            assert len(steps) > 10

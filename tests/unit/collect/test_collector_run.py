@@ -1,0 +1,215 @@
+"""A collector's part in its run: lineage, evaluations, failures, trajectory, files."""
+
+import json
+
+import numpy as np
+import pytest
+
+from distsummary.collect.collector import SummaryCollector
+from distsummary.errors import InvalidValueError, WriteError
+from distsummary.events.reader import read_directory
+from distsummary.events.records import Lineage
+from distsummary.run_dir import RunDir
+from distsummary.topology import Topology
+from distsummary.training.callbacks import CallbackParams, RunContext
+from distsummary.training.run import Run
+from tests.unit.collect.doubles import ListCoordinator, ListWriter, Model, train
+
+
+def test_lineage_is_there_from_the_first_step_and_complete_at_the_end(tmp_path, writers):
+    coordinator = ListCoordinator()
+    collector = SummaryCollector(tmp_path, custom_lineage_data={"note": "x"}, coordinator=coordinator)
+    train(collector, log={"loss": 0.5})
+    assert writers[0].steps("train_lineage") == [1, 4]
+    assert writers[0].steps("dataset_graph") == writers[0].steps("custom_lineage_data") == [1]
+    first, last = (Lineage.from_bytes(lineage) for _, lineage in coordinator.lineages)
+    assert not first.train.algorithm.HasField("loss")
+    assert last.train.algorithm.loss == 0.5
+    assert last.custom.user_info[0].map_str["note"] == "x"
+    assert {attempt for attempt, _ in coordinator.lineages} == {3}
+
+
+def test_an_evaluation_is_recorded_at_the_step_of_the_training(tmp_path, writers):
+    coordinator = ListCoordinator()
+    with Run(callbacks=SummaryCollector(tmp_path, coordinator=coordinator), network=Model()) as run:
+        for _ in run.steps([1, 2]):
+            pass
+        with run.eval([1]) as evaluation:
+            evaluation.log(accuracy=0.5)
+    assert writers[0].steps("scalar", "eval/accuracy") == [2]
+    [message] = [v.data for event in writers[0].events for v in event.values if v.plugin == "eval_lineage"]
+    assert json.loads(message.metric) == {"accuracy": 0.5}
+    assert Lineage.from_bytes(coordinator.lineages[-1][1]).train is not None
+    assert len(coordinator.registered) == 1
+
+
+def test_an_evaluation_alone_and_then_a_training_share_one_session(tmp_path, writers):
+    coordinator = ListCoordinator()
+    with Run(callbacks=SummaryCollector(tmp_path, coordinator=coordinator), network=Model()) as run:
+        with run.eval() as evaluation:
+            evaluation.log(accuracy=0.5)
+        for _ in run.steps([1]):
+            pass
+    assert len(coordinator.registered) == len(coordinator.finished) == 1
+    assert writers[0].steps("histogram") == [1]
+
+
+def test_metrics_that_are_no_numbers_cost_themselves_alone(tmp_path, writers):
+    collector = SummaryCollector(tmp_path)
+    told = CallbackParams(mode="eval", metrics={"good": 1, "bad": [1, 2]}, cur_step_num=0)
+    with collector:
+        collector.on_eval_begin(RunContext(told))
+        collector.on_eval_end(RunContext(told))
+    assert writers[0].values("scalar") == {"eval/good": 1.0}
+    assert any("metric 'bad'" in reason for reason in collector.health().errors)
+
+
+def test_one_bad_parameter_costs_itself_alone_and_is_said_once(tmp_path, writers, caplog, monkeypatch):
+    from distsummary.frameworks.numpy import NumpyFramework
+
+    copy = NumpyFramework.snapshot
+
+    def snapshot(self, tensor):
+        if tensor.size == 3:
+            raise RuntimeError("out of memory")
+        return copy(self, tensor)
+
+    monkeypatch.setattr(NumpyFramework, "snapshot", snapshot)
+    collector = SummaryCollector(tmp_path, collect_freq=1)
+    train(collector, batch=0)
+    assert list(writers[0].values("histogram")) == [f"layer{n}.weight/auto" for n in (1, 2, 4, 5)]
+    [reason] = collector.health().errors
+    assert "histogram of layer3.weight: RuntimeError: out of memory" in reason
+    assert collector.health().errors[reason] == 4
+    assert caplog.text.count("out of memory") == 1
+
+
+def test_failures_are_raised_if_that_was_asked_for(tmp_path, writers, monkeypatch):
+    monkeypatch.setattr(ListWriter, "write", lambda self, event: 1 / 0)
+    with pytest.raises(WriteError, match="ZeroDivisionError"):
+        train(SummaryCollector(tmp_path, raise_exception=True))
+    quiet = SummaryCollector(tmp_path)
+    assert train(quiet).step == 4
+    assert quiet.health().errors
+
+
+def test_two_collectors_of_one_run_are_refused_at_its_begin(tmp_path, writers):
+    both = [SummaryCollector(tmp_path), SummaryCollector(tmp_path)]
+    with pytest.raises(InvalidValueError, match="one SummaryCollector"):
+        train(both)
+
+
+def test_another_mode_is_refused_at_the_begin(tmp_path, writers):
+    with pytest.raises(InvalidValueError, match="mode"):
+        SummaryCollector(tmp_path).on_train_begin(RunContext(CallbackParams(mode="predict")))
+
+
+def test_leaving_tells_the_coordinator_how_it_went(tmp_path, writers):
+    coordinator = ListCoordinator()
+    collector = SummaryCollector(tmp_path, coordinator=coordinator)
+    train(collector)
+    collector.close()
+    [(rank, attempt, health)] = coordinator.finished
+    assert (rank, attempt, health["errors"], health["dropped"]) == (0, 3, 0, 0)
+    assert health["events"] == len(writers[0].events)
+    assert writers[0].closes == 1
+
+
+def test_a_training_that_fails_leaves_the_run_as_failed_without_complete_lineage(tmp_path, writers):
+    coordinator = ListCoordinator()
+
+    def fail():
+        with Run(callbacks=SummaryCollector(tmp_path, coordinator=coordinator), network=Model()) as run:
+            for _ in run.steps([1, 2]):
+                if run.step == 2:
+                    raise OSError("lost")
+
+    with pytest.raises(OSError, match="lost"):
+        fail()
+    assert coordinator.finished[0][2]["failed"] == 1
+    assert writers[0].steps("train_lineage") == [1]
+    assert writers[0].closes == 1
+
+
+def test_leaving_closes_everything_even_if_a_part_fails(tmp_path, writers, monkeypatch):
+    monkeypatch.setattr(ListWriter, "close", lambda self: 1 / 0)
+    coordinator = ListCoordinator()
+    with pytest.raises(WriteError, match="closing the event files"):
+        train(SummaryCollector(tmp_path, coordinator=coordinator, raise_exception=True))
+    assert len(coordinator.finished) == 1
+
+
+def test_a_collector_serves_one_training_after_another(tmp_path, writers):
+    coordinator = ListCoordinator()
+    collector = SummaryCollector(tmp_path, collect_freq=3, coordinator=coordinator)
+    for _ in range(2):
+        train(collector, steps=2)
+        assert writers[0].steps("histogram") == [1]
+    assert len(coordinator.registered) == len(coordinator.finished) == 2
+
+
+def test_only_rank_zero_keeps_the_trajectory(tmp_path, writers):
+    for rank in range(2):
+        topology = Topology(rank=rank, world_size=2)
+        train(
+            SummaryCollector(
+                tmp_path / str(rank), collect_landscape={"intervals": [[1, 2, 4]]}, topology=topology,
+                coordinator=ListCoordinator(),
+            )
+        )  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "0" / "ckpt_dir").glob("*.ckpt")) == [
+        f"Model_{n}_step.ckpt" for n in (1, 2, 4)
+    ]
+    assert not (tmp_path / "1" / "ckpt_dir").exists()
+
+
+def test_checkpoints_of_epochs_are_those_of_their_ends(tmp_path, writers):
+    network = Model()
+    collector = SummaryCollector(tmp_path, collect_landscape={"intervals": [[1, 2, 3]], "unit": "epoch"})
+    with Run(callbacks=collector, network=network) as run:
+        for _ in run.epochs(2):
+            for _ in run.steps([1, 2]):
+                network.parameters["layer1.weight"] += 1
+    from distsummary.checkpoints.trajectory import read
+
+    trajectory = read(tmp_path / "ckpt_dir")
+    assert [float(trajectory.load(n)["layer1.weight"][0]) for n in trajectory.numbers] == [3.0, 5.0]
+
+
+def test_a_model_in_parts_has_no_trajectory_and_says_so(tmp_path, writers):
+    topology = Topology(world_size=2, mesh={"tp": (0, 2)})
+    collector = SummaryCollector(
+        tmp_path,
+        collect_landscape={"intervals": [[1, 2, 3]]},
+        topology=topology,
+        coordinator=ListCoordinator(),
+    )
+    train(collector)
+    assert any("no trajectory is kept" in reason for reason in collector.health().errors)
+    assert not (tmp_path / "ckpt_dir").exists()
+
+
+def test_real_files_hold_the_run(nasty_tmp_path):
+    collector = SummaryCollector(nasty_tmp_path, collect_freq=2, export_options={"tensor_format": "npy"},
+                                 collect_specified_data={"tensor_regular": "layer2"})  # fmt: skip
+    train(collector, steps=3, log={"loss": 0.5})
+    steps = {event.step: {v.tag: v for v in event.values} for event in read_directory(nasty_tmp_path)}
+    assert sorted(steps) == [1, 2, 3]
+    assert steps[3].keys() == {"loss", "perf/step_s", "perf/data_wait_s"}
+    assert steps[2]["layer1.weight/auto"].data.count == 1
+    assert steps[2]["input_data/auto"].plugin == "image"
+    assert len(list(nasty_tmp_path.glob("*_lineage"))) == 1
+    assert {path.name for path in nasty_tmp_path.glob("export_*/tensor/*")} == {
+        f"layer2.weight%2Fauto_{n}.npy" for n in (1, 2)
+    }
+    manifest = RunDir(nasty_tmp_path).read_manifest()
+    assert manifest["state"] == "finished"
+    assert manifest["attempts"][0]["provenance"]["versions"]["numpy"] == np.__version__
+    assert collector.health().errors == {}
+    assert collector.health().dropped == {}
+
+
+def test_real_files_of_a_rank_lie_in_its_directory(tmp_path):
+    train(SummaryCollector(tmp_path, topology=Topology(rank=1, world_size=2)), log={"loss": 1})
+    assert len(list(read_directory(tmp_path / "rank_00001"))) == 4
+    assert not list(tmp_path.glob("*_MS"))
