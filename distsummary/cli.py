@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        options.handler(options)
     except DistSummaryError as error:
         print(f"distsummary {options.verb}: {error}", file=sys.stderr)
         return 1
@@ -56,10 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+def _verb(verbs: Any, name: str, handler: Any, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line on stdout")
-    parser.set_defaults(run=run)
+    parser.set_defaults(handler=handler)
     return parser
 
 

@@ -1,6 +1,8 @@
 """A collector's part in its run: lineage, evaluations, failures, trajectory, files."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError, WriteError
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Lineage
+from distsummary.events.writer import read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams, RunContext
@@ -213,3 +216,27 @@ def test_real_files_of_a_rank_lie_in_its_directory(tmp_path):
     train(SummaryCollector(tmp_path, topology=Topology(rank=1, world_size=2)), log={"loss": 1})
     assert len(list(read_directory(tmp_path / "rank_00001"))) == 4
     assert not list(tmp_path.glob("*_MS"))
+
+
+LOOP = """
+import sys
+from distsummary.collect.collector import SummaryCollector
+from distsummary.training.run import Run
+
+run = Run(callbacks=SummaryCollector(sys.argv[1]))
+for number in run.steps([1, 2]):
+    run.log(loss=0.5)
+    if number == 2:
+        raise SystemExit(1 / int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("divisor", "events", "is_complete"), [("1", 2, True), ("0", 1, False)])
+def test_a_run_that_nobody_closes_is_closed_at_the_exit_of_the_process(
+    tmp_path, divisor, events, is_complete
+):
+    subprocess.run([sys.executable, "-c", LOOP, str(tmp_path), divisor], capture_output=True, check=False)
+    [rank] = RunDir(tmp_path).read_manifest()["attempts"][0]["ranks"].values()
+    assert rank["state"] == "finished"
+    assert (rank["health"]["events"], "failed" in rank["health"]) == (events, not is_complete)
+    assert read_lineage(tmp_path).train.algorithm.HasField("loss") == is_complete
