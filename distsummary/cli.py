@@ -7,10 +7,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
+
+if TYPE_CHECKING:
+    from distsummary.aggregate.merge import MergeReport
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,7 +80,19 @@ def _merge(options: argparse.Namespace) -> None:
     from distsummary.aggregate.merge import merge_run
 
     report = merge_run(options.run, key_tags=tuple(options.tag))
-    print(json.dumps(asdict(report), default=str) if options.json else report)
+    print(json.dumps(asdict(report), default=str) if options.json else _merged(report))
+
+
+def _merged(report: "MergeReport") -> str:
+    """What a merge did, in a few lines."""
+    if not report.files:
+        return f"{report.path}: {report.note or 'nothing to merge'}"
+    lines = [f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks"]
+    lines += [f"  {path.name}" for path in report.files]
+    for name in ("missing_ranks", "conflicts", "damage", "refused"):
+        found = getattr(report, name)
+        lines += [f"  {name.replace('_', ' ')}: {', '.join(map(str, found))}"] if found else []
+    return "\n".join(lines)
 
 
 def _landscape(options: argparse.Namespace) -> None:

@@ -39,8 +39,8 @@ def launch(
     """Run `train_fn` in one process for each rank and return what they return, in rank order.
 
     Each process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT,
-    as torchrun would set them, and torch.distributed initialised with `backend` (None: not). Without a connected Ray
-    cluster a local one, sized to fit, is started and ended again.
+    as torchrun would set them, and torch.distributed initialised with `backend` (None: not). Without a
+    connected Ray cluster a local one, sized to fit, is started and ended again.
 
     Args:
         train_fn: takes no arguments; bind them with functools.partial. Must be picklable, as its result.
@@ -130,8 +130,9 @@ def plan_environments(places: list[tuple[str, str, int]], launch_id: str) -> lis
 
 @contextmanager
 def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
-    """A Ray cluster: the connected one, else the one this job was submitted to, else a local one sized to fit;
-    what was not connected before is left again at the end of the block.
+    """A Ray cluster: the connected one, else the one this job was submitted to, else a local one.
+
+    What was not connected before is left again at the end of the block.
     """
     if ray.is_initialized():
         yield

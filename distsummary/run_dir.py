@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,11 +19,11 @@ from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
     InvalidValueError,
-    NotADirectoryPathError,
     RunDirError,
     StaleAttemptError,
     WorldMismatchError,
 )
+from distsummary.publish import ensure_directory, publish, temporary_name
 from distsummary.topology import Topology
 
 MANIFEST = "run.json"
@@ -226,7 +225,8 @@ def _was_here(attempt: Manifest, topology: Topology) -> bool:
     before = attempt["ranks"].get(str(topology.rank))
     if before is None:
         return False
-    return before["state"] == "finished" or (before["host"], before["pid"]) != (topology.host, topology.pid)
+    has_left = before["state"] in ("finished", "failed")
+    return has_left or (before["host"], before["pid"]) != (topology.host, topology.pid)
 
 
 def leave_attempt(manifest: Manifest, topology: Topology, attempt: int, health: dict[str, int]) -> None:
@@ -237,7 +237,8 @@ def leave_attempt(manifest: Manifest, topology: Topology, attempt: int, health: 
         raise InvalidValueError(
             f"rank {topology.rank} never joined attempt {attempt} of role {topology.role}; register it first"
         )
-    entry["ranks"][str(topology.rank)] |= {"state": "finished", "health": health}
+    state = "failed" if health.get("failed") else "finished"
+    entry["ranks"][str(topology.rank)] |= {"state": state, "health": health}
     if is_complete(entry):
         manifest["state"] = "finished"
 
@@ -284,55 +285,12 @@ def _is_attempt(value: object) -> bool:
 def is_complete(entry: Manifest) -> bool:
     """Whether every rank of the attempt joined and left."""
     ranks = entry["ranks"].values()
-    return len(ranks) == entry["world_size"] and all(rank["state"] == "finished" for rank in ranks)
+    return len(ranks) == entry["world_size"] and all(rank["state"] != "running" for rank in ranks)
 
 
 def export_dir(directory: Path, stamp: int) -> Path:
     """Where a record of `directory` that was opened at `stamp` (seconds) exports tensors."""
     return directory / f"export_{stamp}" / "tensor"
-
-
-def ensure_directory(path: Path) -> None:
-    """Make a directory with its parents; raises with the path and the remedy."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryPathError(
-            f"{path} must be a directory, but it or a parent is a file; choose another path"
-        ) from error
-    except OSError as error:
-        raise RunDirError(
-            f"the directory {path} cannot be made: {error.strerror}; choose another path"
-        ) from error
-
-
-def temporary_name(directory: Path) -> Path:
-    """A name that no reader of event files takes for one."""
-    return directory / f".tmp-{uuid.uuid4().hex}"
-
-
-def publish(path: Path, data: bytes) -> None:
-    """Replace a file whole: temporary file, fsync, rename, fsync of the directory."""
-    temporary = temporary_name(path.parent)
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the directory's entries durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def newest_attempt(manifest: Manifest, role: str = "train") -> Manifest | None:

@@ -16,7 +16,7 @@ ROLES = ("train", "eval", "landscape")
 LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
 HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
 
-# Axes along which a tensor that is not a shard is equal on all ranks. Along any other axis (tp, pp, ep, cp ...)
+# Axes along which a tensor that is not a shard is equal on all ranks. Along any other (tp, pp, ep, cp ...)
 # an ordinary tensor may be a part that its framework does not know to be one.
 DATA_AXES = frozenset(
     ("batch", "data", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard")

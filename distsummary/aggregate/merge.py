@@ -24,7 +24,8 @@ from distsummary.events.files import Files
 from distsummary.events.frames import MAX_PAYLOAD
 from distsummary.events.reader import Damage, read_lineage
 from distsummary.events.records import Event, Histogram, Image, Landscape, Value
-from distsummary.run_dir import Manifest, RunDir, ensure_directory, newest_attempt
+from distsummary.publish import ensure_directory
+from distsummary.run_dir import Manifest, RunDir, newest_attempt
 
 # The union of many ranks' tensors may be more than one event can hold; then a step has several.
 EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes

@@ -13,18 +13,9 @@ from distsummary.events import mindspore_format, tensorboard_format
 from distsummary.events.encode import Refusal, encode_event
 from distsummary.events.files import Files
 from distsummary.events.frames import frame
-from distsummary.events.records import Event, EventIds, Lineage
-from distsummary.events.segment import (
-    DIALECTS,
-    MINDSPORE,
-    TENSORBOARD,
-    Segment,
-    SegmentName,
-    lineage_files,
-    next_stamp,
-    segments,
-)
-from distsummary.run_dir import sync_directory, temporary_name
+from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage
+from distsummary.events.segment import Segment, SegmentName, lineage_files, next_stamp, segments
+from distsummary.publish import sync, temporary_name
 
 SOURCE = "merged"
 _LINEAGE = "lineage"
@@ -121,7 +112,7 @@ class MergedFiles:
                 final = name.lineage_name(stamp) if kind == _LINEAGE else name.file_name(kind, stamp)
                 os.replace(self._segments[kind].path, self._directory / final)
                 published.append(self._directory / final)
-        sync_directory(self._directory)
+        sync(self._directory)
         for path in older:
             path.unlink(missing_ok=True)
         return tuple(published)

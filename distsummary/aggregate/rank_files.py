@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from distsummary.aggregate.statistics import Floats, Ints, last_recorded
 from distsummary.events.reader import Damage, ReadEvent, read_directory
-from distsummary.events.records import Value
-from distsummary.events.segment import MINDSPORE, TENSORBOARD, segments
+from distsummary.events.records import MINDSPORE, TENSORBOARD, Value
+from distsummary.events.segment import segments
 
 Bools: TypeAlias = NDArray[np.bool_]
 

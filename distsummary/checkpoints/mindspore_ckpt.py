@@ -21,10 +21,10 @@ from distsummary.checkpoints.mapped import (
     check_layout,
     map_file,
 )
-from distsummary.checkpoints.replace import replacing
 from distsummary.checks import check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 from distsummary.pb import mindspore_checkpoint_pb2 as pb
+from distsummary.publish import replacing
 
 SLICE_BYTES = 512 << 20
 

@@ -10,9 +10,9 @@ from types import ModuleType
 import numpy as np
 
 from distsummary.checkpoints.mapped import MAX_TENSORS, Array, Layout, MappedState, check_layout, map_file
-from distsummary.checkpoints.replace import replacing
 from distsummary.checks import check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingExtraError
+from distsummary.publish import replacing
 
 _DTYPES = {
     "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",

@@ -20,10 +20,9 @@ from distsummary.checkpoints.metadata import (
     parse_metadata,
 )
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
-from distsummary.checkpoints.replace import replacing
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
-from distsummary.run_dir import ensure_directory
+from distsummary.publish import ensure_directory, replacing
 
 __all__ = [
     "DEFAULT_SPEC",

@@ -120,7 +120,7 @@ class RemoteWriter:
             except (RayActorError, GetTimeoutError) as error:
                 if time.monotonic() > deadline:
                     raise WriteError(
-                        f"the collector of rank {self._spec.rank} did not come up in {RECOVERY_S:g} s: {error}"
+                        f"the collector of rank {self._spec.rank} is not up after {RECOVERY_S:g} s: {error}"
                     ) from error
                 time.sleep(RETRY_S)
 

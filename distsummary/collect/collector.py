@@ -12,6 +12,7 @@ from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.gather import MAX_IMAGES, Parameters, image_values, learning_rate_values, loss_values
 from distsummary.collect.guard import Guard
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
+from distsummary.collect.opening import COLLECTORS
 from distsummary.collect.options import (
     check_custom_lineage,
     check_export_options,
@@ -22,7 +23,6 @@ from distsummary.collect.options import (
     with_landscape,
 )
 from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
-from distsummary.collect.rank_collector import COLLECTORS
 from distsummary.collect.session import Session, SessionOptions
 from distsummary.coordination import Coordinator
 from distsummary.errors import ClosedError, InvalidValueError

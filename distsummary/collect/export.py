@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.events.records import Value
-from distsummary.run_dir import ensure_directory, publish
+from distsummary.publish import ensure_directory, publish
 
 MAX_NAME = 200  # bytes; file systems take 255
 

@@ -10,7 +10,7 @@ from typing import Any
 from distsummary.checkpoints.trajectory import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_type
 from distsummary.errors import InvalidValueError
-from distsummary.events.segment import DIALECTS
+from distsummary.events.records import DIALECTS
 from distsummary.run_dir import RunDir
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.background import Background
 from distsummary.collect.checked import checked_value
 from distsummary.collect.export import export_value
+from distsummary.collect.opening import open_writer
 from distsummary.collect.options import (
     check_export_options,
     check_file_affix,
@@ -19,10 +20,8 @@ from distsummary.collect.options import (
     check_max_file_size,
     check_summary_dir,
 )
-from distsummary.collect.rank_collector import open_writer
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
-from distsummary.events.records import Event, Health, Value, split_event
-from distsummary.events.segment import DIALECTS
+from distsummary.events.records import DIALECTS, Event, Health, Value, split_event
 from distsummary.run_dir import export_dir
 
 logger = logging.getLogger(__name__)

@@ -11,14 +11,13 @@ from distsummary.collect.background import Background
 from distsummary.collect.export import export_value
 from distsummary.collect.guard import Guard
 from distsummary.collect.lineage import class_name
+from distsummary.collect.opening import open_rank_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
-from distsummary.collect.rank_collector import open_rank_writer
 from distsummary.coordination import Coordinator
 from distsummary.errors import WriteError
 from distsummary.events.mindspore_format import updated_lineage
-from distsummary.events.records import Event, Health, Lineage, Value
-from distsummary.events.segment import DIALECTS, MINDSPORE
+from distsummary.events.records import DIALECTS, MINDSPORE, Event, Health, Lineage, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, export_dir, find_attempt
 from distsummary.topology import Topology

@@ -90,7 +90,7 @@ class AsyncWriter:
 
     def _fit(self, event: Event) -> tuple[Event, int]:
         """The event as far as the budget takes it, and its size (called with the lock held)."""
-        size = sum(_size(value) for value in event.values)
+        size = _size(event)
         if self._queued_bytes + size <= self._budget_bytes:
             return event, size
         self._drop([value for value in event.values if value.plugin in BULK_PLUGINS])
@@ -220,8 +220,9 @@ class AsyncWriter:
         return event._replace(values=values)
 
 
-def _size(value: Value) -> int:
-    return SCALAR_BYTES + int(getattr(value.data, "nbytes", 0))
+def _size(event: Event) -> int:
+    bulk = [value.data for value in event.values if value.plugin in BULK_PLUGINS]
+    return SCALAR_BYTES * len(event.values) + sum(int(getattr(data, "nbytes", 0)) for data in bulk)
 
 
 def _close_at_exit(reference: "weakref.ref[AsyncWriter]") -> None:

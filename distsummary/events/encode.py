@@ -14,6 +14,7 @@ from distsummary.events.histogram import count_histogram
 from distsummary.events.mindspore_format import DATA_TYPES
 from distsummary.events.png import encode_image
 from distsummary.events.records import (
+    DIALECTS,
     PLUGINS,
     SUMMARY_PLUGINS,
     Array,
@@ -26,7 +27,6 @@ from distsummary.events.records import (
 )
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
-DIALECTS = ("mindspore", "tensorboard")
 MAX_TAG = 1024  # bytes
 _ENVELOPE = 256  # bytes of an event beside its values, and of
 _VALUE_ENVELOPE = 16  # a value beside its encoding: more than there ever are

@@ -21,6 +21,10 @@ _LINEAGE_FIELDS = {  # plugin -> field of LineageEvent
     "eval_lineage": "evaluation_lineage",
     "custom_lineage_data": "user_defined_info",
 }
+MINDSPORE = "mindspore"
+TENSORBOARD = "tensorboard"
+DIALECTS = (MINDSPORE, TENSORBOARD)
+
 BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape"))
 
 Array: TypeAlias = NDArray[Any]
@@ -90,7 +94,7 @@ class Value(NamedTuple):
     """One value of one event.
 
     `data` by plugin: scalar float; tensor and histogram an array (histogram also a Histogram); image an array
-    (N, C, H, W) or an Image; landscape a Landscape; graph the bytes of a GraphProto; the lineage plugins their
+    (N, C, H, W) or an Image; landscape a Landscape; graph the bytes of a GraphProto; lineage plugins their
     protobuf message. Until a writer thread takes it, data may also be anything with `result()` (a device copy
     under way).
     """
@@ -136,7 +140,7 @@ class Batch:
 
 
 def split_event(event: Event) -> list[Event]:
-    """The same values as events that are one frame each: graphs, then lineage one by one, then the summary."""
+    """The same values as events of one frame each: graphs, then lineage one by one, then the summary."""
     alone = [value for value in event.values if value.plugin not in SUMMARY_PLUGINS]
     summary = [value for value in event.values if value.plugin in SUMMARY_PLUGINS]
     singles = [Event(event.step, event.wall_time, [value]) for value in alone]
@@ -226,7 +230,7 @@ class Health:
         self.errors[reason] = self.errors.get(reason, 0) + 1
 
     def plus(self, other: "Health") -> "Health":
-        """A copy with the other's failures and drops added: one account of a writer and what stands before it."""
+        """A copy with the other's failures and drops added: one account of a writer and its wrapper."""
         total = Health(self.events, self.bytes, self.last_seq, dict(self.dropped), dict(self.errors))
         for mine, theirs in ((total.dropped, other.dropped), (total.errors, other.errors)):
             for key, count in theirs.items():

@@ -8,10 +8,8 @@ from pathlib import Path
 from distsummary.errors import RunDirError
 from distsummary.events.files import Files
 from distsummary.events.frames import whole_length
+from distsummary.events.records import MINDSPORE, TENSORBOARD
 
-MINDSPORE = "mindspore"
-TENSORBOARD = "tensorboard"
-DIALECTS = (MINDSPORE, TENSORBOARD)
 LINEAGE_SUFFIX = "_lineage"
 
 _MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")

@@ -12,11 +12,18 @@ from distsummary.events.encode import encode_event
 from distsummary.events.files import Files
 from distsummary.events.frames import frame
 from distsummary.events.reader import read_last_seq, read_lineage
-from distsummary.events.records import LINEAGE_PLUGINS, Batch, Event, EventIds, Health, Lineage
-from distsummary.events.segment import (
+from distsummary.events.records import (
     DIALECTS,
+    LINEAGE_PLUGINS,
     MINDSPORE,
     TENSORBOARD,
+    Batch,
+    Event,
+    EventIds,
+    Health,
+    Lineage,
+)
+from distsummary.events.segment import (
     Segment,
     SegmentName,
     cut_torn_tails,
@@ -24,7 +31,7 @@ from distsummary.events.segment import (
     next_stamp,
     open_segments,
 )
-from distsummary.run_dir import ensure_directory, publish
+from distsummary.publish import ensure_directory, publish
 
 logger = logging.getLogger(__name__)
 
@@ -221,4 +228,3 @@ class RankWriter:
     def health(self) -> Health:
         """Counters so far."""
         return self._health
-

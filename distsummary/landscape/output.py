@@ -9,11 +9,12 @@ from pathlib import Path
 
 from distsummary.errors import DamagedFileError, MissingExtraError
 from distsummary.events.reader import read_directory
-from distsummary.events.records import Batch, Event, Image, Value
-from distsummary.events.segment import DIALECTS, MINDSPORE, TENSORBOARD, segments
+from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Value
+from distsummary.events.segment import segments
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.grid import LossGrid
-from distsummary.run_dir import RunDir, ensure_directory
+from distsummary.publish import ensure_directory
+from distsummary.run_dir import RunDir
 
 LOSS_TAGS = ("loss", "loss/auto")  # ours, MindSpore's
 

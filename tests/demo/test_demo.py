@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from distsummary.events.reader import read_directory
-from distsummary.events.segment import DIALECTS
+from distsummary.events.records import DIALECTS
 from distsummary.landscape.grid import LossGrid
 from distsummary.run_dir import RunDir
 

@@ -1,5 +1,6 @@
 """The aggregator actor: attempts, lineage, and the merged run at the end."""
 
+import contextlib
 import os
 import signal
 
@@ -27,10 +28,8 @@ def run_dir(tmp_path):
     """A run dir whose aggregator, if a test leaves one, is ended."""
     found = RunDir(tmp_path / "run").create()
     yield found
-    try:
+    with contextlib.suppress(ValueError):
         ray.kill(ray.get_actor(actor_name(found), namespace=NAMESPACE), no_restart=True)
-    except ValueError:
-        pass
 
 
 def place(rank: int, incarnation: str = "launch-1", world_size: int = 2) -> Topology:

@@ -12,8 +12,7 @@ from distsummary.collect.actor import RemoteWriter
 from distsummary.collect.rank_collector import WriterSpec
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.reader import read_directory
-from distsummary.events.records import Event, Value
-from distsummary.events.segment import DIALECTS
+from distsummary.events.records import DIALECTS, Event, Value
 
 RUN_ID = "00000000000000ab"
 

@@ -11,7 +11,6 @@ from distsummary import topology
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launch import launch, plan_environments
 
-
 MODULE = sys.modules["distsummary.launch"]  # the package's attribute of this name is the function
 
 
@@ -81,7 +80,7 @@ def test_a_rank_that_dies_is_named():
 
 def test_a_request_beyond_the_cluster_says_what_there_is(monkeypatch):
     monkeypatch.setattr(MODULE, "PLACEMENT_TIMEOUT_S", 1.0)
-    with pytest.raises(RanksFailedError, match="did not fit.*the cluster has"):
+    with pytest.raises(RanksFailedError, match=r"did not fit.*the cluster has"):
         launch(lambda: None, ranks=64, backend=None)
 
 

@@ -12,7 +12,8 @@ import pytest
 import distsummary as ds
 from distsummary.events.frames import read_frames
 from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.segment import DIALECTS, segments
+from distsummary.events.records import DIALECTS
+from distsummary.events.segment import segments
 from distsummary.events.wire import read_identity
 from distsummary.run_dir import RunDir
 

@@ -1,7 +1,6 @@
 """A run dir hands out attempts, publishes whole files only, and names what is wrong with it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,10 +22,8 @@ from distsummary.errors import (
 from distsummary.run_dir import (
     LocalCoordinator,
     RunDir,
-    ensure_directory,
     find_attempt,
     newest_attempt,
-    publish,
 )
 from distsummary.topology import Topology
 
@@ -133,60 +130,6 @@ def test_a_directory_that_cannot_be_written_is_named_at_once() -> None:
         RunDir("/proc").create()
 
 
-def test_ensure_directory_makes_the_parents_and_likes_what_is_there(tmp_path: Path) -> None:
-    ensure_directory(tmp_path / "a" / "b")
-    ensure_directory(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-# --- publishing
-
-
-def test_publish_replaces_the_file_whole_and_leaves_nothing_else(run: RunDir) -> None:
-    path = run.base / "file"
-    publish(path, b"old, and longer")
-    publish(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert list(run.base.iterdir()) == [path]
-
-
-def test_a_reader_never_sees_a_published_file_half(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, seen = run.base / "file", []
-    publish(path, b"old")
-    real_fsync = os.fsync
-
-    def look_and_sync(descriptor: int) -> None:
-        seen.append(path.read_bytes())
-        real_fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", look_and_sync)
-    publish(path, b"new")
-    assert seen == [b"old", b"new"]  # before the rename, and when the directory is synced after it
-
-
-def test_a_publish_that_fails_keeps_the_old_file_and_leaves_no_temporary_one(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = run.base / "file"
-    publish(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        publish(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(run.base.iterdir()) == [path]
-
-
-def test_a_temporary_name_is_none_that_a_viewer_takes_for_an_event_file(run: RunDir) -> None:
-    name = run_dir_module.temporary_name(run.base).name
-    assert name.startswith(".tmp-")
-    assert "tfevents" not in name
-    assert not re.search(r"summary\.\d+", name)
-
-
 # --- attempts
 
 
@@ -250,6 +193,16 @@ def test_a_process_that_trains_again_is_a_new_attempt_and_slower_ranks_may_still
     assert coordinator.register(rank(0)).attempt == 1
     coordinator.finish(rank(1), 0, {})
     assert coordinator.register(rank(1)).attempt == 1
+
+
+def test_a_rank_that_failed_makes_its_attempt_complete_and_starts_anew(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0, world_size=1))
+    coordinator.finish(rank(0, world_size=1), 0, {"failed": 1})
+    manifest = run.read_manifest()
+    assert find_attempt(manifest, "train", 0)["ranks"]["0"]["state"] == "failed"
+    assert manifest["state"] == "finished"
+    assert coordinator.register(rank(0, world_size=1)).attempt == 1
 
 
 def test_a_message_of_a_superseded_attempt_is_refused(run: RunDir) -> None:

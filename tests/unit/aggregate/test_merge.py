@@ -15,8 +15,8 @@ from distsummary.errors import InvalidTypeError, MissingFileError, NotADirectory
 from distsummary.events.files import Files
 from distsummary.events.frames import read_frames
 from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.records import Batch, Event, Image, Shard, Value
-from distsummary.events.segment import DIALECTS, MINDSPORE, TENSORBOARD, lineage_files, segments
+from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Shard, Value
+from distsummary.events.segment import lineage_files, segments
 from distsummary.events.writer import RankWriter
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2

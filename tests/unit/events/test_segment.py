@@ -5,10 +5,8 @@ import pytest
 
 from distsummary.events.files import Files, sanitise_host
 from distsummary.events.frames import frame, read_frames
+from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD
 from distsummary.events.segment import (
-    DIALECTS,
-    MINDSPORE,
-    TENSORBOARD,
     Segment,
     SegmentName,
     cut_torn_tails,

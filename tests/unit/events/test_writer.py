@@ -8,8 +8,8 @@ from distsummary.errors import ClosedError, RunDirError
 from distsummary.events.files import Files
 from distsummary.events.frames import frame, read_frames
 from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.records import Batch, Event, Value
-from distsummary.events.segment import DIALECTS, MINDSPORE, TENSORBOARD, lineage_files, segments
+from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
+from distsummary.events.segment import lineage_files, segments
 from distsummary.events.writer import RankWriter
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
@@ -89,7 +89,7 @@ def test_a_restarted_writer_goes_on_behind_what_each_file_holds(tmp_path):
 @pytest.mark.parametrize("taken", [0, 1, 17, 60])
 @pytest.mark.parametrize("at", range(1, 7))
 def test_a_crash_at_any_write_costs_nothing_that_was_acknowledged_and_doubles_nothing(tmp_path, at, taken):
-    """Writes: two heads, two batches in two files each; each may be cut anywhere, also between the dialects."""
+    """Writes: two heads, two batches in two files each; each is cut anywhere, also between dialects."""
     acknowledged = 0
     dying = writer(tmp_path, files=CrashingFiles(at, taken))
     try:
