@@ -9,8 +9,7 @@ import pytest
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
 from distsummary.events.reader import read_directory
-from distsummary.events.records import Batch, Event, Image, Landscape, Value
-from distsummary.events.segment import segments
+from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.directions import Directions
 from distsummary.landscape.generator import landscape, load_factory
@@ -59,10 +58,9 @@ def walk(count: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture
-def run_dir(nasty_tmp_path: Path) -> RunDir:
+def recorded_run(path: Path) -> RunDir:
     """A run of one rank with 4 checkpoints and 6 steps of loss."""
-    run = RunDir(nasty_tmp_path / "run").create()
+    run = RunDir(path).create()
     save_path(run, walk(4), [[1, 2, 3, 4]])
     run_id = run.update_manifest(lambda manifest: None)["run_id"]
     writer = RankWriter(run.base, run_id=run_id)
@@ -71,6 +69,11 @@ def run_dir(nasty_tmp_path: Path) -> RunDir:
     writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=1, events=events))
     writer.close()
     return run
+
+
+@pytest.fixture
+def run_dir(nasty_tmp_path: Path) -> RunDir:
+    return recorded_run(nasty_tmp_path / "run")
 
 
 def test_one_direction_gives_a_grid_and_several_a_dict(run_dir: RunDir) -> None:
@@ -176,50 +179,6 @@ def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
     )
     assert np.isfinite(shown.z).all()
     assert shown.z.max() == pytest.approx(grid.z[np.isfinite(grid.z)].max(), rel=1e-6)
-
-
-def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
-    grids = draw(around=run_dir, directions=("pca", "random"), output=run_dir)
-    events = list(read_directory(run_dir.landscape_dir))
-    found = {v.tag: v.data for e in events for v in e.values if v.plugin == "landscape"}
-    assert list(found) == ["landscape_[1, 4]", "landscape_[4]"]
-    pca: Landscape = found["landscape_[1, 4]"]
-    np.testing.assert_allclose(pca.z, grids["pca"].z, rtol=1e-6)
-    assert pca.intervals == (1, 2, 3, 4)
-    assert {e.step for e in events if e.values[0].plugin == "landscape"} == {0}
-    curve = [(e.step, v.data) for e in events for v in e.values if v.plugin == "scalar"]
-    assert curve == [(k + 1, 3.0 - 0.25 * k) for k in range(6)]
-    assert {v.plugin for e in events for v in e.values} == {"landscape", "scalar"}
-    pictures = [v for e in read_directory(run_dir.landscape_dir, "tensorboard") for v in e.values]
-    assert [(v.plugin, v.tag) for v in pictures] == [
-        ("image", "landscape_[1, 4]"),
-        ("image", "landscape_[4]"),
-    ]
-    picture: Image = pictures[0].data
-    assert picture.encoded.startswith(b"\x89PNG")
-    assert (picture.width, picture.height) == (1320, 648)
-    names = sorted(p.name for p in run_dir.landscape_dir.iterdir() if p.suffix in (".npz", ".png"))
-    assert names == ["landscape_1-4.npz", "landscape_1-4.png", "landscape_4.npz", "landscape_4.png"]
-
-
-def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> None:
-    draw(around=run_dir, output=run_dir.base)
-    older = segments(run_dir.landscape_dir, "mindspore") + segments(run_dir.landscape_dir, "tensorboard")
-    grid = draw(around=run_dir, size=7, output=run_dir.base)
-    assert not any(path.exists() for path in older)
-    events = list(read_directory(run_dir.landscape_dir))
-    values = [v.data for e in events for v in e.values if v.plugin == "landscape"]
-    assert [v.z.shape for v in values] == [grid.z.shape]
-    assert sum(v.plugin == "scalar" for e in events for v in e.values) == 6
-    assert len(segments(run_dir.landscape_dir, "tensorboard")) == 1
-
-
-def test_a_run_without_loss_or_manifest_gets_its_landscape(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "bare").create()
-    save_path(run, walk(3), [[1, 2, 3]])
-    draw(around=run, output=run)
-    values = [v for e in read_directory(run.landscape_dir) for v in e.values]
-    assert [v.plugin for v in values] == ["landscape"]
 
 
 def test_numbers_that_were_never_saved_are_left_out_and_named(

@@ -1,0 +1,61 @@
+"""What a landscape leaves in its run: events for the viewers, grids and pictures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distsummary.events.reader import read_directory
+from distsummary.events.records import Image, Landscape
+from distsummary.events.segment import segments
+from distsummary.run_dir import RunDir
+from tests.unit.landscape.test_generator import draw, recorded_run, save_path, walk
+
+
+@pytest.fixture
+def run_dir(nasty_tmp_path: Path) -> RunDir:
+    return recorded_run(nasty_tmp_path / "run")
+
+
+def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
+    grids = draw(around=run_dir, directions=("pca", "random"), output=run_dir)
+    events = list(read_directory(run_dir.landscape_dir))
+    found = {v.tag: v.data for e in events for v in e.values if v.plugin == "landscape"}
+    assert list(found) == ["landscape_[1, 4]", "landscape_[4]"]
+    pca: Landscape = found["landscape_[1, 4]"]
+    np.testing.assert_allclose(pca.z, grids["pca"].z, rtol=1e-6)
+    assert pca.intervals == (1, 2, 3, 4)
+    assert {e.step for e in events if e.values[0].plugin == "landscape"} == {0}
+    curve = [(e.step, v.data) for e in events for v in e.values if v.plugin == "scalar"]
+    assert curve == [(k + 1, 3.0 - 0.25 * k) for k in range(6)]
+    assert {v.plugin for e in events for v in e.values} == {"landscape", "scalar"}
+    pictures = [v for e in read_directory(run_dir.landscape_dir, "tensorboard") for v in e.values]
+    assert [(v.plugin, v.tag) for v in pictures] == [
+        ("image", "landscape_[1, 4]"),
+        ("image", "landscape_[4]"),
+    ]
+    picture: Image = pictures[0].data
+    assert picture.encoded.startswith(b"\x89PNG")
+    assert (picture.width, picture.height) == (1320, 648)
+    names = sorted(p.name for p in run_dir.landscape_dir.iterdir() if p.suffix in (".npz", ".png"))
+    assert names == ["landscape_1-4.npz", "landscape_1-4.png", "landscape_4.npz", "landscape_4.png"]
+
+
+def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> None:
+    draw(around=run_dir, output=run_dir.base)
+    older = segments(run_dir.landscape_dir, "mindspore") + segments(run_dir.landscape_dir, "tensorboard")
+    grid = draw(around=run_dir, size=7, output=run_dir.base)
+    assert not any(path.exists() for path in older)
+    events = list(read_directory(run_dir.landscape_dir))
+    values = [v.data for e in events for v in e.values if v.plugin == "landscape"]
+    assert [v.z.shape for v in values] == [grid.z.shape]
+    assert sum(v.plugin == "scalar" for e in events for v in e.values) == 6
+    assert len(segments(run_dir.landscape_dir, "tensorboard")) == 1
+
+
+def test_a_run_without_loss_or_manifest_gets_its_landscape(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "bare").create()
+    save_path(run, walk(3), [[1, 2, 3]])
+    draw(around=run, output=run)
+    values = [v for e in read_directory(run.landscape_dir) for v in e.values]
+    assert [v.plugin for v in values] == ["landscape"]
