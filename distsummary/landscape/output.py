@@ -17,6 +17,7 @@ from distsummary.publish import ensure_directory
 from distsummary.run_dir import RunDir
 
 LOSS_TAGS = ("loss", "loss/auto")  # ours, MindSpore's
+SHOWN_LOSS_TAG = "loss/auto"  # the only one that MindInsight's landscape page asks for
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def write_landscapes(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
 
 
 def read_loss_curve(run_dir: RunDir) -> list[Event]:
-    """The loss of the run by step, tagged "loss": the merged run's, else its first rank's; may be empty."""
+    """The loss of the run by step, as MindInsight's page wants it: the merged run's, else its first rank's."""
     for directory in (run_dir.base, *run_dir.rank_dirs().values()):
         try:
             events = list(read_directory(directory, mode="skip"))
@@ -58,14 +59,14 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
             _log.warning("no loss curve from %s: %s", directory, error)
             continue
         for tag in LOSS_TAGS:
-            curve = [
-                Event(event.step, event.wall_time, [Value("scalar", LOSS_TAGS[0], value.data)])
+            curve = {  # by step: a later attempt has taken an earlier one's steps again
+                event.step: Event(event.step, event.wall_time, [Value("scalar", SHOWN_LOSS_TAG, value.data)])
                 for event in events
                 for value in event.values
                 if value.plugin == "scalar" and value.tag == tag
-            ]
+            }
             if curve:
-                return curve
+                return [curve[step] for step in sorted(curve)]
     return []
 
 

@@ -28,6 +28,7 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
     assert {e.step for e in events if e.values[0].plugin == "landscape"} == {0}
     curve = [(e.step, v.data) for e in events for v in e.values if v.plugin == "scalar"]
     assert curve == [(k + 1, 3.0 - 0.25 * k) for k in range(6)]
+    assert {v.tag for e in events for v in e.values if v.plugin == "scalar"} == {"loss/auto"}
     assert {v.plugin for e in events for v in e.values} == {"landscape", "scalar"}
     pictures = [v for e in read_directory(run_dir.landscape_dir, "tensorboard") for v in e.values]
     assert [(v.plugin, v.tag) for v in pictures] == [
