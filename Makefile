@@ -3,6 +3,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 MINDINSIGHT := .venv-mindinsight/bin
+# MindInsight's pins have no wheels beyond Python 3.11.
+PYTHON311 ?= $(shell command -v python3.11 || echo $(PYTHON))
 
 .PHONY: demo test check proto proto-check interop clean
 
@@ -45,7 +47,7 @@ interop: .venv/.dev $(MINDINSIGHT)/.done
 	touch $@
 
 $(MINDINSIGHT)/.done: tests/tools/requirements-mindinsight.txt
-	test -x $(MINDINSIGHT)/python || $(PYTHON) -m venv .venv-mindinsight
+	test -x $(MINDINSIGHT)/python || $(PYTHON311) -m venv .venv-mindinsight
 	$(MINDINSIGHT)/pip install -q -r $<
 	touch $@
 

@@ -58,7 +58,7 @@ def nasty_tmp_path(tmp_path: Path) -> Path:
 def no_processes_left_behind(leak_grace_s: float) -> Iterator[None]:
     """Fail a test after which a child process is there that was not there before."""
     # Children of older ones (the workers of the session's Ray cluster) belong to those, not to the test.
-    before = set(psutil.Process().children())
+    before = child_processes()
     yield
     refuse_leaks("processes", lambda: child_processes() - before, describe_process, leak_grace_s)
 
@@ -88,9 +88,33 @@ def leak_grace_s(request: pytest.FixtureRequest) -> float:
 
 def child_processes() -> set[psutil.Process]:
     """The direct children of this process, but not Python's own helper for shared memory."""
-    return {
-        child for child in psutil.Process().children() if "resource_tracker" not in describe_process(child)
-    }
+    return {child for child in map(_process, child_pids()) if child and not _is_tracker(child)}
+
+
+def child_pids() -> list[int]:
+    """From the kernel's own list where it keeps one: psutil reads every process of the machine for it."""
+    lists = list(Path("/proc/self/task").glob("*/children"))
+    if not lists:
+        return [child.pid for child in psutil.Process().children()]
+    return [int(pid) for pids in lists for pid in _text(pids).split()]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # the thread has ended meanwhile
+        return ""
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    return "resource_tracker" in describe_process(process)
 
 
 def describe_process(process: psutil.Process) -> str:

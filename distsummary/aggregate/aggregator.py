@@ -90,7 +90,7 @@ class Aggregator:
             self.renew()
             self._local.finish(topology, attempt, health)
             if is_complete(find_attempt(self._run_dir.read_manifest(), topology.role, attempt)):
-                self._settle(topology.role)
+                self._settle(topology.role, attempt)
 
     def settle(self, launch_id: str) -> None:
         """The ranks of a launch have ended: settle what they left open, and no other launch's run."""
@@ -98,11 +98,14 @@ class Aggregator:
             manifest = self._run_dir.read_manifest()
             for role, (attempt, _) in list(self._open.items()):
                 if find_attempt(manifest, role, attempt)["incarnation"].startswith(launch_id):
-                    self._settle(role)
+                    self._settle(role, attempt)
 
-    def _settle(self, role: str) -> None:
-        """Write the merged run of what the rank directories hold."""
-        attempt, world_size = self._open.pop(role)
+    def _settle(self, role: str, attempt: int) -> None:
+        """Write the merged run of what the rank directories hold, unless a newer attempt is under way."""
+        open_attempt, world_size = self._open.get(role, (-1, 0))
+        if open_attempt != attempt:
+            return
+        del self._open[role]
         self._run_dir.update_manifest(lambda manifest: _mark_lost(manifest, role, attempt))
         if world_size > 1:
             merge_run(self._run_dir)
@@ -139,9 +142,9 @@ class Aggregator:
         logger.warning(
             "%s: no rank was heard of for %g s; merging what is there", self._run_dir, self._lease_s
         )
-        for role in list(self._open):
+        for role, (attempt, _) in list(self._open.items()):
             try:
-                self._settle(role)
+                self._settle(role, attempt)
             except Exception:  # nobody waits for this thread; the rank files stand and can be merged later
                 logger.exception("%s could not be merged; run: distsummary merge", self._run_dir)
 

@@ -51,7 +51,7 @@ def write_landscapes(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
 
 
 def read_loss_curve(run_dir: RunDir) -> list[Event]:
-    """The loss of the run by step, as MindInsight's page wants it: the merged run's, else its first rank's."""
+    """The loss of the run by step, as MindInsight's page wants it: the merged one, else the first rank's."""
     for directory in (run_dir.base, *run_dir.rank_dirs().values()):
         try:
             events = list(read_directory(directory, mode="skip"))
