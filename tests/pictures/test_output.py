@@ -1,6 +1,7 @@
 """What a landscape leaves in its run: events for the viewers, grids and pictures."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Image, Landscape
 from distsummary.events.segment import segments
+from distsummary.landscape.grid import LossGrid
 from distsummary.run_dir import RunDir
+from tests.unit.landscape.golden_mlp import Mlp, cross_entropy
 from tests.unit.landscape.test_generator import draw, recorded_run, save_path, walk
 
 
@@ -60,3 +63,21 @@ def test_a_run_without_loss_or_manifest_gets_its_landscape(tmp_path: Path) -> No
     draw(around=run, output=run)
     values = [v for e in read_directory(run.landscape_dir) for v in e.values]
     assert [v.plugin for v in values] == ["landscape"]
+
+
+def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
+    limit = np.median(draw(around=run_dir, directions="random", normalization="none").z)
+
+    def loss_fn(model: Mlp, batch: Any) -> float:
+        loss = cross_entropy(model(batch[0]), batch[1])
+        return loss if loss < limit else float("inf")
+
+    grid = draw(around=run_dir, loss_fn=loss_fn, directions="random", normalization="none", output=run_dir)
+    assert np.isinf(grid.z).any()
+    assert np.isfinite(grid.z).any()
+    assert LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).z.tobytes() == grid.z.tobytes()
+    shown = next(
+        v.data for e in read_directory(run_dir.landscape_dir) for v in e.values if v.plugin == "landscape"
+    )
+    assert np.isfinite(shown.z).all()
+    assert shown.z.max() == pytest.approx(grid.z[np.isfinite(grid.z)].max(), rel=1e-6)

@@ -163,7 +163,7 @@ def test_bytes_that_are_no_checkpoint_are_refused(content, tmp_path):
         read_ckpt(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.integers(0, 10_000), byte=st.integers(0, 255), data=st.data())
 def test_a_checkpoint_with_one_wrong_byte_is_read_or_refused(position, byte, data, tmp_path):
     content = bytearray(data.draw(st.sampled_from(GOLDEN)).read_bytes())

@@ -8,7 +8,6 @@ import pytest
 
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
-from distsummary.events.reader import read_directory
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.directions import Directions
@@ -161,24 +160,6 @@ def test_the_progress_is_told_up_to_the_last_point() -> None:
     assert done == sorted(done)
     assert told[-1][:2] == (27, 27)
     assert all(rate > 0 for _, _, rate in told)
-
-
-def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
-    limit = np.median(draw(around=run_dir, directions="random", normalization="none").z)
-
-    def loss_fn(model: Mlp, batch: Any) -> float:
-        loss = cross_entropy(model(batch[0]), batch[1])
-        return loss if loss < limit else float("inf")
-
-    grid = draw(around=run_dir, loss_fn=loss_fn, directions="random", normalization="none", output=run_dir)
-    assert np.isinf(grid.z).any()
-    assert np.isfinite(grid.z).any()
-    assert LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).z.tobytes() == grid.z.tobytes()
-    shown = next(
-        v.data for e in read_directory(run_dir.landscape_dir) for v in e.values if v.plugin == "landscape"
-    )
-    assert np.isfinite(shown.z).all()
-    assert shown.z.max() == pytest.approx(grid.z[np.isfinite(grid.z)].max(), rel=1e-6)
 
 
 def test_numbers_that_were_never_saved_are_left_out_and_named(
