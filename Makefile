@@ -30,7 +30,7 @@ proto-check: .venv-proto/.done
 interop: .venv/.dev $(MINDINSIGHT)/.done
 	$(BIN)/python -m pytest tests/interop -m interop
 
-# The CPU build of torch is pinned by TORCH; a GPU user names another one: make demo TORCH="torch==2.13.0+cu130"
+# TORCH pins the tested release; a GPU user installs another build into .venv first: make demo TORCH=torch
 .venv/.demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q "$(TORCH)" -e ".[demo]"
