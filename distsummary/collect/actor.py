@@ -1,12 +1,15 @@
 """RankCollector as a Ray actor, and the writer that sends batches to it until they are acknowledged."""
 
+import contextlib
 import logging
-import time
+import os
+import platform
+import signal
 from collections import deque
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
 
 from distsummary.collect.rank_collector import RankCollector, WriterSpec
 from distsummary.errors import StaleAttemptError, WriteError
@@ -15,8 +18,7 @@ from distsummary.events.records import Batch, Health
 logger = logging.getLogger(__name__)
 
 WINDOW = 4  # batches under way at once
-RECOVERY_S = 60.0
-RETRY_S = 0.2
+ANSWER_S = 30.0
 
 
 def start_collector(spec: WriterSpec) -> Any:
@@ -40,96 +42,122 @@ def start_collector(spec: WriterSpec) -> Any:
 class RemoteWriter:
     """Sends batches in order to the rank's collector and keeps each one until it is acknowledged.
 
-    After the collector died, what was not acknowledged goes to its next life, same seq, same order.
-    Used by one thread (the AsyncWriter's), apart from `health`.
+    After the collector died, or could not write, what was not acknowledged goes to its next session: same
+    seq, same order. OSErrors say that a call is to be made again (`Writer`). Used by one thread, the
+    AsyncWriter's; `health` by any.
+
+    Raises WriteError when Ray was shut down: nothing can be acknowledged any more.
     """
 
     def __init__(self, spec: WriterSpec) -> None:
         self._spec = spec
         self._actor = start_collector(spec)
         self._session: str | None = None
+        self._process = ("", 0)
         self._sent: deque[tuple[Batch, Any]] = deque()
         self._health = Health()
         self._failed = Health()
-        self.resent = 0
 
     def health(self) -> Health:
-        """The collector's counters as of its last acknowledgement; the first call waits for its start."""
-        if self._session is None:
-            self._connect()
+        """The collector's counters as of its last answer."""
         return self._health.plus(self._failed)
 
+    def start(self) -> int:
+        """Wait for the collector; returns the last seq in its files."""
+        self._connect()
+        return self._health.last_seq
+
     def write(self, batch: Batch) -> None:
-        """Send; waits only when the window is full. A later failure shows in `health()`."""
+        """Send; waits only when the window is full. A batch that OSError refuses was not taken."""
+        while len(self._sent) >= WINDOW:
+            self._settle_oldest()
         if self._session is None:
-            self._connect()
+            self._resume()
         self._sent.append((batch, self._send(batch)))
-        while len(self._sent) > WINDOW:
-            self._await_oldest()
 
     def flush(self) -> None:
         """Return when every batch is acknowledged or its failure counted."""
         while self._sent:
-            self._await_oldest()
+            self._settle_oldest()
 
     def close(self) -> None:
-        """Flush, close the files and end the actor."""
-        if self._actor is None:
-            return
+        """Close the files and end the actor; what it never acknowledged is counted as dropped."""
         try:
-            self.flush()
-            self._health = ray.get(self._actor.close.remote(), timeout=RECOVERY_S)
+            if not self._sent and self._session is not None:
+                self._health = self._answer(self._actor.close.remote())
         finally:
-            ray.kill(self._actor, no_restart=True)
-            self._actor = None
+            for batch, _ in self._sent:
+                self._count_lost(batch, "the collector did not acknowledge it in time")
+            self._sent.clear()
+            if ray.is_initialized():
+                ray.kill(self._actor, no_restart=True)
 
     def _send(self, batch: Batch) -> Any:
         return self._actor.write.remote(self._session, batch)
 
-    def _await_oldest(self) -> None:
+    def _settle_oldest(self) -> None:
+        """Wait for the oldest acknowledgement; OSError says that it did not come and the batch is kept."""
+        if self._session is None:
+            self._resume()
         batch, reference = self._sent[0]
         try:
-            self._health = ray.get(reference)
-            self._sent.popleft()
-        except (RayActorError, StaleAttemptError):
-            self._recover()
-        except RayTaskError as error:  # the collector lives and refused the batch: its disk, not its death
-            self._sent.popleft()
-            self._count_lost(batch, error)
+            self._health = self._answer(reference)
+        except StaleAttemptError:  # sent behind a batch that failed: it goes to the next session, too
+            self._session = None
+            return
+        except OSError:
+            self._session = None
+            raise
+        except RayTaskError as error:  # refused for good: the collector could not even read it
+            self._count_lost(batch, _reason(error))
+        self._sent.popleft()
 
-    def _recover(self) -> None:
-        """Wait for the collector's next life and send everything unacknowledged again, in order."""
-        self._connect()
-        unacknowledged = [batch for batch, _ in self._sent]
-        self._sent.clear()
-        self.resent += len(unacknowledged)
-        logger.warning(
-            "rank=%d its collector was restarted; %d batch(es) sent again",
-            self._spec.rank,
-            len(unacknowledged),
-        )
-        self._sent.extend((batch, self._send(batch)) for batch in unacknowledged)
+    def _answer(self, reference: Any) -> Any:
+        """The answer of the collector; one that died, hangs or has a bad disk is an OSError."""
+        if not ray.is_initialized():
+            raise WriteError("Ray was shut down before the run was closed; close the run first")
+        try:
+            return ray.get(reference, timeout=ANSWER_S)
+        except GetTimeoutError as error:
+            self._end_life()
+            raise TimeoutError(f"no answer of the collector for {ANSWER_S:g} s") from error
+        except ActorDiedError as error:  # for good: Ray does not restart one whose constructor failed
+            self._actor = start_collector(self._spec)
+            raise ConnectionError(f"the collector died and is started again: {_reason(error)}") from error
+        except RayActorError as error:
+            raise ConnectionError("the collector is being restarted") from error
 
     def _connect(self) -> None:
-        deadline = time.monotonic() + RECOVERY_S
-        while True:
-            try:
-                timeout = max(RETRY_S, deadline - time.monotonic())
-                self._session, self._health = ray.get(self._actor.hello.remote(), timeout=timeout)
-                return
-            except (RayActorError, GetTimeoutError) as error:
-                if time.monotonic() > deadline:
-                    raise WriteError(
-                        f"the collector of rank {self._spec.rank} is not up after {RECOVERY_S:g} s: {error}"
-                    ) from error
-                time.sleep(RETRY_S)
+        greeting = self._answer(self._actor.hello.remote())
+        self._session, self._health = greeting.session, greeting.health
+        self._process = greeting.host, greeting.pid
 
-    def _count_lost(self, batch: Batch, error: Exception) -> None:
+    def _end_life(self) -> None:
+        """End a collector that hangs, so that Ray starts its next life; one that still starts is let be."""
+        host, pid = self._process
+        if not host:
+            return
+        if host == platform.node():  # a stopped process would not hear Ray's kill
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        else:
+            ray.kill(self._actor, no_restart=False)
+
+    def _resume(self) -> None:
+        """Send everything unacknowledged to the collector's next session, in order."""
+        self._connect()
+        if self._sent:
+            logger.warning("rank=%d sends %d batch(es) again", self._spec.rank, len(self._sent))
+        self._sent = deque((batch, self._send(batch)) for batch, _ in self._sent)
+
+    def _count_lost(self, batch: Batch, reason: str) -> None:
         for event in batch.events:
             for value in event.values:
                 self._failed.drop(value.plugin)
-        reason = (
-            f"{type(error.cause).__name__}: {error.cause}" if isinstance(error, RayTaskError) else str(error)
-        )
         self._failed.fail(reason)
         logger.warning("rank=%d %d event(s) were not written: %s", self._spec.rank, len(batch.events), reason)
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "cause", None)
+    return f"{type(cause).__name__}: {cause}" if cause else f"{type(error).__name__}: {str(error)[:300]}"

@@ -1,7 +1,10 @@
 """The collector of one rank: batches in, files and acknowledgements out."""
 
+import os
+import platform
 import uuid
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from distsummary.errors import StaleAttemptError
 from distsummary.events.records import DIALECTS, Batch, Health
@@ -37,8 +40,18 @@ class WriterSpec:
         )
 
 
+class Greeting(NamedTuple):
+    """The collector's session, its process, and what its files hold."""
+
+    session: str
+    host: str
+    pid: int
+    health: Health
+
+
 class RankCollector:
-    """Writes one rank's batches; `session` changes with every start, so that no batch skips a restart.
+    """Writes one rank's batches; `session` changes with every start, and every
+    failed write, so that no batch is written before an earlier one.
 
     An acknowledged batch is in the files: it survives the death of any process.
     """
@@ -47,9 +60,9 @@ class RankCollector:
         self._writer = spec.open()
         self.session = uuid.uuid4().hex
 
-    def hello(self) -> tuple[str, Health]:
-        """The session, and the counters with the last seq in the files."""
-        return self.session, self._writer.health()
+    def hello(self) -> Greeting:
+        """Who answers, and the counters with the last seq in the files."""
+        return Greeting(self.session, platform.node(), os.getpid(), self._writer.health())
 
     def write(self, session: str, batch: Batch) -> Health:
         """Write and acknowledge; raises StaleAttemptError for a batch sent to an earlier session."""
@@ -57,7 +70,11 @@ class RankCollector:
             raise StaleAttemptError(
                 f"batch from seq {batch.first_seq} was sent to an earlier session; say hello again"
             )
-        self._writer.write(batch)
+        try:
+            self._writer.write(batch)
+        except OSError:
+            self.session = uuid.uuid4().hex  # what was sent behind this batch must not be written before it
+            raise
         return self._writer.health()
 
     def close(self) -> Health:

@@ -28,6 +28,10 @@ class Files:
         """Cut the open file to `length` bytes."""
         os.ftruncate(descriptor, length)
 
+    def is_removed(self, descriptor: int) -> bool:
+        """Whether the open file has no name any more: what is written to it is lost at its close."""
+        return os.fstat(descriptor).st_nlink == 0
+
     def sync(self, descriptor: int) -> None:
         """Make the written bytes durable."""
         os.fdatasync(descriptor)

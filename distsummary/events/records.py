@@ -233,6 +233,6 @@ class Health:
         """A copy with the other's failures and drops added: one account of a writer and its wrapper."""
         total = Health(self.events, self.bytes, self.last_seq, dict(self.dropped), dict(self.errors))
         for mine, theirs in ((total.dropped, other.dropped), (total.errors, other.errors)):
-            for key, count in theirs.items():
+            for key, count in dict(theirs).items():  # another thread may be counting
                 mine[key] = mine.get(key, 0) + count
         return total

@@ -1,5 +1,7 @@
 """One event file of a directory: its name, its stamp, appending whole frames, and the cut of a torn tail."""
 
+import errno
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -14,7 +16,10 @@ LINEAGE_SUFFIX = "_lineage"
 
 _MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
 _TENSORBOARD_NAME = re.compile(r"tfevents\.(?P<stamp>\d{1,10})\.")
+_TORN_NAME = re.compile(r"torn-(\d+)\.bin")
 _MAX_CLASHES = 100
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,30 +74,40 @@ def next_stamp(directory: Path, now: float) -> int:
 
 def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
     """Cut the incomplete last frame of dead segments, kept in `torn-<n>.bin`; MindInsight spins on one."""
-    mended = []
-    for path in [*segments(directory, MINDSPORE), *segments(directory, TENSORBOARD)]:
-        length = whole_length(path)
-        if length < path.stat().st_size and _cut(path, length, files):
-            mended.append(path)
-    return mended
+    everything = [*segments(directory, MINDSPORE), *segments(directory, TENSORBOARD)]
+    return [path for path in everything if _is_torn(path) and _cut(path, files)]
 
 
-def _cut(path: Path, length: int, files: Files) -> bool:
+def _is_torn(path: Path) -> bool:
+    return whole_length(path) < path.stat().st_size
+
+
+def _cut(path: Path, files: Files) -> bool:
     descriptor = files.open_dead(path)
     if descriptor is None:
         return False
     try:
+        length = whole_length(path)  # again, under the lock: its writer may have ended the frame meanwhile
         tail = os.pread(descriptor, os.fstat(descriptor).st_size - length, length)
-        number = sum(1 for p in path.parent.iterdir() if p.name.startswith("torn-"))
-        kept = files.create(path.parent / f"torn-{number}.bin")
+        if tail:
+            _keep_tail(path.parent, tail, files)
+            files.truncate(descriptor, length)
+    finally:
+        files.close(descriptor)
+    return bool(tail)
+
+
+def _keep_tail(directory: Path, tail: bytes, files: Files) -> None:
+    """Save what is cut; a full disk does not stop the cut, which needs no space."""
+    taken = [int(match[1]) for p in directory.iterdir() if (match := _TORN_NAME.fullmatch(p.name))]
+    try:
+        kept = files.create(directory / f"torn-{max(taken, default=-1) + 1}.bin")
         try:
             files.write(kept, tail)
         finally:
             files.close(kept)
-        files.truncate(descriptor, length)
-    finally:
-        files.close(descriptor)
-    return True
+    except OSError as error:
+        logger.warning("%d bytes of a torn frame in %s are not kept: %s", len(tail), directory, error)
 
 
 class Segment:
@@ -115,6 +130,9 @@ class Segment:
 
     def append(self, data: bytes) -> None:
         """Write whole frames in one call; raises OSError with nothing of `data` left in the file."""
+        if self._files.is_removed(self._descriptor):
+            self.is_dead = True
+            raise OSError(errno.ENOENT, "the event file was removed", str(self.path))
         view = memoryview(data)
         try:
             while view:
@@ -160,13 +178,19 @@ def open_segments(
                 opened[dialect] = Segment(path, files, budget_bytes)
             return opened
         except FileExistsError:  # another writer took the name between our look and our open
-            for segment in opened.values():
-                segment.close()
-                segment.path.unlink()
+            discard(opened)
         except OSError as error:
+            discard(opened)
             raise RunDirError(
                 f"no event file can be made in {directory}: {error.strerror}; mend it or choose another"
             ) from error
     raise RunDirError(
         f"{_MAX_CLASHES} stamps from {stamp} on are taken in {directory}; remove files of other writers"
     )
+
+
+def discard(opened: dict[str, Segment]) -> None:
+    """Close and remove segments that nothing was acknowledged in."""
+    for segment in opened.values():
+        segment.close()
+        segment.path.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from distsummary.events.segment import (
     Segment,
     SegmentName,
     cut_torn_tails,
+    discard,
     lineage_files,
     next_stamp,
     open_segments,
@@ -37,7 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    """What stands between a rank's events and its files."""
+    """What stands between a rank's events and its files.
+
+    `start`, `write` and `flush` may raise OSError for what may pass (a full disk, a collector that restarts):
+    nothing is lost then, and the same call is to be made again. All but `health` are called from one thread.
+    """
+
+    def start(self) -> int:
+        """Get ready; returns the highest seq in the files, 0 for none."""
 
     def write(self, batch: Batch) -> None:
         """Hand events over; on return they are acknowledged or, behind a buffer, on their way."""
@@ -99,7 +107,6 @@ class RankWriter:
         self._mindspore_compat = mindspore_compat
         self._segments: dict[str, Segment] = {}
         self._full: set[str] = set()
-        self._lineage: Lineage | None = None
         self._is_closed = False
         ensure_directory(self.directory)
         cut_torn_tails(self.directory, self._files)
@@ -111,23 +118,28 @@ class RankWriter:
         """The highest seq in the files, 0 for none."""
         return self._health.last_seq
 
+    def start(self) -> int:
+        """Ready since it was made."""
+        return self.last_seq
+
     def write(self, batch: Batch) -> None:
         """Append the batch, one write for each file; raises OSError, the files then end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
         chunks: dict[str, list[tuple[int, bytes]]] = {dialect: [] for dialect in self.dialects}
-        lineage_changed = False
+        lineage: Lineage | None = None
         for seq, event in enumerate(batch.events, batch.first_seq):
             if event.values and event.values[0].plugin in LINEAGE_PLUGINS:
-                self._lineage = mindspore_format.updated_lineage(self._known_lineage(), event.values[0])
-                lineage_changed = True
+                lineage = mindspore_format.updated_lineage(
+                    lineage or read_lineage(self.directory), event.values[0]
+                )
             else:
                 self._encode(seq, event, chunks)
         first_step = batch.events[0].step if batch.events else 0
         for dialect in self.dialects:
             self._append(dialect, chunks[dialect], first_step)
-        if lineage_changed:
-            self._publish_lineage()
+        if lineage is not None:
+            self._publish_lineage(lineage)
         self._health.last_seq = max(self._health.last_seq, batch.last_seq)
 
     def _encode(self, seq: int, event: Event, chunks: dict[str, list[tuple[int, bytes]]]) -> None:
@@ -179,11 +191,15 @@ class RankWriter:
         if segment is not None and not segment.is_dead:
             return segment
         self._close_segments()
-        self._segments = open_segments(
-            self.directory, self.dialects, self._name, self._files, self._max_file_size
-        )
-        for opened, new in self._segments.items():
-            new.append(self._head(opened, first_step))
+        ensure_directory(self.directory)
+        opened = open_segments(self.directory, self.dialects, self._name, self._files, self._max_file_size)
+        try:
+            for name, new in opened.items():
+                new.append(self._head(name, first_step))
+        except OSError:
+            discard(opened)  # a segment without its head would not tell whose it is
+            raise
+        self._segments = opened
         return self._segments[dialect]
 
     def _head(self, dialect: str, first_step: int) -> bytes:
@@ -197,14 +213,11 @@ class RankWriter:
             head += frame(tensorboard_format.encode_session_start(first_step, now, ids))
         return head
 
-    def _known_lineage(self) -> Lineage:
-        return self._lineage or read_lineage(self.directory)
-
-    def _publish_lineage(self) -> None:
+    def _publish_lineage(self, lineage: Lineage) -> None:
         older = lineage_files(self.directory)
         stamp = next_stamp(self.directory, self._files.now())
         ids = EventIds(run_id=self.run_id, attempt=self.attempt, seq=0)
-        payloads = mindspore_format.encode_lineage(self._known_lineage(), self._files.now(), ids)
+        payloads = mindspore_format.encode_lineage(lineage, self._files.now(), ids)
         publish(self.directory / self._name.lineage_name(stamp), b"".join(frame(p) for p in payloads))
         for path in older:  # the new file is durable: the older states may go
             path.unlink(missing_ok=True)

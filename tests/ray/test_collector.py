@@ -1,6 +1,7 @@
 """A rank's collector actor and the writer that feeds it."""
 
 import os
+import shutil
 import signal
 import threading
 
@@ -10,6 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from distsummary.collect.actor import RemoteWriter
 from distsummary.collect.rank_collector import WriterSpec
+from distsummary.errors import WriteError
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.reader import read_directory
 from distsummary.events.records import DIALECTS, Event, Value
@@ -103,3 +105,34 @@ def test_a_value_that_cannot_be_sent_is_counted_not_raised(tmp_path):
 @pytest.fixture(autouse=True)
 def _connected(ray_cluster):
     """Every test here needs the cluster."""
+
+
+def test_a_collector_that_cannot_write_gets_the_same_batches_again(tmp_path):
+    _, writer = open_remote(tmp_path / "run")
+    writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
+    writer.flush()
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").touch()  # a file where the directory was: every write fails
+    for step in range(1, 50):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    with pytest.raises(WriteError, match="could not be flushed"):
+        writer.flush(timeout_s=2)
+    (tmp_path / "run").unlink()
+    writer.close()
+    for dialect in DIALECTS:
+        assert steps(tmp_path / "run", dialect) == list(range(1, 50))
+    assert writer.health().dropped == {}
+
+
+def test_a_stopped_collector_is_replaced_and_nobody_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr("distsummary.collect.actor.ANSWER_S", 1.0)
+    remote, writer = open_remote(tmp_path)
+    writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
+    writer.flush()
+    os.kill(collector_pid(remote), signal.SIGSTOP)
+    for step in range(1, 20):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    writer.close()
+    for dialect in DIALECTS:
+        assert steps(tmp_path, dialect) == list(range(20))
+    assert writer.health().dropped == {}

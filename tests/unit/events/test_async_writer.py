@@ -18,6 +18,10 @@ class Sink:
         self.error: Exception | None = None
         self.closed = 0
         self._health = Health(last_seq=last_seq)
+        self.flushes = 0
+
+    def start(self) -> int:
+        return self._health.last_seq
 
     def write(self, batch: Batch) -> None:
         self.gate.wait()
@@ -25,7 +29,8 @@ class Sink:
             raise self.error
         self.batches.append(batch)
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        self.flushes += 1
 
     def close(self) -> None:
         self.closed += 1
@@ -65,6 +70,9 @@ def test_flush_returns_when_everything_is_with_the_inner_writer():
         writer.write(event(step))
     writer.flush()
     assert sink.steps == list(range(10))
+    assert sink.flushes == 1
+    writer.flush()
+    assert sink.flushes == 2
     writer.close()
 
 
@@ -111,9 +119,25 @@ def test_a_failed_device_copy_costs_its_value():
     assert writer.health().dropped == {"scalar": 1}
 
 
-def test_a_background_failure_is_counted_and_training_goes_on():
+def test_what_the_writer_cannot_take_now_is_kept_and_written_later_with_the_same_number():
     sink = Sink()
     sink.error = OSError(28, "No space left on device")
+    writer = start(sink, retry_s=0.001)
+    writer.write(event(1))
+    with pytest.raises(WriteError, match=r"could not be flushed: OSError.*No space"):
+        writer.flush(timeout_s=0.05)
+    writer.write(event(2))
+    sink.error = None
+    writer.close()
+    assert sink.steps == [1, 2]
+    assert sink.batches[0].first_seq == 1
+    assert writer.health().dropped == {}
+    assert any("No space" in reason for reason in writer.health().errors)
+
+
+def test_what_the_writer_refuses_for_good_is_dropped_and_counted():
+    sink = Sink()
+    sink.error = ValueError("no such thing")
     writer = start(sink)
     writer.write(event(1))
     writer.flush()
@@ -122,30 +146,60 @@ def test_a_background_failure_is_counted_and_training_goes_on():
     writer.close()
     assert sink.steps == [2]
     assert writer.health().dropped == {"scalar": 1}
-    assert any("No space" in reason for reason in writer.health().errors)
+
+
+def test_a_disk_that_stays_full_ends_the_writer_in_time_and_is_counted(monkeypatch):
+    monkeypatch.setattr("distsummary.events.async_writer.CLOSE_S", 0.05)
+    sink = Sink()
+    sink.error = OSError(28, "No space left on device")
+    writer = start(sink, retry_s=0.001)
+    for step in range(3):
+        writer.write(event(step))
+    writer.close()
+    assert writer.health().dropped == {"scalar": 3}
+    assert sink.closed == 1
+
+
+def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(monkeypatch):
+    waits = []
+    sink = Sink()
+    sink.gate.clear()
+    writer = start(sink, budget_bytes=3 * 64)
+    real = writer._changed.wait_for
+    monkeypatch.setattr(writer._changed, "wait_for", lambda p, timeout=None: waits.append(timeout) or p())
+    for step in range(20):
+        writer.write(event(step))
+    monkeypatch.setattr(writer._changed, "wait_for", real)
+    assert [timeout for timeout in waits if timeout] == [0.5]
+    sink.gate.set()
+    writer.close()
+    assert len(sink.steps) + writer.health().dropped["scalar"] == 20
 
 
 def test_a_background_failure_is_raised_on_the_next_call_if_asked_for():
     sink = Sink()
-    sink.error = OSError(5, "Input/output error")
+    sink.error = ValueError("refused")
     writer = start(sink, raise_exception=True)
     writer.write(event(1))
     writer.flush()
-    with pytest.raises(WriteError, match="Input/output error"):
+    with pytest.raises(WriteError, match="refused"):
         writer.write(event(2))
     writer.close()
 
 
-def test_a_writer_that_cannot_start_hangs_nobody():
+def test_a_writer_that_cannot_start_hangs_nobody_and_counts_what_it_loses():
     class Broken(Sink):
-        def health(self) -> Health:
+        def start(self) -> int:
             raise RuntimeError("the collector did not come up")
 
     sink = Broken()
     writer = start(sink)
+    writer._thread.join()
     writer.write(event(1))
-    writer.flush()
+    with pytest.raises(WriteError, match="the collector did not come up"):
+        writer.flush()
     writer.close()
+    assert writer.health().dropped == {"scalar": 1}
     assert sink.closed == 1
 
 

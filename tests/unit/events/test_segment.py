@@ -149,3 +149,35 @@ def test_lineage_files_are_no_segments(tmp_path):
     assert [stamp_of(p.name) for p in segments(tmp_path, MINDSPORE)] == [6]
     assert [stamp_of(p.name) for p in segments(tmp_path, TENSORBOARD)] == [7]
     assert [stamp_of(p.name) for p in lineage_files(tmp_path)] == [5]
+
+
+def test_every_torn_tail_is_kept_under_a_free_name(tmp_path):
+    (tmp_path / "torn-1.bin").write_bytes(b"older")
+    path = tmp_path / NAME.file_name(MINDSPORE, 1700000000)
+    path.write_bytes(frame(b"whole") + b"torn")
+    assert cut_torn_tails(tmp_path, Files()) == [path]
+    assert (tmp_path / "torn-1.bin").read_bytes() == b"older"
+    assert (tmp_path / "torn-2.bin").read_bytes() == b"torn"
+
+
+def test_a_full_disk_does_not_stop_the_cut(tmp_path):
+    path = tmp_path / NAME.file_name(MINDSPORE, 1700000000)
+    path.write_bytes(frame(b"whole") + b"torn")
+    files = FrozenFiles()
+    files.write_error = errno.ENOSPC
+    assert cut_torn_tails(tmp_path, files) == [path]
+    assert path.read_bytes() == frame(b"whole")
+
+
+def test_a_frame_that_its_writer_ends_meanwhile_is_not_cut(tmp_path):
+    path = tmp_path / NAME.file_name(MINDSPORE, 1700000000)
+    path.write_bytes(frame(b"one") + frame(b"two")[:-3])
+
+    class LateWriter(Files):
+        def open_dead(self, path):
+            path.write_bytes(frame(b"one") + frame(b"two"))
+            return super().open_dead(path)
+
+    assert cut_torn_tails(tmp_path, LateWriter()) == []
+    assert path.read_bytes() == frame(b"one") + frame(b"two")
+    assert not list(tmp_path.glob("torn-*"))

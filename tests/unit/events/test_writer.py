@@ -1,5 +1,7 @@
 import errno
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,16 @@ class CrashingFiles(Files):
 
     def __init__(self, at: int, taken: int = 0) -> None:
         self.left, self.taken = at, taken
+        self.opened: list[int] = []
+
+    def create(self, path: Path) -> int:
+        self.opened.append(super().create(path))
+        return self.opened[-1]
+
+    def end_process(self) -> None:
+        """What the kernel does for a killed process."""
+        for descriptor in self.opened:
+            os.close(descriptor)
 
     def write(self, descriptor: int, data: bytes) -> int:
         self.left -= 1
@@ -91,14 +103,14 @@ def test_a_restarted_writer_goes_on_behind_what_each_file_holds(tmp_path):
 def test_a_crash_at_any_write_costs_nothing_that_was_acknowledged_and_doubles_nothing(tmp_path, at, taken):
     """Writes: two heads, two batches in two files each; each is cut anywhere, also between dialects."""
     acknowledged = 0
-    dying = writer(tmp_path, files=CrashingFiles(at, taken))
+    files = CrashingFiles(at, taken)
+    dying = writer(tmp_path, files=files)
     try:
         for first in (1, 4):
             dying.write(batch(first, scalars(first, 3)))
             acknowledged = first + 2
     except KeyboardInterrupt:
-        for segment in dying._segments.values():
-            segment.close()  # what the kernel does for a killed process
+        files.end_process()
     heir = writer(tmp_path)
     assert heir.last_seq >= acknowledged
     heir.write(batch(acknowledged + 1, scalars(acknowledged + 1, 6 - acknowledged)))
@@ -212,3 +224,47 @@ def test_a_directory_below_a_file_is_refused_with_its_path(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises((RunDirError, NotADirectoryError), match="file"):
         writer(tmp_path / "file" / "below")
+
+
+def test_two_writers_of_a_directory_keep_each_others_lineage(tmp_path):
+    first, second = writer(tmp_path, source="a"), writer(tmp_path, source="b")
+    for number, rank_writer in enumerate((first, second, first)):
+        custom = lineage_pb2.UserDefinedInfo(map_int32={f"k{number}": number})
+        rank_writer.write(batch(number + 1, [Event(1, 0.0, [Value("custom_lineage_data", "", custom)])]))
+    first.close()
+    second.close()
+    kept = read_lineage(tmp_path).custom
+    assert {key for entry in kept.user_info for key in entry.map_int32} == {"k0", "k1", "k2"}
+    assert len(lineage_files(tmp_path)) == 1
+
+
+def test_a_removed_directory_is_an_error_and_then_made_again(tmp_path):
+    rank_writer = writer(tmp_path / "run")
+    rank_writer.write(batch(1, scalars(1, 1)))
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="removed"):
+        rank_writer.write(batch(2, scalars(2, 1)))
+    rank_writer.write(batch(2, scalars(2, 1)))
+    rank_writer.close()
+    assert [seq for _, seq, _, _ in recorded(tmp_path / "run")] == [2]
+
+
+def test_segments_that_cannot_get_their_head_leave_nothing_behind(tmp_path):
+    class FullDisk(Files):
+        is_full = True
+
+        def write(self, descriptor: int, data: bytes) -> int:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(descriptor, data)
+
+    files = FullDisk()
+    rank_writer = writer(tmp_path, files=files)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            rank_writer.write(batch(1, scalars(1, 1)))
+    assert list(tmp_path.iterdir()) == []
+    files.is_full = False
+    rank_writer.write(batch(1, scalars(1, 1)))
+    rank_writer.close()
+    assert len(recorded(tmp_path)) == len(recorded(tmp_path, TENSORBOARD)) == 1
