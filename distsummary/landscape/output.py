@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def write_landscapes(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
-    """Write `landscape/` of a run; returns the files made. It replaces what stood there before.
+    """Write `landscape/` of a run; returns the files made. A landscape replaces an older one of its tag.
 
     The MindSpore dialect holds the grids and a copy of the run's loss curve, nothing else: MindInsight's page
     wants that scalar in the same job. The TensorBoard dialect holds the pictures.
@@ -36,8 +36,9 @@ def write_landscapes(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
     now = time.time()
     landscapes = [Event(0, now, [Value("landscape", grid.tag, grid.to_record())]) for grid in grids]
     images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
-    _write_events(run_dir, MINDSPORE, [*landscapes, *curve])
-    _write_events(run_dir, TENSORBOARD, images)
+    replaced = {grid.tag for grid in grids}
+    _write_events(run_dir, MINDSPORE, [*_kept(directory, MINDSPORE, replaced), *landscapes, *curve])
+    _write_events(run_dir, TENSORBOARD, [*_kept(directory, TENSORBOARD, replaced), *images])
     for path in older:  # the new ones are complete
         path.unlink(missing_ok=True)
     made = [path for dialect in DIALECTS for path in segments(directory, dialect)]
@@ -48,6 +49,17 @@ def write_landscapes(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
         made.append(run_dir.landscape_file(tag, ".png"))
         made[-1].write_bytes(picture.encoded)
     return made
+
+
+def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
+    """The landscapes, or their pictures, that stand there already and that nothing new replaces."""
+    kept = {
+        value.tag: Event(0, event.wall_time, [value])
+        for event in read_directory(directory, dialect, mode="skip")
+        for value in event.values
+        if value.plugin in ("landscape", "image") and value.tag not in replaced
+    }
+    return list(kept.values())
 
 
 def read_loss_curve(run_dir: RunDir) -> list[Event]:

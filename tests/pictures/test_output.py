@@ -81,3 +81,12 @@ def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
     )
     assert np.isfinite(shown.z).all()
     assert shown.z.max() == pytest.approx(grid.z[np.isfinite(grid.z)].max(), rel=1e-6)
+
+
+def test_a_second_landscape_joins_the_first(run_dir: RunDir) -> None:
+    draw(around=run_dir, directions="pca", output=run_dir)
+    draw(around=run_dir, directions="random", output=run_dir)
+    for dialect, plugin in (("mindspore", "landscape"), ("tensorboard", "image")):
+        events = read_directory(run_dir.landscape_dir, dialect)
+        tags = [v.tag for e in events for v in e.values if v.plugin == plugin]
+        assert tags == ["landscape_[1, 4]", "landscape_[4]"]
