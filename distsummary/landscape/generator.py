@@ -124,14 +124,16 @@ def load_factory(name: str) -> Parts:
     """
     check_type("factory", name, str)
     module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise InvalidValueError(f"factory must be module:function, got {name!r}")
+    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise InvalidValueError(f"factory must be module:function, such as train:parts, got {name!r}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
         raise InvalidValueError(f"factory {name!r} cannot be found: {error}") from error
+    if not callable(factory):
+        raise InvalidTypeError(f"{name} must be a function, got {type(factory).__name__}")
     parts = factory()
     if not isinstance(parts, tuple | list) or len(parts) != 3:
         raise InvalidTypeError(f"{name} must return (model, loss_fn, batches), got {type(parts).__name__}")
@@ -185,6 +187,7 @@ def _teller(progress: bool | ProgressCallback) -> ProgressCallback | None:
     """What tells the progress: the caller's function, or one that writes a line to a terminal's stderr."""
     if callable(progress):
         return progress
+    check_type("progress", progress, bool)
     if not progress:
         return None
     last = 0.0
