@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from heapq import merge
 from operator import attrgetter
 from pathlib import Path
@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.aggregate.statistics import Floats, Ints, last_recorded
-from distsummary.events.reader import Damage, ReadEvent, read_directory
+from distsummary.events.reader import Damage, ReadEvent, read_directory, read_file
 from distsummary.events.records import MINDSPORE, TENSORBOARD, Value
 from distsummary.events.segment import segments
 
 Bools: TypeAlias = NDArray[np.bool_]
+
+_TENSORBOARD_AT = 1 << 40  # ordinals from here on count the events in TensorBoard's dialect
 
 
 class BulkKey(NamedTuple):
@@ -28,7 +30,7 @@ class BulkKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a value stands: `ordinal` counts the events of a rank."""
+    """Where a value stands: `ordinal` counts the events of a rank as they are read."""
 
     attempt: int
     rank: int
@@ -84,7 +86,7 @@ class RankFiles:
     behind was computed anew. A step that a rank recorded twice counts as recorded last.
 
     Args:
-        directories: by rank. A directory is read in MindSpore's dialect, in TensorBoard's if it has no other.
+        directories: by rank. An attempt is read in MindSpore's dialect, in TensorBoard's if it has no other.
     """
 
     def __init__(self, directories: Mapping[int, Path]) -> None:
@@ -93,19 +95,32 @@ class RankFiles:
         self.sharded = 0
         self.graph: Graph | None = None
         self._directories = dict(sorted(directories.items()))
+        self._others: dict[int, frozenset[Path]] = {}  # by rank: the files in TensorBoard's dialect to read
         self._events = _Columns()  # their numbers are wall times
         self._scalars: dict[str, _Columns] = defaultdict(_Columns)
         self._bulk: dict[BulkKey, Place] = {}
         self._graph_place: Place | None = None
         for rank in self._directories:
-            for ordinal, event in enumerate(self._read(rank, self.damage)):
+            for ordinal, event in self._read(rank, self.damage):
                 self._take(Place(event.attempt, rank, ordinal), event)
         self._ends = ends_of_attempts(self._events.arrays()[1], self._events.arrays()[2])
 
-    def _read(self, rank: int, skipped: list[Damage]) -> Iterator[ReadEvent]:
+    def _read(self, rank: int, skipped: list[Damage]) -> Iterator[tuple[int, ReadEvent]]:
+        """The events by their ordinals, which stay when the files grow between two readings."""
         directory = self._directories[rank]
-        dialect = MINDSPORE if segments(directory, MINDSPORE) else TENSORBOARD
-        return read_directory(directory, dialect, "skip", skipped=skipped)
+        known: set[tuple[str, int]] = set()
+        for ordinal, event in enumerate(read_directory(directory, MINDSPORE, "skip", skipped=skipped)):
+            known.add(_owner(event))
+            yield ordinal, event
+        if rank not in self._others:
+            found = segments(directory, TENSORBOARD)
+            self._others[rank] = frozenset(path for path in found if _has_another_owner(path, known))
+        others = self._others[rank]
+        if others:
+            damage: list[Damage] = []
+            events = read_directory(directory, TENSORBOARD, "skip", skipped=damage)
+            yield from enumerate((event for event in events if event.file in others), start=_TENSORBOARD_AT)
+            skipped += [item for item in damage if item.file in others]
 
     def _take(self, place: Place, event: ReadEvent) -> None:
         self.run_id = event.run_id or self.run_id
@@ -181,7 +196,7 @@ class RankFiles:
 
     def _bulk_of(self, rank: int, wanted: Mapping[int, set[BulkKey]]) -> Iterator[Part]:
         last = max(wanted)
-        for ordinal, event in enumerate(self._read(rank, [])):
+        for ordinal, event in self._read(rank, []):
             if ordinal in wanted:
                 values = {BulkKey(value.plugin, value.tag, event.step): value for value in event.values}
                 yield Part(event.step, rank, [v for key, v in values.items() if key in wanted[ordinal]])
@@ -202,3 +217,13 @@ def ends_of_attempts(attempts: Ints, steps: Ints) -> dict[int, float]:
         ends[attempt] = float(end)
         end = min(end, float(steps[attempts == attempt].min()))
     return dict(sorted(ends.items()))
+
+
+def _owner(event: ReadEvent) -> tuple[str, int]:
+    return event.run_id, event.attempt
+
+
+def _has_another_owner(segment: Path, known: Collection[tuple[str, int]]) -> bool:
+    """Whether a segment, which has one owner, holds what `known` do not; another program's only if alone."""
+    first = next(read_file(segment, "skip", skipped=[]), None)
+    return not known or (first is not None and first.run_id != "" and _owner(first) not in known)

@@ -9,7 +9,14 @@ from typing import Any, Self
 
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.collect.gather import MAX_IMAGES, Parameters, image_values, learning_rate_values, loss_values
+from distsummary.collect.gather import (
+    MAX_IMAGES,
+    Parameters,
+    image_values,
+    learning_rate_values,
+    loss_values,
+    unless_logged,
+)
 from distsummary.collect.guard import Guard
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
 from distsummary.collect.opening import COLLECTORS
@@ -59,7 +66,8 @@ class SummaryCollector(Callback):
         export_options: {"tensor_format": "npy"} also exports the recorded tensors.
         formats: of "mindspore" and "tensorboard"; by default both, for more than 16 ranks the first.
         deal: how ranks share out parameters that are equal on all of them: "parameters", "steps", or "all".
-        collect_landscape: as the key of `collect_specified_data`; off by default.
+        collect_landscape: as the key of `collect_specified_data`; off by default. A checkpoint that finds the
+            disk busy with older ones holds the training up for 5 s at most and is then dropped and counted.
         mindspore_compat: record epoch ends twice, scale images and draw histograms as MindSpore does.
         topology: where this rank stands; by default as the loop says, else as the environment does.
         coordinator: makes one run of all ranks; by default the run dir itself.
@@ -128,6 +136,9 @@ class SummaryCollector(Callback):
         self._whole: Parameters | None = None
         self._last: int | None = None
         self._takes_images = self._collected.input_data
+        self._told: CallbackParams | None = None  # what the training under way tells
+        self._taken: object = None  # what of its `logged` is recorded
+        self._rate: list[Value] = []
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for what cannot be opened."""
@@ -144,6 +155,8 @@ class SummaryCollector(Callback):
         if self._session is None:
             self._session = self._join(told)
         network = told.get("network")
+        if expected == "train":
+            self._told = told
         if expected == "train" and network is not None:
             self._guard.call("the parameters", self._watch, self._session, network, told)
 
@@ -188,31 +201,30 @@ class SummaryCollector(Callback):
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Plan the steps that get whole parameters, as far as the length of the training is known."""
-        told = run_context.original_args()
-        epochs, steps = told.get("epoch_num") or 0, told.get("batch_num") or 0
-        total = epochs if _is_sink(told) else epochs * steps
-        self._tensors = tensor_steps(total or None, self._freq, self._tensor_freq)
+        self._guard.call("steps of tensors", self._plan_tensors, run_context.original_args())
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        """Note the learning rate of this step: by its end a scheduler may have set the next one's."""
+        if self._collected.metric:
+            told = run_context.original_args()
+            self._rate = self._guard.call("learning rate", learning_rate_values, told) or []
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Record the step."""
         told = run_context.original_args()
-        if not _is_sink(told):
-            self._guard.call("step", self._record_step, told, int(told.cur_step_num))
-        self._guard.call("trajectory", self._save_checkpoint, "step", int(told.cur_step_num))
+        self._guard.call("step", self._end_step, told)
+        self._guard.call("trajectory", self._save_checkpoint, "step", told)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Record what was logged since the last step, and the epoch's checkpoint."""
         told = run_context.original_args()
-        if _is_sink(told):
-            self._guard.call("epoch", self._record_step, told, int(told.cur_epoch_num))
-        else:
-            self._guard.call("epoch", self._record_between, told)
-        self._guard.call("trajectory", self._save_checkpoint, "epoch", int(told.cur_epoch_num))
+        self._guard.call("epoch", self._end_epoch, told)
+        self._guard.call("trajectory", self._save_checkpoint, "epoch", told)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Record what was logged last, and the complete lineage."""
         told = run_context.original_args()
-        self._guard.call("values", self._write, told, _logged(told))
+        self._guard.call("values", self._record_rest, told)
         self._guard.call("lineage", self._record_lineage, told, is_final=True)
 
     def on_eval_end(self, run_context: RunContext) -> None:
@@ -222,8 +234,24 @@ class SummaryCollector(Callback):
         if self._collected.eval_lineage:
             self._guard.call("eval lineage", self._record_eval_lineage, told)
 
+    def _plan_tensors(self, told: CallbackParams) -> None:
+        epochs, steps = told.get("epoch_num") or 0, told.get("batch_num") or 0
+        total = epochs if _is_sink(told) else epochs * steps
+        # Loops tell 0 or -1 for a length that they do not know.
+        self._tensors = tensor_steps(total if total > 0 else None, self._freq, self._tensor_freq)
+
+    def _end_step(self, told: CallbackParams) -> None:
+        if not _is_sink(told):
+            self._record_step(told, int(told.cur_step_num))
+
+    def _end_epoch(self, told: CallbackParams) -> None:
+        if _is_sink(told):
+            self._record_step(told, int(told.cur_epoch_num))
+        else:
+            self._record_between(told)
+
     def _record_step(self, told: CallbackParams, number: int) -> None:
-        values = _logged(told)
+        values = self._take_logged(told)
         is_first = self._last is None
         if self._regular.due(self._last, number):
             values += self._regular_values(told, number)
@@ -235,17 +263,25 @@ class SummaryCollector(Callback):
             self._guard.call("lineage", self._record_lineage, told, is_final=False)
 
     def _record_between(self, told: CallbackParams) -> None:
-        values, number = _logged(told), int(told.cur_step_num)
+        values, number = self._take_logged(told), int(told.cur_step_num)
         if self._compat:  # MindSpore records the last step of an epoch again when it was due
             values += self._regular_values(told, number) if self._regular.holds_multiple(number) else []
             values += self._tensor_values(number) if self._tensors.holds_multiple(number) else []
         self._write(told, values)
 
+    def _take_logged(self, told: CallbackParams) -> list[Value]:
+        """What the loop logged, under its own names."""
+        self._taken = logged = told.get("logged", {})
+        return [Value("scalar", tag, value) for tag, value in logged.items()]
+
+    def _record_rest(self, told: CallbackParams) -> None:
+        self._write(told, self._take_logged(told))
+
     def _regular_values(self, told: CallbackParams, number: int) -> list[Value]:
         call, values = self._guard.call, []
         if self._collected.metric:
             values += call("loss", loss_values, told) or []
-            values += call("learning rate", learning_rate_values, told) or []
+            values += unless_logged(self._rate, told)
         if self._histograms is not None:
             take = self._histograms.values
             values += call("histograms", take, "histogram", self._regular, number, self._guard) or []
@@ -299,8 +335,9 @@ class SummaryCollector(Callback):
     def _write(self, told: CallbackParams, values: list[Value]) -> None:
         self._open_session().write(int(told.cur_step_num), values)
 
-    def _save_checkpoint(self, unit: str, number: int) -> None:
-        self._open_session().save_checkpoint(unit, number)
+    def _save_checkpoint(self, unit: str, told: CallbackParams) -> None:
+        number = told.cur_step_num if unit == "step" else told.cur_epoch_num
+        self._open_session().save_checkpoint(unit, int(number))
 
     def _open_session(self) -> Session:
         if self._session is None:
@@ -323,12 +360,10 @@ class SummaryCollector(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        told = self._told
+        if kind is not None and told is not None and told.get("logged") and told.logged is not self._taken:
+            self._guard.call("values", self._record_rest, told)  # of the step that the error ended
         self.close(has_failed=kind is not None)
-
-
-def _logged(told: CallbackParams) -> list[Value]:
-    """What the loop logged, under its own names."""
-    return [Value("scalar", tag, value) for tag, value in told.get("logged", {}).items()]
 
 
 def _step_of(told: CallbackParams) -> int:

@@ -29,12 +29,18 @@ def loss_values(told: CallbackParams) -> list[Value]:
 
 
 def learning_rate_values(told: CallbackParams) -> list[Value]:
-    """The learning rate, unless the loop logged one under its own name."""
-    optimizer, logged = told.get("optimizer"), told.get("logged", {})
-    if optimizer is None or "lr" in logged or "learning_rate" in logged:
+    """The learning rate that the optimizer has now."""
+    optimizer = told.get("optimizer")
+    if optimizer is None:
         return []
     rate = framework_of(optimizer).learning_rate(optimizer)
     return [] if rate is None else [Value("scalar", LEARNING_RATE_TAG, float(rate))]
+
+
+def unless_logged(rate: list[Value], told: CallbackParams) -> list[Value]:
+    """The learning rate, unless the loop logged one under its own name."""
+    logged = told.get("logged", {})
+    return [] if "lr" in logged or "learning_rate" in logged else rate
 
 
 def image_values(batch: object, *, limit: int | None = MAX_IMAGES) -> list[Value]:
@@ -95,11 +101,6 @@ class Parameters:
         if self._deal == "steps":
             return frozenset(sizes) if steps.turn(step, self._group) else frozenset()
         return share(sizes, self._group)
-
-    def has_shards(self) -> bool:
-        """Whether some parameter is a shard."""
-        named = self._framework.named_parameters(self._network)
-        return any(self._framework.shard(tensor) is not None for _, tensor in named)
 
 
 def _bytes(tensor: Any) -> int:

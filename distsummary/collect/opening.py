@@ -7,6 +7,7 @@ from distsummary import topology as topologies
 from distsummary.checks import check_choice
 from distsummary.collect.rank_collector import WriterSpec
 from distsummary.coordination import Registration
+from distsummary.errors import InvalidValueError
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.records import DIALECTS
 from distsummary.events.writer import Writer
@@ -77,6 +78,10 @@ def open_rank_writer(
 
 
 def _writer(spec: WriterSpec, collectors: str) -> Writer:
+    if collectors == "rank" and not topologies.in_ray():
+        raise InvalidValueError(
+            'collectors must be "auto" or "process" here, got "rank": this process is not connected to Ray'
+        )
     if collectors == "process" or (collectors == "auto" and not topologies.in_ray()):
         return spec.open()
     from distsummary.collect.actor import RemoteWriter  # Ray is imported only where it is used

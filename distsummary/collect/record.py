@@ -21,7 +21,7 @@ from distsummary.collect.options import (
     check_summary_dir,
 )
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
-from distsummary.events.records import DIALECTS, Event, Health, Value, split_event
+from distsummary.events.records import DIALECTS, Event, Health, Value
 from distsummary.run_dir import export_dir
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class SummaryRecord:
         self._mode = "train"
         self._is_closed = False
         self._own_health = Health()
-        self._files = Background(self._own_health) if exports else None
+        self._files = Background(self._own_health, raise_exception=raise_exception) if exports else None
         self._export_dir = export_dir(self._directory, int(time.time()))
         self._writer: EventWriter = (
             open_writer(
@@ -148,12 +148,12 @@ class SummaryRecord:
             return False
         pool, self._pool = self._pool, []
         values = [value for value in pool if plugin_filter is None or plugin_filter(value.plugin)]
+        if values:
+            self._writer.write(Event(step, time.time(), values))
         for value in values:
             if self._files is not None and value.plugin == "tensor":
                 export = partial(export_value, self._export_dir, value, step)
-                self._files.submit(f"export of {value.tag}", export)
-        for event in split_event(Event(step, time.time(), values)):
-            self._writer.write(event)
+                self._files.submit(f"export of {value.tag}", export, nbytes=value.data.nbytes)
         return True
 
     def flush(self) -> None:

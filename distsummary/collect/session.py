@@ -1,5 +1,6 @@
 """What a collector holds open while it records: its place in the run, its files, its lineage."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from distsummary.topology import Topology
 
 # Above this many ranks the directory of each holds the MindSpore dialect alone; the merged run holds both.
 BOTH_DIALECTS_UP_TO = 16
+# Nobody can record a checkpoint again later: training waits so long for a slow disk, for a dead one once.
+CHECKPOINT_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +78,10 @@ class Session:
             mindspore_compat=options.mindspore_compat,
             raise_exception=options.raise_exception,
         )
-        self._files = Background(health)
-        self._errand = Background(health)  # git may be slow, and a checkpoint must not wait for it
+        self._files = Background(health, raise_exception=options.raise_exception)
+        # git and the coordinator may be slow, and a checkpoint must not wait for them
+        self._errand = Background(health, raise_exception=options.raise_exception)
+        self._pid = os.getpid()
         rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         self._export_dir = export_dir(rank_dir, int(time.time())) if options.exports_npy else None
         self._lineage = Lineage()
@@ -100,20 +105,23 @@ class Session:
         """Record values as one event; nothing for none."""
         if not values:
             return
+        self._writer.write(Event(step, time.time(), values))
         if self._export_dir is not None:
             for value in values:
                 if value.plugin == "tensor":
                     export = partial(export_value, self._export_dir, value, step)
-                    self._files.submit(f"export of {value.tag}", export)
-        self._writer.write(Event(step, time.time(), values))
+                    self._files.submit(f"export of {value.tag}", export, nbytes=value.data.nbytes)
 
     def report(self, step: int, values: list[Value]) -> None:
-        """Record lineage, and tell the coordinator the state of it."""
+        """Record lineage, and have the coordinator told the state of it, in the order of the calls."""
+        if not values:
+            return
+        self._writer.write(Event(step, time.time(), values))
         for value in values:
             self._lineage = updated_lineage(self._lineage, value)
-            self._writer.write(Event(step, time.time(), [value]))
-        if values:
-            self._coordinator.lineage(self.topology, self._registration.attempt, self._lineage.to_bytes())
+        state = self._lineage.to_bytes()
+        tell = partial(self._coordinator.lineage, self.topology, self._registration.attempt, state)
+        self._errand.submit("telling the lineage", tell, nbytes=len(state))
 
     def keep_trajectory(
         self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
@@ -143,27 +151,40 @@ class Session:
         kept = self._trajectory
         if kept is not None and kept.unit == unit and kept.writer.due(number):
             state = kept.state()  # now: the next step changes it
-            self._files.submit(f"checkpoint of {unit} {number}", partial(kept.writer.save, number, state))
+            self._files.submit(
+                f"checkpoint of {unit} {number}",
+                partial(kept.writer.save, number, state),
+                nbytes=sum(array.nbytes for array in state.values()),
+                wait_s=CHECKPOINT_WAIT_S,
+            )
 
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
         return self._writer.health().plus(self._health)
 
     def close(self, *, has_failed: bool = False) -> Health:
-        """Write everything, close everything even if a part fails, and leave the run; the final health."""
+        """Write everything, close everything even if a part fails, and leave the run; the final health.
+
+        Does nothing in a process that was forked from the one that joined the run.
+        """
+        if os.getpid() != self._pid:
+            return self._health
         errors: list[WriteError] = []
         final = self._health
 
-        def leave() -> None:
+        def count() -> None:
             nonlocal final
             final = self.health()
+
+        def leave() -> None:
             counters = counters_of(final) | ({"failed": 1} if has_failed else {})
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
-            ("telling the provenance", self._errand.close),
+            ("telling provenance and lineage", self._errand.close),
             ("closing the files", self._files.close),
             ("closing the event files", self._writer.close),
+            ("counting what was written", count),
             ("leaving the run", leave),
         ]
         for what, part in parts:

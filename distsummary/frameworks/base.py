@@ -24,7 +24,10 @@ class Framework(Protocol):
         """A host copy of the same shape; bfloat16 becomes float32. Of a sharded tensor the local part."""
 
     def snapshot(self, tensor: Any) -> Any:
-        """A copy that in-place changes do not touch, with `result() -> Array`; no device is waited for."""
+        """A copy that in-place changes do not touch; no device is waited for.
+
+        It has `result() -> Array`, which waits, and `nbytes`, the bytes of that array.
+        """
 
     def shard(self, tensor: Any) -> Shard | None:
         """The slice that this rank holds, None for a tensor that is whole here."""

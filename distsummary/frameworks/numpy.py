@@ -24,6 +24,11 @@ class HostCopy:
     def __init__(self, array: Array) -> None:
         self._array = array
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy."""
+        return self._array.nbytes
+
     def result(self) -> Array:
         """The copy."""
         return self._array

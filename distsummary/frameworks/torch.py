@@ -29,6 +29,11 @@ class TorchCopy:
         self._copy = copy
         self._done = done
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array that `result` gives."""
+        return self._copy.numel() * _array_dtype(self._copy.dtype).itemsize
+
     def result(self) -> Array:
         """The array on the host, bfloat16 as float32."""
         if self._done is None:

@@ -248,32 +248,37 @@ class TimeMonitor(Callback):
         check_type("data_time", data_time, bool)
         self._data_size = data_size
         self._data_time = data_time
-        self._started_s = 0.0
+        check_int("data_size", data_size, low=1, optional=True)
+        self._started_s: dict[str, float] = {}  # by mode: an evaluation may lie within a training's epoch
         self._waited_s = 0.0
 
     def epoch_begin(self, run_context: RunContext) -> None:
         """Start the watch."""
-        self._started_s = time.perf_counter()
-        self._waited_s = 0.0
+        mode = run_context.original_args().get("mode", "train")
+        self._started_s[mode] = time.perf_counter()
+        if mode == "train":
+            self._waited_s = 0.0
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Add up the time spent waiting for data."""
         self._waited_s += run_context.original_args().get("logged", {}).get("perf/data_wait_s", 0.0)
 
     def epoch_end(self, run_context: RunContext) -> None:
-        """Print; raises InvalidTypeError or InvalidValueError when the number of steps is not known."""
+        """Print; nothing for an epoch of which nobody knows the steps (an evaluation without a loader)."""
         told = run_context.original_args()
-        epoch_ms = (time.perf_counter() - self._started_s) * 1e3
-        steps = told.get("batch_num")
-        if not isinstance(steps, int) or steps <= 0:
-            steps = told.get("step_in_epoch") if self._data_size is None else self._data_size
-            check_int("data_size, the steps of an epoch,", steps, low=1)
-            assert steps is not None
-        phase = "Eval" if told.get("mode") == "eval" else "Train"
-        data = f" (data time: {self._waited_s * 1e3 / steps:5.3f} ms)" if self._data_time else ""
-        per_step_ms = epoch_ms / steps
+        is_eval = told.get("mode") == "eval"
+        started_s = self._started_s.get("eval" if is_eval else "train")
+        steps = told.get("batch_num") or self._data_size or told.get("step_in_epoch")
+        if started_s is None or not isinstance(steps, int) or steps <= 0:
+            return
+        epoch_ms = (time.perf_counter() - started_s) * 1e3
+        data = (
+            f" (data time: {self._waited_s * 1e3 / steps:5.3f} ms)" if self._data_time and not is_eval else ""
+        )
         print(
-            f"{phase} epoch time: {epoch_ms:5.3f} ms, per step time: {per_step_ms:5.3f} ms{data}", flush=True
+            f"{'Eval' if is_eval else 'Train'} epoch time: {epoch_ms:5.3f} ms, "
+            f"per step time: {epoch_ms / steps:5.3f} ms{data}",
+            flush=True,
         )
 
 

@@ -2,20 +2,23 @@
 
 import atexit
 import contextlib
+import logging
+import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from distsummary.checks import check_int, check_type
-from distsummary.errors import ClosedError, InvalidTypeError
-from distsummary.topology import Topology
+from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
+from distsummary.topology import Topology, detect
 from distsummary.training.callbacks import Callback, CallbackList, CallbackParams, RunContext
 from distsummary.training.evaluation import Evaluation
 from distsummary.training.params import common_params, length
 from distsummary.training.values import Scalar, scalars
+
+logger = logging.getLogger(__name__)
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
@@ -38,11 +41,12 @@ class Run:
     `perf/data_wait_s`, seconds of it spent in the loader; callbacks and evaluations are in neither.
     A loop may be left by `break`: the step it leaves counts if it had logged something. When an exception
     leaves `with`, or a hook raises, the callbacks are left as context managers without `on_train_end`.
+    In a process that was forked from this one, closing or leaving the run calls nothing.
 
     Args:
         callbacks: one, several or None.
         network, optimizer, loss_fn: told to the callbacks as they are.
-        topology: where this rank stands; a single process by default.
+        topology: where this rank stands; by default found as `ds.init` finds it.
         epochs: what callbacks are told when the loop does not use `epochs()`.
         initial_step, initial_epoch: where a resumed training goes on, >= 0.
         clock: seconds, for the measurements.
@@ -67,7 +71,7 @@ class Run:
         check_int("initial_step", initial_step, low=0)
         check_int("initial_epoch", initial_epoch, low=0)
         check_type("topology", topology, Topology, optional=True)
-        self.topology = Topology() if topology is None else topology
+        self.topology = detect() if topology is None else topology
         self._callbacks = CallbackList(callbacks)
         self._params = CallbackParams(
             common_params(self._callbacks, network, self.topology),
@@ -82,6 +86,7 @@ class Run:
         self._data_wait_s = self._body_start_s = self._paused_s = 0.0
         self._is_entered = self._is_training = self._is_epoch_begun = self._is_step_open = False
         self._in_epochs = self._is_guarded = self._is_closed = False
+        self._pid = os.getpid()
 
     @property
     def rank(self) -> int:
@@ -104,9 +109,14 @@ class Run:
         return self._context
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of the training, counted from 0 like `range(count)`; a resumed run goes on."""
+        """The epochs of the training, counted from 0 like `range(count)`; a resumed run goes on.
+
+        `count` is that of the whole training: a second phase asks for more than the first had.
+        """
         check_int("count", count, low=1)
         self._require_open()
+        if self.epoch >= count:
+            logger.warning("epochs(%d): epoch %d is done already, nothing is left", count, self.epoch)
         self._params.epoch_num = count
         return self._epochs(count)
 
@@ -136,11 +146,18 @@ class Run:
             named: int, float, or a tensor or array of one element; a device tensor is not waited for.
 
         Raises:
-            InvalidTypeError: naming the key. InvalidValueError: more than one element. ClosedError.
+            InvalidTypeError: naming the key. ClosedError. InvalidValueError: more than one element, or a name
+            logged again while no step is under way, which would lose the first value.
         """
         self._require_open()
         given = {**values, **named} if isinstance(values, Mapping) else values or named
-        self._logged |= scalars(given)
+        new = scalars(given)
+        again = sorted(new.keys() & self._logged.keys())
+        if again and not self._is_step_open:
+            raise InvalidValueError(
+                f"{again[0]!r} was logged twice outside of a step; log inside `for x in run.steps(loader):`"
+            )
+        self._logged |= new
         if "loss" in given:
             self._params.net_outputs = given["loss"]
 
@@ -162,8 +179,10 @@ class Run:
 
     def close(self) -> None:
         """End the step, the epoch and the training, and leave the callbacks; a second call does nothing."""
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._pid:
             return
+        if self._logged and not self._is_training:
+            self._begin_epoch(())  # logged without any step: recorded at step 0
         self._settle_epoch()
         if self._is_training:
             self._deliver("on_train_end")
@@ -266,7 +285,7 @@ class Run:
             # Only now: what the callbacks opened at their first hook closes itself at exit, too, and what was
             # registered last is called first.
             self._is_guarded = True
-            atexit.register(_close_at_exit, weakref.ref(self))
+            atexit.register(self._close_at_exit)
 
     def _enter(self) -> None:
         if not self._is_entered:
@@ -274,13 +293,23 @@ class Run:
             self._is_entered = True
 
     def _leave(self, error: BaseException | None) -> None:
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        atexit.unregister(self._close_at_exit)
+        if self._logged:  # of the step that the error ended: the callbacks see it as they are left
+            self._params.logged, self._logged = self._logged, {}
         if self._is_entered:
             self._callbacks.__exit__(
                 type(error) if error else None, error, error.__traceback__ if error else None
             )
+
+    def _close_at_exit(self) -> None:
+        error = getattr(sys, "last_value", None)  # what ended the process, if an exception did
+        if isinstance(error, BaseException):
+            self._leave(error)
+        else:
+            self.close()
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -307,14 +336,3 @@ class _Steps:
 def _first_asked(loader: Iterable[Any]) -> Iterator[Any]:
     """The loader's iterator, made when the first batch is asked for: starting workers is waiting for data."""
     yield from loader
-
-
-def _close_at_exit(reference: "weakref.ref[Run]") -> None:
-    run = reference()
-    if run is None:
-        return
-    error = getattr(sys, "last_value", None)  # what ended the process, if an exception did
-    if isinstance(error, BaseException):
-        run._leave(error)
-    else:
-        run.close()

@@ -16,6 +16,10 @@ MAX_TAG_BYTES = 1024
 class Pending(Protocol):
     """A copy under way."""
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it holds."""
+
     def result(self) -> Any:
         """Wait for it; an array, or a float."""
 
@@ -30,6 +34,11 @@ class Mean:
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pending array, which is held until the mean is asked for."""
+        return self._pending.nbytes
 
     def result(self) -> float:
         """Wait for the array; NaN for an empty one."""

@@ -7,6 +7,10 @@ import pytest
 
 from distsummary.checkpoints.mindspore_ckpt import read_ckpt, write_ckpt
 from distsummary.errors import InvalidValueError
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.reader import read_directory
+from distsummary.events.records import Event, Value
+from distsummary.events.writer import RankWriter
 from distsummary.frameworks import base
 
 
@@ -72,6 +76,24 @@ class FrameworkSuite:
         self.fill(tensor, 9.0)
         assert snapshot.result().tolist() == [[0, 1, 2], [3, 4, 5]]
         assert isinstance(snapshot.result(), np.ndarray)
+
+    @pytest.mark.parametrize("dtype", ["f2", "f8", "u1", "?"])
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
+    def test_a_snapshot_tells_the_bytes_of_its_array(self, framework, dtype, shape):
+        snapshot = framework.snapshot(self.make_tensor(np.zeros(shape, dtype)))
+        assert snapshot.nbytes == snapshot.result().nbytes == np.zeros(shape, dtype).nbytes
+        part = framework.snapshot(self.make_tensor(np.zeros((8, 8)))[2:4, ::2].T)
+        assert part.nbytes == part.result().nbytes == 64
+
+    def test_a_snapshot_counts_in_the_budget_of_a_writer(self, framework, tmp_path):
+        writer = AsyncWriter(RankWriter(tmp_path, run_id="0" * 16), run_id="0" * 16, budget_bytes=4000)
+        for size in (100, 2000):
+            snapshot = framework.snapshot(self.make_tensor(np.zeros(size, np.float32)))
+            writer.write(Event(size, 1.0, [Value("histogram", "h", snapshot)]))
+            writer.flush()
+        writer.close()
+        assert [event.step for event in read_directory(tmp_path)] == [100]
+        assert writer.health().dropped == {"histogram": 1}
 
     def test_a_whole_tensor_has_no_shard_and_a_plain_model_no_mesh(self, framework):
         assert framework.shard(self.make_tensor(np.ones((4, 2)))) is None

@@ -69,6 +69,11 @@ class TestTorch(FrameworkSuite):
             assert array.dtype == np.float32
             assert array.tolist() == [1.0, -2.5]
 
+    def test_a_snapshot_of_small_floats_tells_the_bytes_that_they_become(self, framework):
+        for tensor in (torch.ones(3, dtype=torch.bfloat16), torch.eye(2, dtype=torch.bfloat16).to_sparse()):
+            snapshot = framework.snapshot(tensor)
+            assert snapshot.nbytes == snapshot.result().nbytes == 4 * tensor.numel()
+
     def test_a_bfloat16_model_goes_out_as_float32_and_comes_back_exactly(self, framework):
         torch.manual_seed(0)
         model = nn.Linear(50, 50).bfloat16()

@@ -10,10 +10,10 @@ import pytest
 from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import merge as merge_module
 from distsummary.aggregate.merge import merge_run
-from distsummary.aggregate.rank_files import ends_of_attempts
+from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
 from distsummary.errors import InvalidTypeError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.events.files import Files
-from distsummary.events.frames import read_frames
+from distsummary.events.frames import frame, read_frames
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Shard, Value
 from distsummary.events.segment import lineage_files, segments
@@ -216,6 +216,52 @@ def test_a_restart_voids_the_older_steps_from_its_first_step_on(run):
     assert report.superseded == 2 * (3 + 2)
     assert report.last_steps == {0: 5, 1: 5}
     assert {record[1] for record in run.decoded()} == {1}
+
+
+@pytest.mark.parametrize("formats", [[DIALECTS, (TENSORBOARD,)], [(TENSORBOARD,), DIALECTS]])
+def test_attempts_in_different_dialects_are_one_run(run, formats):
+    for attempt, dialects in enumerate(formats):
+        for rank in (0, 1):
+            first = 1 + 2 * attempt
+            histogram = Value("histogram", "h", np.full(3, float(attempt)))
+            events = [scalar(first, loss=rank), Event(first, 1.0, [histogram]), scalar(first + 1, loss=rank)]
+            run.write(rank, events, dialects=dialects)
+        run.start()
+    report = run.merge()
+    assert run.points("loss") == [(step, 0.5) for step in (1, 2, 3, 4)]
+    assert [(step, histogram.min) for step, histogram in run.points("h")] == [(1, 0.0), (3, 1.0)]
+    assert (report.attempts, report.superseded, report.damage) == ((0, 1), 0, ())
+
+
+def test_damage_and_events_of_other_programs_are_told_of_the_files_that_count(run):
+    run.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)])
+    rank_dir = run.run_dir.rank_dirs()[0]
+    [twin] = segments(rank_dir, TENSORBOARD)
+    twin.write_bytes(twin.read_bytes()[:-2] + b"??")  # MindSpore's dialect holds the attempt
+    foreign = b"".join(frame(tensorboard_pb2.Event(
+        step=9, summary=tensorboard_pb2.Summary(value=[{"tag": "other", "simple_value": 1.0}])
+    ).SerializeToString()) for _ in range(2))  # fmt: skip
+    (rank_dir / "events.out.tfevents.0000000001.host").write_bytes(foreign)
+    run.start()
+    run.write(0, [scalar(3, loss=1.0), scalar(4, loss=1.0)], dialects=(TENSORBOARD,))
+    [last] = set(segments(rank_dir, TENSORBOARD)) - {twin, rank_dir / "events.out.tfevents.0000000001.host"}
+    last.write_bytes(last.read_bytes()[:-2] + b"??")
+    report = run.merge()
+    assert [step for step, _ in run.points("loss")] == [1, 2, 3]
+    assert run.points("other") == []
+    assert [damage.file for damage in report.damage] == [last]
+
+
+def test_files_that_grow_while_they_are_merged_move_nothing(run):
+    def histogram(step):
+        return Event(step, 1.0, [Value("histogram", "h", np.ones(3))])
+
+    run.write(0, [histogram(1), histogram(2)], dialects=(TENSORBOARD,))
+    run.start()
+    run.write(0, [histogram(3)])
+    ranks = RankFiles(run.run_dir.rank_dirs())
+    run.write(0, [histogram(4)])
+    assert [part.step for part in ranks.bulk()] == [1, 2, 3]
 
 
 def test_an_attempt_ends_where_any_later_one_starts():

@@ -3,20 +3,21 @@
 import json
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
+from distsummary.collect import session
 from distsummary.collect.collector import SummaryCollector
-from distsummary.errors import InvalidValueError, WriteError
-from distsummary.events.reader import read_directory
+from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
+from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.records import Lineage
-from distsummary.events.writer import read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
-from distsummary.training.callbacks import CallbackParams, RunContext
+from distsummary.training.callbacks import CallbackParams, LossMonitor, RunContext
 from distsummary.training.run import Run
-from tests.unit.collect.doubles import ListCoordinator, ListWriter, Model, train
+from tests.unit.collect.doubles import ListCoordinator, ListWriter, Model, drive, train
 
 
 def test_lineage_is_there_from_the_first_step_and_complete_at_the_end(tmp_path, writers):
@@ -30,6 +31,44 @@ def test_lineage_is_there_from_the_first_step_and_complete_at_the_end(tmp_path, 
     assert last.train.algorithm.loss == 0.5
     assert last.custom.user_info[0].map_str["note"] == "x"
     assert {attempt for attempt, _ in coordinator.lineages} == {3}
+
+
+def test_the_training_does_not_wait_for_the_coordinator_to_take_the_lineage(tmp_path, writers):
+    class Slow(ListCoordinator):
+        def lineage(self, topology, attempt, lineage):
+            assert go.wait(10)
+            super().lineage(topology, attempt, lineage)
+
+        def finish(self, topology, attempt, health):
+            self.told_before = len(self.lineages)
+            super().finish(topology, attempt, health)
+
+    go, coordinator = threading.Event(), Slow()
+    with Run(callbacks=SummaryCollector(tmp_path, coordinator=coordinator), network=Model()) as run:
+        for _ in run.steps([1, 2]):
+            pass
+        with run.eval() as evaluation:
+            evaluation.log(accuracy=0.5)
+        assert coordinator.lineages == []
+        go.set()
+    kinds = [
+        [name for name in ("train", "evaluation") if getattr(Lineage.from_bytes(lineage), name) is not None]
+        for _, lineage in coordinator.lineages
+    ]
+    assert kinds == [["train"], ["train", "evaluation"], ["train", "evaluation"]]
+    assert coordinator.told_before == 3
+
+
+def test_a_coordinator_that_refuses_the_lineage_is_counted_and_raised_if_asked_for(tmp_path, writers):
+    class Refusing(ListCoordinator):
+        def lineage(self, topology, attempt, lineage):
+            raise StaleAttemptError("superseded")
+
+    collector = SummaryCollector(tmp_path, coordinator=Refusing())
+    train(collector)
+    assert collector.health().errors == {"telling the lineage: StaleAttemptError: superseded": 2}
+    with pytest.raises(WriteError, match="superseded"):
+        train(SummaryCollector(tmp_path, coordinator=Refusing(), raise_exception=True))
 
 
 def test_an_evaluation_is_recorded_at_the_step_of_the_training(tmp_path, writers):
@@ -87,6 +126,30 @@ def test_one_bad_parameter_costs_itself_alone_and_is_said_once(tmp_path, writers
     assert caplog.text.count("out of memory") == 1
 
 
+HOOKS = ("train_epoch_begin", "train_step_end", "train_epoch_end", "train_end", "eval_end")
+
+
+@pytest.mark.parametrize("sink", [{}, {"dataset_sink_mode": True}, {"dataset_sink_mode": np.ones(2)}])
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"cur_step_num": "x", "cur_epoch_num": None}, {"epoch_num": "x", "batch_num": 1.5, "logged": 1}],
+)
+def test_no_hook_raises_whatever_the_loop_tells(tmp_path, writers, told, sink):
+    collector = SummaryCollector(tmp_path, collect_landscape={"intervals": [[1, 2, 3]]})
+    collector.on_train_begin(RunContext(CallbackParams(mode="train", network=Model())))
+    for hook in HOOKS:
+        getattr(collector, f"on_{hook}")(RunContext(CallbackParams(mode="train", **told, **sink)))
+    collector.close()
+    assert collector.health().errors
+
+
+def test_a_length_that_the_loop_does_not_know_may_be_negative(tmp_path, writers):
+    collector = SummaryCollector(tmp_path, collect_specified_data={"tensor_regular": ""})
+    assert list(drive(collector, steps=2, batch_num=-1)) == [1, 2]
+    assert writers[0].steps("tensor") == [1]
+    assert collector.health().errors == {}
+
+
 def test_failures_are_raised_if_that_was_asked_for(tmp_path, writers, monkeypatch):
     monkeypatch.setattr(ListWriter, "write", lambda self, event: 1 / 0)
     with pytest.raises(WriteError, match="ZeroDivisionError"):
@@ -140,6 +203,14 @@ def test_leaving_closes_everything_even_if_a_part_fails(tmp_path, writers, monke
     with pytest.raises(WriteError, match="closing the event files"):
         train(SummaryCollector(tmp_path, coordinator=coordinator, raise_exception=True))
     assert len(coordinator.finished) == 1
+
+
+def test_leaving_tells_the_coordinator_even_if_nobody_knows_what_was_written(tmp_path, writers, monkeypatch):
+    monkeypatch.setattr(ListWriter, "health", lambda self: 1 / 0)
+    coordinator = ListCoordinator()
+    train(SummaryCollector(tmp_path, coordinator=coordinator))
+    [(_, _, health)] = coordinator.finished
+    assert (health["events"], health["errors"]) == (0, 1)
 
 
 def test_a_collector_serves_one_training_after_another(tmp_path, writers):
@@ -212,6 +283,20 @@ def test_real_files_hold_the_run(nasty_tmp_path):
     assert collector.health().dropped == {}
 
 
+def test_all_tensors_of_a_step_are_exported_however_slow_the_disk_is(tmp_path, writers, monkeypatch):
+    export = session.export_value
+    monkeypatch.setattr(session, "export_value", lambda *args: go.wait(10) and export(*args))
+    go = threading.Event()
+    collector = SummaryCollector(tmp_path, export_options={"tensor_format": "npy"},
+                                 collect_specified_data={"tensor_regular": ".*"})  # fmt: skip
+    with Run(callbacks=collector, network=Model()) as run:
+        for _ in run.steps([1]):
+            pass
+        go.set()
+    assert len(list(tmp_path.glob("export_*/tensor/*"))) == 6
+    assert collector.health().errors == {}
+
+
 def test_real_files_of_a_rank_lie_in_its_directory(tmp_path):
     train(SummaryCollector(tmp_path, topology=Topology(rank=1, world_size=2)), log={"loss": 1})
     assert len(list(read_directory(tmp_path / "rank_00001"))) == 4
@@ -231,7 +316,7 @@ for number in run.steps([1, 2]):
 """
 
 
-@pytest.mark.parametrize(("divisor", "events", "is_complete"), [("1", 2, True), ("0", 1, False)])
+@pytest.mark.parametrize(("divisor", "events", "is_complete"), [("1", 2, True), ("0", 2, False)])
 def test_a_run_that_nobody_closes_is_closed_at_the_exit_of_the_process(
     tmp_path, divisor, events, is_complete
 ):
@@ -240,3 +325,59 @@ def test_a_run_that_nobody_closes_is_closed_at_the_exit_of_the_process(
     assert rank["state"] == ("finished" if is_complete else "failed")
     assert (rank["health"]["events"], "failed" in rank["health"]) == (events, not is_complete)
     assert read_lineage(tmp_path).train.algorithm.HasField("loss") == is_complete
+
+
+FORK = """
+import os, sys
+from distsummary.collect.collector import SummaryCollector
+from distsummary.run_dir import RunDir
+from distsummary.training.run import Run
+
+def state():
+    [rank] = RunDir(sys.argv[1]).read_manifest()["attempts"][0]["ranks"].values()
+    return rank["state"]
+
+with Run(callbacks=SummaryCollector(sys.argv[1])) as run:
+    for number in run.steps([1, 2]):
+        run.log(loss=0.5)
+        if number == 1:
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)  # leaves the with block, and runs the exit handlers
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert state() == "running", state()
+assert state() == "finished", state()
+"""
+
+
+def test_a_forked_child_that_ends_does_not_end_its_parents_run(tmp_path):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)], check=True, timeout=60)
+    assert [event.step for event in read_directory(tmp_path)] == [1, 2]
+
+
+def test_what_the_step_that_failed_had_logged_is_recorded_once(tmp_path):
+    def train(*callbacks):
+        with Run(callbacks=[*callbacks, SummaryCollector(tmp_path)]) as run:
+            for number in run.steps([1, 2, 3]):
+                run.log(loss=float("nan") if number == 2 else 1.0)
+
+    with pytest.raises(InvalidValueError, match="loss"):
+        train(LossMonitor())
+    losses = [(e.step, v.data) for e in read_directory(tmp_path) for v in e.values if v.tag == "loss"]
+    assert losses[0] == (1, 1.0)
+    assert losses[1][0] == 2
+    assert np.isnan(losses[1][1])
+    assert len(losses) == 2
+
+
+def test_the_learning_rate_is_that_of_the_step_not_what_a_scheduler_set_for_the_next(tmp_path):
+    class Sgd:
+        learning_rate = 0.1
+
+    optimizer = Sgd()
+    with Run(callbacks=SummaryCollector(tmp_path, collect_freq=1), optimizer=optimizer) as run:
+        for _ in run.steps([1, 2, 3]):
+            run.log(loss=1.0)
+            optimizer.learning_rate /= 10
+    rates = [v.data for e in read_directory(tmp_path) for v in e.values if v.tag == "learning_rate/auto"]
+    assert np.allclose(rates, [0.1, 0.01, 0.001])

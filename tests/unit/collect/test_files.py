@@ -6,8 +6,10 @@ import threading
 import numpy as np
 import pytest
 
+from distsummary.collect import background as background_module
 from distsummary.collect.background import Background
 from distsummary.collect.export import export_npy
+from distsummary.errors import ClosedError, WriteError
 from distsummary.events.records import Health
 
 
@@ -43,19 +45,107 @@ def test_jobs_run_in_order_and_a_failure_costs_itself_alone(caplog):
     background.close()
 
 
-def test_only_so_many_jobs_wait():
-    background = Background(Health(), max_waiting=1)
-    go, submitted = threading.Event(), threading.Event()
+@pytest.fixture
+def go():
+    """Lets the jobs of a test end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def occupied(go, health, **options):
+    """A thread whose one job goes on until `go`."""
+    background, is_running = Background(health, **options), threading.Event()
+    background.submit("first", lambda: is_running.set() or go.wait())
+    assert is_running.wait(10)
+    return background
+
+
+def test_two_jobs_wait_whatever_they_hold_and_others_are_dropped_and_counted(go):
+    health, done = Health(), []
+    background = occupied(go, health, budget_bytes=10)
+    for number in range(4):
+        background.submit("job", lambda number=number: done.append(number), nbytes=1000)
+    go.set()
+    background.close()
+    assert done == [0, 1]
+    assert health.errors == {"job: dropped, because 2 wait already; is the disk slow?": 2}
+
+
+def test_as_many_jobs_wait_as_the_budget_holds(go):
+    health, done = Health(), []
+    background = occupied(go, health, budget_bytes=100)
+    for number in range(30):
+        background.submit("job", lambda number=number: done.append(number), nbytes=10)
+    go.set()
+    background.flush()
+    assert done == list(range(10))
+    for number in range(10):  # what was held is free again
+        background.submit("job", lambda number=number: done.append(number), nbytes=10)
+    background.close()
+    assert len(done) == 20
+
+
+def test_a_caller_waits_for_room_if_it_says_so(go):
+    health, done, submitted = Health(), [], threading.Event()
+    background = occupied(go, health, budget_bytes=0)
 
     def submit():
-        for _ in range(3):  # one runs, one waits, the third has no place
-            background.submit("job", go.wait)
+        for number in range(4):
+            background.submit("job", lambda number=number: done.append(number), nbytes=1, wait_s=60)
         submitted.set()
 
     thread = threading.Thread(target=submit)
     thread.start()
     assert not submitted.wait(0.05)
     go.set()
-    assert submitted.wait(10)
     thread.join()
     background.close()
+    assert (done, health.errors) == ([0, 1, 2, 3], {})
+
+
+def test_a_caller_waits_once_for_a_job_that_hangs(go):
+    health = Health()
+    background = occupied(go, health, budget_bytes=0)
+    for wait_s in (0, 0, 0.01, 3600, 3600):  # the test ends, so the last two did not wait
+        background.submit("job", lambda: None, nbytes=1, wait_s=wait_s)
+    assert sum(health.errors.values()) == 3
+    go.set()
+    background.close()
+
+
+def test_closing_does_not_wait_longer_than_said_for_a_job_that_hangs(go, monkeypatch):
+    monkeypatch.setattr(background_module, "CLOSE_TIMEOUT_S", 0.01)
+    health = Health()
+    background = occupied(go, health)
+    for _ in range(2):
+        background.submit("job", lambda: None)
+    background.close()
+    assert health.errors == {"files: 3 not written within 0.01 s of the end": 1}
+
+
+def test_a_failure_is_raised_once_if_that_was_asked_for():
+    background = Background(Health(), raise_exception=True)
+    background.submit("job", lambda: 1 / 0)
+    with pytest.raises(WriteError, match="job: ZeroDivisionError"):
+        background.flush()
+    background.submit("job", lambda: 1 / 0)
+    with pytest.raises(WriteError, match="job: ZeroDivisionError"):
+        background.close()
+    background.close()
+    with pytest.raises(ClosedError, match="closed"):
+        background.submit("job", lambda: None)
+
+
+def test_a_forked_process_leaves_the_thread_to_its_parent(monkeypatch):
+    done = []
+    background = Background(Health())
+    background.submit("job", lambda: done.append(1))
+    with monkeypatch.context() as child:
+        child.setattr(background_module.os, "getpid", lambda: -1)
+        background.close()
+        with pytest.raises(ClosedError, match="fork"):
+            background.submit("job", lambda: None)
+    background.submit("job", lambda: done.append(2))
+    background.close()
+    assert done == [1, 2]

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary.collect import record as record_module
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import (
     ClosedError,
@@ -12,8 +13,9 @@ from distsummary.errors import (
     NotADirectoryPathError,
     WriteError,
 )
-from distsummary.events.reader import read_directory
+from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.records import Landscape
+from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
 from distsummary.pb import mindspore_lineage_pb2 as lineage
 from tests.unit.collect.doubles import ListWriter
@@ -55,15 +57,25 @@ GOOD = {
 }
 
 
-def test_one_call_records_one_summary_event_and_graph_and_lineage_in_their_own(record, writer):
+def test_one_call_records_one_event(record, writer):
     for plugin, value in GOOD.items():
         record.add_value(plugin, "x", value)
     assert record.record(7) is True
-    assert [[value.plugin for value in event.values] for event in writer.events] == [
-        ["graph"], ["dataset_graph"], ["train_lineage"], ["eval_lineage"], ["custom_lineage_data"],
-        ["scalar", "tensor", "histogram", "image", "landscape"],
-    ]  # fmt: skip
-    assert {event.step for event in writer.events} == {7}
+    [event] = writer.events
+    assert ([value.plugin for value in event.values], event.step) == (list(GOOD), 7)
+
+
+def test_graph_and_lineage_stand_alone_in_the_files(tmp_path):
+    with SummaryRecord(tmp_path) as record:
+        for plugin, value in GOOD.items():
+            record.add_value(plugin, "x", value)
+        record.record(7)
+    assert [sorted(value.plugin for value in event.values) for event in read_directory(tmp_path)] == [
+        ["graph"],
+        ["histogram", "image", "landscape", "scalar", "tensor"],
+    ]
+    assert read_lineage(tmp_path).train is not None
+    assert record.health().errors == {}
 
 
 def test_what_was_recorded_is_not_recorded_again(record, writer):
@@ -278,15 +290,33 @@ def test_a_negative_budget_is_none_with_a_warning(tmp_path, caplog):
     assert len(read(tmp_path)) == 1
 
 
-def test_a_failure_in_the_background_is_raised_on_the_next_call_if_asked_for(tmp_path):
-    directory = tmp_path / "record"
-    record = SummaryRecord(directory, raise_exception=True)
-    directory.rename(tmp_path / "gone")  # before the first file is made
-    record.add_value("scalar", "a", 1)
+class Lost:
+    """A device copy that never comes."""
+
+    nbytes = 8
+
+    def result(self):
+        raise RuntimeError("the device is gone")
+
+
+@pytest.mark.parametrize("exports", [None, {"tensor_format": "npy"}])
+def test_a_failure_in_the_background_is_raised_on_the_next_call_if_asked_for(tmp_path, monkeypatch, exports):
+    monkeypatch.setattr(NumpyFramework, "snapshot", lambda self, tensor: Lost())
+    record = SummaryRecord(tmp_path, raise_exception=True, export_options=exports)
+    record.add_value("tensor", "a", np.zeros(1))
     record.record(1)
-    with pytest.raises(WriteError, match="No such file"):  # noqa: PT012
-        record.flush()
-        # what failed may have failed after flush() looked
+    with pytest.raises(WriteError, match="the device is gone"):  # noqa: PT012
+        record.flush()  # an export's failure is raised here, any other by what comes next
         record.add_value("scalar", "a", 1)
         record.record(2)
     record.close()
+
+
+def test_a_failed_export_is_raised_by_close_at_the_latest(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_module, "export_value", lambda *arguments: 1 / 0)
+    record = SummaryRecord(tmp_path, raise_exception=True, export_options={"tensor_format": "npy"})
+    record.add_value("tensor", "a", np.zeros(1))
+    record.record(1)
+    with pytest.raises(WriteError, match="export of a: ZeroDivisionError"):
+        record.close()
+    assert [step for step, _ in read(tmp_path)] == [1]

@@ -162,8 +162,25 @@ def test_time_monitor_uses_its_data_size_when_the_loader_has_no_length(capsys):
     assert "(data time: 250.000 ms)" in out
 
 
-def test_time_monitor_asks_for_its_data_size_where_nobody_knows_it():
+def test_time_monitor_is_silent_where_nobody_knows_the_steps(capsys):
     with pytest.raises(InvalidValueError, match="data_size"):
-        TimeMonitor(data_size=0).epoch_end(context(batch_num=0))
+        TimeMonitor(data_size=0)
     with pytest.raises(InvalidTypeError, match="data_size"):
-        TimeMonitor().epoch_end(context(batch_num=0))
+        TimeMonitor("a")
+    monitor = TimeMonitor()
+    monitor.epoch_begin(context(batch_num=0))
+    monitor.epoch_end(context(batch_num=0))
+    assert capsys.readouterr().out == ""
+
+
+def test_an_evaluation_within_an_epoch_does_not_reset_the_trainings_watch(capsys, monkeypatch):
+    now = iter((0.0, 10.0, 11.0, 20.0))
+    monkeypatch.setattr("distsummary.training.callbacks.time.perf_counter", lambda: next(now))
+    monitor = TimeMonitor()
+    monitor.epoch_begin(context(batch_num=10, mode="train"))
+    monitor.epoch_begin(context(batch_num=1, mode="eval"))
+    monitor.epoch_end(context(batch_num=1, mode="eval"))
+    monitor.epoch_end(context(batch_num=10, mode="train"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Eval epoch time: 1000.000 ms")
+    assert lines[1].startswith("Train epoch time: 20000.000 ms, per step time: 2000.000 ms")

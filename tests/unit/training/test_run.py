@@ -1,4 +1,5 @@
 import gc
+import os
 
 import pytest
 
@@ -337,8 +338,87 @@ def test_a_run_that_nobody_closed_is_closed_at_exit_and_aborted_after_a_crash(mo
     assert not registered
 
 
+def test_a_forked_process_neither_closes_nor_leaves_the_run(monkeypatch):
+    recorder = Recorder()
+    run = Run(callbacks=recorder)
+    for _ in run.steps([1]):
+        pass
+    before = list(recorder.hooks)
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        run.close()
+        run.__exit__(SystemExit, SystemExit(0), None)
+    assert (recorder.hooks, recorder.exits) == (before, [])
+    run.close()
+    assert (recorder.hooks[-1], recorder.exits) == ("on_train_end", [None])
+
+
 def test_the_parallel_mode_is_told_by_the_mesh():
     assert parallel_mode(Topology()) == "stand_alone"
     assert parallel_mode(Topology(world_size=4)) == "data_parallel"
     assert parallel_mode(Topology(world_size=4, mesh={"dp": (0, 4)})) == "data_parallel"
     assert parallel_mode(Topology(world_size=4, mesh={"dp": (0, 2), "tp": (0, 2)})) == "hybrid_parallel"
+
+
+def test_a_run_finds_its_rank_as_init_does(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    run = Run()
+    assert (run.rank, run.topology.world_size) == (1, 3)
+
+
+def test_the_callbacks_see_what_the_step_that_failed_had_logged():
+    class Last(Callback):
+        def on_train_begin(self, run_context):
+            self.told = run_context.original_args()
+
+        def __exit__(self, kind, error, trace):
+            self.logged = self.told.logged
+
+    def train(callback):
+        with Run(callbacks=callback) as run:
+            for _ in run.steps([1, 2]):
+                run.log(loss=float("nan"))
+                raise RuntimeError("nan")
+
+    last = Last()
+    with pytest.raises(RuntimeError, match="nan"):
+        train(last)
+    assert last.logged.keys() == {"loss"}
+
+
+def test_logging_again_without_a_step_is_refused_and_once_is_recorded():
+    recorder = Recorder()
+    run = Run(callbacks=recorder)
+    run.log(parameters=17)
+    with pytest.raises(InvalidValueError, match="'parameters' was logged twice outside of a step"):
+        run.log(parameters=18)
+    run.close()
+    assert recorder.logged[0] == ("on_train_epoch_end", 0, {"parameters": 17})
+
+
+def test_a_run_that_nobody_refers_to_stays_until_the_exit():
+    recorder = Recorder()
+
+    def main():
+        run = Run(callbacks=recorder)
+        for number in run.steps([1, 2, 3]):
+            run.log(loss=number)
+            if number == 2:
+                break
+
+    main()
+    gc.collect()
+    assert recorder.exits == []
+    (run,) = [found for found in gc.get_objects() if isinstance(found, Run) and not found._is_closed]
+    run._close_at_exit()
+    assert recorder.logged[1] == ("on_train_step_end", 2, {"loss": 2})
+
+
+def test_epochs_that_are_done_already_are_said(caplog):
+    run = Run()
+    for _ in range(2):
+        for _ in run.epochs(1):
+            list(run.steps([1]))
+    assert "epoch 1 is done already" in caplog.text
+    run.close()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.training.values import check_tag, mean_of, resolve, scalar, scalars
+from distsummary.frameworks.numpy import FRAMEWORK
+from distsummary.training.values import Mean, check_tag, mean_of, resolve, scalar, scalars
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,8 @@ def test_the_loss_is_the_mean_of_the_first_output(outputs, mean):
 @pytest.mark.parametrize("outputs", [None, (), [], "loss", {"loss": 1.0}, np.array(["a"]), np.zeros(2) * 1j])
 def test_other_outputs_have_no_loss(outputs):
     assert mean_of(outputs) is None
+
+
+def test_a_mean_tells_the_bytes_that_it_holds_until_it_is_asked_for():
+    mean = Mean(FRAMEWORK.snapshot(np.arange(4.0)))
+    assert (mean.nbytes, mean.result()) == (32, 1.5)
