@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import distsummary as ds
+from distsummary.checks import check_int
 from distsummary.errors import MissingExtraError
 from distsummary.events.reader import read_directory
 from distsummary.launch import connected
@@ -108,6 +109,8 @@ def landscape_of_digits() -> tuple[nn.Module, nn.Module, list[Any]]:
 
 def run_demo(out: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False) -> dict[str, Any]:
     """Train, evaluate, merge and draw; tells its progress and what is next on stdout (stderr with JSON)."""
+    check_int("ranks", ranks, low=1)
+    check_int("epochs", epochs, low=1)
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     begun = time.monotonic()
     run_dir = RunDir(out).create()

@@ -5,8 +5,11 @@ from os import PathLike
 from typing import Any
 
 from distsummary import topology as topologies
+from distsummary.aggregate.merge import refuse_foreign_files
+from distsummary.aggregate.recorded import first_free_attempt
 from distsummary.collect.collector import SummaryCollector
 from distsummary.coordination import Coordinator
+from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import LocalCoordinator, RunDir
 from distsummary.training.callbacks import Callback
@@ -19,11 +22,13 @@ def init(
     watch: Any = None,
     optimizer: Any = None,
     loss_fn: Any = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] | None = None,
     role: str = "train",
     rank: int | None = None,
     world_size: int | None = None,
     mesh: Mapping[str, tuple[int, int]] | None = None,
+    initial_step: int = 0,
+    initial_epoch: int = 0,
     **collector_options: Any,
 ) -> Run:
     """Join or start the run in `run_dir` and return the Run that records this rank.
@@ -40,20 +45,27 @@ def init(
         run_dir: the directory of the whole run, the same for all ranks.
         watch: the model, whose parameters get histograms; also tells the mesh of a distributed one.
         optimizer: tells the learning rate and stands in the lineage. loss_fn: stands in the lineage.
-        callbacks: further callbacks, called before the collector.
+        callbacks: one or several, called before the collector that `init` itself makes.
         role: "train" or "eval"; an eval job on the run dir of a training supersedes nothing.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
         mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
+        initial_step, initial_epoch: where a resumed training goes on, >= 0: those that its checkpoint has
+            done. The merged run keeps what an earlier attempt recorded up to there.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
-        RunDirError: the directory cannot be written. WorldMismatchError: ranks disagree on the world size.
+        RunDirError: the directory cannot be written, or holds event files where the merged run of several
+            ranks belongs. WorldMismatchError: ranks disagree on the world size.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
+    others = callback_list(callbacks)
     directory = RunDir(run_dir).create()
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
+    merged = directory.writer_dir(role, 0, 1)
+    if topology.world_size > 1 and merged.is_dir():
+        refuse_foreign_files(merged)  # now, not after the training
     collector = SummaryCollector(
         str(directory.base),
         topology=topology,
@@ -61,18 +73,31 @@ def init(
         **collector_options,
     )
     return Run(
-        callbacks=[*callbacks, collector],
+        callbacks=[*others, collector],
         network=watch,
         optimizer=optimizer,
         loss_fn=loss_fn,
         topology=topology,
+        initial_step=initial_step,
+        initial_epoch=initial_epoch,
     )
+
+
+def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
+    """The user's callbacks; raises InvalidValueError for a second collector."""
+    given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    if any(isinstance(callback, SummaryCollector) for callback in given):
+        raise InvalidValueError(
+            "callbacks must hold no SummaryCollector, init makes one; pass its arguments to init, such as "
+            "collect_freq=10, or drive your own by ds.Run(callbacks=[...])"
+        )
+    return given
 
 
 def coordinator(run_dir: RunDir) -> Coordinator:
     """The run's aggregator when this process is connected to Ray, else the run dir itself."""
     if not topologies.in_ray():
-        return LocalCoordinator(run_dir)
+        return LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
     from distsummary.aggregate.actor import AggregatorClient  # Ray is imported only where it is used
 
     return AggregatorClient(run_dir)

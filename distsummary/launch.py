@@ -1,9 +1,11 @@
 """Start the ranks of a training function on Ray and wait for their results."""
 
+import atexit
 import logging
 import os
 import re
 import socket
+import sys
 import time
 import uuid
 from collections import defaultdict
@@ -12,13 +14,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from distsummary.aggregate.actor import settle
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.errors import InvalidTypeError, MissingExtraError, RanksFailedError
+from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError, RanksFailedError
 from distsummary.topology import LAUNCH_ID, cluster_address
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ Result = TypeVar("Result")
 BACKENDS = ("gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
 GRACE_S = 10.0  # how long the other ranks may go on after one failed
+LEAVE_S = 60.0  # how long a rank's exit handlers may take
 
 
 def launch(
@@ -40,7 +43,8 @@ def launch(
 
     Each process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT,
     as torchrun would set them, and torch.distributed initialised with `backend` (None: not). Without a
-    connected Ray cluster a local one, sized to fit, is started and ended again.
+    connected Ray cluster a local one, sized to fit, is started and ended again. A Run that `train_fn` did not
+    close is closed by the end of its process.
 
     Args:
         train_fn: takes no arguments; bind them with functools.partial. Must be picklable, as its result.
@@ -57,22 +61,34 @@ def launch(
     check_int("ranks", ranks, low=1)
     check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
     check_choice("backend", backend, BACKENDS)
-    resources = dict(resources_per_rank or ({"CPU": 1, "GPU": 1} if backend == "nccl" else {"CPU": 1}))
+    resources = check_resources(resources_per_rank, backend)
     launch_id = uuid.uuid4().hex
     with connected(ranks, resources), _placed(ranks, resources) as group:
         actors = [_start_rank(group, rank, resources) for rank in range(ranks)]
+        references: list[Any] = []
         try:
             environments = plan_environments(ray.get([actor.place.remote() for actor in actors]), launch_id)
-            return _gather(
-                [
-                    actor.run.remote(train_fn, environment, backend)
-                    for actor, environment in zip(actors, environments, strict=True)
-                ]
-            )
+            references += [
+                actor.run.remote(train_fn, environment, backend)
+                for actor, environment in zip(actors, environments, strict=True)
+            ]
+            return _gather(references)
         finally:
-            for actor in actors:
-                ray.kill(actor, no_restart=True)
+            _end(actors, references)
             settle(launch_id)
+
+
+def check_resources(resources: Mapping[str, float] | None, backend: str | None) -> dict[str, float]:
+    """What each rank takes; raises InvalidTypeError or InvalidValueError for what Ray cannot reserve."""
+    if resources is None:
+        return {"CPU": 1, "GPU": 1} if backend == "nccl" else {"CPU": 1}
+    for name, amount in resources.items():
+        check_type(f"resources_per_rank[{name!r}]", amount, (int, float))
+        if amount < 0:
+            raise InvalidValueError(f"resources_per_rank[{name!r}] must be >= 0, got {amount}")
+    if not any(resources.values()):
+        raise InvalidValueError(f"resources_per_rank must reserve something, got {dict(resources)}")
+    return dict(resources)
 
 
 class _Rank:
@@ -91,6 +107,23 @@ class _Rank:
     def run(self, train_fn: Callable[[], Any], environment: dict[str, str], backend: str | None) -> Any:
         """Call the training function as this rank."""
         os.environ.update(environment)
+        try:
+            return self._run(train_fn, backend)
+        except SystemExit as error:  # Ray would call it the death of an actor
+            if error.code in (None, 0):
+                return None
+            sys.last_value = failure = RuntimeError(f"the rank ended by sys.exit({error.code!r})")
+            raise failure from error
+        except BaseException as error:
+            sys.last_value = error  # exit handlers learn from it that the process failed, as Python's do
+            raise
+
+    def leave(self) -> None:
+        """Run the process's exit handlers while they can reach other actors; Ray's own end is too late."""
+        atexit.unregister(ray.shutdown)  # the answer has to get out
+        atexit._run_exitfuncs()
+
+    def _run(self, train_fn: Callable[[], Any], backend: str | None) -> Any:
         if backend is None:
             return train_fn()
         try:
@@ -177,6 +210,21 @@ def _start_rank(group: PlacementGroup, rank: int, resources: dict[str, float]) -
     )
 
 
+def _end(actors: list[Any], references: list[Any]) -> None:
+    """Let the ranks that returned or raised leave, then end all processes."""
+    try:
+        ended, _ = ray.wait(references, num_returns=len(references), timeout=0) if references else ([], [])
+        leaving = [actors[references.index(reference)].leave.remote() for reference in ended]
+        if leaving:
+            _, late = ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
+            if late:
+                logger.warning("%d rank(s) did not end within %g s and are killed", len(late), LEAVE_S)
+    except RayError:
+        logger.exception("the ranks are killed without their exit handlers")
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
+
+
 def _gather(references: list[Any]) -> list[Any]:
     """All results, or the failures of all ranks that ended within the grace after the first one."""
     rank_of = {reference: rank for rank, reference in enumerate(references)}
@@ -203,12 +251,15 @@ def _gather(references: list[Any]) -> list[Any]:
 
 
 def describe(error: Exception) -> str:
-    """The rank's own exception in one paragraph, with the end of its traceback."""
+    """The rank's own exception in one paragraph, with the last line of the user's own code."""
     cause = getattr(error, "cause", None)
     if cause is None:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    place = [line for line in str(error).splitlines() if line.lstrip().startswith("File ")]
-    return f"{type(cause).__name__}: {cause}" + (f" ({place[-1].strip()})" if place else "")
+    places = [line.strip() for line in str(error).splitlines() if line.lstrip().startswith("File ")]
+    own = [
+        place for place in places if "site-packages" not in place and "distsummary/" not in place
+    ] or places
+    return f"{type(cause).__name__}: {cause}" + (f" ({own[-1]})" if own else "")
 
 
 def group_failures(failures: Mapping[int, str]) -> str:

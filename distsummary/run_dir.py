@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -24,13 +24,19 @@ from distsummary.errors import (
     WorldMismatchError,
 )
 from distsummary.publish import ensure_directory, publish, temporary_name
-from distsummary.topology import Topology
+from distsummary.topology import Topology, is_alive
 
 MANIFEST = "run.json"
 LOCK_TIMEOUT_S = 60.0
+JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another one may come
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
+_REMEDY = (
+    "make it anew: distsummary fsck --repair; or end the run's processes and remove it: the run then gets "
+    "another id, and its attempts are counted on from the event files"
+)
 
 Manifest = dict[str, Any]
+Life = Callable[[Mapping[str, Any]], bool | None]
 
 
 class RunDir:
@@ -115,13 +121,9 @@ class RunDir:
                 f"{self.manifest_path} cannot be read: {error.strerror}; mend its permissions"
             ) from error
         except ValueError as error:
-            raise DamagedFileError(
-                f"{self.manifest_path} is not JSON ({error}); remove it, it is a hint only"
-            ) from error
+            raise DamagedFileError(f"{self.manifest_path} is not JSON ({error}); {_REMEDY}") from error
         if not _is_manifest(manifest):
-            raise DamagedFileError(
-                f"{self.manifest_path} is not a manifest of a run; remove it, it is a hint only"
-            )
+            raise DamagedFileError(f"{self.manifest_path} is not a manifest of a run; {_REMEDY}")
         return manifest  # type: ignore[no-any-return]  # json.loads returns Any; just checked
 
     def update_manifest(self, change: Callable[[Manifest], None]) -> Manifest:
@@ -172,16 +174,23 @@ class RunDir:
 
 
 class LocalCoordinator:
-    """A run's coordinator without an aggregator: attempts are allocated under the lock of the run dir."""
+    """A run's coordinator without an aggregator: attempts are allocated under the lock of the run dir.
 
-    def __init__(self, run_dir: RunDir) -> None:
+    Args:
+        run_dir: the run.
+        first_attempt: where to count from for a role that the manifest does not know; the event files may
+            hold attempts of a manifest that was removed.
+    """
+
+    def __init__(self, run_dir: RunDir, first_attempt: Callable[[str], int] = lambda role: 0) -> None:
         self.run_dir = run_dir
+        self._first_attempt = first_attempt
 
     def register(self, topology: Topology) -> Registration:
         """Join or start an attempt; raises WorldMismatchError when its ranks disagree on the world size."""
         answer: list[int] = []
         manifest = self.run_dir.update_manifest(
-            lambda manifest: answer.append(join_attempt(manifest, topology))
+            lambda manifest: answer.append(join_attempt(manifest, topology, self._first_attempt))
         )
         return Registration(run_id=manifest["run_id"], attempt=answer[0])
 
@@ -194,39 +203,79 @@ class LocalCoordinator:
         self.run_dir.update_manifest(lambda manifest: leave_attempt(manifest, topology, attempt, health))
 
 
-def join_attempt(manifest: Manifest, topology: Topology) -> int:
-    """Enter the rank in the attempt of its incarnation, a new one if the incarnation is unknown."""
-    mine = [a for a in manifest["attempts"] if a["role"] == topology.role]
-    known = next((a for a in reversed(mine) if a["incarnation"] == topology.incarnation), None)
-    if known is None or _was_here(known, topology):
-        known = {
+def join_attempt(
+    manifest: Manifest, topology: Topology, first_attempt: Callable[[str], int] = lambda role: 0
+) -> int:
+    """Enter the rank in an attempt, a new one if none is its own; returns its number."""
+    mine = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
+    entry = choose_attempt(mine, topology, now=time.time())
+    if entry is None:
+        entry = {
             "role": topology.role,
-            "attempt": max((a["attempt"] for a in mine), default=-1) + 1,
+            "attempt": 1 + max(a["attempt"] for a in mine) if mine else first_attempt(topology.role),
             "incarnation": topology.incarnation,
             "world_size": topology.world_size,
             "started": time.time(),
             "ranks": {},
         }
-        manifest["attempts"].append(known)
+        manifest["attempts"].append(entry)
         manifest["state"] = "running"
-    if known["world_size"] != topology.world_size:
-        others = ", ".join(sorted(known["ranks"], key=int))
+    if entry["world_size"] != topology.world_size:
+        others = ", ".join(sorted(entry["ranks"], key=int))
         raise WorldMismatchError(
             f"rank {topology.rank} says world_size {topology.world_size} (by {topology.source}), "
-            f"but rank(s) {others} said {known['world_size']}; start all ranks with one world size"
+            f"but rank(s) {others} said {entry['world_size']}; start all ranks with one world size"
         )
-    known["ranks"][str(topology.rank)] = asdict(topology) | {"state": "running"}
-    return int(known["attempt"])
+    entry["ranks"][str(topology.rank)] = asdict(topology) | {"state": "running"}
+    return int(entry["attempt"])
 
 
-def _was_here(attempt: Manifest, topology: Topology) -> bool:
-    # The same MASTER_ADDR:PORT serves many jobs: a rank that has left, or comes as another process, starts
-    # anew, because (attempt, rank, seq) may name one event only.
-    before = attempt["ranks"].get(str(topology.rank))
-    if before is None:
+def choose_attempt(
+    attempts: list[Manifest], topology: Topology, *, now: float, alive: Life = is_alive
+) -> Manifest | None:
+    """The attempt that a rank is of, None for a new one; one of another world size if the ranks disagree.
+
+    Several starts may have one name (an address and port), or none. Then only the newest such attempt comes
+    into question, and only while it can be that of the same start: see `_may_be_joined`.
+
+    Args:
+        attempts: those of the rank's role, in the order of their numbers.
+        now: seconds since the epoch. alive: whether a rank's process runs, None where nobody can tell.
+    """
+    rank = str(topology.rank)
+    joined = [entry for entry in attempts if _is_session_of(entry["ranks"].get(rank), topology)]
+    if joined:  # it asks again
+        return joined[-1]
+    named = [entry for entry in attempts if entry["incarnation"] == topology.incarnation]
+    if topology.is_incarnation_unique:
+        # The oldest that lacks the rank: a faster rank may have started its next training already.
+        return next((entry for entry in named if rank not in entry["ranks"]), None)
+    if not topology.incarnation:
+        named = [entry for entry in named if entry["world_size"] == topology.world_size]
+    newest = named[-1] if named else None
+    return newest if newest and _may_be_joined(newest, topology, now, alive) else None
+
+
+def _may_be_joined(entry: Manifest, topology: Topology, now: float, alive: Life) -> bool:
+    """Whether an attempt of the same name, or also of none, may be of the same start as the rank.
+
+    It may not when the rank was there, or one of its processes died or failed, or all have left long ago.
+    """
+    if str(topology.rank) in entry["ranks"]:
         return False
-    has_left = before["state"] in ("finished", "failed")
-    return has_left or (before["host"], before["pid"]) != (topology.host, topology.pid)
+    ranks = entry["ranks"].values()
+    lives = [alive(rank) for rank in ranks if rank["state"] == "running"]
+    if entry["world_size"] != topology.world_size:
+        return True in lives and False not in lives  # two jobs unless it is certain that the ranks disagree
+    if lives:
+        return False not in lives
+    have_finished = all(rank["state"] == "finished" for rank in ranks)
+    return have_finished and now - entry.get("started", 0.0) < JOIN_WINDOW_S
+
+
+def _is_session_of(rank: Mapping[str, Any] | None, topology: Topology) -> bool:
+    # Two trainings of one process must not both write as (attempt, rank), which with a seq names one event.
+    return rank is not None and rank["state"] == "running" and rank.get("session") == topology.session
 
 
 def leave_attempt(manifest: Manifest, topology: Topology, attempt: int, health: dict[str, int]) -> None:
@@ -283,9 +332,29 @@ def _is_attempt(value: object) -> bool:
 
 
 def is_complete(entry: Manifest) -> bool:
-    """Whether every rank of the attempt joined and left."""
-    ranks = entry["ranks"].values()
-    return len(ranks) == entry["world_size"] and all(rank["state"] != "running" for rank in ranks)
+    """Whether every rank of the attempt joined and left by itself."""
+    states = rank_states(entry).values()
+    return len(states) == entry["world_size"] and all(state in ("finished", "failed") for state in states)
+
+
+def rank_states(entry: Manifest) -> dict[str, str]:
+    """Each rank's state: running, finished, failed, or lost: it was given up."""
+    return {rank: told["state"] for rank, told in entry["ranks"].items()}
+
+
+def open_attempts(manifest: Manifest) -> list[Manifest]:
+    """The newest attempt of each role, unless all has been done for it: its ranks are gone, and were so when
+    their files were merged (those of one rank need no merge).
+    """
+    roles = sorted({entry["role"] for entry in manifest["attempts"]})
+    newest = [entry for role in roles if (entry := newest_attempt(manifest, role))]
+    return [entry for entry in newest if not _is_settled(entry)]
+
+
+def _is_settled(entry: Manifest) -> bool:
+    states = rank_states(entry)
+    is_merged = entry["world_size"] == 1 or entry.get("merged") == states
+    return is_merged and "running" not in states.values()
 
 
 def export_dir(directory: Path, stamp: int) -> Path:

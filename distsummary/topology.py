@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -38,13 +39,24 @@ _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID"),
 }
 
+# name of the source -> what its launcher calls this start of the job, on all ranks alike and never again: the
+# first entry whose variables are all set.
+_JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "openmpi": (("OMPI_MCA_ess_base_jobid",), ("PMIX_NAMESPACE",)),
+    "pmi": (("PMI_JOBID",), ("PMIX_NAMESPACE",)),
+    "slurm": (("SLURM_JOB_ID", "SLURM_STEP_ID"),),  # the job alone is all that one script starts
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """Where one process stands in its job.
 
     `mesh` maps the name of a mesh axis (dp, tp, pp ...) to (coordinate of this rank, size of the axis).
-    `incarnation` is equal on all ranks of one start of the job and differs after a restart.
+    `incarnation` is the launcher's name for this start of the job: equal on all its ranks, another after a
+    restart, empty if no launcher names it. `is_incarnation_unique` says that no other start ever has the same
+    name; an address and port, for one, serve many jobs. `session` is of this object and its copies alone.
+    `pid_space` tells within what `pid` is unique, `pid_start` when the process began (both for `is_alive`).
     """
 
     role: str = "train"
@@ -56,8 +68,12 @@ class Topology:
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     source: str = "single process"
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_incarnation_unique: bool = False
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
     host: str = field(default_factory=platform.node)
     pid: int = field(default_factory=os.getpid)
+    pid_space: str = field(default_factory=lambda: _pid_space())
+    pid_start: str = field(default_factory=lambda: _pid_start(os.getpid()))
 
 
 def detect(
@@ -80,6 +96,8 @@ def detect(
     check_int("rank", rank, low=0, optional=True)
     check_int("world_size", world_size, low=1, optional=True)
     check_type("mesh", mesh, Mapping, optional=True)
+    for axis, coordinate_of_size in (mesh or {}).items():
+        _check_axis(axis, coordinate_of_size)
     places = [
         place for place in (_ray_train(modules), _torch(modules, environ), _environment(environ)) if place
     ]
@@ -89,7 +107,14 @@ def detect(
         place |= {"rank": rank, "world_size": world_size or place.get("world_size", 1), "source": "arguments"}
     elif world_size is not None:
         place["world_size"] = world_size
-    found = Topology(role=role, mesh=dict(mesh or {}), incarnation=_incarnation(environ), **place)
+    incarnation, is_unique = _incarnation(environ, place.get("rank", 0), place.get("world_size", 1))
+    found = Topology(
+        role=role,
+        mesh=dict(mesh or {}),
+        incarnation=incarnation,
+        is_incarnation_unique=is_unique,
+        **place,
+    )
     if found.rank >= found.world_size:
         raise InvalidValueError(
             f"rank must be in [0, world_size) = [0, {found.world_size}), got {found.rank} "
@@ -98,11 +123,32 @@ def detect(
     return found
 
 
+def _check_axis(axis: object, place: object) -> None:
+    check_type("an axis of mesh", axis, str)
+    if not (
+        isinstance(place, tuple | list)
+        and len(place) == 2
+        and all(type(number) is int for number in place)
+        and 0 <= place[0] < place[1]
+    ):
+        raise InvalidValueError(
+            f"mesh[{axis!r}] must be (coordinate of this rank, size of the axis), 0 <= coordinate < size, "
+            f"got {place!r}"
+        )
+
+
 def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
     """Whether this process is connected to a Ray cluster (Ray is not imported to find out)."""
     ray = (sys.modules if modules is None else modules).get("ray")
     is_initialized = getattr(ray, "is_initialized", None)
     return bool(is_initialized and is_initialized())
+
+
+def is_alive(told: Mapping[str, Any]) -> bool | None:
+    """Whether the process of a Topology (as a mapping) still runs; None where that cannot be known."""
+    if not told.get("pid_space") or told["pid_space"] != _pid_space():
+        return None
+    return _pid_start(told["pid"]) == str(told["pid_start"])
 
 
 def hyper_config(environ: Mapping[str, str] | None = None) -> str:
@@ -193,10 +239,50 @@ def _refuse_contradictions(places: list[dict[str, Any]], world_size: int | None)
         )
 
 
-def _incarnation(environ: Mapping[str, str]) -> str:
-    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[str, bool]:
+    """The name of this start of the job, and whether it is no other's."""
+    name, is_unique = _start(environ, rank, world_size)
+    if name:
+        return f"{name}+{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", is_unique
+    # Without a launcher one rank is a start of its own, and several cannot know each other.
+    return (uuid.uuid4().hex, True) if world_size == 1 else ("", False)
+
+
+def _start(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[str, bool]:
     if LAUNCH_ID in environ:
-        return f"{environ[LAUNCH_ID]}+{restart}"
-    if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
-        return f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}+{restart}"
-    return uuid.uuid4().hex  # without a launcher, every start is an incarnation of its own
+        return environ[LAUNCH_ID], True
+    for source in _JOB_IDS:
+        numbers = tuple(environ.get(name) for name in _VARIABLES[source][:2])
+        if numbers == (str(rank), str(world_size)):  # else it started something else: a Ray cluster's nodes
+            name = _job_id(environ, source)
+            if name:
+                return name, True
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    if all(name in environ for name in names[:2]):
+        return ":".join(environ[name] for name in names if name in environ), False
+    return "", False
+
+
+def _job_id(environ: Mapping[str, str], source: str) -> str:
+    for names in _JOB_IDS[source]:
+        if all(name in environ for name in names):
+            ids = [environ[name] for name in names]
+            return f"{source} {'.'.join(ids)}+{environ.get('SLURM_RESTART_COUNT', '0')}"
+    return ""
+
+
+def _pid_space() -> str:
+    """Names the kernel and the namespace (container) whose process numbers these are, empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _pid_start(pid: int) -> str:
+    """When the process began, in clock ticks since boot (proc(5), stat, field 22); empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -1,24 +1,31 @@
 """The aggregator as a named Ray actor, and a rank's way to it."""
 
+import contextlib
 import hashlib
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from distsummary.aggregate.aggregator import LEASE_S, Aggregator
+from distsummary.aggregate.recorded import first_free_attempt
 from distsummary.coordination import Registration
-from distsummary.run_dir import RunDir
+from distsummary.run_dir import LocalCoordinator, RunDir
 from distsummary.topology import Topology
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "distsummary"
+ASIDE = "aside"  # the concurrency group of what is answered while a merge goes on
 _TRIES = 5
 RETRY_S = 0.5
+REGISTER_S = 60.0  # an aggregator that has not answered by then is done without
+SERVES_S = 15.0  # for which another job's aggregator may keep the end of a launch waiting
+MERGE_S = 600.0  # how long the end of a rank, or of a launch, waits for the merged run
 
 
 class _AggregatorActor(Aggregator):
@@ -51,21 +58,28 @@ def _get_or_start(run_dir: RunDir) -> Any:
         "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()},
         "fallback_strategy": [{"label_selector": {}}],
     }
-    return ray.remote(_AggregatorActor).options(**options).remote(str(run_dir.base))
+    actor = ray.remote(concurrency_groups={ASIDE: 1})(_AggregatorActor)
+    return actor.options(**options).remote(str(run_dir.base))
 
 
 class AggregatorClient:
-    """A Coordinator that asks the aggregator actor and renews the run's lease while this process lives."""
+    """A Coordinator that asks the aggregator actor and renews the run's lease while this process lives.
+
+    Without an answer in time, or after `ray.shutdown()`, it does with the run dir alone: nothing is lost, but
+    the merged run may have to be written by `distsummary merge`.
+    """
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
+        self._local = LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
         self._handle = _get_or_start(run_dir)
+        self._cluster = ray.get_runtime_context().gcs_address
         self._finished = threading.Event()
         self._renewer: threading.Thread | None = None
 
     def register(self, topology: Topology) -> Registration:
         """Join the run; raises WorldMismatchError when the ranks of an attempt disagree on the world size."""
-        registration: Registration = self._ask("register", topology)
+        registration: Registration = self._ask("register", REGISTER_S, topology)
         if self._renewer is None:
             self._renewer = threading.Thread(target=self._renew, name="distsummary-renew", daemon=True)
             self._renewer.start()
@@ -73,20 +87,39 @@ class AggregatorClient:
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Send the rank's lineage without waiting for the answer."""
-        self._handle.lineage.remote(topology, attempt, lineage)
+        if self._is_connected():  # else the rank's own file holds it
+            self._handle.lineage.remote(topology, attempt, lineage)
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
         """Leave the run; the last rank waits until the merged run is written."""
         self._finished.set()
-        self._ask("finish", topology, attempt, health)
+        self._ask("finish", MERGE_S, topology, attempt, health)
 
-    def _ask(self, method: str, *args: object) -> Any:
+    def _ask(self, method: str, timeout_s: float, *args: object) -> Any:
+        """The aggregator's answer, else that of the run dir; raises what the aggregator raised."""
+        if self._is_connected():
+            try:
+                return self._call(method, time.monotonic() + timeout_s, args)
+            except RayTaskError as error:
+                raise (error.cause if isinstance(error.cause, Exception) else error) from None
+            except RayError as error:
+                reason = f"no answer from the aggregator ({type(error).__name__}: {error})"
+        else:
+            reason = "Ray was shut down before the run was closed"
+        logger.warning(
+            "%s: %s; %s without it. If there is no merged run later: distsummary merge %s",
+            self._run_dir, reason, method, self._run_dir.base,
+        )  # fmt: skip
+        return getattr(self._local, method)(*args)
+
+    def _call(self, method: str, deadline: float, args: tuple[object, ...]) -> Any:
         """Call and wait; an aggregator that ended or restarts meanwhile is looked up, or started, again."""
         for left in reversed(range(_TRIES)):
             try:
-                return ray.get(getattr(self._handle, method).remote(*args))
-            except RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, Exception) else error) from None
+                reference = getattr(self._handle, method).remote(*args)
+                return ray.get(reference, timeout=max(RETRY_S, deadline - time.monotonic()))
+            except RayTaskError:
+                raise
             except RayActorError:
                 if not left:
                     raise
@@ -94,16 +127,50 @@ class AggregatorClient:
                 time.sleep(RETRY_S)
                 self._handle = _get_or_start(self._run_dir)
 
+    def _is_connected(self) -> bool:
+        # A call without a connection would start a cluster, and in another one the handle means nothing.
+        return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
+
     def _renew(self) -> None:
-        while not self._finished.wait(LEASE_S / 4):
+        while not self._finished.wait(LEASE_S / 4) and self._is_connected():
             self._handle.renew.remote()
 
 
 def settle(launch_id: str) -> None:
-    """Have the aggregators that served a launch write their merged runs now: its ranks have ended."""
+    """Have the aggregators that served a launch write their merged runs now: its ranks have ended.
+
+    Never raises, and waits SERVES_S for other jobs' aggregators and MERGE_S for its own at most.
+    """
+    try:
+        found = list(_aggregators())
+        asked = [actor.serves.options(concurrency_group=ASIDE).remote(launch_id) for actor in found]
+        answers = _answers(asked, SERVES_S)
+        own = [actor for actor, reference in zip(found, asked, strict=True) if answers.get(reference)]
+        _answers([actor.settle.remote(launch_id) for actor in own], MERGE_S)
+    except Exception:
+        logger.exception("the merged run may be missing; run: distsummary merge")
+
+
+def _aggregators() -> Iterator[Any]:
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == NAMESPACE and entry["name"].startswith("aggregator-"):
-            try:
-                ray.get(ray.get_actor(entry["name"], namespace=NAMESPACE).settle.remote(launch_id))
-            except (RayActorError, ValueError):
-                continue  # it has settled and ended between our look and our call
+            with contextlib.suppress(ValueError):  # it ended between our look and our call
+                yield ray.get_actor(entry["name"], namespace=NAMESPACE)
+
+
+def _answers(references: list[Any], timeout_s: float) -> dict[Any, Any]:
+    """What came in time; the rest is logged."""
+    if not references:
+        return {}
+    ready, late = ray.wait(references, num_returns=len(references), timeout=timeout_s)
+    found = {}
+    for reference in ready:
+        try:
+            found[reference] = ray.get(reference, timeout=RETRY_S)
+        except RayActorError as error:
+            logger.debug("an aggregator ended between our look and our call: %s", error)
+        except RayError as error:
+            logger.warning("an aggregator failed: %s; if its run has no merged one: distsummary merge", error)
+    if late:
+        logger.warning("%d aggregator(s) did not answer within %g s", len(late), timeout_s)
+    return found

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.merge_lineage import merge_lineage
+from distsummary.aggregate.recorded import first_free_attempt
 from distsummary.coordination import Registration
+from distsummary.errors import DistSummaryError
 from distsummary.events.records import Batch, Event, Lineage, lineage_values
 from distsummary.events.writer import RankWriter
 from distsummary.run_dir import (
@@ -17,6 +19,8 @@ from distsummary.run_dir import (
     find_attempt,
     is_complete,
     newest_attempt,
+    open_attempts,
+    rank_states,
     refuse_stale,
 )
 from distsummary.topology import Topology
@@ -31,9 +35,10 @@ class Aggregator:
     """A coordinator that outlives single ranks and is not on the path of their data.
 
     What it must not forget is the run's manifest, so that a restarted aggregator goes on where the last one
-    was. It settles the run, that is, writes the merged run, when every rank has finished, when it is told to,
-    or when no rank was heard of for `lease_s` seconds; ranks that did not finish are then lost. `grace_s`
-    seconds later, if no new attempt registered, it calls `on_end`.
+    was: a role is open until its newest attempt was merged with its ranks' final states. It is merged when
+    every rank has finished, when the aggregator is told to settle, or when no rank was heard of for `lease_s`
+    seconds; ranks that did not finish are then lost, and one that comes back opens its role again. `grace_s`
+    seconds after the last word, with nothing open or a merge failed in vain, it calls `on_end`.
 
     Args:
         path: the run dir. lease_s, grace_s: seconds.
@@ -49,10 +54,10 @@ class Aggregator:
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._run_dir = RunDir(path)
-        self._local = LocalCoordinator(self._run_dir)
+        self._local = LocalCoordinator(self._run_dir, lambda role: first_free_attempt(self._run_dir, role))
         self._lease_s, self._grace_s, self._on_end = lease_s, grace_s, on_end
-        self._open = unsettled(self._run_dir.read_manifest())
         self._lineages: dict[int, Lineage] = {}
+        self._lineages_of = -1  # which attempt
         self._last_contact = time.monotonic()
         self._changed = threading.Condition(threading.RLock())
         threading.Thread(target=self._watch, name="distsummary-lease", daemon=True).start()
@@ -60,12 +65,8 @@ class Aggregator:
     def register(self, topology: Topology) -> Registration:
         """Join the run; raises WorldMismatchError when the ranks of an attempt disagree on the world size."""
         with self._changed:
-            registration = self._local.register(topology)
-            if topology.role == "train" and self._open.get("train", (-1, 0))[0] != registration.attempt:
-                self._lineages.clear()
-            self._open[topology.role] = (registration.attempt, topology.world_size)
             self.renew()
-            return registration
+            return self._local.register(topology)
 
     def renew(self) -> None:
         """Some rank of the run lives."""
@@ -73,43 +74,62 @@ class Aggregator:
             self._last_contact = time.monotonic()
             self._changed.notify_all()
 
+    def serves(self, launch_id: str) -> bool:
+        """Whether ranks of a launch joined the run; waits for nothing."""
+        attempts = self._run_dir.read_manifest()["attempts"]
+        return any(entry["incarnation"].startswith(launch_id) for entry in attempts)
+
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
-        """Keep a rank's lineage; the merged one is written when every rank has told its own."""
+        """Keep a rank's lineage; the merged one is written once, when every rank of the attempt told its own.
+
+        What changes later comes into the run when it is merged.
+        """
         with self._changed:
             self.renew()
-            refuse_stale(self._run_dir.read_manifest(), topology.role, attempt)
-            if topology.role != "train" or topology.world_size == 1:
-                return
-            self._lineages[topology.rank] = Lineage.from_bytes(lineage)
-            if len(self._lineages) == topology.world_size:
-                self._write_lineage(topology, attempt)
+            manifest = self._run_dir.read_manifest()
+            refuse_stale(manifest, topology.role, attempt)
+            newest = newest_attempt(manifest, topology.role)
+            is_of_newest = newest is not None and newest["attempt"] == attempt
+            if topology.role == "train" and topology.world_size > 1 and is_of_newest:
+                self._keep_lineage(topology, attempt, lineage)
+
+    def _keep_lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
+        if self._lineages_of != attempt:
+            self._lineages, self._lineages_of = {}, attempt
+        if len(self._lineages) == topology.world_size:
+            return
+        self._lineages[topology.rank] = Lineage.from_bytes(lineage)
+        if len(self._lineages) == topology.world_size:
+            self._write_lineage(topology, attempt)
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
         """The rank has written everything; with the last one the merged run is written before we return."""
         with self._changed:
             self.renew()
             self._local.finish(topology, attempt, health)
-            if is_complete(find_attempt(self._run_dir.read_manifest(), topology.role, attempt)):
-                self._settle(topology.role, attempt)
+            self._settle(lambda entry: _is(entry, topology.role, attempt) and is_complete(entry))
 
     def settle(self, launch_id: str) -> None:
         """The ranks of a launch have ended: settle what they left open, and no other launch's run."""
         with self._changed:
-            manifest = self._run_dir.read_manifest()
-            for role, (attempt, _) in list(self._open.items()):
-                if find_attempt(manifest, role, attempt)["incarnation"].startswith(launch_id):
-                    self._settle(role, attempt)
+            self._settle(lambda entry: entry["incarnation"].startswith(launch_id))
 
-    def _settle(self, role: str, attempt: int) -> None:
-        """Write the merged run of what the rank directories hold, unless a newer attempt is under way."""
-        open_attempt, world_size = self._open.get(role, (-1, 0))
-        if open_attempt != attempt:
-            return
-        del self._open[role]
-        self._run_dir.update_manifest(lambda manifest: _mark_lost(manifest, role, attempt))
-        if world_size > 1:
-            merge_run(self._run_dir)
+    def _settle(self, wanted: Callable[[Manifest], bool]) -> None:
+        """Give up the ranks that still run in the wanted ones of the open attempts, and merge those."""
+        for entry in open_attempts(self._run_dir.read_manifest()):
+            if wanted(entry):
+                self._merge(entry["role"], entry["attempt"])
         self.renew()
+
+    def _merge(self, role: str, attempt: int) -> None:
+        manifest = self._run_dir.update_manifest(lambda manifest: _mark_lost(manifest, role, attempt))
+        entry = find_attempt(manifest, role, attempt)
+        if entry["world_size"] > 1:
+            merge_run(self._run_dir)
+            states = rank_states(entry)
+            self._run_dir.update_manifest(
+                lambda manifest: find_attempt(manifest, role, attempt).update(merged=states)
+            )
 
     def _write_lineage(self, topology: Topology, attempt: int) -> None:
         merged, _ = merge_lineage(self._lineages, topology.world_size)
@@ -128,35 +148,38 @@ class Aggregator:
         """Settle a run whose ranks are silent, then end; sleeps until the next moment that can matter."""
         with self._changed:
             while True:
-                patience_s = self._lease_s if self._open else self._grace_s
-                left_s = self._last_contact + patience_s - time.monotonic()
+                left_s = self._last_contact + self._grace_s - time.monotonic()
                 if left_s > 0:
                     self._changed.wait(left_s)
-                elif self._open:
-                    self._settle_quietly()
-                else:
+                elif not self._is_open():
+                    break
+                elif (left_s := left_s + self._lease_s - self._grace_s) > 0:
+                    self._changed.wait(left_s)
+                elif not self._settle_quietly():
                     break
         self._on_end()
 
-    def _settle_quietly(self) -> None:
+    def _is_open(self) -> bool:
+        try:
+            return bool(open_attempts(self._run_dir.read_manifest()))
+        except DistSummaryError:
+            logger.exception("%s: nothing is left to wait for", self._run_dir)
+            return False
+
+    def _settle_quietly(self) -> bool:
         logger.warning(
             "%s: no rank was heard of for %g s; merging what is there", self._run_dir, self._lease_s
         )
-        for role, (attempt, _) in list(self._open.items()):
-            try:
-                self._settle(role, attempt)
-            except Exception:  # nobody waits for this thread; the rank files stand and can be merged later
-                logger.exception("%s could not be merged; run: distsummary merge", self._run_dir)
+        try:
+            self._settle(lambda entry: True)
+        except Exception:  # nobody waits for this thread; the rank files stand and can be merged later
+            logger.exception("%s could not be merged; run: distsummary merge", self._run_dir)
+            return False
+        return True
 
 
-def unsettled(manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """The newest attempt of each role that still has running ranks: role -> (attempt, world size)."""
-    found = {}
-    for role in {entry["role"] for entry in manifest["attempts"]}:
-        entry = newest_attempt(manifest, role)
-        if entry and any(rank["state"] == "running" for rank in entry["ranks"].values()):
-            found[role] = (entry["attempt"], entry["world_size"])
-    return found
+def _is(entry: Manifest, role: str, attempt: int) -> bool:
+    return bool(entry["role"] == role and entry["attempt"] == attempt)
 
 
 def _mark_lost(manifest: Manifest, role: str, attempt: int) -> None:

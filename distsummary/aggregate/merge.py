@@ -128,7 +128,7 @@ def _merge_role(
     if not directories:
         return MergeReport(path=target, role=role, note="no rank directories", evaluation=evaluation)
     ensure_directory(target)
-    _refuse_foreign_files(target)
+    refuse_foreign_files(target)
     manifest = run_dir.read_manifest()
     newest = newest_attempt(manifest, role)
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
@@ -171,13 +171,14 @@ def _write(merged: MergedFiles, events: Iterator[Event]) -> int:
     return len(steps)
 
 
-def _refuse_foreign_files(target: Path) -> None:
+def refuse_foreign_files(target: Path) -> None:
+    """Raise RunDirError when the place of a merged run holds event files that no merge wrote."""
     foreign = other_segments(target)
     if foreign:
         names = ", ".join(path.name for path in foreign[:3])
         raise RunDirError(
-            f"{target} holds event files that no merge wrote ({names}), beside rank directories; viewers "
-            "would mix them with the merged run: move them to a directory of their own, then merge again"
+            f"{target} holds event files that no merge wrote ({names}), where the merged run of several "
+            "ranks belongs; viewers would mix them: move them to a directory of their own, then try again"
         )
 
 

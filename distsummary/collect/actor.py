@@ -83,7 +83,7 @@ class RemoteWriter:
     def close(self) -> None:
         """Close the files and end the actor; what it never acknowledged is counted as dropped."""
         try:
-            if not self._sent and self._session is not None:
+            if not self._sent and self._session is not None and ray.is_initialized():
                 self._health = self._answer(self._actor.close.remote())
         finally:
             for batch, _ in self._sent:
@@ -93,6 +93,7 @@ class RemoteWriter:
                 ray.kill(self._actor, no_restart=True)
 
     def _send(self, batch: Batch) -> Any:
+        _require_ray()
         return self._actor.write.remote(self._session, batch)
 
     def _settle_oldest(self) -> None:
@@ -114,8 +115,6 @@ class RemoteWriter:
 
     def _answer(self, reference: Any) -> Any:
         """The answer of the collector; one that died, hangs or has a bad disk is an OSError."""
-        if not ray.is_initialized():
-            raise WriteError("Ray was shut down before the run was closed; close the run first")
         try:
             return ray.get(reference, timeout=ANSWER_S)
         except GetTimeoutError as error:
@@ -128,6 +127,7 @@ class RemoteWriter:
             raise ConnectionError("the collector is being restarted") from error
 
     def _connect(self) -> None:
+        _require_ray()
         greeting = self._answer(self._actor.hello.remote())
         self._session, self._health = greeting.session, greeting.health
         self._process = greeting.host, greeting.pid
@@ -156,6 +156,12 @@ class RemoteWriter:
                 self._failed.drop(value.plugin)
         self._failed.fail(reason)
         logger.warning("rank=%d %d event(s) were not written: %s", self._spec.rank, len(batch.events), reason)
+
+
+def _require_ray() -> None:
+    """Without this a call would start a cluster of its own."""
+    if not ray.is_initialized():
+        raise WriteError("Ray was shut down before the run was closed; close the run first")
 
 
 def _reason(error: Exception) -> str:

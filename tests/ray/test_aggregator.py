@@ -2,13 +2,16 @@
 
 import contextlib
 import os
+import shutil
 import signal
 
 import psutil
 import pytest
 import ray
 
-from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name, settle
+import distsummary as ds
+from distsummary.aggregate import actor as actor_module
+from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
 from distsummary.errors import StaleAttemptError, WorldMismatchError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.records import Batch, Event, Lineage, Value
@@ -95,12 +98,11 @@ def test_ranks_that_disagree_on_the_world_size_are_named(run_dir):
 
 def test_lineage_of_all_ranks_is_one_before_the_end(run_dir):
     client = AggregatorClient(run_dir)
-    registration = client.register(place(0))
+    ranks = [place(rank) for rank in range(2)]
     hyper = lineage_pb2.TrainLineage.HyperParameters(optimizer="SGD", batch_size=8)
     told = Lineage(train=lineage_pb2.TrainLineage(hyper_parameters=hyper)).to_bytes()
-    for rank in range(2):
-        client.register(place(rank))
-        client.lineage(place(rank), registration.attempt, told)
+    for topology in ranks:
+        client.lineage(topology, client.register(topology).attempt, told)
     ray.get(ray.get_actor(actor_name(run_dir), namespace=NAMESPACE).renew.remote())  # both were handled
     merged = read_lineage(run_dir.base)
     assert merged.train is not None
@@ -141,3 +143,88 @@ def test_the_aggregator_ends_itself_and_a_later_rank_starts_the_next(run_dir):
     second = AggregatorClient(run_dir)
     assert second.register(Topology(incarnation="two")).attempt == 1
     second.finish(Topology(incarnation="two"), 1, {})
+
+
+def test_after_a_shutdown_of_ray_a_rank_leaves_by_the_run_dir_and_starts_no_cluster(
+    run_dir, monkeypatch, caplog
+):
+    client = AggregatorClient(run_dir)
+    client.register(place(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "is_initialized", lambda: False)
+        patch.setattr(client, "_handle", None)  # whatever asks it raises
+        client.lineage(place(0), 0, b"")
+        client.finish(place(0), 0, {})
+    assert run_dir.read_manifest()["attempts"][0]["ranks"]["0"]["state"] == "finished"
+    assert "Ray was shut down before the run was closed" in caplog.text
+    assert f"distsummary merge {run_dir.base}" in caplog.text
+
+
+def test_an_aggregator_that_does_not_answer_keeps_no_rank_waiting(run_dir, monkeypatch, caplog):
+    monkeypatch.setattr(actor_module, "REGISTER_S", 0.5)
+    monkeypatch.setattr(actor_module, "MERGE_S", 0.5)
+    clients = [AggregatorClient(run_dir) for _ in range(2)]
+    clients[0].register(place(0))
+    pid = aggregator_pid(run_dir)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert clients[1].register(place(1)).attempt == 0
+        clients[1].finish(place(1), 0, {})
+        assert run_dir.read_manifest()["attempts"][0]["ranks"]["1"]["state"] == "finished"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        clients[0]._finished.set()
+    assert "no answer from the aggregator (GetTimeoutError" in caplog.text
+
+
+class Hangs:
+    """An aggregator of another job that answers nothing."""
+
+    def serves(self, launch_id: str) -> bool:
+        import time
+
+        time.sleep(600)
+        return True
+
+
+def test_a_launch_ends_in_spite_of_other_jobs_aggregators(run_dir, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(actor_module, "SERVES_S", 2.0)
+    client = AggregatorClient(run_dir)
+    client.register(place(0))
+    shutil.rmtree(run_dir.base)  # this one's run is gone
+    options = {"name": "aggregator-hangs", "namespace": NAMESPACE, "num_cpus": 0}
+    hangs = ray.remote(concurrency_groups={ASIDE: 1})(Hangs).options(**options).remote()
+    try:
+        assert ds.launch(lambda: 42, ranks=1, backend=None) == [42]
+    finally:
+        ray.kill(hangs)
+        client._finished.set()
+    assert "1 aggregator(s) did not answer within 2 s" in caplog.text
+
+
+def test_an_aggregator_that_ends_meanwhile_keeps_no_other_from_settling(run_dir, monkeypatch):
+    client = AggregatorClient(run_dir)
+    record(run_dir, 0, client.register(place(0)), range(1, 3))
+    named = ray.util.list_named_actors(all_namespaces=True)
+    gone = {"name": "aggregator-gone", "namespace": NAMESPACE}
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: [gone, *named])
+    settle("launch-1")
+    assert losses(run_dir) == [(1, 1.0), (2, 2.0)]
+    client._finished.set()
+
+
+def test_a_launch_returns_its_results_when_the_merge_of_its_run_fails(run_dir, caplog):
+    def train() -> int:
+        run = ds.init(run_dir.base)
+        for _ in run.steps(range(2)):
+            run.log(loss=1.0)
+        if run.rank == 0:  # what a user does beside it
+            with ds.SummaryRecord(str(run_dir.base)) as record:
+                record.add_value("scalar", "mine", 1.0)
+                record.record(1)
+        run.close()
+        return run.rank
+
+    assert ds.launch(train, ranks=2, backend=None) == [0, 1]
+    assert "an aggregator failed" in caplog.text
+    assert "no merge wrote" in caplog.text

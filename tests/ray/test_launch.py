@@ -1,5 +1,6 @@
 """Ranks started on Ray."""
 
+import functools
 import os
 import sys
 import time
@@ -78,6 +79,33 @@ def test_a_rank_that_dies_is_named():
         launch(train, ranks=2, backend=None)
 
 
+def test_the_exit_handlers_of_ranks_run_while_actors_can_be_reached(tmp_path):
+    def train():
+        import atexit
+
+        rank = int(os.environ["RANK"])
+        atexit.register(lambda: (tmp_path / str(rank)).write_text(ray.get(ray.put("reached"))))
+        if rank == 1:
+            raise ValueError("no data")
+
+    with pytest.raises(RanksFailedError, match="no data"):
+        launch(train, ranks=2, backend=None)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["reached", "reached"]
+
+
+def test_a_rank_whose_exit_handlers_hang_is_killed(monkeypatch, caplog):
+    monkeypatch.setattr(MODULE, "LEAVE_S", 0.5)
+
+    def train():
+        import atexit
+
+        atexit.register(time.sleep, 600)
+        return 1
+
+    assert launch(train, ranks=1, backend=None) == [1]
+    assert "1 rank(s) did not end within 0.5 s" in caplog.text
+
+
 def test_a_request_beyond_the_cluster_says_what_there_is(monkeypatch):
     monkeypatch.setattr(MODULE, "PLACEMENT_TIMEOUT_S", 1.0)
     with pytest.raises(RanksFailedError, match=r"did not fit.*the cluster has"):
@@ -110,3 +138,18 @@ def test_local_ranks_count_within_each_node():
     assert {(e["MASTER_ADDR"], e["MASTER_PORT"], e["WORLD_SIZE"]) for e in environments} == {
         ("10.0.0.1", "5001", "3")
     }
+
+
+def test_sys_exit_is_told_and_zero_is_success():
+    def leave(code):
+        raise SystemExit(code)
+
+    assert launch(functools.partial(leave, 0), ranks=1, backend=None) == [None]
+    with pytest.raises(RanksFailedError, match=r"sys.exit\('no data'\)"):
+        launch(functools.partial(leave, "no data"), ranks=1, backend=None)
+
+
+@pytest.mark.parametrize("resources", [{"CPU": "x"}, {"CPU": -1}, {"CPU": 0}, {}])
+def test_resources_that_ray_cannot_reserve_are_refused_by_name(resources):
+    with pytest.raises((InvalidTypeError, InvalidValueError), match="resources_per_rank"):
+        launch(print, ranks=1, resources_per_rank=resources)

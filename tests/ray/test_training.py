@@ -1,5 +1,6 @@
 """Trainings on several ranks through the whole way: loop, collector actor, files, merged run."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 import distsummary as ds
+from distsummary.errors import RanksFailedError
 from distsummary.events.frames import read_frames
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.records import DIALECTS
@@ -120,6 +122,23 @@ def test_a_rank_that_fails_leaves_its_files_readable_and_the_others_merged(tmp_p
     assert len(scalars(run_dir.rank_dirs()[0], "loss")) == 10
     assert len(scalars(run_dir.rank_dirs()[1], "loss")) in (4, 5)
     assert set(scalars(run_dir.base, "loss")) == set(range(1, 11))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_nobody_closed_is_closed_at_the_end_of_its_process(tmp_path, fails):
+    def train():
+        ds.kept = ds.init(tmp_path / "run")  # as a module-level run is
+        for _ in ds.kept.steps(range(3)):
+            ds.kept.log(loss=1.0)
+        if fails:
+            raise ValueError("after the loop")
+
+    with pytest.raises(RanksFailedError) if fails else contextlib.nullcontext():
+        ds.launch(train, ranks=2, backend=None)
+    run_dir = RunDir(tmp_path / "run")
+    ranks = run_dir.read_manifest()["attempts"][0]["ranks"].values()
+    assert {rank["state"] for rank in ranks} == {"failed" if fails else "finished"}
+    assert scalars(run_dir.base, "loss") == {1: 1.0, 2: 1.0, 3: 1.0}
 
 
 def test_fsdp2_records_loss_mesh_and_shards(tmp_path):

@@ -1,15 +1,19 @@
 """A rank finds its place from every source, in order, and refuses contradictions."""
 
+import dataclasses
+import json
 import os
 import platform
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, WorldMismatchError
-from distsummary.topology import LAUNCH_ID, Topology, detect, in_ray
+from distsummary.topology import LAUNCH_ID, Topology, detect, in_ray, is_alive
 
 TORCHRUN = {
     "RANK": "5",
@@ -20,6 +24,13 @@ TORCHRUN = {
     "MASTER_ADDR": "10.0.0.1",
     "MASTER_PORT": "29500",
 }
+
+TELL = """
+import dataclasses, json, sys
+from distsummary.topology import Topology
+print(json.dumps(dataclasses.asdict(Topology())), flush=True)
+sys.stdin.read()
+"""
 
 
 def find(
@@ -197,8 +208,60 @@ def test_the_launch_id_is_the_incarnation_before_the_master_address() -> None:
     assert find(TORCHRUN | {LAUNCH_ID: "abc"}).incarnation == "abc+0"
 
 
-def test_without_a_launcher_every_start_is_an_incarnation_of_its_own() -> None:
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "incarnation", "is_unique"),
+    [
+        (OPENMPI | {"OMPI_MCA_ess_base_jobid": "35"} | MASTER, "openmpi 35+0+0", True),
+        (OPENMPI | {"PMIX_NAMESPACE": "prterun-a-9@1"}, "openmpi prterun-a-9@1+0+0", True),
+        (OPENMPI, "", False),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "7.0"}, "pmi 7.0+0+0", True),
+        (SLURM | {"SLURM_STEP_ID": "3"}, "slurm 7.3+0+0", True),
+        (SLURM | {"SLURM_STEP_ID": "3", "SLURM_RESTART_COUNT": "2"}, "slurm 7.3+2+0", True),
+        (SLURM, "", False),  # a batch script may start many trainings
+        (SLURM | MASTER, "10.0.0.1:29500+0", False),
+        (TORCHRUN, "10.0.0.1:29500+0", False),
+        (
+            TORCHRUN | {"TORCHELASTIC_RUN_ID": "digits", "TORCHELASTIC_RESTART_COUNT": "3"},
+            "10.0.0.1:29500:digits+3",
+            False,
+        ),
+        # Slurm started the nodes of a cluster here, and something else the ranks on it
+        (TORCHRUN | SLURM | {"SLURM_STEP_ID": "3"}, "10.0.0.1:29500+0", False),
+        (TORCHRUN | SLURM | {"SLURM_STEP_ID": "3", LAUNCH_ID: "abc"}, "abc+0", True),
+    ],
+)
+def test_a_start_has_the_name_that_its_launcher_gave_to_all_its_ranks(
+    environ: dict[str, str], incarnation: str, is_unique: bool
+) -> None:
+    found = find(environ)
+    assert (found.incarnation, found.is_incarnation_unique) == (incarnation, is_unique)
+
+
+def test_without_a_launcher_a_single_rank_is_an_incarnation_of_its_own_and_several_have_none() -> None:
     assert find().incarnation != find().incarnation
+    assert find(rank=1, world_size=2).incarnation == ""
+
+
+def test_every_topology_is_a_session_of_its_own() -> None:
+    assert find(TORCHRUN).session != find(TORCHRUN).session
+
+
+def test_a_process_lives_from_its_start_to_its_end_and_elsewhere_nobody_knows() -> None:
+    process = subprocess.Popen([sys.executable, "-c", TELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+    assert is_alive(told) is True
+    assert is_alive(told | {"pid_start": "1"}) is False  # another process has the number now
+    process.communicate()
+    assert is_alive(told) is False
+    assert is_alive(told | {"pid_space": "another container"}) is None
+    assert is_alive({"pid": told["pid"]}) is None
+    assert is_alive(dataclasses.asdict(find())) is True
 
 
 def test_the_real_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

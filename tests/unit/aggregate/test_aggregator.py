@@ -1,0 +1,249 @@
+"""The aggregator: when it merges, what it keeps of lineage, and that it ends."""
+
+import dataclasses
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distsummary.aggregate import aggregator as aggregator_module
+from distsummary.aggregate.aggregator import Aggregator
+from distsummary.aggregate.merge import merge_run
+from distsummary.aggregate.merge_lineage import merge_lineage
+from distsummary.aggregate.recorded import first_free_attempt
+from distsummary.errors import StaleAttemptError
+from distsummary.events.frames import frame
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.events.records import Batch, Event, Lineage, Value
+from distsummary.events.writer import RankWriter
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.run_dir import LocalCoordinator, RunDir, rank_states
+from distsummary.topology import Topology
+
+RANKS = [Topology(rank=rank, world_size=2, incarnation="launch-1") for rank in range(2)]
+NEXT = [Topology(rank=rank, world_size=2, incarnation="launch-2") for rank in range(2)]
+
+
+class Life:
+    """Aggregators of one run; each has to end itself."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+        self._started: list[tuple[Aggregator, threading.Event]] = []
+
+    def start(self, *, lease_s: float = 60.0) -> Aggregator:
+        ended = threading.Event()
+        aggregator = Aggregator(str(self.run_dir.base), lease_s=lease_s, grace_s=0.0, on_end=ended.set)
+        self._started.append((aggregator, ended))
+        return aggregator
+
+    def lapse(self) -> None:
+        """An aggregator that finds no rank alive, from its start to its end."""
+        self.start(lease_s=0.0)
+        self.end()
+
+    def end(self) -> None:
+        for _, ended in self._started:
+            assert ended.wait(30), "the aggregator did not end itself"
+
+    def states(self, attempt: int = 0) -> dict[str, str]:
+        return rank_states(self.run_dir.read_manifest()["attempts"][attempt])
+
+    def merged_steps(self) -> list[int]:
+        return [event.step for event in read_directory(self.run_dir.base)]
+
+    def close(self) -> None:
+        """End those that would wait for ranks which the test left running."""
+        self.run_dir.update_manifest(lambda manifest: manifest["attempts"].clear())
+        for aggregator, _ in self._started:
+            aggregator.renew()
+        self.end()
+
+
+@pytest.fixture
+def life(nasty_tmp_path: Path) -> Iterator[Life]:
+    found = Life(RunDir(nasty_tmp_path / "run").create())
+    yield found
+    found.close()
+
+
+def join(life: Life, ranks: list[Topology] = RANKS) -> None:
+    for topology in ranks:
+        LocalCoordinator(life.run_dir).register(topology)
+
+
+def record(run_dir: RunDir, topology: Topology, steps: range, attempt: int = 0) -> None:
+    run_id = run_dir.read_manifest()["run_id"]
+    directory = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
+    writer = RankWriter(directory, run_id=run_id, attempt=attempt, rank=topology.rank)
+    events = [Event(step, float(step), [Value("scalar", "loss", 1.0)]) for step in steps]
+    first = writer.last_seq + 1
+    writer.write(Batch(run_id=run_id, attempt=attempt, rank=topology.rank, first_seq=first, events=events))
+    writer.close()
+
+
+def lineage(optimizer: str) -> bytes:
+    hyper = lineage_pb2.TrainLineage.HyperParameters(optimizer=optimizer, batch_size=8)
+    return Lineage(train=lineage_pb2.TrainLineage(hyper_parameters=hyper)).to_bytes()
+
+
+def count_merges(monkeypatch: pytest.MonkeyPatch, failures: int = 0) -> list[RunDir]:
+    """The merges from now on; the first ones fail."""
+    merges: list[RunDir] = []
+
+    def merge(run_dir: RunDir) -> object:
+        merges.append(run_dir)
+        if len(merges) <= failures:
+            raise OSError(28, "No space left on device")
+        return merge_run(run_dir)
+
+    monkeypatch.setattr(aggregator_module, "merge_run", merge)
+    return merges
+
+
+def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    merges = count_merges(monkeypatch)
+    aggregator = life.start()
+    for topology in RANKS:
+        aggregator.register(topology)
+    for topology in RANKS:
+        record(life.run_dir, topology, range(1, 4))
+        aggregator.finish(topology, 0, {})
+    assert life.merged_steps() == [1, 2, 3]
+    aggregator.settle("launch-1")
+    life.lapse()
+    assert len(merges) == 1
+
+
+def test_ranks_that_come_back_after_a_lapse_are_merged_to_their_end(life: Life) -> None:
+    join(life)
+    for topology in RANKS:
+        record(life.run_dir, topology, range(1, 4))
+    life.lapse()
+    assert life.states() == {"0": "lost", "1": "lost"}
+    assert life.merged_steps() == [1, 2, 3]
+    aggregator = life.start()
+    for topology in RANKS:
+        record(life.run_dir, topology, range(4, 7))
+        aggregator.finish(topology, 0, {})
+    assert life.merged_steps() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_rank_that_comes_back_alone_is_merged_after_the_next_lapse(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merges = count_merges(monkeypatch)
+    join(life)
+    life.lapse()
+    record(life.run_dir, RANKS[0], range(1, 4))
+    LocalCoordinator(life.run_dir).finish(RANKS[0], 0, {})
+    life.lapse()
+    assert life.states() == {"0": "finished", "1": "lost"}
+    assert life.merged_steps() == [1, 2, 3]
+    assert len(merges) == 2
+
+
+def test_a_merge_that_failed_is_tried_again_when_it_is_asked_for(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_merges(monkeypatch, failures=2)
+    aggregator = life.start()
+    for topology in RANKS:
+        aggregator.register(topology)
+        record(life.run_dir, topology, range(1, 4))
+    aggregator.finish(RANKS[0], 0, {})
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            aggregator.finish(RANKS[1], 0, {})
+    life.start().settle("launch-1")
+    assert life.merged_steps() == [1, 2, 3]
+
+
+def test_a_merge_that_fails_is_not_tried_for_ever(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    merges = count_merges(monkeypatch, failures=1000)
+    join(life)
+    life.lapse()
+    assert len(merges) == 1
+
+
+def test_an_aggregator_without_its_run_dir_ends_and_lets_a_launch_end(life: Life) -> None:
+    join(life)
+    aggregator = life.start()
+    shutil.rmtree(life.run_dir.base)
+    assert not aggregator.serves("launch-1")
+    aggregator.settle("launch-1")
+    life.end()
+    life.run_dir.create()
+
+
+def test_only_the_launch_that_ended_is_settled(life: Life) -> None:
+    join(life)
+    aggregator = life.start()
+    assert (aggregator.serves("launch-1"), aggregator.serves("launch-2")) == (True, False)
+    aggregator.settle("launch-2")
+    assert life.states() == {"0": "running", "1": "running"}
+    aggregator.settle("launch-1")
+    assert life.states() == {"0": "lost", "1": "lost"}
+
+
+def test_a_rank_that_finished_before_a_newer_attempt_does_not_end_that_one(life: Life) -> None:
+    join(life)
+    join(life, NEXT[:1])
+    with pytest.raises(StaleAttemptError):
+        life.start().finish(RANKS[0], 0, {})
+    assert life.states(1) == {"0": "running"}
+
+
+def test_lineage_is_merged_once_when_all_ranks_have_told_theirs(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merges: list[int] = []
+
+    def merge(lineages: dict[int, Lineage], world_size: int) -> object:
+        merges.append(len(lineages))
+        return merge_lineage(lineages, world_size)
+
+    monkeypatch.setattr(aggregator_module, "merge_lineage", merge)
+    join(life)
+    aggregator = life.start()
+    for message in range(3):
+        for topology in RANKS:
+            aggregator.lineage(topology, 0, lineage(f"optimizer {message}"))
+    assert merges == [2]
+    merged = read_lineage(life.run_dir.base)
+    assert merged.train is not None
+    assert merged.train.hyper_parameters.optimizer == "optimizer 0"
+
+
+def test_lineage_of_an_older_attempt_is_not_mixed_with_that_of_the_newest(life: Life) -> None:
+    join(life)
+    aggregator = life.start()
+    aggregator.lineage(RANKS[0], 0, lineage("SGD"))
+    second = dataclasses.replace(RANKS[0], session="its second training")
+    aggregator.finish(RANKS[0], 0, {})
+    assert aggregator.register(second).attempt == 1
+    aggregator.lineage(RANKS[1], 0, lineage("SGD"))  # a slower rank, still in its first
+    aggregator.lineage(second, 1, lineage("Adam"))
+    assert read_lineage(life.run_dir.base).train is None
+    aggregator.register(NEXT[0])
+    with pytest.raises(StaleAttemptError):
+        aggregator.lineage(second, 1, lineage("Adam"))
+
+
+def test_a_removed_manifest_does_not_let_attempts_begin_anew(life: Life) -> None:
+    join(life)
+    join(life, NEXT)
+    for topology in NEXT:
+        record(life.run_dir, topology, range(1, 4), attempt=1)
+    life.run_dir.manifest_path.unlink()
+    assert life.start().register(RANKS[0]).attempt == 2
+    assert first_free_attempt(life.run_dir, "eval") == 0
+
+
+def test_files_of_other_writers_hold_no_attempt(life: Life) -> None:
+    (life.run_dir.base / "events.out.tfevents.1600000000.host").write_bytes(b"")
+    (life.run_dir.base / "events.out.tfevents.1600000001.host").write_bytes(frame(b"\xff\xff"))
+    (life.run_dir.base / "events.out.tfevents.1600000002.host").write_bytes(frame(b"") + b"torn")
+    assert first_free_attempt(life.run_dir, "train") == 0
