@@ -6,7 +6,7 @@ MINDINSIGHT := .venv-mindinsight/bin
 # MindInsight's pins have no wheels beyond Python 3.11.
 PYTHON311 ?= $(shell command -v python3.11 || echo $(PYTHON))
 
-.PHONY: demo test check proto proto-check interop clean
+.PHONY: demo test check bench proto proto-check interop torture clean
 
 demo: .venv/.demo
 	$(BIN)/distsummary demo
@@ -20,6 +20,11 @@ check: .venv/.dev proto-check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What recording costs beside the peers; another interpreter's: make bench BENCH="--peers ours,mindspore --interpreter mindspore=PYTHON"
+BENCH ?= --peers ours,ours_by_name,torch,tensorboardX,raw --table
+bench: .venv/.bench
+	$(BIN)/python -m benchmarks.collect $(BENCH)
+
 proto: .venv-proto/.done
 	cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=.. --pyi_out=.. distsummary/pb/*.proto
 
@@ -29,6 +34,13 @@ proto-check: .venv-proto/.done
 
 interop: .venv/.dev $(MINDINSIGHT)/.done
 	$(BIN)/python -m pytest tests/interop -m interop
+
+# What these are: `python -m tests.torture --help`. The last line printed is JSON.
+LEVEL ?= all
+SEED ?= 7
+KILLS ?= 100
+torture: .venv/.dev
+	@$(BIN)/python -m tests.torture --level $(LEVEL) --seed $(SEED) --kills $(KILLS) $(TORTURE)
 
 # TORCH pins the tested release; a GPU user installs another build into .venv first: make demo TORCH=torch
 .venv/.demo: pyproject.toml
@@ -40,6 +52,10 @@ interop: .venv/.dev $(MINDINSIGHT)/.done
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q "$(TORCH)" -e ".[dev]"
 	touch $@ .venv/.demo
+
+.venv/.bench: .venv/.dev
+	$(BIN)/pip install -q -e ".[bench]"
+	touch $@
 
 .venv-proto/.done: Makefile
 	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto

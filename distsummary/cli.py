@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,20 +18,22 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 done, 1 it could not be done (said in one line), 2 wrong arguments, 130 interrupted."""
+    """Run one verb; 0 done, 1 it could not be done (said in one line), 2 wrong arguments, 130 interrupted.
+
+    `fsck` has codes of its own: 0 clean, 1 problems are left, 2 it cannot be checked.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parser().parse_args(arguments)
     try:
-        options.handler(options)
+        return int(options.handler(options) or 0)
     except DistSummaryError as error:
         print(f"distsummary {options.verb}: {error}", file=sys.stderr)
-        return 1
+        return 2 if options.verb == "fsck" else 1
     except KeyboardInterrupt:
         print(
             f"distsummary {options.verb}: interrupted; what was written so far is readable", file=sys.stderr
         )
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,6 +59,24 @@ def _parser() -> argparse.ArgumentParser:
     landscape.add_argument("--directions", default="pca,random", help="pca, random or both (pca,random)")
     landscape.add_argument("--seed", type=int, default=0, help="of the random directions (0)")
     landscape.add_argument("--workers", default="auto", help="auto, or a number; 0 uses no Ray")
+
+    dump = _verb(verbs, "dump", _dump, "print every value of event files, one JSON object a line")
+    dump.add_argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir")
+    dump.add_argument("--full", action="store_true", help="also the numbers of tensors and the images")
+
+    fsck = _verb(verbs, "fsck", _fsck, "name every file that is damaged or hostile to a viewer; 0 if none is")
+    fsck.add_argument("directory", metavar="DIR", help="a run dir, a rank's directory or their parent")
+    fsck.add_argument("--repair", action="store_true", help="cut torn tails, make run.json anew")
+
+    convert = _verb(verbs, "convert", _convert, "write the other dialect of event files that have one only")
+    convert.add_argument("directory", metavar="DIR", help="a run dir or a rank's directory")
+    convert.add_argument(
+        "--to",
+        choices=("tensorboard", "mindspore"),
+        default="tensorboard",
+        help="the dialect to write (tensorboard)",
+    )
+    convert.add_argument("--out", metavar="DIR", help="where to write (beside the files)")
     return parser
 
 
@@ -113,3 +134,39 @@ def _landscape(options: argparse.Namespace) -> None:
         )
     names = sorted(grids) if isinstance(grids, dict) else []
     print(json.dumps({"run_dir": options.run, "landscapes": names}) if options.json else ", ".join(names))
+
+
+def _dump(options: argparse.Namespace) -> None:
+    from distsummary.events.dump import dump, to_line
+
+    try:
+        for record in dump(options.path, full=options.full):
+            print(to_line(record))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has enough (head, less); stdout must not fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fsck(options: argparse.Namespace) -> int:
+    from distsummary.events.fsck import fsck
+
+    report = fsck(options.directory, repair=options.repair)
+    if options.json:
+        print(json.dumps(report.as_json()))
+        return report.exit_code
+    for one in report.repaired:
+        print(f"repaired: {one.as_line()}")
+    for one in report.findings:
+        print(one.as_line())
+    problems = sum(one.is_problem for one in report.findings)
+    print(
+        f"{report.directories} directories, {report.files} files, {report.events} events: {problems} problems"
+    )
+    return report.exit_code
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from distsummary.events.convert import convert
+
+    report = convert(options.directory, to=options.to, out=options.out)
+    print(json.dumps(report.as_json()) if options.json else "\n".join(report.as_lines()))

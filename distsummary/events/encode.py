@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from distsummary.checks import check_choice, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events import mindspore_format, tensorboard_format
-from distsummary.events.frames import MAX_PAYLOAD
+from distsummary.events.frames import MAX_PAYLOAD, Part
 from distsummary.events.histogram import count_histogram
 from distsummary.events.mindspore_format import DATA_TYPES
 from distsummary.events.png import encode_image
@@ -30,9 +30,9 @@ from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 MAX_TAG = 1024  # bytes
 _ENVELOPE = 256  # bytes of an event beside its values, and of
 _VALUE_ENVELOPE = 16  # a value beside its encoding: more than there ever are
-_VALUE_ENCODERS: dict[str, Callable[[Value], bytes | None]] = {
-    "mindspore": mindspore_format.encode_value,
-    "tensorboard": tensorboard_format.encode_value,
+_VALUE_ENCODERS: dict[str, Callable[[Value], list[Part] | None]] = {
+    "mindspore": mindspore_format.value_parts,
+    "tensorboard": tensorboard_format.value_parts,
 }
 
 
@@ -66,8 +66,26 @@ def encode_event(
         mindspore_compat: histogram edges and image scaling as MindSpore computes them.
         max_payload: a value that would make the event larger (bytes) is refused, since no reader takes it.
     """
+    payloads, refused = event_parts(
+        event, ids, dialects, mindspore_compat=mindspore_compat, max_payload=max_payload
+    )
+    return {name: None if parts is None else b"".join(parts) for name, parts in payloads.items()}, refused
+
+
+def event_parts(
+    event: Event,
+    ids: EventIds | None,
+    dialects: tuple[str, ...] = DIALECTS,
+    *,
+    mindspore_compat: bool = False,
+    max_payload: int = MAX_PAYLOAD,
+) -> tuple[dict[str, list[Part] | None], list[Refusal]]:
+    """The same as `encode_event` with each payload in parts, for `frames.frame_parts` and `os.writev`.
+
+    Arrays of float32 and encoded pictures are not copied: they must not change before the parts are written.
+    """
     refused: list[Refusal] = []
-    encoded: dict[str, list[bytes]] = {dialect: [] for dialect in dialects}
+    encoded: dict[str, list[list[Part]]] = {dialect: [] for dialect in dialects}
     graph: bytes | None = None
     room = {dialect: max_payload - _ENVELOPE for dialect in dialects}
     for value in event.values:
@@ -77,7 +95,7 @@ def encode_event(
             if value.plugin == "graph":
                 _refuse_company(event)
                 graph = _finish_graph(_resolve(value.data))
-                _take_room(room, dict.fromkeys(dialects, graph))
+                _take_room(room, {dialect: [graph] for dialect in dialects})
                 continue
             finished = finish_value(value, mindspore_compat=mindspore_compat, max_payload=max_payload)
             parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in dialects}
@@ -184,9 +202,9 @@ def _refuse_company(event: Event) -> None:
         )
 
 
-def _take_room(room: dict[str, int], parts: Mapping[str, bytes | None]) -> None:
+def _take_room(room: dict[str, int], parts: Mapping[str, list[Part] | None]) -> None:
     """Take what the parts need from the room in each dialect, or raise and take nothing."""
-    needs = {dialect: len(part) + _VALUE_ENVELOPE for dialect, part in parts.items() if part is not None}
+    needs = {d: sum(map(len, part)) + _VALUE_ENVELOPE for d, part in parts.items() if part is not None}
     for dialect, need in needs.items():
         if need > room[dialect]:
             raise InvalidValueError(
@@ -197,14 +215,14 @@ def _take_room(room: dict[str, int], parts: Mapping[str, bytes | None]) -> None:
 
 
 def _payload(
-    dialect: str, event: Event, ids: EventIds | None, values: list[bytes], graph: bytes | None
-) -> bytes | None:
+    dialect: str, event: Event, ids: EventIds | None, values: list[list[Part]], graph: bytes | None
+) -> list[Part] | None:
     if dialect == "tensorboard":
         if not values:
             return None
-        return tensorboard_format.encode_summary(event.step, event.wall_time, values, ids)
+        return tensorboard_format.summary_parts(event.step, event.wall_time, values, ids)
     if graph is not None:
-        return mindspore_format.encode_graph(graph, event.wall_time, ids)
+        return [mindspore_format.encode_graph(graph, event.wall_time, ids)]
     if event.values and all(value.plugin not in SUMMARY_PLUGINS for value in event.values):
         return None
-    return mindspore_format.encode_summary(event.step, event.wall_time, values, ids)
+    return mindspore_format.summary_parts(event.step, event.wall_time, values, ids)

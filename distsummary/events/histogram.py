@@ -1,9 +1,14 @@
 """Counting an array into the bins of MindSpore's histogram rule."""
 
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
 import numpy as np
 
 from distsummary.errors import InvalidTypeError
 from distsummary.events.records import Array, Histogram
+
+_BLOCK = 1 << 16  # elements; a multiple of 8192
 
 
 def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogram:
@@ -23,29 +28,86 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
     flat = values.reshape(-1)
     if flat.dtype.kind == "b":
         flat = flat.view(np.uint8)
-    invalid = _count_invalid(flat)
-    has_invalid = any(invalid.values())
-    finite = flat[np.isfinite(flat)] if has_invalid else flat
-    if not finite.size:
+    found = _statistics(flat)
+    finite = flat.size - found.nan_count - found.pos_inf_count - found.neg_inf_count
+    invalid = found._asdict()
+    low, high, total = (invalid.pop(name) for name in ("low", "high", "total"))
+    if not finite:
         empty = np.empty(0)
         return Histogram(left=empty, width=empty, counts=empty.astype(np.int64), count=flat.size, **invalid)
-    low, high = finite.min(), finite.max()
-    edges = bin_edges(float(low), float(high), finite.size, _edge_dtype(flat.dtype, mindspore_compat))
-    counts, _ = np.histogram(finite, edges)
-    # Zeros in the place of the invalid ones: numpy adds pairwise, so the positions decide the last bit.
-    summed = np.where(np.isfinite(flat), flat, 0) if has_invalid else flat
-    with np.errstate(over="ignore"):  # the sum may exceed float64, the width wrap in the dtype of the edges
-        total, width = summed.sum(dtype=np.float64), np.diff(edges)
+    edges = bin_edges(low, high, finite, _edge_dtype(flat.dtype, mindspore_compat))
+    with np.errstate(over="ignore"):  # the width may wrap in the dtype of the edges
+        width = np.diff(edges)
     return Histogram(
         left=edges[:-1].astype(np.float64),
         width=width.astype(np.float64),
-        counts=counts.astype(np.int64),
+        counts=_counts(flat, edges),
         count=flat.size,
-        min=float(low),
-        max=float(high),
-        sum=float(total),
+        min=low,
+        max=high,
+        sum=total,
         **invalid,
     )
+
+
+class _Statistics(NamedTuple):
+    """Of an array: the non-finite values by kind; of the finite ones the smallest, largest and the sum."""
+
+    nan_count: int
+    pos_inf_count: int
+    neg_inf_count: int
+    low: float
+    high: float
+    total: float
+
+
+def _statistics(flat: Array) -> _Statistics:
+    """One pass over the memory; the sum is that of NumPy over the whole array, to the last bit.
+
+    NumPy sums what it must convert in runs of 8192, one after the other, so that blocks of a multiple change
+    nothing. It sums float64 in pairs over the whole array, which therefore stays in one piece.
+    """
+    lows, highs = [], []
+    total = -0.0  # where NumPy starts
+    nan = pos_inf = neg_inf = 0
+    for block in [flat] if flat.dtype == np.float64 else _blocks(flat):
+        with np.errstate(over="ignore", invalid="ignore"):
+            summed = np.add.reduce(block, dtype=np.float64, initial=total)
+        if not np.isfinite(summed):  # on clean data this tells it all
+            finite = np.isfinite(block)
+            nan += int(np.count_nonzero(np.isnan(block)))
+            pos_inf += int(np.count_nonzero(block == np.inf))
+            neg_inf += int(np.count_nonzero(block == -np.inf))
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # the positions decide the last bit: zeros stay
+                summed = np.add.reduce(np.where(finite, block, 0), dtype=np.float64, initial=total)
+            block = block[finite]
+        total = summed
+        if block.size:
+            lows.append(block.min())
+            highs.append(block.max())
+    low, high = (float(min(lows)), float(max(highs))) if lows else (0.0, 0.0)
+    return _Statistics(nan, pos_inf, neg_inf, low, high, float(total))
+
+
+def _blocks(flat: Array) -> Iterator[Array]:
+    """Pieces that stay in the cache while they are worked on; float16 as float32, thrice as fast."""
+    for start in range(0, flat.size, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        yield block.astype(np.float32) if block.dtype == np.float16 else block
+
+
+def _counts(flat: Array, edges: Array) -> Array:
+    """What `np.histogram(flat, edges)` counts, int64 (bins,); NaN and infinities fall outside the edges."""
+    below = np.zeros(edges.size, np.int64)
+    kind: Literal["stable"] | None = "stable" if flat.itemsize == 1 else None  # bytes: 20 times faster
+    for block in _blocks(flat):
+        ordered = np.sort(block, kind=kind)
+        comparable = ordered.astype(np.result_type(ordered, edges), copy=False)  # once, not in each search
+        below[:-1] += comparable.searchsorted(edges[:-1], "left")
+        below[-1] += comparable.searchsorted(edges[-1], "right")  # the last bin holds its right edge
+    return np.diff(below)
 
 
 def bin_count(finite: int) -> int:
@@ -66,22 +128,11 @@ def bin_edges(low: float, high: float, finite: int, dtype: np.dtype[np.generic])
     points = bin_count(finite) + 1
     if not np.isfinite(high - low):  # a span beyond float64
         return 2 * np.linspace(low / 2, high / 2, points)
-    return np.linspace(low, high, points, dtype=dtype)
+    with np.errstate(over="ignore"):  # its last point may overflow before it is set to `high`
+        return np.linspace(low, high, points, dtype=dtype)
 
 
 def _edge_dtype(dtype: np.dtype[np.generic], mindspore_compat: bool) -> np.dtype[np.generic]:
     if mindspore_compat:
         return dtype
     return np.dtype(np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64)
-
-
-def _count_invalid(flat: Array) -> dict[str, int]:
-    """The non-finite values by kind."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if flat.dtype.kind != "f" or np.isfinite(flat.sum(dtype=np.float64)):  # one pass for clean data
-            return {"nan_count": 0, "pos_inf_count": 0, "neg_inf_count": 0}
-    return {
-        "nan_count": int(np.isnan(flat).sum()),
-        "pos_inf_count": int(np.isposinf(flat).sum()),
-        "neg_inf_count": int(np.isneginf(flat).sum()),
-    }

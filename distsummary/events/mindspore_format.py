@@ -1,6 +1,7 @@
 """Values to and from the bytes of the MindSpore dialect (`*_MS` and `*_lineage` files)."""
 
 import math
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.events import wire
+from distsummary.events.frames import Part
 from distsummary.events.records import (
     Array,
     Event,
@@ -31,6 +33,8 @@ DATA_TYPES = {
     "bool": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint8": 6, "uint16": 7, "uint32": 8,
     "uint64": 9, "float16": 10, "float32": 11, "float64": 12,
 }  # fmt: skip
+# 0x0a | length of the rest | 0x09 | f64 left | 0x11 | f64 width | 0x18 | (varint count), little-endian
+_BUCKET = struct.Struct("<BBBdBdB")
 _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 # plugin -> the field of LineageEvent, in the order of the file
 _LINEAGE_FIELDS = {
@@ -53,9 +57,16 @@ def encode_summary(
     step: int, wall_time: float, values: Iterable[bytes], ids: EventIds | None = None
 ) -> bytes:
     """The payload of one summary event; `values` come from `encode_value`. The step is written even if 0."""
-    summary = b"".join([wire.delimited(1, value) for value in values])
+    return b"".join(summary_parts(step, wall_time, [[value] for value in values], ids))
+
+
+def summary_parts(
+    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
+) -> list[Part]:
+    """The same in parts; `values` come from `value_parts`, of which nothing is copied."""
     head = wire.double(1, wall_time) + wire.integer(2, step)
-    return b"".join((head, wire.delimited(5, summary), wire.identity(ids)))
+    summary = [part for value in values for part in wire.message(1, value)]
+    return [head, *wire.message(5, summary), wire.identity(ids)]
 
 
 def encode_graph(graph: bytes, wall_time: float, ids: EventIds | None = None) -> bytes:
@@ -95,16 +106,18 @@ def encode_lineage_message(
 
 def encode_value(value: Value) -> bytes:
     """A `Summary.Value`; `data` is finished: a float, an array, Histogram, Image or Landscape."""
+    return b"".join(value_parts(value))
+
+
+def value_parts(value: Value) -> list[Part]:
+    """The same in parts: a tensor's float32 numbers and a PNG stand in it where they lie in memory."""
     body = _VALUE_ENCODERS[value.plugin](value.data)
-    return b"".join((wire.text(1, value.tag), body, _encode_shard(value.shard)))
+    shard = [] if value.shard is None else [_encode_shard(value.shard)]
+    return [wire.text(1, value.tag), *body, *shard]
 
 
-def _encode_scalar(scalar: float) -> bytes:
-    return wire.single(3, scalar)
-
-
-def _encode_tensor_value(array: Array) -> bytes:
-    return wire.delimited(8, encode_tensor(array))
+def _scalar_parts(scalar: float) -> list[Part]:
+    return [wire.single(3, scalar)]
 
 
 def encode_tensor(array: Array) -> bytes:
@@ -112,6 +125,10 @@ def encode_tensor(array: Array) -> bytes:
 
     Raises InvalidTypeError for complex, object and other dtypes that MindSpore has no number for.
     """
+    return b"".join(_tensor_parts(array))
+
+
+def _tensor_parts(array: Array) -> list[Part]:
     array = np.asarray(array)
     data_type = DATA_TYPES.get(array.dtype.name)
     if data_type is None:
@@ -121,7 +138,10 @@ def encode_tensor(array: Array) -> bytes:
         )
     dims = b"".join([wire.integer(1, size) for size in array.shape])
     head = dims + wire.integer(2, data_type)
-    return head + wire.delimited(3, to_float32(array).tobytes()) if array.size else head
+    if not array.size:
+        return [head]
+    numbers = to_float32(array).reshape(-1).data.cast("B")  # reshape copies what is not in C order
+    return [head, *wire.message(3, [numbers])]
 
 
 def to_float32(array: Array) -> Array:
@@ -130,23 +150,18 @@ def to_float32(array: Array) -> Array:
         return array.astype("<f4", copy=False)
 
 
-def encode_image_message(image: Image) -> bytes:
-    """The `Summary.Image` of both dialects."""
+def image_parts(image: Image) -> list[Part]:
+    """The image field of a `Summary.Value`, the same in both dialects."""
     sizes = wire.integer(1, image.height) + wire.integer(2, image.width) + wire.integer(3, image.colorspace)
-    return sizes + wire.delimited(4, image.encoded)
+    return wire.message(4, [sizes, *wire.message(4, [memoryview(image.encoded)])])
 
 
-def _encode_image(image: Image) -> bytes:
-    return wire.delimited(4, encode_image_message(image))
-
-
-def _encode_histogram(histogram: Histogram) -> bytes:
-    parts = []
+def _histogram_parts(histogram: Histogram) -> list[Part]:
+    parts: list[Part] = []
     rows = zip(histogram.left.tolist(), histogram.width.tolist(), histogram.counts.tolist(), strict=True)
     for left, width, count in rows:
-        parts.append(
-            wire.delimited(1, wire.double(1, left) + wire.double(2, width) + wire.integer(3, int(count)))
-        )
+        counted = wire.varint(count)
+        parts += _BUCKET.pack(0x0A, 19 + len(counted), 0x09, left, 0x11, width, 0x18), counted
     parts.append(wire.integer(2, histogram.nan_count))
     parts.append(wire.integer(3, histogram.pos_inf_count))
     parts.append(wire.integer(4, histogram.neg_inf_count))
@@ -154,10 +169,10 @@ def _encode_histogram(histogram: Histogram) -> bytes:
         if number is not None:
             parts.append(wire.double(field, number))
     parts.append(wire.integer(8, histogram.count))
-    return wire.delimited(9, b"".join(parts))
+    return wire.message(9, [b"".join(parts)])
 
 
-def _encode_landscape(landscape: Landscape) -> bytes:
+def _landscape_parts(landscape: Landscape) -> list[Part]:
     message = summary_pb2.LossLandscape()
     _set_point(message.landscape, landscape.x, landscape.y, landscape.z)
     if landscape.intervals:
@@ -168,7 +183,7 @@ def _encode_landscape(landscape: Landscape) -> bytes:
     message.metadata.step_per_epoch = landscape.step_per_epoch
     x, y, z = landscape.convergence_point
     _set_point(message.convergence_point, np.array([x]), np.array([y]), np.array([z]))
-    return wire.delimited(10, message.SerializeToString())
+    return wire.message(10, [message.SerializeToString()])
 
 
 def _set_point(point: summary_pb2.LossLandscape.Point, x: Array, y: Array, z: Array) -> None:
@@ -176,18 +191,16 @@ def _set_point(point: summary_pb2.LossLandscape.Point, x: Array, y: Array, z: Ar
         field.MergeFromString(encode_tensor(array))
 
 
-_VALUE_ENCODERS: dict[str, Callable[[Any], bytes]] = {  # Any: what the plugin's data is
-    "scalar": _encode_scalar,
-    "tensor": _encode_tensor_value,
-    "histogram": _encode_histogram,
-    "image": _encode_image,
-    "landscape": _encode_landscape,
+_VALUE_ENCODERS: dict[str, Callable[[Any], list[Part]]] = {  # Any: what the plugin's data is
+    "scalar": _scalar_parts,
+    "tensor": lambda array: wire.message(8, _tensor_parts(array)),
+    "histogram": _histogram_parts,
+    "image": image_parts,
+    "landscape": _landscape_parts,
 }
 
 
-def _encode_shard(shard: Shard | None) -> bytes:
-    if shard is None:
-        return b""
+def _encode_shard(shard: Shard) -> bytes:
     shape = b"".join([wire.integer(1, size) for size in shard.global_shape])
     return wire.delimited(1000, shape + b"".join([wire.integer(2, first) for first in shard.offset]))
 

@@ -2,6 +2,8 @@
 
 import struct
 import zlib
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 
@@ -12,11 +14,15 @@ COLUMNS = 8  # pictures beside each other on a canvas
 
 
 def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
-    """Draw (N, C, H, W) pictures, C 1 (grey) or 3 (RGB), on one canvas, eight to a row, free places black.
+    """Draw pictures on one canvas, eight to a row, free places black.
+
+    Their shape is (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W) with C 1 (grey) or 3 (RGB); one
+    that fits two of these is the one named first.
 
     uint8 and integers within 0..255 keep their values, bool is black and white, floats within [0, 1] are
     multiplied by 255 and rounded, everything else is stretched from its finite range to 0..255 (a constant is
-    black). NaN and -Inf are black, Inf is white. `mindspore_compat` stretches as MindSpore does instead.
+    black). NaN and -Inf are black, Inf is white. `mindspore_compat` takes (N, C, H, W) alone and stretches
+    the whole canvas, uint8 included, as MindSpore does.
 
     Raises InvalidTypeError for a dtype, InvalidValueError for a shape that cannot be drawn.
     """
@@ -25,14 +31,11 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
         raise InvalidTypeError(
             f"a picture is bool, integer or float of up to 64 bits, got {pictures.dtype}; convert the array"
         )
-    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or not pictures.size:
-        raise InvalidValueError(
-            f"pictures must have the shape (N, C, H, W) with C 1 or 3 and no axis of 0, got {pictures.shape}"
-        )
+    batch = _as_batch(pictures, mindspore_compat)
     if mindspore_compat:
-        pixels = _stretch_like_mindspore(_canvas(pictures.astype(np.float64)))
+        pixels = _stretch_like_mindspore(_canvas(batch.astype(np.float64)))
     else:
-        pixels = _canvas(_to_uint8(pictures))
+        pixels = _canvas(_to_uint8(batch))
     height, width, _ = pixels.shape
     return Image(height=height, width=width, encoded=encode_png(pixels))
 
@@ -40,7 +43,8 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
 def encode_png(pixels: Array) -> bytes:
     """PNG of (H, W, 3) uint8 pixels.
 
-    The filter "Up" and zlib's run-length strategy: a ninth of the time of zlib's default for a size of +1 %.
+    The filter "Up" and zlib's run-length strategy: a ninth of the time of zlib's default for a size of +1 %;
+    with the extra `isal` a quarter of that.
     """
     height, width, _ = pixels.shape
     rows = pixels.reshape(height, width * 3)
@@ -48,13 +52,27 @@ def encode_png(pixels: Array) -> bytes:
     filtered[:, 0] = 2  # "Up": each byte less the one above it, modulo 256
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
-    deflate = zlib.compressobj(strategy=zlib.Z_RLE)
-    data = deflate.compress(filtered.tobytes()) + deflate.flush()
+    data = _deflate()(filtered.data)
     # 8 bits per channel, colour type 2 (RGB), deflate, adaptive filters, not interlaced
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"".join(
         (b"\x89PNG\r\n\x1a\n", _chunk(b"IHDR", header), _chunk(b"IDAT", data), _chunk(b"IEND", b""))
     )
+
+
+@cache
+def _deflate() -> Callable[[memoryview], bytes]:
+    """The fastest compression to zlib's format that is installed; looked for once."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return _run_lengths
+    return partial(isal_zlib.compress, level=1)
+
+
+def _run_lengths(data: memoryview) -> bytes:
+    deflate = zlib.compressobj(level=1, strategy=zlib.Z_RLE)
+    return deflate.compress(data) + deflate.flush()
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -64,15 +82,36 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     )
 
 
+def _as_batch(pictures: Array, mindspore_compat: bool) -> Array:
+    """The pictures as (N, C, H, W); raises InvalidValueError when they cannot be."""
+    shape = pictures.shape
+    first, last = (shape[-3] in (1, 3), shape[-1] in (1, 3)) if len(shape) > 2 else (False, False)
+    if pictures.size and len(shape) == 4 and first:
+        return pictures
+    if pictures.size and not mindspore_compat:
+        if len(shape) == 4 and last:
+            return pictures.transpose(0, 3, 1, 2)
+        if len(shape) == 3 and (first or last):
+            return (pictures if first else pictures.transpose(2, 0, 1))[np.newaxis]
+        if len(shape) == 2:
+            return pictures[np.newaxis, np.newaxis]
+    shapes = (
+        "(N, C, H, W)" if mindspore_compat else "(N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W)"
+    )
+    raise InvalidValueError(f"pictures must have the shape {shapes}, C 1 or 3 and no axis of 0, got {shape}")
+
+
 def _canvas(pictures: Array) -> Array:
     """(N, C, H, W) to (rows * H, columns * W, 3) of the same dtype."""
-    number, _, height, width = pictures.shape
+    number, channels, height, width = pictures.shape
     columns = min(number, COLUMNS)
     rows = -(-number // columns)
-    canvas = np.zeros((rows * columns, height, width, 3), pictures.dtype)
-    canvas[:number] = pictures.transpose(0, 2, 3, 1)  # grey is broadcast to the three channels
-    grid = canvas.reshape(rows, columns, height, width, 3)
-    return grid.transpose(0, 2, 1, 3, 4).reshape(rows * height, columns * width, 3)
+    canvas = np.zeros((rows, height, columns, width, 3), pictures.dtype)
+    for place in range(number):
+        tile = canvas[place // columns, :, place % columns]
+        for colour in range(3):  # one by one: a quarter of the time of a transposed copy
+            tile[:, :, colour] = pictures[place, colour % channels]
+    return canvas.reshape(rows * height, columns * width, 3)
 
 
 def _to_uint8(pictures: Array) -> Array:

@@ -2,24 +2,40 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from distsummary.checks import check_choice
+from distsummary.checks import check_choice, check_int
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.events import mindspore_format, tensorboard_format, wire
 from distsummary.events.frames import MAX_PAYLOAD, Frame, read_frames
-from distsummary.events.records import EventIds, Lineage, Value
+from distsummary.events.parts import Descriptor, refuse_bombs
+from distsummary.events.quick import quick_event
+from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage, Value
+from distsummary.events.seen import Seen
 from distsummary.events.segment import LINEAGE_SUFFIX, lineage_files, segments
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.pb import mindspore_summary_pb2 as summary_pb2
+from distsummary.pb import tensorboard_pb2
 
-MODES = ("strict", "skip")
+MODES = ("strict", "skip", "tail")
+MAX_DAMAGE = 1000  # places of one file that are told one by one, and
+_MAX_LOGGED = 10  # that are logged
+
+
+class _Decoder(NamedTuple):
+    decode: Callable[[bytes], tuple[EventIds, Event] | None]
+    message: Descriptor
+
+
 _DECODERS = {
-    "mindspore": mindspore_format.decode_event,
-    "lineage": mindspore_format.decode_lineage_event,
-    "tensorboard": tensorboard_format.decode_event,
+    MINDSPORE: _Decoder(mindspore_format.decode_event, summary_pb2.Event.DESCRIPTOR),
+    "lineage": _Decoder(mindspore_format.decode_lineage_event, lineage_pb2.LineageEvent.DESCRIPTOR),
+    TENSORBOARD: _Decoder(tensorboard_format.decode_event, tensorboard_pb2.Event.DESCRIPTOR),
 }
 
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 _logger = logging.getLogger(__name__)
 
 
@@ -27,7 +43,7 @@ class ReadEvent(NamedTuple):
     """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 when another writer wrote it.
 
     `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, the bytes of a
-    graph, a lineage message. `wall_time` in seconds since the epoch, `offset` in bytes.
+    graph, a lineage message. `wall_time` in seconds since the epoch, `offset` and `end` in bytes.
     """
 
     run_id: str
@@ -38,6 +54,18 @@ class ReadEvent(NamedTuple):
     values: list[Value]
     file: Path
     offset: int
+    end: int
+
+
+class ReadValue(NamedTuple):
+    """One value of an event; `value` is its data, as in `ReadEvent`."""
+
+    attempt: int
+    seq: int
+    step: int
+    wall_time: float
+    tag: str
+    value: Any  # float, array, Histogram, Image, Landscape, bytes or a lineage message
 
 
 class Damage(NamedTuple):
@@ -60,6 +88,7 @@ def read_file(
     path: str | os.PathLike[str],
     mode: str = "strict",
     *,
+    start: int = 0,
     skipped: list[Damage] | None = None,
     max_payload: int = MAX_PAYLOAD,
 ) -> Iterator[ReadEvent]:
@@ -69,52 +98,111 @@ def read_file(
 
     Args:
         path: the file; its name tells the dialect.
-        mode: "strict" raises at damage; "skip" goes on at the next frame, or stops where the damage hides it.
-        skipped: takes what was skipped; without it, it is logged.
+        mode: "strict" raises at damage. "skip" goes on at the next intact frame, wherever it begins. "tail"
+            does so, too, but stops before damage that nothing intact follows yet: see `tail.Tail`.
+        start: the byte to begin at: 0, or the `end` of an event that was read before.
+        skipped: takes what was skipped, at most MAX_DAMAGE places of a file; without it, they are logged.
         max_payload: larger events (bytes) are damage.
 
     Raises:
         DamagedFileError: with the file and the offset. MissingFileError: there is no such file.
     """
     check_choice("mode", mode, MODES)
-    return _read_file(Path(path), mode, skipped, max_payload)
+    check_int("start", start, low=0)
+    return _read_file(Path(path), start, _Skipping(Path(path), mode, skipped), max_payload)
 
 
-def _read_file(path: Path, mode: str, skipped: list[Damage] | None, max_payload: int) -> Iterator[ReadEvent]:
-    decode = _DECODERS[dialect_of(path)]
+def _read_file(path: Path, start: int, skipping: "_Skipping", max_payload: int) -> Iterator[ReadEvent]:
+    dialect = dialect_of(path)
+    resync = skipping.mode != "strict"
     try:
-        for frame in read_frames(path, max_payload=max_payload):
-            try:
-                decoded = decode(_sound(frame))
-            except DamagedFileError as error:
-                _skip_or_raise(Damage(path, frame.offset, str(error)), mode, skipped)
+        for frame in read_frames(path, start=start, max_payload=max_payload, resync=resync):
+            if frame.damage is None and (fields := quick_event(frame.payload, dialect)) is not None:
+                skipping.tell()
+                yield _new(ReadEvent, (*fields, path, frame.offset, frame.end))
                 continue
+            try:
+                decoded = _decode(frame, dialect)
+            except DamagedFileError as error:
+                skipping.skip(frame.offset, str(error))
+                continue
+            skipping.tell()
             if decoded is not None:
                 ids, event = decoded
-                yield ReadEvent(*ids, *event, path, frame.offset)
+                yield ReadEvent(*ids, *event, path, frame.offset, frame.end)
+        skipping.end()
     except FileNotFoundError as error:
         raise MissingFileError(f"there is no event file {path}; it was removed or never written") from error
 
 
-def _sound(frame: Frame) -> bytes:
+def decode_frame(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
+    """The event in a frame of a file of `dialect_of`; None for a record without values.
+
+    Raises DamagedFileError.
+    """
+    if frame.damage is None and (fields := quick_event(frame.payload, dialect)) is not None:
+        return EventIds(*fields[:3]), Event(*fields[3:])
+    return _decode(frame, dialect)
+
+
+def _decode(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
     if frame.damage is not None:
         raise DamagedFileError(frame.damage)
-    return frame.payload
+    decoder = _DECODERS[dialect]
+    refuse_bombs(frame.payload, decoder.message)
+    try:
+        return decoder.decode(frame.payload)
+    except RecursionError as error:
+        raise DamagedFileError("the event is nested too deeply") from error
 
 
-def _skip_or_raise(damage: Damage, mode: str, skipped: list[Damage] | None) -> None:
-    text = f"{damage.file} is damaged at byte {damage.offset}: {damage.reason}"
-    if mode == "strict":
-        raise DamagedFileError(f"{text}; read it with mode='skip' to leave that out")
-    if skipped is None:
-        _logger.warning("%s; left out", text)
-    else:
-        skipped.append(damage)
+class _Skipping:
+    """What to do about the damage of one file: raise, list or log it, a bounded number of times."""
+
+    def __init__(self, path: Path, mode: str, skipped: list[Damage] | None) -> None:
+        self.path, self.mode, self._skipped = path, mode, skipped
+        self._waiting: list[Damage] = []
+        self._left = MAX_DAMAGE if skipped is not None else _MAX_LOGGED
+        self._more = 0
+        self._last_offset = 0
+
+    def skip(self, offset: int, reason: str) -> None:
+        damage = Damage(self.path, offset, reason)
+        if self.mode == "strict":
+            raise DamagedFileError(f"{_said(damage)}; read it with mode='skip' to leave that out")
+        self._last_offset = offset
+        if not self._left:
+            self._more += 1
+            return
+        self._left -= 1
+        self._waiting.append(damage)
+
+    def tell(self) -> None:
+        """Something intact follows, or the file ends: what was met so far is damage indeed."""
+        for damage in self._waiting:
+            if self._skipped is not None:
+                self._skipped.append(damage)
+            else:
+                _logger.warning("%s; left out", _said(damage))
+        self._waiting.clear()
+
+    def end(self) -> None:
+        if self.mode == "tail":
+            return  # what nothing intact follows may still be being written
+        if self._more:
+            self._waiting.append(
+                Damage(self.path, self._last_offset, f"{self._more} more places are damaged up to here")
+            )
+        self.tell()
+
+
+def _said(damage: Damage) -> str:
+    return f"{damage.file} is damaged at byte {damage.offset}: {damage.reason}"
 
 
 def read_directory(
     path: str | os.PathLike[str],
-    dialect: str = "mindspore",
+    dialect: str = MINDSPORE,
     mode: str = "strict",
     *,
     skipped: list[Damage] | None = None,
@@ -124,30 +212,54 @@ def read_directory(
     An event that was written twice comes once, by (run id, attempt, seq); those of other writers, which have
     no seq, all come. Errors and `skipped` as in `read_file`.
     """
-    check_choice("dialect", dialect, ("mindspore", "tensorboard"))
+    check_choice("dialect", dialect, DIALECTS)
     check_choice("mode", mode, MODES)
-    return _read_directory(_directory(path), dialect, mode, skipped)
+    return _read_once(segments(_directory(path), dialect), mode, skipped)
 
 
-def _read_directory(
-    directory: Path, dialect: str, mode: str, skipped: list[Damage] | None
-) -> Iterator[ReadEvent]:
-    seen: set[tuple[str, int, int]] = set()
-    for segment in segments(directory, dialect):
-        for event in read_file(segment, mode, skipped=skipped):
-            identity = (event.run_id, event.attempt, event.seq)
-            if identity in seen:
-                continue
-            if event.seq:
-                seen.add(identity)
-            yield event
+def _read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[ReadEvent]:
+    seen = Seen()
+    for file in files:
+        for event in read_file(file, mode, skipped=skipped):
+            if seen.add(event.run_id, event.attempt, event.seq):
+                yield event
+
+
+def read_values(
+    path: str | os.PathLike[str],
+    dialect: str | None = None,
+    mode: str = "strict",
+    *,
+    skipped: list[Damage] | None = None,
+) -> Iterator[ReadValue]:
+    """The values of a file, or of a directory's segments in the order of their stamps, one by one.
+
+    An event that was written twice comes once, as in `read_directory`.
+
+    Args:
+        path: an event file, whose name tells the dialect, or a directory.
+        dialect: of a directory's files; None takes MindSpore's if there are any, else TensorBoard's.
+        mode, skipped: as in `read_file`, and so are the errors.
+    """
+    check_choice("mode", mode, MODES)
+    if dialect is not None:
+        check_choice("dialect", dialect, DIALECTS)
+    files = [Path(path)]
+    if os.path.isdir(path):
+        dialects = DIALECTS if dialect is None else (dialect,)
+        files = next((found for name in dialects if (found := segments(Path(path), name))), [])
+    return (
+        ReadValue(event.attempt, event.seq, event.step, event.wall_time, value.tag, value.data)
+        for event in _read_once(files, mode, skipped)
+        for value in event.values
+    )
 
 
 def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, attempt: int) -> int:
     """The highest seq of an attempt in the files of one dialect, 0 for none; damage is passed over."""
     for segment in reversed(segments(_directory(directory), dialect)):
         last = 0
-        for frame in read_frames(segment):
+        for frame in read_frames(segment, resync=True):
             if frame.damage is None:
                 ids = _identity(frame.payload)
                 if ids[:2] != (run_id, attempt):

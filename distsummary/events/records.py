@@ -1,6 +1,7 @@
 """What is recorded: values, the events that hold them, and the batches that carry events."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -113,6 +114,15 @@ class Event(NamedTuple):
     step: int
     wall_time: float
     values: list[Value]
+
+
+class Scalars(NamedTuple):
+    """An event of scalars alone in the form that costs least: as many numbers as tags, no object for each."""
+
+    step: int
+    wall_time: float
+    tags: tuple[str, ...]
+    numbers: Sequence[float]
 
 
 class EventIds(NamedTuple):

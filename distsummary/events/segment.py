@@ -74,7 +74,11 @@ def next_stamp(directory: Path, now: float) -> int:
 
 def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
     """Cut the incomplete last frame of dead segments, kept in `torn-<n>.bin`; MindInsight spins on one."""
-    everything = [*segments(directory, MINDSPORE), *segments(directory, TENSORBOARD)]
+    everything = [
+        *segments(directory, MINDSPORE),
+        *lineage_files(directory),
+        *segments(directory, TENSORBOARD),
+    ]
     return [path for path in everything if _is_torn(path) and _cut(path, files)]
 
 

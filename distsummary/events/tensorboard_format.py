@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 
 from distsummary.errors import DamagedFileError
 from distsummary.events import wire
-from distsummary.events.frames import MAX_PAYLOAD
-from distsummary.events.mindspore_format import encode_image_message
+from distsummary.events.frames import MAX_PAYLOAD, Part
+from distsummary.events.mindspore_format import image_parts
 from distsummary.events.records import Array, Event, EventIds, Histogram, Image, Value
 from distsummary.pb import tensorboard_pb2
 
@@ -36,44 +36,55 @@ def encode_summary(
     step: int, wall_time: float, values: Iterable[bytes], ids: EventIds | None = None
 ) -> bytes:
     """The payload of one summary event; `values` come from `encode_value`."""
-    summary = b"".join([wire.delimited(1, value) for value in values])
-    return b"".join((_head(step, wall_time), wire.delimited(5, summary), wire.identity(ids)))
+    return b"".join(summary_parts(step, wall_time, [[value] for value in values], ids))
+
+
+def summary_parts(
+    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
+) -> list[Part]:
+    """The same in parts; `values` come from `value_parts`, of which nothing is copied."""
+    summary = [part for value in values for part in wire.message(1, value)]
+    return [_head(step, wall_time), *wire.message(5, summary), wire.identity(ids)]
 
 
 def encode_value(value: Value) -> bytes | None:
     """A `Summary.Value` for a scalar, histogram or image; None for what TensorBoard has no place for."""
+    parts = value_parts(value)
+    return None if parts is None else b"".join(parts)
+
+
+def value_parts(value: Value) -> list[Part] | None:
+    """The same in parts: a PNG stands in it where it lies in memory."""
     encoder = _VALUE_ENCODERS.get(value.plugin)
-    return None if encoder is None else wire.text(1, value.tag) + encoder(value.data)
+    return None if encoder is None else [wire.text(1, value.tag), *encoder(value.data)]
 
 
-def _encode_scalar(scalar: float) -> bytes:
-    return wire.single(2, scalar)
+def _scalar_parts(scalar: float) -> list[Part]:
+    return [wire.single(2, scalar)]
 
 
-def _encode_histogram(histogram: Histogram) -> bytes:
+def _histogram_parts(histogram: Histogram) -> list[Part]:
     """Finite values only; without any, one empty bin, so that no reader meets an empty list."""
     right = histogram.left + histogram.width if histogram.left.size else np.zeros(1)
     counts = histogram.counts if histogram.left.size else np.zeros(1)
     invalid = histogram.nan_count + histogram.pos_inf_count + histogram.neg_inf_count
-    return wire.delimited(
+    return wire.message(
         5,
-        b"".join(
-            (
-                _double(1, histogram.min or 0.0),
-                _double(2, histogram.max or 0.0),
-                _double(3, float(histogram.count - invalid)),
-                _double(4, histogram.sum or 0.0),
-                wire.delimited(6, right.astype("<f8").tobytes()),
-                wire.delimited(7, counts.astype("<f8").tobytes()),
-            )
+        (
+            _double(1, histogram.min or 0.0),
+            _double(2, histogram.max or 0.0),
+            _double(3, float(histogram.count - invalid)),
+            _double(4, histogram.sum or 0.0),
+            wire.delimited(6, right.astype("<f8").tobytes()),
+            wire.delimited(7, counts.astype("<f8").tobytes()),
         ),
     )
 
 
-_VALUE_ENCODERS: dict[str, Callable[[Any], bytes]] = {  # Any: what the plugin's data is
-    "scalar": _encode_scalar,
-    "histogram": _encode_histogram,
-    "image": lambda image: wire.delimited(4, encode_image_message(image)),
+_VALUE_ENCODERS: dict[str, Callable[[Any], list[Part]]] = {  # Any: what the plugin's data is
+    "scalar": _scalar_parts,
+    "histogram": _histogram_parts,
+    "image": image_parts,
 }
 
 

@@ -2,9 +2,11 @@
 
 import math
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 
 from distsummary.errors import InvalidValueError
+from distsummary.events.frames import Part
 from distsummary.events.records import EventIds
 
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
@@ -17,6 +19,10 @@ def varint(number: int) -> bytes:
     """`number` as a varint; negative ones as the 64-bit two's complement (ten bytes), as protobuf does."""
     if 0 <= number <= 0x7F:  # nearly always
         return _ONE_BYTE[number]
+    if 0 < number <= 0x3FFF:  # two and three bytes, as most steps take: 0.7 of the loop's time
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    if 0 < number <= 0x1FFFFF:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     number &= _UINT64
     encoded = bytearray()
     while number > 0x7F:
@@ -58,6 +64,12 @@ def fixed64(field: int, number: int) -> bytes:
 def delimited(field: int, payload: bytes) -> bytes:
     """A string, bytes, message or packed field."""
     return b"".join((key(field, LENGTH_DELIMITED), varint(len(payload)), payload))
+
+
+def message(field: int, parts: Iterable[Part]) -> list[Part]:
+    """A message field whose payload is in parts, none of which is copied."""
+    parts = list(parts)
+    return [key(field, LENGTH_DELIMITED) + varint(sum(map(len, parts))), *parts]
 
 
 def text(field: int, string: str) -> bytes:

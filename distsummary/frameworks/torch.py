@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.records import Shard
 from distsummary.frameworks.state import refuse_misfit
+from distsummary.frameworks.torch_histogram import CountedHistogram, count
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
@@ -70,6 +71,11 @@ class TorchFramework:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         done.record(torch.cuda.current_stream(local.device))
         return TorchCopy(pinned, done)
+
+    def histogram(self, tensor: Tensor) -> CountedHistogram:
+        """Counts made on the tensor's device, with `result() -> Histogram`; the device is not waited for."""
+        local = _local(tensor)
+        return CountedHistogram(self.snapshot(count(local)), local)
 
     def shard(self, tensor: Tensor) -> Shard | None:
         """The slice of a DTensor that lies here, None if no mesh axis of more than one rank splits it.

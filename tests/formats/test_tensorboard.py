@@ -1,6 +1,7 @@
 """TensorBoard's own reader shows what we framed, and ours reads what TensorBoard's writer wrote."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
 from distsummary.events import tensorboard_format
+from distsummary.events.dump import dump
 from distsummary.events.encode import encode_event
 from distsummary.events.frames import frame, read_frames
 from distsummary.events.histogram import count_histogram
 from distsummary.events.png import encode_image
-from distsummary.events.reader import read_directory
+from distsummary.events.reader import read_directory, read_values
 from distsummary.events.records import Event, EventIds, Value
 
 RUN = "0123456789abcdef"
@@ -138,3 +140,37 @@ def test_a_file_of_tensorboards_own_writer_is_read(nasty_tmp_path: Path):
         ("", 0, 2, [Value("scalar", "loss", 1.0)]),
         ("", 0, 3, [Value("scalar", "loss", 1.0)]),
     ]
+
+
+def test_files_of_torch_are_read(nasty_tmp_path: Path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with tensorboard.SummaryWriter(str(nasty_tmp_path)) as writer:
+        check_a_writer(writer, nasty_tmp_path)
+        writer.add_scalar("new", 0.25, 1, walltime=5.0, new_style=True)
+        writer.flush()
+        newest = list(read_values(nasty_tmp_path))[-1]
+    assert newest[2:] == (1, 5.0, "new", 0.25)
+
+
+def test_files_of_tensorboardx_are_read(nasty_tmp_path: Path):
+    tensorboardx = pytest.importorskip("tensorboardX")
+    with tensorboardx.SummaryWriter(str(nasty_tmp_path)) as writer:
+        check_a_writer(writer, nasty_tmp_path)
+
+
+def check_a_writer(writer: Any, directory: Path) -> None:
+    """Write scalars, a histogram, an image and a text with torch's interface, and read them with ours."""
+    for step in range(3):
+        writer.add_scalar("loss", step / 4, step, walltime=10.0 + step)
+    writer.add_histogram("weights", ARRAYS["normal"], 3)
+    writer.add_image("input", PICTURE[0], 4)
+    writer.add_text("note", "left out", 5)
+    writer.flush()
+    values = [value for value in read_values(directory) if value.tag in ("loss", "weights", "input")]
+    assert [value[:5] for value in values[:3]] == [(0, 0, step, 10.0 + step, "loss") for step in range(3)]
+    assert [value.value for value in values[:3]] == [0.0, 0.25, 0.5]
+    histogram, image = values[3].value, values[4].value
+    assert (histogram.counts.sum(), histogram.min) == (1000, pytest.approx(ARRAYS["normal"].min()))
+    assert (image.height, image.width) == PICTURE.shape[2:]
+    assert len(values) == 5
+    assert not [record for record in dump(directory) if record["plugin"] == "damage"]

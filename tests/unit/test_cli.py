@@ -1,4 +1,7 @@
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +76,53 @@ def test_wrong_arguments_are_argparses(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["merge"])
     assert "RUN" in capsys.readouterr().err
+
+
+def test_dump_prints_every_value_of_a_run_as_strict_json_lines(tmp_path, capsys):
+    run_dir = two_ranks(tmp_path / "run")
+    assert main(["dump", str(run_dir.base)]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted((Path(r["file"]).parent.name, r["dialect"], r["step"], r["value"]) for r in records) == [
+        (f"rank_0000{rank}", dialect, step, float(rank))
+        for rank in (0, 1)
+        for dialect in ("mindspore", "tensorboard")
+        for step in (1, 2)
+    ]
+    assert main(["dump", str(tmp_path / "absent")]) == 1
+
+
+def test_dump_into_a_pipe_that_closes_ends_quietly(tmp_path):
+    run_dir = two_ranks(tmp_path / "run")
+    command = f'"{sys.executable}" -m distsummary dump "{run_dir.base}" | head -n 1'
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
+
+
+def test_fsck_tells_scripts_by_its_exit_code(tmp_path, capsys):
+    run_dir = two_ranks(tmp_path / "run")
+    assert main(["fsck", str(run_dir.base)]) == 1  # a run of several ranks without a manifest
+    assert "manifest_missing" in capsys.readouterr().out
+    assert main(["fsck", str(run_dir.base), "--repair"]) == 0
+    assert "repaired: " in capsys.readouterr().out
+    assert main(["fsck", str(run_dir.base), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["findings"], report["files"]) == ([], 4)
+    assert main(["fsck", str(tmp_path / "absent")]) == 2
+    assert capsys.readouterr().err.startswith("distsummary fsck: ")
+
+
+def test_convert_writes_the_other_dialect_once(tmp_path, capsys):
+    run_dir = two_ranks(tmp_path / "run")
+    for path in run_dir.base.rglob("*tfevents*"):
+        path.unlink()
+    assert main(["convert", str(run_dir.base), "--out", str(tmp_path / "tb"), "--json"]) == 0
+    converted = json.loads(capsys.readouterr().out)["converted"]
+    assert [one["events"] for one in converted] == [2, 2]
+    assert {Path(one["file"]).parent for one in converted} == {
+        tmp_path / "tb" / f"rank_0000{rank}" for rank in (0, 1)
+    }
+    assert main(["convert", str(run_dir.base)]) == 0
+    assert "2 events in events.out.tfevents." in capsys.readouterr().out
+    assert main(["convert", str(run_dir.base)]) == 1
+    assert "double" in capsys.readouterr().err
+    assert len(list(read_directory(run_dir.base / "rank_00001", "tensorboard"))) == 2

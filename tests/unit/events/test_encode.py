@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distsummary.events import encode, mindspore_format, tensorboard_format
-from distsummary.events.encode import encode_event
+from distsummary.events.encode import encode_event, event_parts
+from distsummary.events.frames import frame, frame_parts
 from distsummary.events.records import Event, Value
 from tests.unit.events import samples
 
@@ -176,3 +179,28 @@ def test_compatibility_reaches_histograms_and_images():
 def test_only_the_dialects_asked_for_are_encoded():
     payloads, _ = encode_event(Event(1, 1.0, samples.SUMMARY_VALUES), samples.IDS, ("tensorboard",))
     assert list(payloads) == ["tensorboard"]
+
+
+@given(samples.ARRAYS | st.just(np.arange(30000.0)[::2]), st.integers(0, 40000))
+def test_an_event_in_parts_is_framed_to_the_same_bytes(array: np.ndarray, picture_bytes: int):
+    picture = replace(samples.PICTURE, encoded=bytes(picture_bytes))
+    values = [*samples.SUMMARY_VALUES, Value("tensor", "t", array), Value("image", "i", picture)]
+    event = Event(7, 1.5, values)
+    payloads, _ = encode_event(event, samples.IDS, BOTH)
+    parts, refused = event_parts(event, samples.IDS, BOTH)
+    assert refused == []
+    for dialect in BOTH:
+        payload, in_parts = payloads[dialect], parts[dialect]
+        assert payload is not None
+        assert in_parts is not None
+        assert b"".join(frame_parts(in_parts)) == frame(payload)
+
+
+def test_a_large_tensor_is_framed_where_it_lies():
+    array = np.arange(100_000, dtype=np.float32).reshape(100, 1000)
+    parts, _ = event_parts(Event(1, 1.5, [Value("tensor", "t", array)]), samples.IDS, ("mindspore",))
+    assert parts["mindspore"] is not None
+    framed = frame_parts(parts["mindspore"])
+    assert [len(part) for part in framed][1] == array.nbytes
+    assert np.shares_memory(np.frombuffer(framed[1], np.float32), array)
+    assert len(framed) == 3

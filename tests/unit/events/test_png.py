@@ -1,6 +1,7 @@
 """Pictures drawn and decoded again by Pillow."""
 
 import io
+import zlib
 
 import numpy as np
 import PIL.Image
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events import png
 from distsummary.events.png import encode_image, encode_png
 
 
@@ -59,7 +61,9 @@ def test_non_finite_pixels_are_black_and_white():
     assert drawn([np.nan, np.nan], "float64") == [0, 0]
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 4, 4), (1, 4, 4, 3), (0, 3, 2, 2), (1, 3, 0, 2), (3, 4, 4), ()])
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 4, 4), (0, 3, 2, 2), (1, 3, 0, 2), (4, 4, 4), (0, 4), (4,), (), (1, 1, 1, 1, 1)]
+)
 def test_shapes_that_cannot_be_drawn_are_refused(shape: tuple[int, ...]):
     with pytest.raises(InvalidValueError, match=r"shape \(N, C, H, W\)"):
         encode_image(np.zeros(shape))
@@ -75,3 +79,32 @@ def test_compatibility_stretches_bytes_as_mindspore_does():
     picture = np.array([0, 100, 255], np.uint8).reshape(1, 1, 1, 3)
     image = encode_image(picture, mindspore_compat=True)
     assert pixels(image.encoded)[0, :, 0].tolist() == [0, 99, 254]
+
+
+def test_every_layout_of_a_picture_is_drawn_alike():
+    nchw = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 7), np.uint8)
+    assert encode_image(nchw.transpose(0, 2, 3, 1)) == encode_image(nchw)
+    for single in (nchw[0], nchw[0].transpose(1, 2, 0)):
+        assert encode_image(single) == encode_image(nchw[:1])
+    grey = nchw[0, 0]
+    for single in (grey, grey[np.newaxis], grey[:, :, np.newaxis]):
+        assert encode_image(single) == encode_image(nchw[:1, :1])
+
+
+def test_a_shape_that_fits_two_layouts_has_its_channels_in_front():
+    nchw = np.random.default_rng(0).integers(0, 256, (2, 1, 5, 3), np.uint8)
+    assert encode_image(nchw).width == 6
+    assert (encode_image(nchw[0]).height, encode_image(nchw[0]).width) == (5, 3)
+
+
+def test_compatibility_takes_no_other_layout():
+    for shape in ((1, 4, 4, 3), (3, 4, 4), (4, 4)):
+        with pytest.raises(InvalidValueError, match=r"shape \(N, C, H, W\), C 1 or 3"):
+            encode_image(np.zeros(shape), mindspore_compat=True)
+
+
+def test_the_pixels_do_not_depend_on_the_compression(monkeypatch: pytest.MonkeyPatch):
+    picture = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    for compress in (png._run_lengths, zlib.compress):
+        monkeypatch.setattr(png, "_deflate", lambda compress=compress: compress)
+        assert np.array_equal(pixels(encode_png(picture)), picture)

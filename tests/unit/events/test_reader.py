@@ -1,21 +1,26 @@
 """Reading what was written, whole, damaged, twice and growing."""
 
 import logging
+import struct
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
-from distsummary.events import mindspore_format, tensorboard_format
+from distsummary.events import mindspore_format, tensorboard_format, wire
 from distsummary.events.encode import encode_event
-from distsummary.events.frames import frame
+from distsummary.events.frames import frame, masked_crc
+from distsummary.events.parts import MAX_PARTS
 from distsummary.events.reader import (
+    MAX_DAMAGE,
     Damage,
     dialect_of,
     read_directory,
     read_file,
     read_last_seq,
     read_lineage,
+    read_values,
 )
 from distsummary.events.records import Event, EventIds, Lineage, Value
 from tests.unit.events import samples
@@ -103,14 +108,91 @@ def test_skip_loses_only_the_damaged_event_and_says_so(nasty_tmp_path: Path):
     assert skipped == [Damage(path, offset, "the payload has a wrong CRC")]
 
 
-def test_skip_stops_where_a_length_is_damaged(nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_skip_finds_the_next_event_behind_a_damaged_length(
+    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     frames = scalar_frames("mindspore", range(1, 4))
     path = write(nasty_tmp_path, MINDSPORE.format(17), frames)
     offset = len(frames[0]) + len(frames[1])
     flip(path, offset)
     with caplog.at_level(logging.WARNING):
-        assert [event.seq for event in read_file(path, "skip")] == [1]
+        assert [event.seq for event in read_file(path, "skip")] == [1, 3]
     assert f"damaged at byte {offset}" in caplog.text
+    with pytest.raises(DamagedFileError, match=f"byte {offset}:"):
+        list(read_file(path, "strict"))
+
+
+@pytest.mark.parametrize(
+    "inserted",
+    [
+        bytes(4096),
+        b"\xff" * 5000,
+        struct.pack("<QI", 2**40, masked_crc(struct.pack("<Q", 2**40))),
+        struct.pack("<QI", 2**64 - 17, masked_crc(struct.pack("<Q", 2**64 - 17))),
+        struct.pack("<QI", 5000, masked_crc(struct.pack("<Q", 5000))) + b"torn",
+    ],
+    ids=["zeros", "ones", "2^40", "2^64-17", "torn in the middle"],
+)
+def test_skip_reads_everything_behind_damage_that_hides_it_from_the_viewers(
+    nasty_tmp_path: Path, inserted: bytes
+):
+    frames = scalar_frames("mindspore", range(1, 101))
+    before = b"".join(frames[:51])
+    path = write(nasty_tmp_path, MINDSPORE.format(17), [before, inserted, *frames[51:]])
+    skipped: list[Damage] = []
+    assert [event.seq for event in read_file(path, "skip", skipped=skipped)] == list(range(1, 101))
+    assert [damage.offset for damage in skipped] == [len(before)]
+    assert read_last_seq(nasty_tmp_path, "mindspore", RUN, 0) == 100
+
+
+def test_reading_goes_on_at_the_end_of_an_earlier_event(nasty_tmp_path: Path):
+    path = write(nasty_tmp_path, MINDSPORE.format(17), scalar_frames("mindspore", range(1, 6)))
+    third = list(read_file(path))[2]
+    assert [event.seq for event in read_file(path, start=third.end)] == [4, 5]
+    with pytest.raises(InvalidValueError, match="start"):
+        read_file(path, start=-1)
+
+
+def test_countless_damage_is_listed_up_to_a_limit_and_counted(
+    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    bad = bytearray(frame(b"bad"))
+    bad[-1] ^= 1
+    path = write(nasty_tmp_path, MINDSPORE.format(17), [bytes(bad)] * (MAX_DAMAGE + 50))
+    skipped: list[Damage] = []
+    assert list(read_file(path, "skip", skipped=skipped)) == []
+    assert len(skipped) == MAX_DAMAGE + 1
+    assert skipped[-1].reason.startswith("50 more places")
+    with caplog.at_level(logging.WARNING):
+        list(read_file(path, "skip"))
+    assert len(caplog.records) < 20
+
+
+def test_an_event_that_would_fill_the_memory_is_damage(nasty_tmp_path: Path):
+    bomb = wire.double(1, 1.0) + wire.delimited(5, b"\n\x00" * (MAX_PARTS + 1))
+    for dialect, name in (("mindspore", MINDSPORE), ("tensorboard", TENSORBOARD)):
+        frames = [frame(bomb), *scalar_frames(dialect, range(1, 2))]
+        path = write(nasty_tmp_path, name.format(17), frames)
+        skipped: list[Damage] = []
+        assert [event.seq for event in read_file(path, "skip", skipped=skipped)] == [1]
+        assert [damage.offset for damage in skipped] == [0]
+        assert "parts" in skipped[0].reason
+
+
+def test_values_come_flat_and_once(nasty_tmp_path: Path):
+    first = write(nasty_tmp_path, MINDSPORE.format(9), scalar_frames("mindspore", range(1, 4)))
+    write(nasty_tmp_path, MINDSPORE.format(10), scalar_frames("mindspore", range(2, 5), attempt=0))
+    expected = [(0, seq, 10 * seq, float(seq), "loss", seq / 2) for seq in range(1, 5)]
+    assert list(read_values(nasty_tmp_path)) == expected
+    assert list(read_values(first)) == expected[:3]
+    assert list(read_values(nasty_tmp_path, "tensorboard")) == []
+    for path in nasty_tmp_path.iterdir():
+        path.unlink()
+    write(nasty_tmp_path, TENSORBOARD.format(9), scalar_frames("tensorboard", range(1, 5)))
+    assert list(read_values(nasty_tmp_path)) == expected
+    assert next(read_values(nasty_tmp_path)).tag == "loss"
+    with pytest.raises(InvalidValueError, match="dialect"):
+        read_values(nasty_tmp_path, "lineage")
 
 
 @pytest.mark.parametrize("name", [MINDSPORE, TENSORBOARD, LINEAGE])
@@ -199,3 +281,43 @@ def test_a_later_training_begins_the_lineage_anew(nasty_tmp_path: Path):
 
 def test_a_directory_without_lineage_has_an_empty_one(nasty_tmp_path: Path):
     assert read_lineage(nasty_tmp_path) == Lineage()
+
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms"
+GOLDEN_FILES = sorted(GOLDEN.glob("*/summary/events.out.*"))
+
+
+def mutated(data: bytes, random: Random) -> bytes:
+    """The bytes with one to three of: a flipped byte, a cut, zeros, a doubled or a lost piece."""
+    damaged = bytearray(data)
+    for _ in range(random.randint(1, 3)):
+        place, other = sorted(random.randrange(len(damaged) + 1) for _ in range(2))
+        match random.randrange(6):
+            case 0:
+                del damaged[place:]
+            case 1:
+                damaged[place:other] = bytes(other - place)
+            case 2:
+                damaged[place:place] = damaged[place:other]
+            case 3:
+                del damaged[place:other]
+            case _:
+                for _ in range(random.randint(1, 8)):
+                    if damaged:
+                        damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
+    return bytes(damaged)
+
+
+def test_skip_reads_any_mutation_and_only_what_was_written(nasty_tmp_path: Path):
+    written = {file: [(e.step, e.wall_time) for e in read_file(file)] for file in GOLDEN_FILES}
+    for seed in range(200):
+        random = Random(seed)
+        original = random.choice(GOLDEN_FILES)
+        path = nasty_tmp_path / original.name
+        path.write_bytes(mutated(original.read_bytes(), random))
+        skipped: list[Damage] = []
+        found = [(event.step, event.wall_time) for event in read_file(path, "skip", skipped=skipped)]
+        assert set(found) <= set(written[original]), f"seed {seed}"
+        assert all(0 <= damage.offset < path.stat().st_size for damage in skipped), f"seed {seed}"
+        if not skipped:
+            assert [(e.step, e.wall_time) for e in read_file(path, "strict")] == found, f"seed {seed}"

@@ -1,5 +1,6 @@
 import gc
 import os
+import weakref
 
 import pytest
 
@@ -406,12 +407,12 @@ def test_a_run_that_nobody_refers_to_stays_until_the_exit():
             run.log(loss=number)
             if number == 2:
                 break
+        return weakref.ref(run)
 
-    main()
+    reference = main()
     gc.collect()
     assert recorder.exits == []
-    (run,) = [found for found in gc.get_objects() if isinstance(found, Run) and not found._is_closed]
-    run._close_at_exit()
+    reference()._close_at_exit()
     assert recorder.logged[1] == ("on_train_step_end", 2, {"loss": 2})
 
 

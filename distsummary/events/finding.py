@@ -1,0 +1,117 @@
+"""What can be wrong with a run on disk: the kinds of findings, what each costs and what mends it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ERROR, WARNING, NOTE = "error", "warning", "note"  # data are lost or hidden; a viewer shows less; to know
+REPAIR = "distsummary fsck --repair mends it"
+
+
+class Kind(NamedTuple):
+    """How bad a kind of finding is, what to do about it, and whether `fsck --repair` can."""
+
+    severity: str
+    remedy: str
+    is_repairable: bool = False
+
+
+KINDS = {
+    # the bytes
+    "damaged": Kind(
+        ERROR, "readers in mode 'skip' leave it out; restore the file from a copy if there is one"
+    ),
+    "torn": Kind(ERROR, REPAIR, True),
+    "zero_frame": Kind(ERROR, "distsummary convert writes the other dialect without it"),
+    "unreadable": Kind(ERROR, "mend its permissions"),
+    "empty": Kind(WARNING, "remove the file: nothing was written to it"),
+    "live": Kind(NOTE, "check again when its writer has ended"),
+    # names and places
+    "stamp": Kind(ERROR, "rename it: the number behind 'summary.' must be seconds, ten digits"),
+    "short_stamp": Kind(WARNING, "rename it: viewers compare stamps as text, so they must have ten digits"),
+    "equal_stamps": Kind(WARNING, "give each file a stamp of its own, rising in the order of writing"),
+    "misnamed": Kind(WARNING, "rename it, or move it away"),
+    "symlink": Kind(WARNING, "put the files themselves there; viewers follow no links"),
+    "too_deep": Kind(WARNING, "move the directory up: viewers see a base and its direct children"),
+    "temporary": Kind(NOTE, "remove it unless a writer is at work"),
+    # several writers
+    "overlap": Kind(ERROR, "one writer for each directory: move the files of each to a directory of its own"),
+    "step_back": Kind(WARNING, "a restarted run goes on in a new attempt, or in a directory of its own"),
+    "duplicate": Kind(WARNING, "our readers count it once; viewers show it twice or not at all"),
+    "mixed_runs": Kind(WARNING, "move the files of each run to a directory of its own"),
+    # what viewers do not take
+    "buckets": Kind(WARNING, "record histograms of at most 90 buckets"),
+    "tensor_elements": Kind(WARNING, "record a part of the tensor or its histogram"),
+    "tensor_tags": Kind(
+        WARNING, "record fewer tensors: MindInsight keeps the six newest tags of a directory"
+    ),
+    "tags": Kind(WARNING, "record fewer tags: MindInsight keeps 300 of a directory"),
+    "graph_names": Kind(ERROR, "rename the nodes"),
+    "metric": Kind(ERROR, "write the metrics as JSON"),
+    "metric_not_finite": Kind(WARNING, "leave metrics that are not finite out: JSON has no such numbers"),
+    "landscape_shape": Kind(WARNING, "store z with the shape (len(y), len(x))"),
+    "landscape_not_finite": Kind(WARNING, "replace what is not finite: the chart stays blank"),
+    "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
+    "lineage_custom_only": Kind(WARNING, "write the lineage of the training into the same file"),
+    "lineage_wiped": Kind(WARNING, "keep one lineage file in a directory, replaced as a whole"),
+    # the manifest
+    "manifest_damaged": Kind(ERROR, REPAIR, True),
+    "manifest_missing": Kind(WARNING, REPAIR, True),
+    "manifest_stale": Kind(WARNING, REPAIR, True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: `offset` (bytes) is where in the file, None for the file as a whole."""
+
+    file: Path
+    kind: str
+    message: str
+    severity: str
+    remedy: str
+    repairable: bool
+    offset: int | None = None
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether something is to be done; a note is only to be known."""
+        return self.severity != NOTE
+
+    def as_json(self) -> dict[str, Any]:  # Any: strings, numbers, booleans
+        """The finding as JSON can hold it."""
+        return {
+            "file": str(self.file),
+            "offset": self.offset,
+            "kind": self.kind,
+            "severity": self.severity,
+            "message": self.message,
+            "remedy": self.remedy,
+            "repairable": self.repairable,
+        }
+
+    def as_line(self) -> str:
+        """The finding for a terminal, on which the names of files and tags do nothing."""
+        place = str(self.file) if self.offset is None else f"{self.file} at byte {self.offset}"
+        text = f"{self.severity}: {place}: {self.kind}: {self.message}; {self.remedy}"
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def finding(
+    file: Path, kind: str, message: str, *, offset: int | None = None, repairable: bool | None = None
+) -> Finding:
+    """A finding of one of KINDS; `repairable` False says that this one cannot be mended."""
+    known = KINDS[kind]
+    can_mend = known.is_repairable if repairable is None else repairable
+    remedy = known.remedy
+    if known.is_repairable and not can_mend:
+        remedy = "mend what stands before it first, or restore the file from a copy"
+    return Finding(
+        file=file,
+        kind=kind,
+        message=message,
+        severity=known.severity,
+        remedy=remedy,
+        repairable=can_mend,
+        offset=offset,
+    )

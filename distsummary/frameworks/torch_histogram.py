@@ -1,0 +1,124 @@
+"""Counting a tensor into MindSpore's bins on its own device: only the counts leave it, nothing waits."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from distsummary.errors import InvalidTypeError
+from distsummary.events.records import Histogram
+
+MAX_BINS = 90
+_CHUNK = 1 << 24  # elements counted at a time: bounds the memory of their bin numbers, 8 bytes each
+_NUMBERS = 7  # nan, +inf, -inf, bins as integers; low, high, sum as the bits of float64
+
+
+class Copy(Protocol):
+    """A copy of a device tensor on its way to the host."""
+
+    def result(self) -> NDArray[Any]:
+        """The array, waited for."""
+
+
+class CountedHistogram:
+    """The histogram of a tensor of `size` elements, from a copy of what `count` packed."""
+
+    __slots__ = ("_copy", "_edge_dtype", "_size")
+
+    nbytes = 8 * (MAX_BINS + _NUMBERS + MAX_BINS + 1)
+
+    def __init__(self, copy: Copy, tensor: Tensor) -> None:
+        self._copy = copy
+        self._size = tensor.numel()
+        self._edge_dtype = np.dtype(str(_edge_dtype(tensor.dtype)).removeprefix("torch."))
+
+    def result(self) -> Histogram:
+        """Equal to `count_histogram` of the same values, but for the last bits of the sum."""
+        packed = self._copy.result()
+        nan, pos_inf, neg_inf, bins = packed[MAX_BINS : MAX_BINS + 4].tolist()
+        floats = packed[MAX_BINS + 4 :].view(np.float64)
+        is_empty = self._size == nan + pos_inf + neg_inf
+        low, high, total = (None, None, None) if is_empty else floats[:3].tolist()
+        bins = 0 if is_empty else bins
+        edges = floats[3 : 3 + bins + 1].astype(self._edge_dtype)
+        return Histogram(
+            left=edges[:bins].astype(np.float64),
+            width=np.diff(edges).astype(np.float64),
+            counts=packed[:bins].copy(),
+            count=self._size,
+            nan_count=nan,
+            pos_inf_count=pos_inf,
+            neg_inf_count=neg_inf,
+            min=low,
+            max=high,
+            sum=total,
+        )
+
+
+def count(tensor: Tensor) -> Tensor:
+    """Count a dense tensor where it is: int64, packed for `CountedHistogram`, on the same device.
+
+    The rule is that of `events.histogram.count_histogram` without `mindspore_compat`. Not torch.histc, which
+    counts in float32 and is inexact at the edges, nor torch.bincount, which waits for the device.
+
+    Raises InvalidTypeError for complex tensors.
+    """
+    if tensor.is_complex():
+        raise InvalidTypeError(f"a histogram counts real numbers, got {tensor.dtype}; take abs() or real")
+    device = tensor.device
+    nan = pos_inf = neg_inf = torch.zeros((), dtype=torch.int64, device=device)
+    low = torch.full((), torch.inf, dtype=torch.float64, device=device)
+    high, total = -low, torch.zeros((), dtype=torch.float64, device=device)
+    for chunk in _chunks(tensor):
+        finite = chunk.isfinite()
+        nan = nan + chunk.isnan().sum()
+        pos_inf = pos_inf + chunk.isposinf().sum()
+        neg_inf = neg_inf + chunk.isneginf().sum()
+        low = torch.minimum(low, chunk.where(finite, torch.inf).min().double())
+        high = torch.maximum(high, chunk.where(finite, -torch.inf).max().double())
+        total = total + chunk.where(finite, 0).sum(dtype=torch.float64)
+    bins = _bin_count(tensor.numel() - nan - pos_inf - neg_inf)
+    edges = _edges(low, high, bins).to(_edge_dtype(tensor.dtype))
+    counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=device)  # and one place for what is outside
+    for chunk in _chunks(tensor):
+        place = torch.searchsorted(edges, chunk, right=True) - 1
+        inside = (chunk >= edges[0]) & (chunk <= high)
+        place = torch.where(inside, torch.minimum(place, bins - 1), MAX_BINS)  # the last bin is closed
+        counts.scatter_add_(0, place, torch.ones_like(place))
+    numbers = torch.stack((nan, pos_inf, neg_inf, bins))
+    floats = torch.cat((torch.stack((low, high, total)), edges.double()))
+    return torch.cat((counts[:MAX_BINS], numbers, floats.view(torch.int64)))
+
+
+def _chunks(tensor: Tensor) -> Iterator[Tensor]:
+    """One-dimensional pieces in the dtype of the edges: small floats as float32, integers as float64."""
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        yield flat[start : start + _CHUNK].to(_edge_dtype(tensor.dtype))
+
+
+def _edge_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else torch.float64
+
+
+def _bin_count(finite: Tensor) -> Tensor:
+    """`events.histogram.bin_count` of a number on the device."""
+    bins = torch.where(finite <= 880, finite // 10 + 1, MAX_BINS)
+    bins = torch.where(finite <= 10, 3, bins)
+    return torch.where(finite <= 5, torch.where(finite == 0, 1, 2), bins)
+
+
+def _edges(low: Tensor, high: Tensor, bins: Tensor) -> Tensor:
+    """`events.histogram.bin_edges` in float64 (MAX_BINS + 1,), infinite behind the last: NumPy's linspace."""
+    is_flat = ~(low < high)
+    low, high = torch.where(is_flat, low - 0.5, low), torch.where(is_flat, high + 0.5, high)
+    halves = torch.where((high - low).isfinite(), 1.0, 2.0)  # for a span beyond float64
+    low, high = low / halves, high / halves
+    points = torch.arange(MAX_BINS + 1, dtype=torch.float64, device=low.device)
+    step = (high - low) / bins
+    climbed = torch.where(step == 0, points / bins * (high - low), points * step)  # 0: a denormal span
+    edges = torch.where(points == bins, high, climbed + low) * halves
+    return torch.where(points > bins, torch.inf, edges)

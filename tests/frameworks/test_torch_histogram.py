@@ -1,0 +1,85 @@
+"""Histograms counted by torch are those counted by NumPy; on a CUDA device too where there is one."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from distsummary.errors import InvalidTypeError
+from distsummary.events.histogram import count_histogram
+from distsummary.events.records import Histogram
+from distsummary.frameworks import torch_histogram
+from distsummary.frameworks.torch import FRAMEWORK
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64"]
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=12))
+)
+
+
+def check(array: np.ndarray, tensor: torch.Tensor) -> None:
+    """Everything equal; the sum as far as its order of adding can tell."""
+    assert_same(FRAMEWORK.histogram(tensor).result(), count_histogram(array))
+
+
+def assert_same(found: Histogram, expected: Histogram) -> None:
+    for name in ("left", "width", "counts"):
+        assert getattr(found, name).tobytes() == getattr(expected, name).tobytes(), name
+    for name in ("count", "nan_count", "pos_inf_count", "neg_inf_count", "min", "max"):
+        assert getattr(found, name) == getattr(expected, name), name
+    scale = max(abs(expected.min or 0), abs(expected.max or 0)) * expected.count
+    if expected.sum is None or scale < 1e300:  # beyond, one order of adding overflows and another does not
+        assert found.sum == (expected.sum and pytest.approx(expected.sum, abs=1e-12 * scale))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(ARRAYS)
+def test_any_array_is_counted_as_numpy_counts_it(device: str, array: np.ndarray):
+    check(array, torch.from_numpy(array.copy()).to(device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(hnp.arrays("float32", st.integers(800, 1000), elements=st.floats(-1, 1, width=32)))
+def test_values_at_the_edges_fall_into_the_same_bins(device: str, array: np.ndarray):
+    check(array, torch.from_numpy(array).to(device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [1, 5, 6, 10, 11, 880, 881, 100_000])
+def test_many_values_in_several_chunks(monkeypatch: pytest.MonkeyPatch, device: str, size: int):
+    monkeypatch.setattr(torch_histogram, "_CHUNK", 30_000)
+    array = np.random.default_rng(size).standard_normal(size, np.float32)
+    check(array, torch.from_numpy(array).to(device))
+    for place, special in enumerate([np.nan, np.inf, -np.inf, np.nan, np.inf, 0.0]):
+        array[place * 17 % size] = special
+    check(array, torch.from_numpy(array).to(device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bfloat16_is_counted_as_float32(device: str):
+    tensor = torch.linspace(-1e38, 1e38, 3000).bfloat16()
+    check(tensor.float().numpy(), tensor.to(device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tensor_that_is_not_in_order_and_has_a_gradient_is_counted(device: str):
+    tensor = torch.arange(60.0).reshape(5, 12).requires_grad_()
+    check(np.arange(60, dtype=np.float32), tensor.to(device).t()[::1])
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(InvalidTypeError, match="complex64"):
+        FRAMEWORK.histogram(torch.zeros(3, dtype=torch.complex64))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_counting_does_not_wait_for_the_device():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        counted = FRAMEWORK.histogram(torch.randn(10_000, device="cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(counted.result().counts.sum()) == 10_000

@@ -1,0 +1,28 @@
+"""Every event once, in whatever order its copies come."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distsummary.events.seen import Seen
+
+IDS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 30))
+
+
+@given(st.lists(IDS, max_size=200))
+def test_an_event_is_new_once_and_one_without_a_seq_always(ids: list[tuple[str, int, int]]):
+    seen, known = Seen(), set()
+    for one in ids:
+        assert seen.add(*one) == (one not in known or one[2] == 0)
+        known.add(one)
+
+
+def test_many_gaps_and_owners_take_bounded_memory():
+    seen = Seen()
+    for seq in range(2, 200_000, 2):
+        assert seen.add("a", 0, seq)
+    assert not seen.add("a", 0, 3)  # its gap is forgotten
+    assert seen.add("a", 0, 199_997)
+    assert not seen.add("a", 0, 199_997)
+    for attempt in range(5000):
+        assert seen.add("b", attempt, 1)
+    assert len(seen._owners) <= 4096
