@@ -15,6 +15,7 @@ from distsummary.events.quick import quick_event
 from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage, Value
 from distsummary.events.seen import Seen
 from distsummary.events.segment import LINEAGE_SUFFIX, lineage_files, segments
+from distsummary.events.text import refuse_bad_text
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 from distsummary.pb import tensorboard_pb2
@@ -151,7 +152,10 @@ def _decode(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
     decoder = _DECODERS[dialect]
     refuse_bombs(frame.payload, decoder.message)
     try:
-        return decoder.decode(frame.payload)
+        decoded = decoder.decode(frame.payload)
+        if decoded is not None:
+            refuse_bad_text(decoded[1].values)
+        return decoded
     except RecursionError as error:
         raise DamagedFileError("the event is nested too deeply") from error
 

@@ -1,5 +1,6 @@
 """One event file of a directory: its name, its stamp, appending whole frames, and the cut of a torn tail."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -196,5 +197,7 @@ def open_segments(
 def discard(opened: dict[str, Segment]) -> None:
     """Close and remove segments that nothing was acknowledged in."""
     for segment in opened.values():
-        segment.close()
         segment.path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for segment in opened.values():
+            segment.close()

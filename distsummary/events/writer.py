@@ -107,7 +107,8 @@ class RankWriter:
         self._mindspore_compat = mindspore_compat
         self._segments: dict[str, Segment] = {}
         self._full: set[str] = set()
-        self._is_closed = False
+        self._is_closed = self._must_mend = False
+        self._not_durable: OSError | None = None
         ensure_directory(self.directory)
         cut_torn_tails(self.directory, self._files)
         self._last_seq = {d: read_last_seq(self.directory, d, run_id, attempt) for d in dialects}
@@ -161,6 +162,9 @@ class RankWriter:
         if not chunk or dialect in self._full:
             return
         segment = self._open(dialect, first_step)
+        chunk = [(seq, data) for seq, data in chunk if seq > self._last_seq[dialect]]
+        if not chunk:
+            return
         data = b"".join(frame for _, frame in chunk)
         if not segment.fits(data):
             data = self._within_budget(dialect, segment, chunk)
@@ -190,13 +194,24 @@ class RankWriter:
         segment = self._segments.get(dialect)
         if segment is not None and not segment.is_dead:
             return segment
-        self._close_segments()
+        self._must_mend |= bool(self._segments)
+        try:
+            self._close_segments(sync=True)
+        except OSError as error:  # said again by close()
+            self._not_durable = error
         ensure_directory(self.directory)
+        if self._must_mend:  # a segment was given up: its torn frame goes, its whole frames count
+            cut_torn_tails(self.directory, self._files)
+            for d in self.dialects:
+                last = read_last_seq(self.directory, d, self.run_id, self.attempt)
+                self._last_seq[d] = max(self._last_seq[d], last)
+            self._must_mend = False
         opened = open_segments(self.directory, self.dialects, self._name, self._files, self._max_file_size)
         try:
             for name, new in opened.items():
                 new.append(self._head(name, first_step))
         except OSError:
+            self._must_mend = True
             discard(opened)  # a segment without its head would not tell whose it is
             raise
         self._segments = opened
@@ -229,6 +244,8 @@ class RankWriter:
         """Make the files durable and close them."""
         self._is_closed = True
         self._close_segments(sync=True)
+        if self._not_durable is not None:
+            raise self._not_durable
 
     def _close_segments(self, *, sync: bool = False) -> None:
         segments, self._segments = self._segments, {}

@@ -145,27 +145,28 @@ def test_a_file_of_tensorboards_own_writer_is_read(nasty_tmp_path: Path):
 def test_files_of_torch_are_read(nasty_tmp_path: Path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     with tensorboard.SummaryWriter(str(nasty_tmp_path)) as writer:
-        check_a_writer(writer, nasty_tmp_path)
-        writer.add_scalar("new", 0.25, 1, walltime=5.0, new_style=True)
-        writer.flush()
-        newest = list(read_values(nasty_tmp_path))[-1]
-    assert newest[2:] == (1, 5.0, "new", 0.25)
+        write_as_torch_does(writer)
+        writer.add_scalar("new", 0.25, 6, walltime=5.0, new_style=True)
+    check_what_is_read(nasty_tmp_path)
+    assert list(read_values(nasty_tmp_path))[-1][2:] == (6, 5.0, "new", 0.25)
 
 
 def test_files_of_tensorboardx_are_read(nasty_tmp_path: Path):
     tensorboardx = pytest.importorskip("tensorboardX")
     with tensorboardx.SummaryWriter(str(nasty_tmp_path)) as writer:
-        check_a_writer(writer, nasty_tmp_path)
+        write_as_torch_does(writer)
+    check_what_is_read(nasty_tmp_path)
 
 
-def check_a_writer(writer: Any, directory: Path) -> None:
-    """Write scalars, a histogram, an image and a text with torch's interface, and read them with ours."""
+def write_as_torch_does(writer: Any) -> None:
     for step in range(3):
         writer.add_scalar("loss", step / 4, step, walltime=10.0 + step)
     writer.add_histogram("weights", ARRAYS["normal"], 3)
     writer.add_image("input", PICTURE[0], 4)
     writer.add_text("note", "left out", 5)
-    writer.flush()
+
+
+def check_what_is_read(directory: Path) -> None:
     values = [value for value in read_values(directory) if value.tag in ("loss", "weights", "input")]
     assert [value[:5] for value in values[:3]] == [(0, 0, step, 10.0 + step, "loss") for step in range(3)]
     assert [value.value for value in values[:3]] == [0.0, 0.25, 0.5]

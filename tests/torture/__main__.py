@@ -1,0 +1,99 @@
+"""The torture of the event files: `python -m tests.torture --level L1 --kills 300 --seed 7`.
+
+L0    every disk operation of seeded runs fails in every way, and the power is cut at each (model disk)
+L1    a writing process is killed with SIGKILL at random times and restarted
+L2    the same under Ray: the rank's collector actor is killed (not part of `all`)
+fuzz  mutated event files for the readers and for fsck
+peers the judge of L1 on other writers (not part of `all`)
+
+The last line printed is JSON. The exit code is 1 when anything was found; the directory with it is kept then.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # L1 forks: no threads of numpy's in the parent
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.torture.fuzz import fuzz
+from tests.torture.judge import Verdict
+from tests.torture.level0 import EVENTS, sweep
+from tests.torture.level1 import kill_loop
+
+LEVELS = ("L0", "L1", "fuzz")
+SHOWN = 50  # complaints printed
+
+
+def run_level(level: str, root: Path, options: argparse.Namespace) -> Verdict:
+    """The verdict of one level; its cases lie below `root`."""
+    match level:
+        case "L0":
+            return sweep(root, range(options.seed, options.seed + options.seeds), options.events)
+        case "L1":
+            return kill_loop(root, options.kills, options.seed)
+        case "L2":
+            from tests.torture.level2 import kill_collectors
+
+            return kill_collectors(root, options.kills, options.seed)
+        case "fuzz":
+            return fuzz(root, options.seed, options.seconds, options.mutants)
+    from tests.torture.peers import kill_peer
+
+    verdict = Verdict()
+    for peer in options.peers.split(","):
+        name, _, python = peer.partition("=")
+        one = kill_peer(root, name, python or sys.executable, options.kills, options.seed)
+        print(one.line(f"peer {name}", options.seed))
+        verdict.add(one)
+    return verdict
+
+
+def main() -> int:
+    """Parse, torture, report."""
+    options = _parser().parse_args()
+    root = Path(tempfile.mkdtemp(prefix="torture-", dir=options.place))
+    total = Verdict()
+    for level in LEVELS if options.level == "all" else (options.level,):
+        started = time.monotonic()
+        verdict = run_level(level, root / level, options)
+        total.add(verdict)
+        seconds = time.monotonic() - started
+        print(
+            f"{level}: {verdict.cases} cases judged in {seconds:.0f} s, {len(verdict.violations)} complaints"
+        )
+        print("\n".join(verdict.violations[:SHOWN]), end="\n" * bool(verdict.violations))
+        if options.level == "all":
+            print(verdict.line(level, options.seed))
+    if total.violations:
+        print(f"kept in {root}; the same again: --level {options.level} --seed {options.seed}")
+    else:
+        shutil.rmtree(root)
+    print(total.line(options.level, options.seed), flush=True)
+    return int(bool(total.violations) and options.level != "peers")  # what others lose is no fault of ours
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.torture", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--level", default="all", choices=("all", *LEVELS, "L2", "peers"))
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--kills", type=int, default=100, help="L1, L2, peers: how often to kill")
+    parser.add_argument("--seeds", type=int, default=6, help="L0: how many seeds, from --seed on")
+    parser.add_argument("--events", type=int, default=EVENTS, help="L0: events of a run")
+    parser.add_argument("--seconds", type=float, default=120.0, help="fuzz: for how long")
+    parser.add_argument("--mutants", type=int, default=None, help="fuzz: how many at most")
+    parser.add_argument(
+        "--peers", default="torch", help="name[=python],... of torch, tensorboardX, mindspore"
+    )
+    parser.add_argument("--place", default=None, help="directory to work in, the temporary one if not given")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The training in front of an AsyncWriter: it sends events, waits for flushes and enters the answers."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from distsummary.errors import WriteError
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.files import Files
+from distsummary.events.writer import RankWriter, Writer
+from tests.torture.client import RUN_ID, StuckError, insist, to_event
+from tests.torture.disk import Crash
+from tests.torture.ledger import ACKED, SENT, SYNCED, Ledger, read_account
+from tests.torture.workload import event
+
+FLUSH_S = 60.0
+
+
+class AsyncClient:
+    """Sends the events up to `total` through an AsyncWriter; a later life goes on with events never sent.
+
+    What a flush returned for is acknowledged: nothing may have been dropped, since every fault passes.
+    `writer` stands behind the AsyncWriter, a RankWriter if it is not given.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        *,
+        seed: int,
+        total: int,
+        files: Files | None = None,
+        options: dict[str, Any] | None = None,
+        bulk: int = 2000,
+        largest_batch: int = 4,
+        pause_s: float = 0.0,
+        resume_from_files: bool = False,
+        writer: Writer | None = None,
+    ) -> None:
+        self.seed, self.total, self.bulk = seed, total, bulk
+        self._files, self._largest_batch, self._pause_s = files, largest_batch, pause_s
+        self._next = self._own_first = read_account(place / "ledger").next_number
+        self._random = random.Random(seed * 1_000_003 + self._next)
+        self._ledger = Ledger(place / "ledger")
+        inner = writer or insist(
+            lambda: RankWriter(place / "events", run_id=RUN_ID, files=files, **options or {})
+        )
+        self._writer = AsyncWriter(
+            inner, run_id=RUN_ID, interval_s=0.002, retry_s=0.001, batch_bytes=4096, budget_bytes=32 << 20
+        )
+
+    def run(self) -> None:
+        """Send everything, then close."""
+        try:
+            while self._next <= self.total:
+                self._send(min(self.total, self._next + self._random.randrange(self._largest_batch)))
+                time.sleep(self._random.random() * self._pause_s)
+            self._close()
+        finally:
+            self._writer.close()  # ends its thread, also after a crash of the disk
+            self._ledger.close()
+
+    def end_after(self, events: int) -> None:
+        """From another thread: send so many more, then close."""
+        self.total = min(self.total, self._next + events)
+
+    def _send(self, last: int) -> None:
+        first, self._next = self._next, last + 1
+        self._ledger.enter(SENT, first, last)
+        for n in range(first, last + 1):
+            made = to_event(event(self.seed, n, self.bulk))
+            started = time.monotonic()
+            self._writer.write(made)
+            self._ledger.enter_block(time.monotonic() - started)
+        try:
+            self._writer.flush(FLUSH_S)
+        except WriteError as error:
+            self._refuse_loss()
+            raise StuckError(f"flush: {error}") from error
+        self._refuse_loss()
+        self._ledger.enter(ACKED, first, last)
+
+    def _refuse_loss(self) -> None:
+        if getattr(self._files, "is_down", False):
+            raise Crash
+        dropped = self._writer.health().dropped
+        if dropped:
+            self._ledger.enter_dropped(sum(dropped.values()))
+            raise StuckError(f"dropped {dropped} though every fault passes: {self._writer.health().errors}")
+
+    def _close(self) -> None:
+        """Close; without an error of it, what this writer acknowledged is durable then."""
+        before = sum(self._writer.health().errors.values())
+        self._writer.close()
+        self._refuse_loss()
+        if sum(self._writer.health().errors.values()) == before and self._own_first < self._next:
+            self._ledger.enter(SYNCED, self._own_first, self._next - 1)

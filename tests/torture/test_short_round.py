@@ -1,0 +1,42 @@
+"""A short round of `make torture`: every level that it has by default, from one seed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.torture.judge import ROOT
+
+KEYS = ["level", "seed", "kills", "faults", "acked", "acked_missing", "duplicates", "torn_middle", "orphans",
+        "longest_block_s"]  # fmt: skip
+
+
+def torture(place: Path, *words: str) -> dict[str, object]:
+    """The last line of a run in which nothing was found."""
+    command = [sys.executable, "-m", "tests.torture", "--place", str(place), "--seed", "7", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    line: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    assert list(line) == KEYS
+    assert (line["acked_missing"], line["duplicates"], line["torn_middle"], line["orphans"]) == (0, 0, 0, 0)
+    assert list(place.iterdir()) == []  # what passes is not kept
+    return line
+
+
+@pytest.mark.parametrize("seed", [7, 8])  # a RankWriter, and an AsyncWriter before it
+def test_a_disk_that_fails_at_each_operation_costs_nothing_acknowledged(tmp_path: Path, seed: int) -> None:
+    line = torture(tmp_path, "--level", "L0", "--seeds", "1", "--events", "7", "--seed", str(seed))
+    assert int(str(line["faults"])) > 100
+    assert int(str(line["acked"])) > 500
+
+
+def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    line = torture(tmp_path, "--level", "L1", "--kills", "8")
+    assert line["kills"] == 8
+    assert int(str(line["acked"])) > 0
+
+
+def test_hostile_files_are_refused_in_time_and_memory(tmp_path: Path) -> None:
+    assert torture(tmp_path, "--level", "fuzz", "--mutants", "150")["faults"] == 150
