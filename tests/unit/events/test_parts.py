@@ -3,13 +3,20 @@
 import pytest
 
 from distsummary.errors import DamagedFileError
-from distsummary.events import wire
-from distsummary.events.parts import MAX_PARTS, SMALL, refuse_bombs
+from distsummary.events import parts, wire
+from distsummary.events.parts import refuse_bombs
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 
 EVENT = summary_pb2.Event.DESCRIPTOR
-MANY = MAX_PARTS + 1
+MANY, SMALL = 10_001, 1000
+
+
+@pytest.fixture(autouse=True)
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of the code, a hundred times lower: counting in Python takes its time."""
+    monkeypatch.setattr(parts, "MAX_PARTS", MANY - 1)
+    monkeypatch.setattr(parts, "SMALL", SMALL)
 
 
 def value(field: int, payload: bytes) -> bytes:
@@ -46,5 +53,5 @@ def test_what_is_no_message_is_left_to_the_parser(garbage: bytes):
 def test_nesting_ends_somewhere():
     nested = b""
     for _ in range(200):
-        nested = wire.delimited(1, nested + bytes(4096))
+        nested = wire.delimited(1, nested + wire.delimited(15, bytes(4096)))
     refuse_bombs(wire.delimited(9, nested), lineage_pb2.LineageEvent.DESCRIPTOR)
