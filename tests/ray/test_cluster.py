@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray.exceptions import RayActorError
@@ -52,7 +53,10 @@ def test_an_actor_that_lives_is_seen_and_one_that_was_killed_is_not() -> None:
     actor = ray.remote(Recorder).remote()
     pid = ray.get(actor.pid.remote())
     assert any(worker.endswith(f"(pid {pid})") for worker in busy_workers())
-    ray.kill(actor)
+    process = psutil.Process(pid)
+    ray.kill(actor)  # does not wait for the end
+    process.wait(timeout=60)
+    assert not any(worker.endswith(f"(pid {pid})") for worker in busy_workers())
     with pytest.raises(RayActorError):
         ray.get(actor.pid.remote())
 
