@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTa
 
 from distsummary.collect.rank_collector import RankCollector, WriterSpec
 from distsummary.errors import StaleAttemptError, WriteError
-from distsummary.events.records import Batch, Health
+from distsummary.events.records import QUEUED, SYNCED, Batch, Health
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,12 @@ class RemoteWriter:
         self._sent.append((batch, self._send(batch)))
 
     def flush(self) -> None:
-        """Return when every batch is acknowledged or its failure counted."""
+        """Return when every batch is delivered, or its failure counted."""
         while self._sent:
             self._settle_oldest()
+        if self._spec.delivery == SYNCED:
+            _require_ray()
+            self._answer(self._actor.flush.remote())
 
     def close(self) -> None:
         """Close the files and end the actor; what it never acknowledged is counted as dropped."""
@@ -86,9 +89,7 @@ class RemoteWriter:
             if not self._sent and self._session is not None and ray.is_initialized():
                 self._health = self._answer(self._actor.close.remote())
         finally:
-            for batch, _ in self._sent:
-                self._count_lost(batch, "the collector did not acknowledge it in time")
-            self._sent.clear()
+            self._drop_sent("the collector did not acknowledge it in time")
             if ray.is_initialized():
                 ray.kill(self._actor, no_restart=True)
 
@@ -106,8 +107,10 @@ class RemoteWriter:
         except StaleAttemptError:  # sent behind a batch that failed: it goes to the next session, too
             self._session = None
             return
-        except OSError:
+        except OSError as error:
             self._session = None
+            if self._spec.delivery == QUEUED:
+                self._drop_sent(f"not sent again: {error}")
             raise
         except RayTaskError as error:  # refused for good: the collector could not even read it
             self._count_lost(batch, _reason(error))
@@ -150,12 +153,16 @@ class RemoteWriter:
             logger.warning("rank=%d sends %d batch(es) again", self._spec.rank, len(self._sent))
         self._sent = deque((batch, self._send(batch)) for batch, _ in self._sent)
 
+    def _drop_sent(self, reason: str) -> None:
+        for batch, _ in self._sent:
+            self._count_lost(batch, reason)
+        self._sent.clear()
+
     def _count_lost(self, batch: Batch, reason: str) -> None:
-        for event in batch.events:
-            for value in event.values:
-                self._failed.drop(value.plugin)
+        for plugin, count in batch.plugins().items():
+            self._failed.drop(plugin, count)
         self._failed.fail(reason)
-        logger.warning("rank=%d %d event(s) were not written: %s", self._spec.rank, len(batch.events), reason)
+        logger.warning("rank=%d %d event(s) were not written: %s", self._spec.rank, batch.size, reason)
 
 
 def _require_ray() -> None:

@@ -22,8 +22,10 @@ from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluatio
 from distsummary.collect.opening import COLLECTORS
 from distsummary.collect.options import (
     check_custom_lineage,
+    check_delivery,
     check_export_options,
     check_formats,
+    check_limits,
     check_max_file_size,
     check_specified,
     check_summary_dir,
@@ -33,7 +35,7 @@ from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps,
 from distsummary.collect.session import Session, SessionOptions
 from distsummary.coordination import Coordinator
 from distsummary.errors import ClosedError, InvalidValueError
-from distsummary.events.records import Health, Value
+from distsummary.events.records import WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext
@@ -62,7 +64,7 @@ class SummaryCollector(Callback):
             `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
         keep_default_action: False collects nothing but what `collect_specified_data` names.
         custom_lineage_data: names to text or numbers, for the lineage.
-        max_file_size: budget of each event file in bytes.
+        max_file_size: budget of each event file in bytes; what does not fit is refused and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors.
         formats: of "mindspore" and "tensorboard"; by default both, for more than 16 ranks the first.
         deal: how ranks share out parameters that are equal on all of them: "parameters", "steps", or "all".
@@ -72,6 +74,10 @@ class SummaryCollector(Callback):
         topology: where this rank stands; by default as the loop says, else as the environment does.
         coordinator: makes one run of all ranks; by default the run dir itself.
         collectors: "rank": a Ray actor writes, "process": this process, "auto": the actor under Ray.
+        rotate_bytes, rotate_s: begin new event files before these would exceed so many bytes, or when they
+            are so many seconds old.
+        delivery: "written": an acknowledged event survives the death of any process; "synced": within a
+            second also a power cut; "queued": what the collector cannot take at once is dropped and counted.
         raise_exception: raise what could not be recorded as WriteError.
 
     Raises:
@@ -98,6 +104,9 @@ class SummaryCollector(Callback):
         topology: Topology | None = None,
         coordinator: Coordinator | None = None,
         collectors: str = "auto",
+        rotate_bytes: int | None = None,
+        rotate_s: float | None = None,
+        delivery: str = WRITTEN,
         raise_exception: bool = False,
     ) -> None:
         check_int("collect_freq", collect_freq, low=1)
@@ -113,7 +122,10 @@ class SummaryCollector(Callback):
         self._options = SessionOptions(
             formats=None if formats is None else check_formats(formats),
             collectors=collectors,
-            max_file_size=check_max_file_size(max_file_size, negative_is_unlimited=False),
+            limits=check_limits(
+                check_max_file_size(max_file_size, negative_is_unlimited=False), rotate_bytes, rotate_s
+            ),
+            delivery=check_delivery(delivery),
             exports_npy=check_export_options(export_options),
             mindspore_compat=mindspore_compat,
             raise_exception=raise_exception,

@@ -9,8 +9,9 @@ from distsummary.collect.rank_collector import WriterSpec
 from distsummary.coordination import Registration
 from distsummary.errors import InvalidValueError
 from distsummary.events.async_writer import AsyncWriter
-from distsummary.events.records import DIALECTS
-from distsummary.events.writer import Writer
+from distsummary.events.event_files import Limits
+from distsummary.events.records import DIALECTS, WRITTEN
+from distsummary.events.writer import NO_LIMITS, Writer
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 
@@ -21,7 +22,8 @@ def open_writer(
     directory: str | Path,
     *,
     formats: tuple[str, ...] = DIALECTS,
-    max_file_size: int | None = None,
+    limits: Limits = NO_LIMITS,
+    delivery: str = WRITTEN,
     prefix: str = "events",
     suffix: str = "_MS",
     raise_exception: bool = False,
@@ -33,9 +35,10 @@ def open_writer(
         dialects=formats,
         prefix=prefix,
         suffix=suffix,
-        max_file_size=max_file_size,
+        limits=limits,
+        delivery=delivery,
     )
-    return AsyncWriter(spec.open(), run_id=spec.run_id, raise_exception=raise_exception)
+    return AsyncWriter(spec.open(), run_id=spec.run_id, delivery=delivery, raise_exception=raise_exception)
 
 
 def open_rank_writer(
@@ -45,7 +48,8 @@ def open_rank_writer(
     *,
     formats: tuple[str, ...] = DIALECTS,
     collectors: str = "auto",
-    max_file_size: int | None = None,
+    limits: Limits = NO_LIMITS,
+    delivery: str = WRITTEN,
     mindspore_compat: bool = False,
     raise_exception: bool = False,
 ) -> AsyncWriter:
@@ -65,7 +69,8 @@ def open_rank_writer(
         attempt=registration.attempt,
         rank=topology.rank,
         dialects=formats,
-        max_file_size=max_file_size,
+        limits=limits,
+        delivery=delivery,
         mindspore_compat=mindspore_compat,
     )
     return AsyncWriter(
@@ -73,6 +78,7 @@ def open_rank_writer(
         run_id=spec.run_id,
         attempt=spec.attempt,
         rank=spec.rank,
+        delivery=delivery,
         raise_exception=raise_exception,
     )
 

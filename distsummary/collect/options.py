@@ -10,7 +10,8 @@ from typing import Any
 from distsummary.checkpoints.trajectory import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_type
 from distsummary.errors import InvalidValueError
-from distsummary.events.records import DIALECTS
+from distsummary.events.event_files import Limits
+from distsummary.events.records import DELIVERIES, DIALECTS
 from distsummary.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ FLAGS = (
 PATTERNS = ("histogram_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes, Linux
 MAX_PATH_PART = 255
+MIN_ROTATE_BYTES = 4096
 _RESERVED = ("tfevents", "summary.", "_lineage")  # what viewers know the files by
 _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 
@@ -165,3 +167,23 @@ def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | 
         return None
     check_int("max_file_size", value, low=0 if negative_is_unlimited else 1)
     return value
+
+
+def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: object) -> Limits:
+    """`rotate_bytes` (at least 4096), `rotate_s` (more than 0), and a `max_file_size` that was checked."""
+    check_int("rotate_bytes", rotate_bytes, low=MIN_ROTATE_BYTES, optional=True)
+    check_type("rotate_s", rotate_s, (int, float), optional=True)
+    if isinstance(rotate_s, (int, float)) and not rotate_s > 0:
+        raise InvalidValueError(f"rotate_s must be more than 0 seconds, got {rotate_s}")
+    if max_file_size is not None and (rotate_bytes is not None or rotate_s is not None):
+        raise InvalidValueError(
+            f"max_file_size={max_file_size} stops a file where rotate_bytes={rotate_bytes} and rotate_s="
+            f"{rotate_s} begin a new one; give either the one or the others"
+        )
+    return Limits(max_file_size=max_file_size, rotate_bytes=rotate_bytes, rotate_s=rotate_s)  # type: ignore[arg-type]  # just checked
+
+
+def check_delivery(value: object) -> str:
+    """`delivery`: one of DELIVERIES."""
+    check_choice("delivery", value, DELIVERIES)
+    return str(value)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distsummary.errors import StaleAttemptError
-from distsummary.events.records import DIALECTS, Batch, Health
-from distsummary.events.writer import RankWriter
+from distsummary.events.event_files import Limits
+from distsummary.events.records import DIALECTS, WRITTEN, Batch, Health
+from distsummary.events.writer import NO_LIMITS, RankWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,8 @@ class WriterSpec:
     dialects: tuple[str, ...] = DIALECTS
     prefix: str = "events"
     suffix: str = "_MS"
-    max_file_size: int | None = None
+    limits: Limits = NO_LIMITS
+    delivery: str = WRITTEN
     mindspore_compat: bool = False
 
     def open(self) -> RankWriter:
@@ -35,7 +37,8 @@ class WriterSpec:
             dialects=self.dialects,
             prefix=self.prefix,
             suffix=self.suffix,
-            max_file_size=self.max_file_size,
+            limits=self.limits,
+            delivery=self.delivery,
             mindspore_compat=self.mindspore_compat,
         )
 
@@ -76,6 +79,10 @@ class RankCollector:
             self.session = uuid.uuid4().hex  # what was sent behind this batch must not be written before it
             raise
         return self._writer.health()
+
+    def flush(self) -> None:
+        """Return when what was acknowledged is delivered, durable if that was asked for; raises OSError."""
+        self._writer.flush()
 
     def close(self) -> Health:
         """Make the files durable and close them."""

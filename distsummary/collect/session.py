@@ -17,8 +17,10 @@ from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
 from distsummary.coordination import Coordinator
 from distsummary.errors import WriteError
+from distsummary.events.event_files import Limits
 from distsummary.events.mindspore_format import updated_lineage
-from distsummary.events.records import DIALECTS, MINDSPORE, Event, Health, Lineage, Value
+from distsummary.events.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Lineage, Value
+from distsummary.events.writer import NO_LIMITS
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, export_dir, find_attempt
 from distsummary.topology import Topology
@@ -35,7 +37,8 @@ class SessionOptions:
 
     formats: tuple[str, ...] | None = None
     collectors: str = "auto"
-    max_file_size: int | None = None
+    limits: Limits = NO_LIMITS
+    delivery: str = WRITTEN
     exports_npy: bool = False
     mindspore_compat: bool = False
     raise_exception: bool = False
@@ -74,7 +77,8 @@ class Session:
             self._registration,
             formats=both if options.formats is None else options.formats,
             collectors=options.collectors,
-            max_file_size=options.max_file_size,
+            limits=options.limits,
+            delivery=options.delivery,
             mindspore_compat=options.mindspore_compat,
             raise_exception=options.raise_exception,
         )

@@ -5,10 +5,12 @@ import os
 import platform
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 # O_EXCL: never another run's file; O_APPEND: never over written bytes; O_NOFOLLOW: never through a link.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+MAX_PARTS = 1024  # IOV_MAX of Linux
 
 
 class Files:
@@ -20,9 +22,9 @@ class Files:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor
 
-    def write(self, descriptor: int, data: bytes) -> int:
-        """One write(2); returns the bytes taken, which may be fewer."""
-        return os.write(descriptor, data)
+    def write(self, descriptor: int, parts: Sequence[bytes | memoryview]) -> int:
+        """One writev(2) of at most MAX_PARTS parts; returns the bytes taken, which may be fewer."""
+        return os.writev(descriptor, parts)
 
     def truncate(self, descriptor: int, length: int) -> None:
         """Cut the open file to `length` bytes."""
@@ -49,6 +51,11 @@ class Files:
             os.close(descriptor)
             return None
         return descriptor
+
+    def free_space(self, directory: Path) -> tuple[int, int]:
+        """Bytes that are free to this user on the file system, and its size."""
+        found = os.statvfs(directory)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def now(self) -> float:
         """Seconds since the epoch."""

@@ -6,6 +6,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
@@ -50,6 +51,38 @@ class Frame(NamedTuple):
     payload: bytes
     damage: str | None
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """The frames of `count` consecutive events from `first_seq` on, all equally long, `nbytes` in all.
+
+    More than one frame stand in one part.
+    """
+
+    first_seq: int
+    count: int
+    parts: list[Part]
+    nbytes: int
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last event."""
+        return self.first_seq + self.count - 1
+
+    def behind(self, seq: int) -> "Framed":
+        """The frames of later events than `seq`, if need be none."""
+        return self.slice(max(0, seq + 1 - self.first_seq), self.count)
+
+    def slice(self, start: int, stop: int) -> "Framed":
+        """Frames number start .. stop-1."""
+        if start <= 0 and stop >= self.count:
+            return self
+        if start >= stop:
+            return Framed(self.first_seq + start, 0, [], 0)
+        length = self.nbytes // self.count
+        part = memoryview(self.parts[0])[start * length : stop * length]
+        return Framed(self.first_seq + start, stop - start, [part], len(part))
 
 
 def masked_crc(data: bytes) -> int:

@@ -1,6 +1,7 @@
 """What is recorded: values, the events that hold them, and the batches that carry events."""
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -25,6 +26,13 @@ _LINEAGE_FIELDS = {  # plugin -> field of LineageEvent
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
+
+# What an acknowledged event is: on its way, and not sent again; safe from the death of any process; safe from
+# a power cut.
+QUEUED = "queued"
+WRITTEN = "written"
+SYNCED = "synced"
+DELIVERIES = (QUEUED, WRITTEN, SYNCED)
 
 BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape"))
 
@@ -117,12 +125,18 @@ class Event(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """An event of scalars alone in the form that costs least: as many numbers as tags, no object for each."""
+    """Consecutive events of scalars alone, all of the same tags, without an object for each value.
 
-    step: int
-    wall_time: float
+    `rows` is one row for each event: f64 wall_time | i64 step | f64 number, one for each tag, little-endian.
+    """
+
     tags: tuple[str, ...]
-    numbers: Sequence[float]
+    rows: bytes
+
+    @property
+    def size(self) -> int:
+        """How many events they are."""
+        return len(self.rows) // (16 + 8 * len(self.tags))
 
 
 class EventIds(NamedTuple):
@@ -141,12 +155,27 @@ class Batch:
     attempt: int
     rank: int
     first_seq: int
-    events: list[Event]
+    events: Sequence[Event | Scalars]
+
+    @property
+    def size(self) -> int:
+        """How many events it holds."""
+        return sum(1 if isinstance(item, Event) else item.size for item in self.events)
 
     @property
     def last_seq(self) -> int:
         """The seq of the last event."""
-        return self.first_seq + len(self.events) - 1
+        return self.first_seq + self.size - 1
+
+    def plugins(self) -> Counter[str]:
+        """How many values of each plugin it holds."""
+        counted: Counter[str] = Counter()
+        for item in self.events:
+            if isinstance(item, Event):
+                counted.update(value.plugin for value in item.values)
+            else:
+                counted["scalar"] += item.size * len(item.tags)
+        return counted
 
 
 def split_event(event: Event) -> list[Event]:
@@ -231,13 +260,13 @@ class Health:
     dropped: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
 
-    def drop(self, plugin: str) -> None:
-        """Count one dropped value."""
-        self.dropped[plugin] = self.dropped.get(plugin, 0) + 1
+    def drop(self, plugin: str, times: int = 1) -> None:
+        """Count dropped values."""
+        self.dropped[plugin] = self.dropped.get(plugin, 0) + times
 
-    def fail(self, reason: str) -> None:
-        """Count one failure by its reason."""
-        self.errors[reason] = self.errors.get(reason, 0) + 1
+    def fail(self, reason: str, times: int = 1) -> None:
+        """Count a failure by its reason."""
+        self.errors[reason] = self.errors.get(reason, 0) + times
 
     def plus(self, other: "Health") -> "Health":
         """A copy with the other's failures and drops added: one account of a writer and its wrapper."""

@@ -1,6 +1,8 @@
-"""Events of scalars alone, the most frequent ones: a batch of them encoded in columns for both dialects."""
+"""Events of scalars alone, the most frequent ones: packed rows to frames of both dialects, in columns."""
 
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import google_crc32c
@@ -8,14 +10,14 @@ import numpy as np
 
 from distsummary.events import wire
 from distsummary.events.encode import MAX_TAG
-from distsummary.events.frames import HEADER_BYTES, frame, masked
-from distsummary.events.records import Array, Event, EventIds, Scalars, Value
+from distsummary.events.frames import HEADER_BYTES, Framed, frame, masked
+from distsummary.events.records import MINDSPORE, TENSORBOARD, Array, EventIds, Scalars
+from distsummary.events.rows import row_dtype, row_struct
 
-FEW = 4  # events of one layout; fewer cost less in the general way
+_FEW = 4  # events; fewer are put together one by one, in less time
 _MAX_LENGTH = 1 << 14  # bytes of an event; a larger one, like anything unusual, goes the general way
 _MAX_LAYOUTS = 1024
 _LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # needs more than so many bytes
-_NUMBERS = frozenset((float, int, bool, np.float64, np.float32))
 _MINDSPORE_KEY, _TENSORBOARD_KEY = wire.key(3, wire.FIXED32), wire.key(2, wire.FIXED32)
 
 _Key: TypeAlias = tuple[tuple[str, ...], int, int]  # tags, bytes of the step, bytes of the seq
@@ -28,70 +30,72 @@ class _Layout(NamedTuple):
     wall_time, step, seq, crc and the numbers "0", "1" ... `keys` are the offsets of the bytes that say that a
     number follows, all that is different in the TensorBoard dialect. `crc_change` is what that does to the
     CRC, the same for all numbers: CRCs are linear, the CRC of equally long a ^ b is crc(a) ^ crc(b) ^ crc(0).
+    `constants` are the bytes before each number of the payload, by dialect.
     """
 
     template: Array
     fields: np.dtype[Any]
     keys: list[int]
     crc_change: int
+    constants: dict[str, list[bytes]]
 
 
-def scalars_of(event: Event) -> Scalars | None:
-    """The event in columns when it holds plain scalars alone, else None."""
-    tags, numbers = [], []
-    for plugin, tag, number, shard in event.values:
-        if plugin != "scalar" or shard is not None or type(number) not in _NUMBERS or type(tag) is not str:
-            return None
-        tags.append(tag)
-        numbers.append(number)
-    return Scalars(event.step, event.wall_time, tuple(tags), numbers)
+class Stretch(NamedTuple):
+    """Rows start .. stop-1 and, unless they are unusual, their frames by dialect."""
 
-
-def event_of(scalars: Scalars) -> Event:
-    """The same event with an object for each value, as the general way takes it."""
-    pairs = zip(scalars.tags, scalars.numbers, strict=True)
-    return Event(scalars.step, scalars.wall_time, [Value("scalar", tag, number) for tag, number in pairs])
+    start: int
+    stop: int
+    framed: dict[str, Framed] | None
 
 
 class ScalarEncoder:
     """Frames of one attempt's scalar events: the bytes that `encode_event` and `frames.frame` would make."""
 
-    def __init__(self, run_id: str, attempt: int) -> None:
+    def __init__(self, run_id: str, attempt: int, dialects: tuple[str, ...]) -> None:
         self._owner = wire.identity(EventIds(run_id, attempt))
+        self._dialects = dialects
         self._layouts: dict[_Key, _Layout | None] = {}
 
-    def encode(self, seqs: Sequence[int], rows: Sequence[Scalars]) -> list[tuple[bytes, bytes] | None]:
-        """The frame of each event in MindSpore's and in TensorBoard's dialect.
+    def encode(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
+        """All rows in their order, in stretches of one layout.
 
-        None where the general way must judge: fewer than FEW events of equal tags and lengths, or anything
-        unusual, such as a step of 0 or less, no tags, a tag that cannot be written, numbers that are none.
-        Measured beside that way, 256 events together: a tenth of its CPU for one scalar, a fortieth for ten.
+        A stretch without frames is unusual, and the general way must judge it: a step of 0 or less, a time of
+        0, no tags, or one that cannot be written.
         """
-        framed: list[tuple[bytes, bytes] | None] = [None] * len(rows)
-        by_tags: dict[tuple[str, ...], list[int]] = {}
-        for place, row in enumerate(rows):
-            by_tags.setdefault(row.tags, []).append(place)
-        for tags, places in by_tags.items():
-            if len(places) >= FEW:
-                columns = _columns([seqs[place] for place in places], [rows[place] for place in places])
-                for number, pair in self._encode_columns(tags, columns):
-                    framed[places[number]] = pair
-        return framed
-
-    def _encode_columns(
-        self, tags: tuple[str, ...], columns: "_Columns | None"
-    ) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
-        """What can be encoded of the events, each with its place in the columns."""
-        if columns is None or columns.numbers.shape[1] != len(tags):
+        if scalars.size < _FEW:
+            yield from self._one_by_one(first_seq, scalars)
             return
-        step_bytes, seq_bytes = _varint_lengths(columns.steps), _varint_lengths(columns.seqs)
-        is_usual = (columns.steps > 0) & (columns.seqs > 0) & (columns.wall_times != 0)  # zeros are left out
-        for lengths in set(zip(step_bytes.tolist(), seq_bytes.tolist(), strict=True)):
-            same = np.flatnonzero(is_usual & (step_bytes == lengths[0]) & (seq_bytes == lengths[1]))
-            layout = self._layout((tags, *lengths)) if same.size >= FEW else None
-            if layout is not None:
-                chosen = _Columns(*(column[same] for column in columns))
-                yield from zip(same.tolist(), _frames(layout, chosen), strict=True)
+        table = np.frombuffer(scalars.rows, row_dtype(len(scalars.tags)))
+        seqs = np.arange(first_seq, first_seq + table.size)
+        step_bytes, seq_bytes = _varint_lengths(table["step"]), _varint_lengths(seqs)
+        is_usual = (table["step"] > 0) & (table["wall_time"] != 0)  # zeros are left out
+        kinds = np.where(is_usual, 16 * step_bytes + seq_bytes, 0)
+        bounds = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), table.size]
+        for start, stop in pairwise(bounds):
+            layout = None
+            if kinds[start]:
+                layout = self._layout((scalars.tags, int(step_bytes[start]), int(seq_bytes[start])))
+            rows = slice(start, stop)
+            framed = None if layout is None else self._frames(layout, table[rows], seqs[rows])
+            yield Stretch(start, stop, framed)
+
+    def _one_by_one(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
+        rows = row_struct(len(scalars.tags)).iter_unpack(scalars.rows)
+        for number, (wall_time, step, *numbers) in enumerate(rows):
+            seq, layout = wire.varint(first_seq + number), None
+            if step > 0 and wall_time:
+                layout = self._layout((scalars.tags, len(wire.varint(step)), len(seq)))
+            floats = _floats(numbers) if layout else None
+            if layout is None or floats is None:
+                yield Stretch(number, number + 1, None)
+                continue
+            fields = [struct.pack("<d", wall_time), wire.varint(step), *floats, seq]
+            framed = {}
+            for dialect in self._dialects:
+                pairs = zip(layout.constants[dialect], fields, strict=True)
+                data = frame(b"".join([part for pair in pairs for part in pair]))
+                framed[dialect] = Framed(first_seq + number, 1, [data], len(data))
+            yield Stretch(number, number + 1, framed)
 
     def _layout(self, key: _Key) -> _Layout | None:
         if key not in self._layouts:
@@ -100,28 +104,43 @@ class ScalarEncoder:
             self._layouts[key] = _layout(self._owner, *key)
         return self._layouts[key]
 
+    def _frames(self, layout: _Layout, table: Array, seqs: Array) -> dict[str, Framed]:
+        """The frames of events of one layout in each dialect."""
+        frames, crcs = _fill(layout, table, seqs)
+        found = {}
+        for dialect in self._dialects:
+            if dialect == TENSORBOARD:
+                frames[:, layout.keys] = _TENSORBOARD_KEY[0]
+                crcs = crcs ^ np.uint64(layout.crc_change)
+            frames.view(layout.fields)["crc"][:, 0] = masked(crcs)
+            found[dialect] = Framed(int(seqs[0]), seqs.size, [frames.tobytes()], frames.nbytes)
+        return found
 
-class _Columns(NamedTuple):
-    """Events of the same tags: seqs, steps int64 (n,), wall_times float64 (n,), numbers float32 (n, tags)."""
 
-    seqs: Array
-    steps: Array
-    wall_times: Array
-    numbers: Array
-
-
-def _columns(seqs: list[int], rows: list[Scalars]) -> _Columns | None:
-    """None when the numbers are none, or not as many in each event."""
-    steps, wall_times, _, numbers = zip(*rows, strict=True)
+def _floats(numbers: list[float]) -> list[bytes] | None:
+    """Each as float32; None when one exceeds it."""
     try:
-        table = np.array(numbers)
-        counted = np.array(seqs, np.int64), np.array(steps, np.int64), np.array(wall_times, np.float64)
-    except (ValueError, OverflowError):
+        return [struct.pack("<f", number) for number in numbers]
+    except OverflowError:
         return None
-    if table.dtype.kind not in "biuf" or table.ndim != 2:
-        return None
+
+
+def _fill(layout: _Layout, table: Array, seqs: Array) -> tuple[Array, Array]:
+    """Frames of the MindSpore dialect without their CRC, uint8 (events, length); and the CRCs, uint64."""
+    frames = np.tile(layout.template, (seqs.size, 1))
+    fields = frames.view(layout.fields)[:, 0]
+    fields["wall_time"] = table["wall_time"]
+    fields["step"] = _varints(table["step"], fields["step"].shape[1])
+    fields["seq"] = _varints(seqs, fields["seq"].shape[1])
     with np.errstate(over="ignore", under="ignore"):
-        return _Columns(*counted, table.astype(np.float64, copy=False).astype(np.float32))
+        for number, column in enumerate(table["numbers"].T):
+            fields[str(number)] = column
+    length = layout.template.size
+    unsealed = frames.tobytes()
+    crc_of = google_crc32c.value
+    starts = range(HEADER_BYTES, len(unsealed), length)
+    size = length - HEADER_BYTES - 4
+    return frames, np.array([crc_of(unsealed[start : start + size]) for start in starts], np.uint64)
 
 
 def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int) -> _Layout | None:
@@ -153,7 +172,12 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
         other[key] = _TENSORBOARD_KEY[0]
     crc_change = google_crc32c.value(payload) ^ google_crc32c.value(bytes(other))
     places = [key + HEADER_BYTES for key in keys]
-    return _Layout(np.frombuffer(template, np.uint8), fields, places, crc_change)
+    constants = [constant for constant, _, _ in pieces]
+    others = [
+        constant[:-1] + _TENSORBOARD_KEY if name.isdigit() else constant for constant, name, _ in pieces
+    ]
+    by_dialect = {MINDSPORE: constants, TENSORBOARD: others}
+    return _Layout(np.frombuffer(template, np.uint8), fields, places, crc_change, by_dialect)
 
 
 def _pieces(
@@ -170,31 +194,6 @@ def _pieces(
         *[(head, str(number), "<f4") for number, head in enumerate(heads)],
         (owner + wire.key(1002, wire.VARINT), "seq", f"({seq_bytes},)u1"),
     ]
-
-
-def _frames(layout: _Layout, columns: _Columns) -> Iterator[tuple[bytes, bytes]]:
-    """The frames of events of one layout in both dialects."""
-    frames = np.tile(layout.template, (columns.seqs.size, 1))
-    fields = frames.view(layout.fields)[:, 0]
-    fields["wall_time"] = columns.wall_times
-    fields["step"] = _varints(columns.steps, fields["step"].shape[1])
-    fields["seq"] = _varints(columns.seqs, fields["seq"].shape[1])
-    for number, column in enumerate(columns.numbers.T):
-        fields[str(number)] = column
-    length = layout.template.size
-    unsealed = frames.tobytes()
-    starts = range(0, len(unsealed), length)
-    crcs = np.array(
-        [google_crc32c.value(unsealed[start + HEADER_BYTES : start + length - 4]) for start in starts],
-        np.uint64,
-    )
-    fields["crc"] = masked(crcs)
-    mindspore = frames.tobytes()
-    frames[:, layout.keys] = _TENSORBOARD_KEY[0]
-    fields["crc"] = masked(crcs ^ np.uint64(layout.crc_change))
-    tensorboard = frames.tobytes()
-    for start in starts:
-        yield mindspore[start : start + length], tensorboard[start : start + length]
 
 
 def _varint_lengths(numbers: Array) -> Array:

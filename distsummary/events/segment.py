@@ -5,12 +5,13 @@ import errno
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from distsummary.errors import RunDirError
-from distsummary.events.files import Files
-from distsummary.events.frames import whole_length
+from distsummary.events.files import MAX_PARTS, Files
+from distsummary.events.frames import Framed, Part, joined, whole_length
 from distsummary.events.records import MINDSPORE, TENSORBOARD
 
 LINEAGE_SUFFIX = "_lineage"
@@ -108,7 +109,7 @@ def _keep_tail(directory: Path, tail: bytes, files: Files) -> None:
     try:
         kept = files.create(directory / f"torn-{max(taken, default=-1) + 1}.bin")
         try:
-            files.write(kept, tail)
+            files.write(kept, [tail])
         finally:
             files.close(kept)
     except OSError as error:
@@ -118,36 +119,47 @@ def _keep_tail(directory: Path, tail: bytes, files: Files) -> None:
 class Segment:
     """An open event file; after any failed append it ends with its last whole frame or is given up.
 
+    Args:
+        keeps_unsynced: hold what was appended until it is durable, for `take_unsynced`.
+
     Raises RunDirError when no new file can be made in the directory.
     """
 
-    def __init__(self, path: Path, files: Files, budget_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, files: Files, *, keeps_unsynced: bool = False) -> None:
         self.path = path
-        self.length = 0
+        self.length = self.synced_length = 0
         self.is_dead = False
+        self.is_empty = True  # of events
+        self.opened = files.now()
         self._files = files
-        self._budget_bytes = budget_bytes
+        self._keeps_unsynced = keeps_unsynced
+        self._unsynced: list[Framed] = []
+        self._lost: OSError | None = None  # why a sync failed
         self._descriptor = files.create(path)
 
-    def fits(self, data: bytes) -> bool:
-        """Whether the file's budget leaves room for `data`."""
-        return self._budget_bytes is None or self.length + len(data) <= self._budget_bytes
-
     def append(self, data: bytes) -> None:
-        """Write whole frames in one call; raises OSError with nothing of `data` left in the file."""
+        """Write whole frames that belong to no event: the head of a file, or lineage; raises as `extend`."""
+        self._write([data])
+        self.length += len(data)
+
+    def extend(self, framed: Sequence[Framed]) -> None:
+        """Write frames in one call; raises OSError with nothing of them left in the file."""
+        self._write(joined(part for frames in framed for part in frames.parts))
+        self.length += sum(frames.nbytes for frames in framed)
+        self.is_empty = False
+        if self._keeps_unsynced:
+            self._unsynced += framed
+
+    def _write(self, parts: list[Part]) -> None:
         if self._files.is_removed(self._descriptor):
             self.is_dead = True
             raise OSError(errno.ENOENT, "the event file was removed", str(self.path))
-        view = memoryview(data)
         try:
-            while view:
-                view = view[
-                    self._files.write(self._descriptor, bytes(view) if len(view) < len(data) else data) :
-                ]
+            while parts:
+                parts = remaining(parts, self._files.write(self._descriptor, parts[:MAX_PARTS]))
         except OSError:
             self._take_back()
             raise
-        self.length += len(data)
 
     def _take_back(self) -> None:
         try:
@@ -156,8 +168,31 @@ class Segment:
             self.is_dead = True  # the torn frame stays; the next writer's `cut_torn_tails` removes it
 
     def sync(self) -> None:
-        """Make what was appended durable."""
-        self._files.sync(self._descriptor)
+        """Make what was appended durable; on OSError the kernel may have dropped it, and the file is dead."""
+        if self._lost is not None:
+            raise self._lost  # another sync would succeed without what this one lost
+        length, count = self.length, len(self._unsynced)  # more may be appended meanwhile
+        if length == self.synced_length:
+            return
+        try:
+            self._files.sync(self._descriptor)
+        except OSError as error:
+            self.is_dead, self._lost = True, error
+            raise
+        self.synced_length = length
+        del self._unsynced[:count]
+
+    def take_unsynced(self) -> list[Framed]:
+        """Cut the file back to what is durable, and give what it loses, to be written elsewhere.
+
+        Raises OSError when it cannot be cut: then it keeps everything.
+        """
+        self._files.truncate(self._descriptor, self.synced_length)
+        self.length = self.synced_length
+        taken, self._unsynced = self._unsynced, []
+        if not self.length:
+            self.path.unlink(missing_ok=True)
+        return taken
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -166,12 +201,22 @@ class Segment:
             self._descriptor = -1
 
 
+def remaining(parts: list[Part], taken: int) -> list[Part]:
+    """What is left to write of `parts` after `taken` bytes."""
+    for number, part in enumerate(parts):
+        if taken < len(part):
+            return [memoryview(part)[taken:], *parts[number + 1 :]]
+        taken -= len(part)
+    return []
+
+
 def open_segments(
     directory: Path,
     dialects: tuple[str, ...],
     name: SegmentName,
     files: Files,
-    budget_bytes: int | None = None,
+    *,
+    keeps_unsynced: bool = False,
 ) -> dict[str, Segment]:
     """New segments with one common stamp, one for each dialect."""
     stamp = next_stamp(directory, files.now())
@@ -180,7 +225,7 @@ def open_segments(
         try:
             for dialect in dialects:
                 path = directory / name.file_name(dialect, stamp + attempt)
-                opened[dialect] = Segment(path, files, budget_bytes)
+                opened[dialect] = Segment(path, files, keeps_unsynced=keeps_unsynced)
             return opened
         except FileExistsError:  # another writer took the name between our look and our open
             discard(opened)

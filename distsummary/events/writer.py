@@ -1,40 +1,38 @@
 """Writers: anything with write(batch), flush(), close() and health(); behaviour is added by wrapping."""
 
-import contextlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from distsummary.errors import ClosedError
-from distsummary.events import mindspore_format, tensorboard_format
-from distsummary.events.encode import encode_event
+from distsummary.events import mindspore_format
+from distsummary.events.event_files import Appended, EventFiles, Limits
 from distsummary.events.files import Files
 from distsummary.events.frames import frame
-from distsummary.events.reader import read_last_seq, read_lineage
+from distsummary.events.framing import Encoded, EventEncoder
+from distsummary.events.reader import read_lineage
 from distsummary.events.records import (
+    BULK_PLUGINS,
     DIALECTS,
-    LINEAGE_PLUGINS,
-    MINDSPORE,
-    TENSORBOARD,
+    SYNCED,
+    WRITTEN,
     Batch,
     Event,
     EventIds,
     Health,
-    Lineage,
+    Scalars,
+    Value,
 )
-from distsummary.events.segment import (
-    Segment,
-    SegmentName,
-    cut_torn_tails,
-    discard,
-    lineage_files,
-    next_stamp,
-    open_segments,
-)
-from distsummary.publish import ensure_directory, publish
+from distsummary.events.rows import events_of
+from distsummary.events.segment import SegmentName, lineage_files, next_stamp
+from distsummary.publish import publish
 
 logger = logging.getLogger(__name__)
+
+MAX_RESERVE = 256 << 20  # bytes of the disk, or a fiftieth of it, that bulk values leave free
+NO_LIMITS = Limits()
 
 
 class Writer(Protocol):
@@ -64,14 +62,16 @@ class RankWriter:
     """The one live writer of a directory: each event at most once in each file, whole frames only.
 
     A restarted writer of the same attempt opens new segments and goes on behind the last seq of each dialect,
-    so that a batch sent again goes to each file that lacks it and to no other.
+    so that a batch sent again goes to each file that lacks it and to no other. While the disk is nearly full,
+    bulk values are dropped and counted: what is left is for scalars, lineage, and the training itself.
 
     Args:
         directory: made if absent.
         run_id: 16 hex digits. attempt: counts from 0. rank: the rank whose events these are.
         dialects: which kinds of files to write.
-        max_file_size: budget in bytes of each file, None for none. A file whose next frame does not fit takes
-            nothing more (MindSpore's meaning); what it refuses is counted.
+        limits: of the growth of the files.
+        delivery: "written": a returned `write` survives the death of any process; "synced": it is durable
+            about a second later, and a returned `flush` is.
         files: the operating system; a test passes a double.
 
     Raises:
@@ -89,7 +89,8 @@ class RankWriter:
         prefix: str = "events",
         suffix: str = "_MS",
         source: str | None = None,
-        max_file_size: int | None = None,
+        limits: Limits = NO_LIMITS,
+        delivery: str = WRITTEN,
         mindspore_compat: bool = False,
         files: Files | None = None,
     ) -> None:
@@ -103,16 +104,22 @@ class RankWriter:
             host=self._files.host(),
             pid=self._files.pid(),
         )
-        self._max_file_size = max_file_size
-        self._mindspore_compat = mindspore_compat
-        self._segments: dict[str, Segment] = {}
-        self._full: set[str] = set()
-        self._is_closed = self._must_mend = False
-        self._not_durable: OSError | None = None
-        ensure_directory(self.directory)
-        cut_torn_tails(self.directory, self._files)
-        self._last_seq = {d: read_last_seq(self.directory, d, run_id, attempt) for d in dialects}
-        self._health = Health(last_seq=max(self._last_seq.values(), default=0))
+        self._limits = limits
+        self._encoder = EventEncoder(run_id, attempt, dialects, mindspore_compat=mindspore_compat)
+        self._is_closed = False
+        self._health = Health()
+        self._event_files = EventFiles(
+            self.directory,
+            dialects,
+            name=self._name,
+            run_id=run_id,
+            attempt=attempt,
+            limits=limits,
+            is_synced=delivery == SYNCED,
+            fail=self._fail,
+            files=self._files,
+        )
+        self._health.last_seq = max(self._event_files.last_seq.values(), default=0)
 
     @property
     def last_seq(self) -> int:
@@ -127,108 +134,60 @@ class RankWriter:
         """Append the batch, one write for each file; raises OSError, the files then end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
-        chunks: dict[str, list[tuple[int, bytes]]] = {dialect: [] for dialect in self.dialects}
-        lineage: Lineage | None = None
-        for seq, event in enumerate(batch.events, batch.first_seq):
-            if event.values and event.values[0].plugin in LINEAGE_PLUGINS:
-                lineage = mindspore_format.updated_lineage(
-                    lineage or read_lineage(self.directory), event.values[0]
-                )
-            else:
-                self._encode(seq, event, chunks)
-        first_step = batch.events[0].step if batch.events else 0
-        for dialect in self.dialects:
-            self._append(dialect, chunks[dialect], first_step)
-        if lineage is not None:
-            self._publish_lineage(lineage)
-        self._health.last_seq = max(self._health.last_seq, batch.last_seq)
+        spared = self._bulk_to_spare(batch)
+        events = [_without_bulk(event) for event in batch.events] if spared else batch.events
+        encoded = self._encoder.encode(batch.first_seq, events)
+        appended = self._event_files.append(encoded.framed, _first_step(batch))
+        if encoded.lineage:
+            self._publish_lineage(encoded.lineage)
+        self._account(batch, encoded, appended, spared)
 
-    def _encode(self, seq: int, event: Event, chunks: dict[str, list[tuple[int, bytes]]]) -> None:
-        missing = tuple(dialect for dialect in self.dialects if seq > self._last_seq[dialect])
-        if not missing:
+    def _bulk_to_spare(self, batch: Batch) -> list[Value]:
+        """The bulk values of the batch if the disk has no room for them, else none."""
+        bulk = [
+            value
+            for event in batch.events
+            if isinstance(event, Event)
+            for value in event.values
+            if value.plugin in BULK_PLUGINS
+        ]
+        if not bulk:
+            return []
+        try:
+            free, size = self._files.free_space(self.directory)
+        except OSError:
+            return []  # the write itself will tell what is wrong
+        incoming = sum(int(getattr(value.data, "nbytes", 0)) for value in bulk)
+        return bulk if free - incoming < min(MAX_RESERVE, size // 50) else []
+
+    def _account(self, batch: Batch, encoded: Encoded, appended: Appended, spared: list[Value]) -> None:
+        """Count what was written, once however often the batch was sent."""
+        self._health.bytes += appended.nbytes
+        if batch.last_seq <= self._health.last_seq:
             return
-        ids = EventIds(run_id=self.run_id, attempt=self.attempt, seq=seq)
-        payloads, refused = encode_event(event, ids, missing, mindspore_compat=self._mindspore_compat)
-        for plugin, tag, reason in refused:
+        self._health.events += batch.last_seq - max(self._health.last_seq, batch.first_seq - 1)
+        self._health.last_seq = batch.last_seq
+        for plugin, tag, reason in encoded.refused:
             self._health.drop(plugin)
             self._health.fail(reason)
             logger.warning("the %s %r was not recorded: %s", plugin, tag, reason)
-        for dialect, payload in payloads.items():
-            if payload is not None:
-                chunks[dialect].append((seq, frame(payload)))
-        self._health.events += 1
+        for value in spared:
+            self._health.drop(value.plugin)
+        if spared:
+            self._fail(f"the disk of {self.directory} is nearly full: bulk values are dropped; make room")
+        if appended.refused:
+            limit = self._limits.max_file_size
+            self._fail(f"max_file_size of {limit} bytes is reached: events are refused", appended.refused)
 
-    def _append(self, dialect: str, chunk: list[tuple[int, bytes]], first_step: int) -> None:
-        if not chunk or dialect in self._full:
-            return
-        segment = self._open(dialect, first_step)
-        chunk = [(seq, data) for seq, data in chunk if seq > self._last_seq[dialect]]
-        if not chunk:
-            return
-        data = b"".join(frame for _, frame in chunk)
-        if not segment.fits(data):
-            data = self._within_budget(dialect, segment, chunk)
-        if data:
-            segment.append(data)
-        self._health.bytes += len(data)
-        self._last_seq[dialect] = chunk[-1][0]
+    def _fail(self, reason: str, times: int = 1) -> None:
+        if reason not in self._health.errors:
+            logger.warning("%s (said once; counted in health())", reason)
+        self._health.fail(reason, times)
 
-    def _within_budget(self, dialect: str, segment: Segment, chunk: list[tuple[int, bytes]]) -> bytes:
-        """The frames before the first that does not fit; behind it the file takes nothing more."""
-        kept = b""
-        for number, (_, data) in enumerate(chunk):
-            if not segment.fits(kept + data):
-                self._full.add(dialect)
-                self._health.fail(
-                    f"max_file_size of {self._max_file_size} bytes reached by the {dialect} file"
-                )
-                logger.warning(
-                    "%s reached max_file_size=%s; %d event(s) refused now and all later ones",
-                    segment.path, self._max_file_size, len(chunk) - number,
-                )  # fmt: skip
-                break
-            kept += data
-        return kept
-
-    def _open(self, dialect: str, first_step: int) -> Segment:
-        segment = self._segments.get(dialect)
-        if segment is not None and not segment.is_dead:
-            return segment
-        self._must_mend |= bool(self._segments)
-        try:
-            self._close_segments(sync=True)
-        except OSError as error:  # said again by close()
-            self._not_durable = error
-        ensure_directory(self.directory)
-        if self._must_mend:  # a segment was given up: its torn frame goes, its whole frames count
-            cut_torn_tails(self.directory, self._files)
-            for d in self.dialects:
-                last = read_last_seq(self.directory, d, self.run_id, self.attempt)
-                self._last_seq[d] = max(self._last_seq[d], last)
-            self._must_mend = False
-        opened = open_segments(self.directory, self.dialects, self._name, self._files, self._max_file_size)
-        try:
-            for name, new in opened.items():
-                new.append(self._head(name, first_step))
-        except OSError:
-            self._must_mend = True
-            discard(opened)  # a segment without its head would not tell whose it is
-            raise
-        self._segments = opened
-        return self._segments[dialect]
-
-    def _head(self, dialect: str, first_step: int) -> bytes:
-        """The first frames of a segment: its version and, for TensorBoard, where a later attempt starts."""
-        now = self._files.now()
-        ids = EventIds(run_id=self.run_id, attempt=self.attempt, seq=0)
-        if dialect == MINDSPORE:
-            return frame(mindspore_format.encode_version(now, ids))
-        head = frame(tensorboard_format.encode_version(now, ids))
-        if self.attempt > 0 and self._last_seq[TENSORBOARD] == 0:
-            head += frame(tensorboard_format.encode_session_start(first_step, now, ids))
-        return head
-
-    def _publish_lineage(self, lineage: Lineage) -> None:
+    def _publish_lineage(self, values: Sequence[Value]) -> None:
+        lineage = read_lineage(self.directory)
+        for value in values:
+            lineage = mindspore_format.updated_lineage(lineage, value)
         older = lineage_files(self.directory)
         stamp = next_stamp(self.directory, self._files.now())
         ids = EventIds(run_id=self.run_id, attempt=self.attempt, seq=0)
@@ -238,23 +197,27 @@ class RankWriter:
             path.unlink(missing_ok=True)
 
     def flush(self) -> None:
-        """Nothing waits here: a returned `write` is in the files."""
+        """Return when everything is delivered: nothing waits here, but "synced" makes it durable."""
+        self._event_files.sync()
 
     def close(self) -> None:
-        """Make the files durable and close them."""
-        self._is_closed = True
-        self._close_segments(sync=True)
-        if self._not_durable is not None:
-            raise self._not_durable
-
-    def _close_segments(self, *, sync: bool = False) -> None:
-        segments, self._segments = self._segments, {}
-        with contextlib.ExitStack() as stack:  # closes every file even if one fails, then raises the failure
-            for segment in segments.values():
-                stack.callback(segment.close)
-                if sync:
-                    stack.callback(segment.sync)
+        """Make the files durable and close them; a second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._event_files.close()
 
     def health(self) -> Health:
         """Counters so far."""
         return self._health
+
+
+def _without_bulk(event: Event | Scalars) -> Event | Scalars:
+    if isinstance(event, Scalars):
+        return event
+    return event._replace(values=[value for value in event.values if value.plugin not in BULK_PLUGINS])
+
+
+def _first_step(batch: Batch) -> int:
+    for event in batch.events[:1]:
+        return event.step if isinstance(event, Event) else next(events_of(event)).step
+    return 0

@@ -115,9 +115,9 @@ class Disk:
             return "error"
         return "works"
 
-    def _part(self, data: Any) -> bytes:
-        whole = bytes(data) if isinstance(data, (bytes, bytearray, memoryview)) else b"".join(data)
-        return whole[: self._random.randrange(1, len(whole))] if len(whole) > 1 else whole
+    def _part(self, parts: Any) -> list[bytes]:
+        whole = b"".join(parts)
+        return [whole[: self._random.randrange(1, len(whole))] if len(whole) > 1 else whole]
 
     def _fail(self, life: "FaultyFiles", name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if name == "close":  # Linux frees the descriptor also when close(2) fails

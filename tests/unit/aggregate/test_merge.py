@@ -33,11 +33,11 @@ class FullDisk(Files):
     def __init__(self, left):
         self.left = left
 
-    def write(self, descriptor, data):
+    def write(self, descriptor, parts):
         self.left -= 1
         if self.left < 0:
             raise OSError(errno.ENOSPC, "no space left on device")
-        return super().write(descriptor, data)
+        return super().write(descriptor, parts)
 
 
 class Run:

@@ -3,7 +3,8 @@
 import numpy as np
 
 from distsummary.coordination import Registration
-from distsummary.events.records import Health
+from distsummary.events.records import Health, Scalars
+from distsummary.events.rows import events_of
 from distsummary.training.callbacks import CallbackParams, RunContext
 from distsummary.training.run import Run
 
@@ -22,6 +23,9 @@ class ListWriter:
             for value in event.values
         ]
         self.events.append(event._replace(values=values))
+
+    def write_row(self, tags, row):
+        self.events += events_of(Scalars(tags, row))
 
     def flush(self):
         self.flushes += 1

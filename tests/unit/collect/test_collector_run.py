@@ -316,7 +316,7 @@ for number in run.steps([1, 2]):
 """
 
 
-@pytest.mark.parametrize(("divisor", "events", "is_complete"), [("1", 2, True), ("0", 2, False)])
+@pytest.mark.parametrize(("divisor", "events", "is_complete"), [("1", 5, True), ("0", 4, False)])
 def test_a_run_that_nobody_closes_is_closed_at_the_exit_of_the_process(
     tmp_path, divisor, events, is_complete
 ):

@@ -229,6 +229,13 @@ def test_a_closed_record_takes_nothing_more_and_raises_only_where_values_would_b
         ({"formats": ()}, InvalidValueError),
         ({"formats": ("csv",)}, InvalidValueError),
         ({"formats": "mindspore"}, InvalidTypeError),
+        ({"rotate_bytes": 100}, InvalidValueError),
+        ({"rotate_bytes": 1e6}, InvalidTypeError),
+        ({"rotate_s": 0}, InvalidValueError),
+        ({"rotate_s": float("nan")}, InvalidValueError),
+        ({"rotate_s": "1h"}, InvalidTypeError),
+        ({"max_file_size": 10, "rotate_bytes": 4096}, InvalidValueError),
+        ({"delivery": "durable"}, InvalidValueError),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, arguments, error):
@@ -320,3 +327,87 @@ def test_a_failed_export_is_raised_by_close_at_the_latest(tmp_path, monkeypatch)
     with pytest.raises(WriteError, match="export of a: ZeroDivisionError"):
         record.close()
     assert [step for step, _ in read(tmp_path)] == [1]
+
+
+def test_scalars_are_an_event_at_once_and_leave_the_pool_alone(record, writer):
+    record.add_value("scalar", "later", 1.0)
+    record.scalars(3, {"loss": 0.5, "lr": 1})
+    record.scalars(4, {"loss": np.float32(0.25), "lr": True})
+    assert [event.step for event in writer.events] == [3, 4]
+    assert writer.values("scalar", 3) == {"loss": 0.5, "lr": 1.0}
+    assert writer.values("scalar", 4) == {"loss": 0.25, "lr": 1.0}
+    record.record(5)
+    assert writer.values("scalar", 5) == {"later": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("step", "values", "error", "named"),
+    [
+        (1, {"a": "x"}, InvalidTypeError, "a"),
+        (1, {"a": None}, InvalidTypeError, "a"),
+        (1, {"a": 1j}, InvalidTypeError, "a"),
+        (1, {"a": np.zeros(2)}, InvalidValueError, "a"),
+        (1, {"a": 10**400}, InvalidValueError, "a"),
+        (1, {"": 1.0}, InvalidValueError, "blank"),
+        (1, {3: 1.0}, InvalidTypeError, "3"),
+        (1, {"x" * 1025: 1.0}, InvalidValueError, "1024"),
+        (1, {}, InvalidValueError, "none"),
+        (1, [1.0], InvalidTypeError, "values"),
+        ("1", {"a": 1.0}, InvalidTypeError, "step"),
+        (1.5, {"a": 1.0}, InvalidTypeError, "step"),
+        (2**63, {"a": 1.0}, InvalidValueError, "step"),
+    ],
+)
+def test_bad_scalars_are_refused_at_the_call_the_first_time_and_later(
+    record, writer, step, values, error, named
+):
+    for _ in range(2):
+        with pytest.raises(error, match=named):
+            record.scalars(step, values)
+        if isinstance(values, dict) and all(isinstance(tag, str) and 0 < len(tag) < 99 for tag in values):
+            record.scalars(0, dict.fromkeys(values, 1.0) or {"a": 1.0})  # now the names are known
+    assert all(v.data == 1.0 for event in writer.events for v in event.values)
+
+
+def test_scalars_are_refused_after_close(tmp_path):
+    record = SummaryRecord(tmp_path)
+    record.scalars(1, {"a": 1.0})
+    record.close()
+    with pytest.raises(ClosedError, match="closed"):
+        record.scalars(2, {"a": 1.0})
+    assert read(tmp_path) == [(1, {"a": 1.0})]
+
+
+def test_of_two_values_of_a_name_the_last_counts_however_they_came(record, writer):
+    record.add_value("scalar", "a", 1.0)
+    record.add_value("scalar", "a", 2.0)
+    record.add_value("histogram", "a", np.zeros(2))
+    record.add_value("scalar", "a", 3.0)
+    record.record(1)
+    assert writer.values("scalar", 1) == {"a": 3.0}
+
+
+def test_a_step_beyond_64_bits_is_refused_at_the_call(record):
+    record.add_value("scalar", "a", 1.0)
+    for step in (2**63, -(2**63) - 1):
+        with pytest.raises(InvalidValueError, match="step"):
+            record.record(step)
+
+
+def test_rotated_files_hold_everything_once(tmp_path):
+    with SummaryRecord(tmp_path, rotate_bytes=4096) as record:
+        for step in range(1, 501):
+            record.scalars(step, {"loss": step / 2})
+            if step % 50 == 0:
+                record.flush()
+    assert len(list(tmp_path.glob("*_MS"))) > 3
+    assert [event.step for event in read_directory(tmp_path)] == list(range(1, 501))
+
+
+def test_a_flush_of_the_synced_level_reaches_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("distsummary.events.files.os.fdatasync", synced.append)
+    with SummaryRecord(tmp_path, delivery="synced") as record:
+        record.scalars(1, {"loss": 0.5})
+        record.flush()
+        assert len(synced) == 2

@@ -1,11 +1,14 @@
+import os
+import signal
 import threading
 
 import numpy as np
 import pytest
 
 from distsummary.errors import ClosedError, WriteError
-from distsummary.events.async_writer import AsyncWriter
-from distsummary.events.records import Batch, Event, Health, Value
+from distsummary.events.async_writer import AT_ONCE, ITEM_BYTES, MAX_ROW_BYTES, AsyncWriter
+from distsummary.events.records import QUEUED, Batch, Event, Health, Scalars, Value
+from distsummary.events.rows import events_of, row_struct
 
 
 class Sink:
@@ -39,8 +42,14 @@ class Sink:
         return self._health
 
     @property
+    def events(self) -> list[Event]:
+        """With an object for each value, packed or not."""
+        items = [item for batch in self.batches for item in batch.events]
+        return [e for item in items for e in ([item] if isinstance(item, Event) else events_of(item))]
+
+    @property
     def steps(self) -> list[int]:
-        return [event.step for batch in self.batches for event in batch.events]
+        return [event.step for event in self.events]
 
 
 def event(step: int, *values: Value) -> Event:
@@ -81,7 +90,7 @@ def test_graph_and_summary_of_one_call_are_two_events():
     writer = start(sink)
     writer.write(event(1, Value("scalar", "loss", 1.0), Value("graph", "g", b"")))
     writer.close()
-    assert [[v.plugin for v in e.values] for b in sink.batches for e in b.events] == [["graph"], ["scalar"]]
+    assert [[v.plugin for v in e.values] for e in sink.events] == [["graph"], ["scalar"]]
 
 
 def test_a_full_budget_drops_bulk_values_and_counts_them():
@@ -94,7 +103,7 @@ def test_a_full_budget_drops_bulk_values_and_counts_them():
         )
     sink.gate.set()
     writer.close()
-    values = [v for b in sink.batches for e in b.events for v in e.values]
+    values = [v for e in sink.events for v in e.values]
     assert sum(v.plugin == "scalar" for v in values) == 5
     dropped = writer.health().dropped["tensor"]
     assert dropped == 5 - sum(v.plugin == "tensor" for v in values)
@@ -115,7 +124,7 @@ def test_a_failed_device_copy_costs_its_value():
     writer = start(sink)
     writer.write(event(1, Value("scalar", "bad", Copy(None)), Value("scalar", "good", Copy(2.0))))
     writer.close()
-    assert [(v.tag, v.data) for b in sink.batches for e in b.events for v in e.values] == [("good", 2.0)]
+    assert [(v.tag, v.data) for e in sink.events for v in e.values] == [("good", 2.0)]
     assert writer.health().dropped == {"scalar": 1}
 
 
@@ -164,7 +173,7 @@ def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(monkeypat
     waits = []
     sink = Sink()
     sink.gate.clear()
-    writer = start(sink, budget_bytes=3 * 64)
+    writer = start(sink, budget_bytes=3 * (64 + ITEM_BYTES))
     real = writer._changed.wait_for
     monkeypatch.setattr(writer._changed, "wait_for", lambda p, timeout=None: waits.append(timeout) or p())
     for step in range(20):
@@ -212,3 +221,141 @@ def test_close_is_idempotent_and_ends_the_thread():
     assert not writer._thread.is_alive()
     with pytest.raises(ClosedError):
         writer.write(event(1))
+
+
+def row(step: int, *numbers: float) -> bytes:
+    return row_struct(len(numbers)).pack(1.5, step, *numbers)
+
+
+LOSS = ("loss",)
+
+
+def test_rows_and_events_keep_the_order_of_their_calls_and_rows_travel_packed():
+    sink = Sink()
+    writer = start(sink, interval_s=3600.0)
+    for step in range(1, 11):
+        writer.write_row(LOSS, row(step, 0.5))
+        if step % 5 == 0:
+            writer.write(event(100 + step, Value("tensor", "t", np.zeros(1))))
+    writer.close()
+    assert sink.steps == [1, 2, 3, 4, 5, 105, 6, 7, 8, 9, 10, 110]
+    assert [item.size for b in sink.batches for item in b.events if isinstance(item, Scalars)] == [5, 5]
+    assert sink.batches[-1].last_seq == 12
+
+
+def test_a_burst_of_rows_is_handed_over_in_pieces_that_hold_nobody_up():
+    sink = Sink()
+    writer = start(sink, interval_s=3600.0)
+    for step in range(3 * AT_ONCE):
+        writer.write_row(LOSS, row(step, 0.5))
+    writer.flush()
+    assert [batch.size for batch in sink.batches] == [AT_ONCE] * 3
+    writer.close()
+    assert sink.steps == list(range(3 * AT_ONCE))
+
+
+def test_rows_of_a_stalled_writer_are_bounded_then_dropped_and_counted(monkeypatch):
+    monkeypatch.setattr("distsummary.events.async_writer.BLOCK_S", 0.001)
+    sink = Sink()
+    sink.gate.clear()
+    writer = start(sink, budget_bytes=100 * ITEM_BYTES)
+    for step in range(1000):
+        writer.write_row(LOSS, row(step, 0.5))
+    assert len(writer._queue) <= 100
+    sink.gate.set()
+    writer.close()
+    assert len(sink.steps) + writer.health().dropped["scalar"] == 1000
+    assert len(sink.steps) >= 90
+
+
+def test_a_long_row_counts_with_its_bytes():
+    tags = tuple(f"t{n}" for n in range(MAX_ROW_BYTES // 8))
+    sink = Sink()
+    sink.gate.clear()
+    writer = start(sink, budget_bytes=20_000)
+    writer.write_row(tags, row(1, *[0.5] * len(tags)))
+    sink.gate.set()
+    writer.close()
+    assert [len(e.values) for e in sink.events] == [len(tags)]
+
+
+def test_an_idle_thread_is_woken_by_a_row():
+    sink = Sink()
+    writer = start(sink)
+    while not writer._is_asleep:
+        threading.Event().wait(0.001)
+    writer.write_row(LOSS, row(1, 0.5))
+    writer.flush()
+    assert sink.steps == [1]
+    writer.close()
+
+
+def test_rows_meet_the_same_refusals_as_events():
+    sink = Sink()
+    sink.error = ValueError("refused")
+    writer = start(sink, raise_exception=True)
+    writer.write_row(LOSS, row(1, 0.5))
+    writer.flush()
+    with pytest.raises(WriteError, match="refused"):
+        writer.write_row(LOSS, row(2, 0.5))
+    sink.error = None
+    writer.write_row(LOSS, row(3, 0.5))
+    writer.close()
+    with pytest.raises(ClosedError):
+        writer.write_row(LOSS, row(4, 0.5))
+    assert sink.steps == [3]
+
+
+def test_the_queued_level_tries_nothing_twice():
+    sink = Sink()
+    sink.error = OSError(28, "No space left on device")
+    writer = start(sink, delivery=QUEUED)
+    writer.write_row(LOSS, row(1, 0.5))
+    writer.flush()
+    sink.error = None
+    writer.write_row(LOSS, row(2, 0.5))
+    writer.close()
+    assert sink.steps == [2]
+    assert writer.health().dropped == {"scalar": 1}
+
+
+def test_a_signal_handler_may_close_the_writer_also_inside_of_a_call():
+    sink = Sink()
+    writer = start(sink, interval_s=3600.0)
+    previous = signal.signal(signal.SIGUSR1, lambda *_: writer.close())
+    try:
+        with writer._changed:  # where `write` stands when the signal comes
+            writer.write_row(LOSS, row(1, 0.5))
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert sink.steps == [1]
+    assert not writer._thread.is_alive()
+
+
+def test_a_forked_child_is_refused_at_every_call():
+    sink = Sink()
+    writer = start(sink, interval_s=3600.0)
+    writer.write_row(LOSS, row(1, 0.5))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # no assertion in here: the child must end at once
+        refused = 0
+        for call in (
+            lambda: writer.write_row(LOSS, row(2, 0.5)),
+            lambda: writer.write(event(2)),
+            writer.flush,
+        ):
+            try:
+                call()
+            except ClosedError:
+                refused += 1
+        writer.close()
+        os.write(write, bytes([refused]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1) == b"\x03"
+    os.close(read)
+    os.close(write)
+    writer.close()
+    assert sink.steps == [1]

@@ -1,10 +1,11 @@
 import errno
 import os
+from collections.abc import Sequence
 
 import pytest
 
 from distsummary.events.files import Files, sanitise_host
-from distsummary.events.frames import frame, read_frames
+from distsummary.events.frames import Part, frame, read_frames
 from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD
 from distsummary.events.segment import (
     Segment,
@@ -32,13 +33,13 @@ class FrozenFiles(Files):
     def now(self) -> float:
         return self.time
 
-    def write(self, descriptor: int, data: bytes) -> int:
+    def write(self, descriptor: int, parts: Sequence[Part]) -> int:
         if self.short_write_of is not None:
             taken, self.short_write_of = self.short_write_of, None
-            return super().write(descriptor, data[:taken])
+            return super().write(descriptor, [b"".join(parts)[:taken]])
         if self.write_error is not None:
             raise OSError(self.write_error, os.strerror(self.write_error))
-        return super().write(descriptor, data)
+        return super().write(descriptor, parts)
 
     def truncate(self, descriptor: int, length: int) -> None:
         if self.truncate_error is not None:

@@ -1,14 +1,16 @@
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from distsummary.errors import ClosedError, RunDirError
+from distsummary.events.event_files import Limits
 from distsummary.events.files import Files
-from distsummary.events.frames import frame, read_frames
+from distsummary.events.frames import Part, frame, read_frames
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
 from distsummary.events.segment import lineage_files, segments
@@ -35,12 +37,12 @@ class CrashingFiles(Files):
         for descriptor in self.opened:
             os.close(descriptor)
 
-    def write(self, descriptor: int, data: bytes) -> int:
+    def write(self, descriptor: int, parts: Sequence[Part]) -> int:
         self.left -= 1
         if self.left == 0:
-            super().write(descriptor, data[: self.taken])
+            super().write(descriptor, [b"".join(parts)[: self.taken]])
             raise KeyboardInterrupt  # not an OSError: nothing is taken back, as after SIGKILL
-        return super().write(descriptor, data)
+        return super().write(descriptor, parts)
 
 
 def scalars(first: int, count: int) -> list[Event]:
@@ -131,10 +133,10 @@ def test_a_full_disk_raises_and_the_same_batch_fits_later(tmp_path):
     class FullDisk(Files):
         is_full = False
 
-        def write(self, descriptor: int, data: bytes) -> int:
+        def write(self, descriptor: int, parts: Sequence[Part]) -> int:
             if self.is_full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(descriptor, data)
+            return super().write(descriptor, parts)
 
     files = FullDisk()
     rank_writer = writer(tmp_path, files=files)
@@ -201,7 +203,7 @@ def test_a_later_attempt_tells_tensorboard_where_it_starts(tmp_path):
 
 
 def test_max_file_size_stops_a_file_at_the_first_frame_that_does_not_fit(tmp_path):
-    rank_writer = writer(tmp_path, dialects=(MINDSPORE,), max_file_size=250)
+    rank_writer = writer(tmp_path, dialects=(MINDSPORE,), limits=Limits(max_file_size=250))
     rank_writer.write(batch(1, scalars(1, 20)))
     rank_writer.write(batch(21, scalars(21, 1)))
     rank_writer.close()
@@ -253,10 +255,10 @@ def test_segments_that_cannot_get_their_head_leave_nothing_behind(tmp_path):
     class FullDisk(Files):
         is_full = True
 
-        def write(self, descriptor: int, data: bytes) -> int:
+        def write(self, descriptor: int, parts: Sequence[Part]) -> int:
             if self.is_full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(descriptor, data)
+            return super().write(descriptor, parts)
 
     files = FullDisk()
     rank_writer = writer(tmp_path, files=files)
