@@ -43,7 +43,7 @@ UNITS = {
     "s10": Unit("scalars", 2_000, lambda: {f"train/metric_{n}": n / 7 for n in range(10)}),
     "h1e4": Unit("histogram", 200, lambda: _numbers(10**4)),
     "h1e6": Unit("histogram", 10, lambda: _numbers(10**6)),
-    "h1e7": Unit("histogram", 2, lambda: _numbers(10**7)),
+    "h1e7": Unit("histogram", 1, lambda: _numbers(10**7)),
     "t1MB": Unit("tensor", 20, lambda: _numbers(2**18)),
     # 64e6 bytes: an event, and the queue, hold 64 MiB at most
     "t64MB": Unit("tensor", 1, lambda: _numbers(16_000_000)),
