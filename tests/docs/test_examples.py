@@ -1,0 +1,67 @@
+"""Every example runs as it stands, and leaves what it says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.landscape.grid import LossGrid
+from distsummary.run_dir import RunDir
+from tests.conftest import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def tags(directory: Path) -> dict[str, set[int]]:
+    """Tag -> the steps that have it."""
+    found: dict[str, set[int]] = {}
+    for event in read_directory(directory):
+        for value in event.values:
+            found.setdefault(value.tag, set()).add(event.step)
+    return found
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES} == {"own_loop.py", "many_ranks.py", "landscape.py"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_says_how_it_is_started(path: Path) -> None:
+    assert f"`python examples/{path.name}" in path.read_text().split('"""')[1]
+
+
+def test_the_own_loop_records_everything(tmp_path: Path) -> None:
+    run("own_loop.py", str(tmp_path / "run"))
+    found = tags(tmp_path / "run")
+    assert found["loss"] == set(range(1, 61))
+    assert len(found["eval/accuracy"]) == 2
+    assert {"lr", "1.weight/auto", "input_data/auto"} <= found.keys()
+    lineage = read_lineage(tmp_path / "run").train
+    assert lineage is not None
+    assert lineage.algorithm.network == "Sequential"
+
+
+@pytest.mark.timeout(180)
+def test_many_ranks_become_one_run(tmp_path: Path) -> None:
+    assert "last loss of each rank:" in run("many_ranks.py", str(tmp_path / "run"), "2")
+    run_dir = RunDir(tmp_path / "run")
+    assert sorted(run_dir.rank_dirs()) == [0, 1]
+    assert tags(run_dir.base)["loss/max"] == set(range(1, 41))
+
+
+def test_the_landscape_has_its_path(tmp_path: Path) -> None:
+    run("landscape.py", str(tmp_path / "run"))
+    [saved] = RunDir(tmp_path / "run").landscape_dir.glob("*.npz")
+    grid = LossGrid.load(saved)
+    assert len(grid.numbers) == 11
+    assert grid.true_loss[-1] < grid.true_loss[0]
+    assert (tmp_path / "run" / "valley.png").read_bytes().startswith(b"\x89PNG")
