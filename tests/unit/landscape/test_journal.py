@@ -1,0 +1,130 @@
+"""The journal gives back what was entered, after any end of its process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distsummary.errors import DamagedFileError, LandscapeError
+from distsummary.landscape.journal import Journal
+from distsummary.landscape.plan import Chunk
+
+PLAN = {"checkpoints": "ab", "seed": "7"}
+
+
+def chunk(row: int, start: int = 0, stop: int = 4) -> Chunk:
+    return Chunk(plane=0, kind="grid", row=row, start=start, stop=stop)
+
+
+def measured(row: int, quantities: int = 2) -> np.ndarray:
+    return np.arange(4.0 * quantities).reshape(4, quantities) / 7 + row
+
+
+@pytest.fixture
+def path(nasty_tmp_path: Path) -> Path:
+    return nasty_tmp_path / "landscape.journal"
+
+
+def fill(path: Path, rows: int) -> None:
+    with Journal(path, PLAN) as journal:
+        journal.enter_choice({"engine": "row", "chunk": 1})
+        for row in range(rows):
+            journal.enter(chunk(row), measured(row), worker="w", seconds=0.5)
+
+
+def test_what_was_entered_is_there_again_bit_for_bit(path: Path):
+    special = np.array([[np.nan], [np.inf], [-0.0], [5e-324]])
+    with Journal(path, PLAN) as journal:
+        assert (journal.results, journal.choice) == ({}, None)
+        journal.enter(chunk(0), special)
+    with Journal(path, PLAN) as again:
+        assert again.results[chunk(0)].tobytes() == special.tobytes()
+
+
+def test_a_journal_goes_on_where_it_stood_and_the_last_choice_counts(path: Path):
+    fill(path, 2)
+    with Journal(path, PLAN) as journal:
+        assert sorted(found.row for found in journal.results) == [0, 1]
+        assert journal.choice == {"engine": "row", "chunk": 1}
+        journal.enter_choice({"engine": "naive"})
+        journal.enter(chunk(2), measured(2))
+    with Journal(path, PLAN) as journal:
+        assert len(journal.results) == 3
+        assert journal.choice == {"engine": "naive"}
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20, 60])
+def test_a_torn_end_costs_the_last_chunk_only(path: Path, cut: int):
+    fill(path, 3)
+    os.truncate(path, path.stat().st_size - cut)
+    with Journal(path, PLAN) as journal:
+        assert sorted(found.row for found in journal.results) == [0, 1]
+        journal.enter(chunk(2), measured(2))
+    with Journal(path, PLAN) as journal:
+        assert len(journal.results) == 3
+
+
+def test_a_damaged_chunk_is_evaluated_again_and_those_behind_it_are_kept(path: Path):
+    fill(path, 3)
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"row": 1')] ^= 1
+    path.write_bytes(data)
+    with Journal(path, PLAN) as journal:
+        assert sorted(found.row for found in journal.results) == [0, 2]
+
+
+def test_the_journal_of_another_landscape_is_refused_with_what_differs_and_stays(path: Path):
+    fill(path, 1)
+    with pytest.raises(LandscapeError, match=r"another landscape: data, seed differ.*resume=False"):
+        Journal(path, {"checkpoints": "ab", "seed": "8", "data": "x"})
+    with Journal(path, PLAN) as journal:
+        assert len(journal.results) == 1
+
+
+def test_it_begins_anew_when_asked_to(path: Path):
+    fill(path, 3)
+    other = {"seed": "8"}
+    with Journal(path, other, resume=False) as journal:
+        assert journal.results == {}
+    with Journal(path, other) as journal:
+        assert journal.results == {}
+
+
+@pytest.mark.parametrize("content", [b"x" * 100, b'{"format": 1}'])
+def test_a_file_that_is_no_journal_is_refused_and_kept(path: Path, content: bytes):
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match="not a landscape's journal"):
+        Journal(path, PLAN)
+    assert path.read_bytes() == content
+
+
+def test_a_second_holder_is_refused(path: Path):
+    with Journal(path, PLAN), pytest.raises(LandscapeError, match="held by another process"):
+        Journal(path, PLAN)
+    Journal(path, PLAN).close()
+
+
+def test_a_removed_journal_is_gone(path: Path):
+    journal = Journal(path, PLAN)
+    journal.remove()
+    journal.close()
+    assert not path.exists()
+
+
+CHILD = """
+import sys, os, signal
+from tests.unit.landscape.test_journal import Journal, PLAN, chunk, measured
+journal = Journal(sys.argv[1], PLAN)
+for row in range(5):
+    journal.enter(chunk(row), measured(row))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_holder_leaves_what_it_entered_and_no_lock(path: Path):
+    subprocess.run([sys.executable, "-c", CHILD, str(path)], check=False, cwd=Path(__file__).parents[3])
+    with Journal(path, PLAN) as journal:
+        assert len(journal.results) == 5
