@@ -142,55 +142,84 @@ def read_frames(
     there is one; and a torn frame is damage, too, if an intact one stands behind it. The work for that is
     bounded by the size of the file.
     """
-    with _opened(source) as file:
-        size = file.seek(0, os.SEEK_END)
-        search = _Search(file, size, max_payload) if resync else None
-        yield from _read_frames(file, start, size, max_payload, search)
+    with opened(source) as file:
+        yield from FrameReader(file, max_payload, resync=resync).frames(start)
 
 
-def _read_frames(
-    file: BinaryIO, offset: int, size: int, max_payload: int, search: "_Search | None"
-) -> Iterator[Frame]:
-    crc_of = google_crc32c.value
-    base, block = offset, b""  # what has been read of the file: many frames at a time
-    while offset + _HEADER.size <= size:
-        if offset + _HEADER.size > base + len(block):
-            base, block = offset, _read_at(file, offset, min(_BLOCK, size - offset))
-            if len(block) < _HEADER.size:
-                return  # somebody cut the file meanwhile
-        length, crc = _HEADER.unpack_from(block, offset - base)
-        end = offset + OVERHEAD + length
-        damage = None if crc == _length_crc(length) else _WRONG_LENGTH
-        if damage is None and length > max_payload:
-            damage = f"the event claims {length} bytes, more than the {max_payload} allowed"
-        if damage is not None or end > size:
-            if damage == _WRONG_LENGTH or end > size:
-                following = None if search is None else search.next_frame(offset + 1)
-                if following is None and damage is None:
-                    return  # torn
-                end = size if following is None else following
-            yield Frame(offset, b"", damage or f"the event claims {length} bytes, beyond the file's end", end)
-        elif end <= base + len(block):
-            payload = block[offset - base + _HEADER.size : end - base - _CRC.size]
-            found = crc_of(payload)  # masked_crc, written out: this is where reading spends its time
-            found = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
-            intact = _CRC.unpack_from(block, end - base - _CRC.size)[0] == found
-            if not intact and search is not None:
-                end = search.true_end(offset, end)
-            yield _new(Frame, (offset, payload, None if intact else _WRONG_PAYLOAD, end))
-        elif length > _BLOCK // 2:
-            large = _read_body(file, offset, end)
-            if large is None:
-                return  # cut meanwhile
-            if large.damage is not None and search is not None:
-                end = search.true_end(offset, end)
-            yield large._replace(end=end)
-        elif base == offset:
-            return  # cut meanwhile: the block, read from here, would hold the frame
-        else:
-            base, block = offset, b""  # it crosses the end of the block: read the next one from here
-            continue
-        offset = end
+class FrameReader:
+    """An open file whose frames are read from any byte on, with the bytes that were read of it last."""
+
+    def __init__(self, file: BinaryIO, max_payload: int, *, resync: bool) -> None:
+        self._file, self._max_payload = file, max_payload
+        self._size = file.seek(0, os.SEEK_END)
+        self._search = _Search(file, self._size, max_payload) if resync else None  # its work is bounded
+        self._base, self._block = 0, b""
+
+    def window(self, offset: int) -> tuple[int, bytes]:
+        """Where a piece of the file begins, and its bytes: those from `offset` on are among them.
+
+        A quarter of a block at least, if the file has as much.
+        """
+        known_end = self._base + len(self._block)
+        wanted_end = min(offset + _BLOCK // 4, self._size)
+        return (
+            (self._base, self._block)
+            if self._base <= offset and wanted_end <= known_end
+            else self._read(offset)
+        )
+
+    def _read(self, offset: int) -> tuple[int, bytes]:
+        self._base = offset
+        self._block = _read_at(self._file, offset, max(0, min(_BLOCK, self._size - offset)))
+        return self._base, self._block
+
+    def frames(self, offset: int) -> Iterator[Frame]:
+        """As `read_frames`."""
+        crc_of = google_crc32c.value
+        size, search = self._size, self._search
+        base, block = self._base, self._block  # many frames at a time
+        if base > offset:
+            base, block = offset, b""
+        while offset + _HEADER.size <= size:
+            if offset + _HEADER.size > base + len(block):
+                base, block = self._read(offset)
+                if len(block) < _HEADER.size:
+                    return  # somebody cut the file meanwhile
+            length, crc = _HEADER.unpack_from(block, offset - base)
+            end = offset + OVERHEAD + length
+            damage = None if crc == _length_crc(length) else _WRONG_LENGTH
+            if damage is None and length > self._max_payload:
+                damage = f"the event claims {length} bytes, more than the {self._max_payload} allowed"
+            if damage is not None or end > size:
+                if damage == _WRONG_LENGTH or end > size:
+                    following = None if search is None else search.next_frame(offset + 1)
+                    if following is None and damage is None:
+                        return  # torn
+                    end = size if following is None else following
+                yield Frame(
+                    offset, b"", damage or f"the event claims {length} bytes, beyond the file's end", end
+                )
+            elif end <= base + len(block):
+                payload = block[offset - base + _HEADER.size : end - base - _CRC.size]
+                found = crc_of(payload)  # masked_crc, written out: this is where reading spends its time
+                found = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
+                intact = _CRC.unpack_from(block, end - base - _CRC.size)[0] == found
+                if not intact and search is not None:
+                    end = search.true_end(offset, end)
+                yield _new(Frame, (offset, payload, None if intact else _WRONG_PAYLOAD, end))
+            elif length > _BLOCK // 2:
+                large = _read_body(self._file, offset, end)
+                if large is None:
+                    return  # cut meanwhile
+                if large.damage is not None and search is not None:
+                    end = search.true_end(offset, end)
+                yield large._replace(end=end)
+            elif base == offset:
+                return  # cut meanwhile: the block, read from here, would hold the frame
+            else:
+                base, block = offset, b""  # it crosses the end of the block: read the next one from here
+                continue
+            offset = end
 
 
 class _Search:
@@ -273,7 +302,8 @@ def whole_length(path: str | os.PathLike[str]) -> int:
         return size
 
 
-def _opened(source: str | os.PathLike[str] | BinaryIO) -> AbstractContextManager[BinaryIO]:
+def opened(source: str | os.PathLike[str] | BinaryIO) -> AbstractContextManager[BinaryIO]:
+    """The file of a path, closed at the end; one that is open already is left to its owner."""
     return open(source, "rb") if isinstance(source, (str, os.PathLike)) else nullcontext(source)
 
 

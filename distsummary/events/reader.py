@@ -2,15 +2,19 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from distsummary.checks import check_choice, check_int
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.events import mindspore_format, tensorboard_format, wire
-from distsummary.events.frames import MAX_PAYLOAD, Frame, read_frames
+from distsummary.events.columns import ScalarColumns
+from distsummary.events.frames import MAX_PAYLOAD, Frame
 from distsummary.events.parts import Descriptor, refuse_bombs
+from distsummary.events.pieces import read_pieces
 from distsummary.events.quick import quick_event
 from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage, Value
 from distsummary.events.seen import Seen
@@ -36,7 +40,6 @@ _DECODERS = {
     TENSORBOARD: _Decoder(tensorboard_format.decode_event, tensorboard_pb2.Event.DESCRIPTOR),
 }
 
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 _logger = logging.getLogger(__name__)
 
 
@@ -67,6 +70,13 @@ class ReadValue(NamedTuple):
     wall_time: float
     tag: str
     value: Any  # float, array, Histogram, Image, Landscape, bytes or a lineage message
+
+
+# A NamedTuple's own constructor takes twice the time.
+_new_value = partial(tuple.__new__, Value)
+_new_event = partial(tuple.__new__, ReadEvent)
+_new_read_value = partial(tuple.__new__, ReadValue)
+Piece: TypeAlias = ScalarColumns | ReadEvent
 
 
 class Damage(NamedTuple):
@@ -110,30 +120,63 @@ def read_file(
     """
     check_choice("mode", mode, MODES)
     check_int("start", start, low=0)
-    return _read_file(Path(path), start, _Skipping(Path(path), mode, skipped), max_payload)
+    file = Path(path)
+    pieces = _read_file(file, start, _Skipping(file, mode, skipped), max_payload)
+    return chain.from_iterable(_events_of(piece, file) for piece in pieces)
 
 
-def _read_file(path: Path, start: int, skipping: "_Skipping", max_payload: int) -> Iterator[ReadEvent]:
+def _read_file(
+    path: Path, start: int, skipping: "_Skipping", max_payload: int = MAX_PAYLOAD
+) -> Iterator[Piece]:
     dialect = dialect_of(path)
     resync = skipping.mode != "strict"
     try:
-        for frame in read_frames(path, start=start, max_payload=max_payload, resync=resync):
-            if frame.damage is None and (fields := quick_event(frame.payload, dialect)) is not None:
+        for piece in read_pieces(path, dialect, start=start, max_payload=max_payload, resync=resync):
+            if isinstance(piece, ScalarColumns):
                 skipping.tell()
-                yield _new(ReadEvent, (*fields, path, frame.offset, frame.end))
+                yield piece
+                continue
+            if piece.damage is None and (fields := quick_event(piece.payload, dialect)) is not None:
+                skipping.tell()
+                yield _new_event((*fields, path, piece.offset, piece.end))
                 continue
             try:
-                decoded = _decode(frame, dialect)
+                decoded = _decode(piece, dialect)
             except DamagedFileError as error:
-                skipping.skip(frame.offset, str(error))
+                skipping.skip(piece.offset, str(error))
                 continue
             skipping.tell()
             if decoded is not None:
                 ids, event = decoded
-                yield ReadEvent(*ids, *event, path, frame.offset, frame.end)
+                yield ReadEvent(*ids, *event, path, piece.offset, piece.end)
         skipping.end()
     except FileNotFoundError as error:
         raise MissingFileError(f"there is no event file {path}; it was removed or never written") from error
+
+
+def _events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
+    if isinstance(piece, ReadEvent):
+        return (piece,)
+    numbers = piece.numbers.tolist()
+    values = map(_new_value, zip(repeat("scalar"), piece.tag_texts(), numbers, repeat(None), strict=False))
+    fields = (
+        repeat(piece.run_id),
+        repeat(piece.attempt),
+        *(column.tolist() for column in (piece.seqs, piece.steps, piece.wall_times)),
+        map(list, map(islice, repeat(values), piece.counts.tolist())),
+        repeat(path),
+        *(column.tolist() for column in (piece.offsets, piece.ends)),
+    )
+    return map(_new_event, zip(*fields, strict=False))
+
+
+def _values_of(piece: Piece) -> Iterable[ReadValue]:
+    if isinstance(piece, ReadEvent):
+        ids = (piece.attempt, piece.seq, piece.step, piece.wall_time)
+        return [ReadValue(*ids, value.tag, value.data) for value in piece.values]
+    events = (column.repeat(piece.counts).tolist() for column in (piece.seqs, piece.steps, piece.wall_times))
+    fields = (repeat(piece.attempt), *events, piece.tag_texts(), piece.numbers.tolist())
+    return map(_new_read_value, zip(*fields, strict=False))
 
 
 def decode_frame(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
@@ -218,15 +261,20 @@ def read_directory(
     """
     check_choice("dialect", dialect, DIALECTS)
     check_choice("mode", mode, MODES)
-    return _read_once(segments(_directory(path), dialect), mode, skipped)
+    pieces = read_once(segments(_directory(path), dialect), mode, skipped)
+    return chain.from_iterable(_events_of(piece, file) for file, piece in pieces)
 
 
-def _read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[ReadEvent]:
+def read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[tuple[Path, Piece]]:
+    """The events of files without those that came before, those of scalars in columns, each with its file."""
     seen = Seen()
     for file in files:
-        for event in read_file(file, mode, skipped=skipped):
-            if seen.add(event.run_id, event.attempt, event.seq):
-                yield event
+        for piece in _read_file(file, 0, _Skipping(file, mode, skipped)):
+            if isinstance(piece, ScalarColumns):
+                is_new = seen.add_all(piece.run_id, piece.attempt, piece.seqs)
+                yield file, piece if is_new.all() else piece.chosen(is_new)
+            elif seen.add(piece.run_id, piece.attempt, piece.seq):
+                yield file, piece
 
 
 def read_values(
@@ -245,40 +293,46 @@ def read_values(
         dialect: of a directory's files; None takes MindSpore's if there are any, else TensorBoard's.
         mode, skipped: as in `read_file`, and so are the errors.
     """
+    files = files_of(path, dialect, mode)
+    return chain.from_iterable(_values_of(piece) for _, piece in read_once(files, mode, skipped))
+
+
+def files_of(path: str | os.PathLike[str], dialect: str | None, mode: str) -> list[Path]:
+    """What `read_values` reads; raises InvalidValueError for an unknown dialect or mode."""
     check_choice("mode", mode, MODES)
     if dialect is not None:
         check_choice("dialect", dialect, DIALECTS)
-    files = [Path(path)]
-    if os.path.isdir(path):
-        dialects = DIALECTS if dialect is None else (dialect,)
-        files = next((found for name in dialects if (found := segments(Path(path), name))), [])
-    return (
-        ReadValue(event.attempt, event.seq, event.step, event.wall_time, value.tag, value.data)
-        for event in _read_once(files, mode, skipped)
-        for value in event.values
-    )
+    if not os.path.isdir(path):
+        return [Path(path)]
+    dialects = DIALECTS if dialect is None else (dialect,)
+    return next((found for name in dialects if (found := segments(Path(path), name))), [])
 
 
 def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, attempt: int) -> int:
     """The highest seq of an attempt in the files of one dialect, 0 for none; damage is passed over."""
     for segment in reversed(segments(_directory(directory), dialect)):
         last = 0
-        for frame in read_frames(segment, resync=True):
-            if frame.damage is None:
-                ids = _identity(frame.payload)
-                if ids[:2] != (run_id, attempt):
-                    break  # the version record says whose segment it is: another attempt's costs one frame
-                last = max(last, ids.seq)
+        for piece in read_pieces(segment, dialect, resync=True):
+            if isinstance(piece, Frame) and piece.damage is not None:
+                continue
+            owner, seq = _last_of(piece)
+            if owner != (run_id, attempt):
+                break  # the version record says whose segment it is: another attempt's costs one frame
+            last = max(last, seq)
         if last:  # segments are in the order of the seqs
             return last
     return 0
 
 
-def _identity(payload: bytes) -> EventIds:
+def _last_of(piece: ScalarColumns | Frame) -> tuple[tuple[str, int], int]:
+    """Run id and attempt, and the highest seq."""
+    if isinstance(piece, ScalarColumns):
+        return (piece.run_id, piece.attempt), int(piece.seqs.max())
     try:
-        return wire.read_identity(payload)
+        run_id, attempt, seq = wire.read_identity(piece.payload)
     except ValueError:
-        return EventIds("", 0, 0)
+        return ("", 0), 0
+    return (run_id, attempt), seq
 
 
 def read_lineage(path: str | os.PathLike[str], mode: str = "skip") -> Lineage:

@@ -1,13 +1,16 @@
 """Where a frame may begin in bytes whose borders are lost: the positions of headers with a right CRC."""
 
-from functools import lru_cache
+from typing import Any
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.events.linear_crc import byte_tables
+
 HEADER = 12  # bytes: u64 length | u32 masked crc32c of the length
 _MASK_DELTA = np.uint32(0xA282EAD8)
+_CRC_OF_ZEROS = np.uint32(google_crc32c.value(bytes(8)))
 
 
 def headers(data: bytes, max_payload: int) -> list[tuple[int, int]]:
@@ -27,10 +30,10 @@ def headers(data: bytes, max_payload: int) -> list[tuple[int, int]]:
     if found.size:  # a run of zeros is no header: the CRC of eight zeros is none
         ends = octets[found + 8] | octets[found + 9] | octets[found + 10] | octets[found + 11]
         found = found[ends != 0]
-    crcs = np.full(found.size, _tables()[1], np.uint32)
-    for place, table in enumerate(_tables()[0]):
+    crcs = np.full(found.size, _CRC_OF_ZEROS, np.uint32)
+    for place, table in enumerate(reversed(byte_tables(8))):
         crcs ^= table[octets[found + place]]
-    found = found[_unmasked(_little_endian(octets, found + 8, 4)) == crcs]
+    found = found[unmasked(_little_endian(octets, found + 8, 4)) == crcs]
     lengths = _little_endian(octets, found, 8)
     fit = lengths <= max_payload
     return list(zip(found[fit].tolist(), lengths[fit].tolist(), strict=True))
@@ -44,20 +47,7 @@ def _little_endian(octets: NDArray[np.uint8], positions: NDArray[np.intp], width
     return numbers
 
 
-def _unmasked(stored: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """TFRecord's mask taken off again: the constant, then the rotation."""
+def unmasked(stored: NDArray[Any]) -> NDArray[np.uint32]:
+    """TFRecord's mask taken off CRCs again: the constant, then the rotation."""
     rotated = stored.astype(np.uint32) - _MASK_DELTA
     return rotated << np.uint32(15) | rotated >> np.uint32(17)
-
-
-@lru_cache(maxsize=1)
-def _tables() -> tuple[NDArray[np.uint32], np.uint32]:
-    """(8, 256): what each byte at each place adds to the CRC of eight zeros; and that CRC."""
-    zeros = int(google_crc32c.value(bytes(8)))
-    tables = np.zeros((8, 256), np.uint32)
-    for place in range(8):
-        for octet in range(256):
-            word = bytearray(8)
-            word[place] = octet
-            tables[place, octet] = int(google_crc32c.value(bytes(word))) ^ zeros
-    return tables, np.uint32(zeros)

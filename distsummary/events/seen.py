@@ -3,6 +3,9 @@
 from bisect import bisect_right
 from collections import OrderedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
 _MAX_OWNERS = 4096  # attempts that are remembered at a time
 _MAX_GAPS = 1 << 16  # of an attempt
 
@@ -21,16 +24,32 @@ class Seen:
         """Note the event; whether it is new. One without a seq always is."""
         if not seq:
             return True
+        owner = self._owner(run_id, attempt)
+        if seq == owner.last + 1:  # nearly always
+            owner.last = seq
+            return True
+        return owner.add(seq)
+
+    def add_all(self, run_id: str, attempt: int, seqs: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Note several events of an attempt, one after the other; which of them are new, bool (n,)."""
+        if not seqs.any():
+            return np.ones(seqs.size, np.bool_)
+        if seqs[0] and (np.diff(seqs) == 1).all():
+            owner = self._owner(run_id, attempt)
+            if seqs[0] > owner.last:  # nearly always
+                owner.add(int(seqs[0]))
+                owner.last = int(seqs[-1])
+                return np.ones(seqs.size, np.bool_)
+        return np.array([self.add(run_id, attempt, seq) for seq in seqs.tolist()], np.bool_)
+
+    def _owner(self, run_id: str, attempt: int) -> "_Owner":
         key = (run_id, attempt)
         owner = self._owners.get(key)
         if owner is None:
             if len(self._owners) >= _MAX_OWNERS:
                 self._owners.popitem(last=False)
             owner = self._owners[key] = _Owner()
-        if seq == owner.last + 1:  # nearly always
-            owner.last = seq
-            return True
-        return owner.add(seq)
+        return owner
 
 
 class _Owner:
@@ -45,8 +64,9 @@ class _Owner:
 
     def add(self, seq: int) -> bool:
         if seq > self.last:
-            self.first_missing.append(self.last + 1)
-            self.last_missing.append(seq - 1)
+            if seq > self.last + 1:
+                self.first_missing.append(self.last + 1)
+                self.last_missing.append(seq - 1)
             self.last = seq
             if len(self.first_missing) > _MAX_GAPS:
                 del self.first_missing[0], self.last_missing[0]
