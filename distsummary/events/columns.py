@@ -106,14 +106,15 @@ def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> 
     for length in found.tolist():
         places = np.flatnonzero(lengths == length)
         parts += _parts(places, _rows(block, bounds[:-1][places], length), dialect, tags)
-    first = next((part for part in parts if part.places.size and not part.places[0]), None)
+    first = next((part for part in parts if part.places.size and part.places[0] == 0), None)
     if first is None:
         return None
     parts = [part for part in parts if part.layout.owner == first.layout.owner]
     is_usual = np.zeros(lengths.size + 1, np.bool_)
     for part in parts:
         is_usual[part.places] = True
-    return _joined([_up_to(part, int(is_usual.argmin())) for part in parts], bounds + base, tags.texts)
+    parts = [_up_to(part, int(is_usual.argmin())) for part in parts]
+    return _joined([part for part in parts if part.places.size], bounds + base, tags.texts)
 
 
 def _rows(block: bytes, starts: Columns, length: int) -> Octets:
@@ -137,9 +138,11 @@ def _parts(places: Columns, rows: Octets, dialect: str, tags: _Tags) -> Iterator
         differences = rows ^ rows[0]
         varying = np.bitwise_or.reduce(differences, axis=0)
         fits = _fits(differences, varying, layout)
-        found = _where(fits & _intact(rows, differences, varying), places, rows)
-        numbers = _tag_numbers(found[1], varying, layout, tags)
-        yield _Part(layout, *_where(numbers.min(axis=1, initial=0) >= 0, *found, numbers))
+        good = fits & _intact(rows, differences, varying)
+        if good.any():
+            found = _where(good, places, rows)
+            numbers = _tag_numbers(found[1], varying, layout, tags)
+            yield _Part(layout, *_where(numbers.min(axis=1, initial=0) >= 0, *found, numbers))
         places, rows = _where(~fits, places, rows)
 
 

@@ -53,7 +53,7 @@ def read_pieces(
 
 
 def _read_pieces(reader: FrameReader, walker: "_Walker", offset: int) -> Iterator[ScalarColumns | Frame]:
-    most = _AT_FIRST
+    most, pause = _AT_FIRST, FEW
     while True:
         base, block = reader.window(offset)
         starts = walker.starts(block, offset - base, most)
@@ -61,10 +61,12 @@ def _read_pieces(reader: FrameReader, walker: "_Walker", offset: int) -> Iterato
         columns = scalar_columns(block, base, starts, walker.dialect) if walked >= FEW else None
         if columns is not None and (taken := columns.seqs.size) >= FEW:
             yield columns
-            offset = base + starts[taken]
+            offset, pause = base + starts[taken], FEW
         if taken < walked or walked < most:
             # Behind columns stands a frame that is none of theirs; where they do not pay, so do the others.
-            count = 1 if taken >= FEW else max(walked, FEW)
+            count = 1
+            if taken < FEW:
+                count, pause = max(walked, pause), min(2 * pause, _AT_MOST)
             for frame in islice(reader.frames(offset), count):
                 yield frame
                 offset, count = frame.end, count - 1
