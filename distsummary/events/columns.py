@@ -200,7 +200,8 @@ def _joined(parts: list[_Part], bounds: Columns, tags: list[str]) -> ScalarColum
     tag_numbers = np.empty(numbers.size, np.int32)
     for layout, places, rows, tag_columns in parts:
         for value, place in enumerate(layout.numbers):
-            numbers[firsts[places] + value] = numbers_at(rows, place, "<f4")
+            with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+                numbers[firsts[places] + value] = numbers_at(rows, place, "<f4")
             tag_numbers[firsts[places] + value] = tag_columns[:, value]
     return ScalarColumns(
         *parts[0].layout.owner,

@@ -1,6 +1,7 @@
 """Every event once, in whatever order its copies come."""
 
-from hypothesis import given
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distsummary.events.seen import Seen
@@ -26,3 +27,13 @@ def test_many_gaps_and_owners_take_bounded_memory():
     for attempt in range(5000):
         assert seen.add("b", attempt, 1)
     assert len(seen._owners) <= 4096
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(1, 20), st.integers(0, 2))))
+def test_several_at_a_time_are_as_new_as_one_by_one(runs: list[tuple[int, int, int, int]]):
+    together, alone = Seen(), Seen()
+    for attempt, first, count, stride in runs:
+        seqs = [first + stride * number for number in range(count)]
+        new = together.add_all("a", attempt, np.array(seqs, np.int64))
+        assert new.tolist() == [alone.add("a", attempt, seq) for seq in seqs]
