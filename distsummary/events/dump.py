@@ -13,8 +13,9 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from distsummary.errors import DamagedFileError, MissingFileError
-from distsummary.events.frames import read_frames
-from distsummary.events.reader import decode_frame, dialect_of
+from distsummary.events.columns import ScalarColumns
+from distsummary.events.pieces import read_pieces
+from distsummary.events.reader import ReadValue, decode_frame, dialect_of, values_of
 from distsummary.events.records import (
     MINDSPORE,
     TENSORBOARD,
@@ -30,6 +31,8 @@ from distsummary.events.segment import lineage_files, segments
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
 Json: TypeAlias = Any  # what json.dumps takes: JSON has no better type in Python
+
+_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one for each line
 
 
 def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[str, Json]]:
@@ -50,7 +53,7 @@ def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[s
 
 def to_line(record: dict[str, Json]) -> str:
     """The object as one line of strict JSON, ASCII only, so that no tag reaches the terminal raw."""
-    return json.dumps(record, allow_nan=False)
+    return _ENCODER.encode(record)
 
 
 def event_files(path: str | os.PathLike[str]) -> list[Path]:
@@ -78,12 +81,17 @@ def _dump(files: list[Path], full: bool) -> Iterator[dict[str, Json]]:
         kind = dialect_of(file)
         place = {"file": str(file), "dialect": TENSORBOARD if kind == TENSORBOARD else MINDSPORE}
         end = 0
-        for frame in read_frames(file, resync=True):
-            end = frame.end
+        for piece in read_pieces(file, kind, resync=True):
+            if isinstance(piece, ScalarColumns):
+                end = int(piece.ends[-1])
+                for value in values_of(piece):
+                    yield place | _record("scalar", value, number(value.value))
+                continue
+            end = piece.end
             try:
-                decoded = decode_frame(frame, kind)
+                decoded = decode_frame(piece, kind)
             except DamagedFileError as error:
-                yield place | _damage(frame.offset, str(error))
+                yield place | _damage(piece.offset, str(error))
                 continue
             if decoded is not None:
                 for record in _values(*decoded, full):
@@ -97,17 +105,22 @@ def _damage(offset: int, reason: str) -> dict[str, Json]:
     return nowhere | {"plugin": "damage", "tag": "", "value": reason, "offset": offset}
 
 
+def _record(plugin: str, value: ReadValue, described: Json) -> dict[str, Json]:
+    return {
+        "attempt": value.attempt,
+        "seq": value.seq,
+        "step": value.step,
+        "wall_time": number(value.wall_time),
+        "plugin": plugin,
+        "tag": value.tag,
+        "value": described,
+    }
+
+
 def _values(ids: EventIds, event: Event, full: bool) -> Iterator[dict[str, Json]]:
     for value in event.values:
-        record = {
-            "attempt": ids.attempt,
-            "seq": ids.seq,
-            "step": event.step,
-            "wall_time": number(event.wall_time),
-            "plugin": value.plugin,
-            "tag": value.tag,
-            "value": _described(value, full),
-        }
+        read = ReadValue(ids.attempt, ids.seq, event.step, event.wall_time, value.tag, value.data)
+        record = _record(value.plugin, read, _described(value, full))
         if value.shard is not None:
             record["shard"] = {
                 "global_shape": list(value.shard.global_shape),

@@ -170,7 +170,8 @@ def _events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
     return map(_new_event, zip(*fields, strict=False))
 
 
-def _values_of(piece: Piece) -> Iterable[ReadValue]:
+def values_of(piece: Piece) -> Iterable[ReadValue]:
+    """The values of an event, or of events in columns, one by one."""
     if isinstance(piece, ReadEvent):
         ids = (piece.attempt, piece.seq, piece.step, piece.wall_time)
         return [ReadValue(*ids, value.tag, value.data) for value in piece.values]
@@ -294,7 +295,7 @@ def read_values(
         mode, skipped: as in `read_file`, and so are the errors.
     """
     files = files_of(path, dialect, mode)
-    return chain.from_iterable(_values_of(piece) for _, piece in read_once(files, mode, skipped))
+    return chain.from_iterable(values_of(piece) for _, piece in read_once(files, mode, skipped))
 
 
 def files_of(path: str | os.PathLike[str], dialect: str | None, mode: str) -> list[Path]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from distsummary.errors import DamagedFileError
 from distsummary.events import mindspore_format, tensorboard_format
 from distsummary.events.columns import ScalarColumns
+from distsummary.events.dump import dump
 from distsummary.events.encode import encode_event
 from distsummary.events.frames import frame, read_frames
 from distsummary.events.parts import refuse_bombs
@@ -99,6 +100,7 @@ def check(path: Path) -> int:
             middle = int(expected.events[len(expected.events) // 2].rpartition(" ")[2][:-1])
             assert found(path, mode, middle) == reference(path, mode, middle)
     check_values(path)
+    check_dump(path)
     dialect = dialect_of(path)
     pieces = read_pieces(path, dialect, resync=True)
     return sum(piece.seqs.size for piece in pieces if isinstance(piece, ScalarColumns))
@@ -136,6 +138,23 @@ def check_values(path: Path) -> None:
         assert repr(list(zip(*(column.tolist() for column in columns), strict=True))) == repr(expected)
     for run_id in RUNS:
         assert read_last_seq(path.parent, dialect_of(path), run_id, 0) == last_seq(path, run_id)
+
+
+def check_dump(path: Path) -> None:
+    """`dump` tells the values and the damage that `read_file` gives."""
+    damage: list[Damage] = []
+    told = [
+        (*event[1:4], value.plugin, value.tag)
+        for event in read_file(path, "skip", skipped=damage)
+        for value in event.values
+    ]
+    records = list(dump(path))
+    keys = ("attempt", "seq", "step", "plugin", "tag")
+    values = [record for record in records if record["plugin"] != "damage"]
+    assert [tuple(record[key] for key in keys) for record in values] == told
+    found = [record["offset"] for record in records if record["plugin"] == "damage"]
+    assert found[: len(damage)] == [one.offset for one in damage]
+    assert len(found) - len(damage) in (0, 1)  # a torn tail is told, too
 
 
 def last_seq(path: Path, run_id: str) -> int:

@@ -1,0 +1,64 @@
+"""Readers stream: a large file takes no more memory than a small one."""
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.events.dump import dump, to_line
+from distsummary.events.encode import encode_event
+from distsummary.events.frames import frame
+from distsummary.events.reader import read_file, read_values
+from distsummary.events.records import Event, Value
+from tests.unit.events.test_pieces import foreign
+from tests.unit.events.test_reader import TENSORBOARD
+
+READERS: dict[str, Callable[[str], Iterable[Any]]] = {
+    "values": read_values,
+    "events": read_file,
+    "dump": lambda path: map(to_line, dump(path)),
+}
+ALLOWED_KIB = 8 << 10  # a block, its columns and what the allocator keeps
+
+
+def peak_kib() -> int:
+    """The most memory that this program ever had (resident); getrusage also counts what started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
+def report(reader: str, *paths: str) -> None:
+    """Read the files, and print the peak after each."""
+    for path in paths:
+        deque(READERS[reader](path), maxlen=0)
+        print(peak_kib())
+
+
+@pytest.mark.parametrize(("reader", "megabytes"), [("values", 64), ("events", 64), ("dump", 16)])
+def test_a_large_file_is_streamed(nasty_tmp_path: Path, reader: str, megabytes: int):
+    histogram = encode_event(Event(1, 1.0, [Value("histogram", "h", np.ones(9))]), None, ("tensorboard",))
+    piece = b"".join([*foreign(15_000, "loss"), frame(histogram[0]["tensorboard"] or b"")])
+    small, large = (nasty_tmp_path / TENSORBOARD.format(stamp) for stamp in (1, 2))
+    small.write_bytes(piece * 2)
+    with open(large, "wb") as file:
+        for _ in range(megabytes * 10**6 // len(piece) + 1):
+            file.write(piece)
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.formats.test_memory", reader, str(small), str(large)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, after = map(int, child.stdout.split())
+    assert after - before < ALLOWED_KIB
+
+
+if __name__ == "__main__":
+    report(*sys.argv[1:])
