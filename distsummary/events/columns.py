@@ -14,7 +14,7 @@ from distsummary.events.linear_crc import changes
 from distsummary.events.resync import unmasked
 
 _MAX_LAYOUTS = 8  # of frames of one length in a block, and
-_MIN_ROWS = 8  # frames of one length on average: below, columns cost more than they spare
+_MIN_ROWS = 8  # frames of one layout on average: below, columns cost more than they spare
 
 
 class ScalarColumns(NamedTuple):
@@ -106,6 +106,8 @@ def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> 
     for length in found.tolist():
         places = np.flatnonzero(lengths == length)
         parts += _parts(places, _rows(block, bounds[:-1][places], length), dialect, tags)
+        if len(parts) * _MIN_ROWS > lengths.size:
+            return None
     first = next((part for part in parts if part.places.size and part.places[0] == 0), None)
     if first is None:
         return None

@@ -25,7 +25,8 @@ OVERHEAD = 16  # bytes of a frame around its payload, of which
 HEADER_BYTES = 12  # stand before it
 _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
-_BLOCK = 1 << 20  # bytes that are read at a time
+_BLOCK = 1 << 20  # bytes that are read at a time, and
+_BLOCK_OF_HEADERS = 1 << 16  # where only headers are looked at: large payloads are passed over
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 _WRONG_LENGTH = "the length has a wrong CRC"
 _WRONG_PAYLOAD = "the payload has a wrong CRC"
@@ -293,41 +294,25 @@ def whole_length(path: str | os.PathLike[str]) -> int:
     """
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        offset = 0
-        while offset < size:
-            header = _read_header(file, offset, size, MAX_PAYLOAD)
-            if header is None:
-                return offset
-            offset = size if header.length is None else offset + OVERHEAD + header.length
-        return size
+        offset = base = 0
+        block = b""
+        while offset + _HEADER.size <= size:
+            if offset + _HEADER.size > base + len(block):
+                base, block = offset, _read_at(file, offset, _BLOCK_OF_HEADERS)
+                if len(block) < _HEADER.size:
+                    return offset  # cut meanwhile
+            length, crc = _HEADER.unpack_from(block, offset - base)
+            if crc != _length_crc(length):
+                return size
+            if offset + OVERHEAD + length > size:
+                return offset if length <= MAX_PAYLOAD else size
+            offset += OVERHEAD + length
+        return offset
 
 
 def opened(source: str | os.PathLike[str] | BinaryIO) -> AbstractContextManager[BinaryIO]:
     """The file of a path, closed at the end; one that is open already is left to its owner."""
     return open(source, "rb") if isinstance(source, (str, os.PathLike)) else nullcontext(source)
-
-
-class _Header(NamedTuple):
-    """`length` of the payload in bytes, None when it cannot be trusted."""
-
-    length: int | None
-    damage: str | None = None
-
-
-def _read_header(file: BinaryIO, offset: int, size: int, max_payload: int) -> _Header | None:
-    """The header at `offset`; None at the end of the file, also when the end tears the frame."""
-    file.seek(offset)
-    header = file.read(_HEADER.size) if offset + _HEADER.size <= size else b""
-    if len(header) < _HEADER.size:
-        return None
-    length, crc = _HEADER.unpack(header)
-    if crc != masked_crc(header[:8]):
-        return _Header(None, _WRONG_LENGTH)
-    fits = offset + OVERHEAD + length <= size
-    if length > max_payload:
-        damage = f"the event claims {length} bytes, more than the {max_payload} allowed"
-        return _Header(length if fits else None, damage)
-    return _Header(length) if fits else None
 
 
 def _read_body(file: BinaryIO, offset: int, end: int) -> Frame | None:
