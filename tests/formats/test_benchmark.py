@@ -1,0 +1,37 @@
+"""The benchmark of reading runs; it fails by itself unless every peer reads the same values."""
+
+import json
+import os
+import subprocess
+import sys
+
+PEERS = ("ours", "ours_columns", "tensorboard", "accumulator")
+
+
+def test_ours_and_tensorboards_readers_read_the_same_values():
+    options = [
+        "--files",
+        "ours,ours_several",
+        "--peers",
+        ",".join(PEERS),
+        "--megabytes",
+        "0.1",
+        "--reps",
+        "2",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.read", *options, "--table"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [(row["file"], row["peer"]) for row in rows] == [
+        (file, peer) for file in ("ours", "ours_several") for peer in PEERS
+    ]
+    assert {row["reps"] for row in rows} == {2}
+    assert all(row["events"] > 1000 and row["mb_per_s"] > 0 for row in rows)
+    assert lines[len(rows)].startswith("| CPU of reading | ours |")
