@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from distsummary.events.files import Files
+from distsummary.events.frames import Part
 from distsummary.events.reader import Damage, ReadEvent, read_directory
 from distsummary.events.records import DIALECTS, Batch, Event, Value
 from distsummary.events.tail import Tail
@@ -25,8 +27,8 @@ class ShortWrites(Files):
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def write(self, descriptor: int, data: bytes) -> int:
-        return os.write(descriptor, data[: self._random.randint(1, 5000)])
+    def write(self, descriptor: int, parts: Sequence[Part]) -> int:
+        return os.write(descriptor, b"".join(parts)[: self._random.randint(1, 5000)])
 
 
 def an_event(seq: int) -> Event:

@@ -1,5 +1,6 @@
 """Every way of reading gives what reading frame by frame through protobuf gives, on any file."""
 
+import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from distsummary.events.columns import ScalarColumns
 from distsummary.events.dump import dump
 from distsummary.events.encode import encode_event
 from distsummary.events.frames import frame, read_frames
+from distsummary.events.framing import EventEncoder
 from distsummary.events.parts import refuse_bombs
 from distsummary.events.pieces import read_pieces
 from distsummary.events.reader import (
@@ -27,8 +29,7 @@ from distsummary.events.reader import (
     read_last_seq,
     read_values,
 )
-from distsummary.events.records import DIALECTS, Event, EventIds, Scalars, Value
-from distsummary.events.scalars import ScalarEncoder
+from distsummary.events.records import DIALECTS, Event, EventIds, Value
 from distsummary.events.series import read_scalars
 from distsummary.events.text import refuse_bad_text
 from distsummary.events.wire import read_identity
@@ -178,17 +179,14 @@ def scalars(draw: Random, dialect: str) -> list[bytes]:
     seqs = range(first, first + count)
     tags = tuple(draw.sample(TAGS[:5], draw.randint(1, 3)))
     wide = draw.random() < 0.3  # tags of several lengths in turns
-    rows = [
-        Scalars(
-            3 * seq,
-            1.7e9 + seq / 8,
-            (draw.choice(TAGS[:5]),) if wide else tags,
-            [draw.choice(NUMBERS) for _ in tags[: 1 if wide else None]],
-        )
-        for seq in seqs
-    ]
-    pairs = ScalarEncoder(draw.choice(RUNS), draw.choice((0, 0, 1, 200))).encode(seqs, rows)
-    return [pair[DIALECTS.index(dialect)] for pair in pairs if pair is not None]
+    events = []
+    for seq in seqs:
+        names = (draw.choice(TAGS[:5]),) if wide else tags
+        values = [Value("scalar", tag, draw.choice(NUMBERS)) for tag in names]
+        events.append(Event(3 * seq, 1.7e9 + seq / 8, values))
+    encoder = EventEncoder(draw.choice(RUNS), draw.choice((0, 0, 1, 200)), (dialect,))
+    parts = [part for run in encoder.encode(first, events).framed[dialect] for part in run.parts]
+    return [frame(found.payload) for found in read_frames(io.BytesIO(b"".join(parts)))]
 
 
 def others(draw: Random, dialect: str) -> list[bytes]:

@@ -11,8 +11,7 @@ from distsummary.events.columns import ScalarColumns
 from distsummary.events.encode import encode_event
 from distsummary.events.frames import Frame, frame
 from distsummary.events.pieces import FEW, read_pieces
-from distsummary.events.records import DIALECTS, Event, EventIds, Scalars, Value
-from distsummary.events.scalars import ScalarEncoder
+from distsummary.events.records import DIALECTS, Event, EventIds, Value
 
 RUN = "0123456789abcdef"
 VERSION = frame(mindspore_format.encode_version(1.0, EventIds(RUN, 0)))
@@ -23,9 +22,15 @@ def run(
     seqs: Sequence[int], tags: tuple[str, ...] = ("loss",), attempt: int = 0, dialect: str = "mindspore"
 ) -> list[bytes]:
     """Frames of scalars, the step ten times the seq."""
-    rows = [Scalars(10 * seq, 1.5 * seq, tags, [seq / 2] * len(tags)) for seq in seqs]
-    pairs = ScalarEncoder(RUN, attempt).encode(seqs, rows)
-    return [pair[DIALECTS.index(dialect)] for pair in pairs if pair is not None]
+    values = {seq: [Value("scalar", tag, seq / 2) for tag in tags] for seq in seqs}
+    events = {seq: Event(10 * seq, 1.5 * seq, values[seq]) for seq in seqs}
+    return [framed(event, EventIds(RUN, attempt, seq), dialect) for seq, event in events.items()]
+
+
+def framed(event: Event, ids: EventIds, dialect: str) -> bytes:
+    payload = encode_event(event, ids, (dialect,))[0][dialect]
+    assert payload is not None
+    return frame(payload)
 
 
 def foreign(count: int, tag: str) -> list[bytes]:
