@@ -3,7 +3,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 MINDINSIGHT := .venv-mindinsight/bin
-# MindInsight's pins have no wheels beyond Python 3.11.
+MINDSPORE := .venv-mindspore/bin
+# MindInsight's pins have no wheels beyond Python 3.11, and MindSpore has none beyond 3.12.
 PYTHON311 ?= $(shell command -v python3.11 || echo $(PYTHON))
 
 .PHONY: demo test check bench proto proto-check interop torture clean
@@ -32,7 +33,7 @@ proto-check: .venv-proto/.done
 	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=$$out --pyi_out=$$out distsummary/pb/*.proto) \
 	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/pb distsummary/pb && rm -r $$out && echo "generated code is current"
 
-interop: .venv/.dev $(MINDINSIGHT)/.done
+interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done
 	$(BIN)/python -m pytest tests/interop -m interop
 
 # What these are: `python -m tests.torture --help`. The last line printed is JSON.
@@ -67,5 +68,11 @@ $(MINDINSIGHT)/.done: tests/tools/requirements-mindinsight.txt
 	$(MINDINSIGHT)/pip install -q -r $<
 	touch $@
 
+# Not compiled: the tests import a small part of it, once.
+$(MINDSPORE)/.done: tests/tools/requirements-mindspore.txt
+	test -x $(MINDSPORE)/python || $(PYTHON311) -m venv .venv-mindspore
+	$(MINDSPORE)/pip install -q --no-compile -r $<
+	touch $@
+
 clean:
-	rm -rf .venv .venv-proto .venv-mindinsight .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-proto .venv-mindinsight .venv-mindspore .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

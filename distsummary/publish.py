@@ -1,12 +1,21 @@
 """Files that are replaced whole: written beside, synced, then renamed over the old one."""
 
+import hashlib
 import os
+import re
+import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distsummary.errors import NotADirectoryPathError, RunDirError
+from distsummary.topology import is_alive, own_process
+
+TEMPORARY = ".tmp-"  # how the names of temporary files begin
+STALE_S = 7 * 86400.0  # after which a temporary file of another machine is no process's any more
+_TEMPORARY = re.compile(r"\.tmp-(?P<space>[0-9a-f]{16})-(?P<pid>\d{1,10})-(?P<start>\d{1,20})-[0-9a-f]{32}")
 
 
 def ensure_directory(path: Path) -> None:
@@ -24,8 +33,46 @@ def ensure_directory(path: Path) -> None:
 
 
 def temporary_name(directory: Path) -> Path:
-    """A name that no reader of event files takes for one."""
-    return directory / f".tmp-{uuid.uuid4().hex}"
+    """A name that no reader of event files takes for one, and that tells whose it is."""
+    own = own_process()
+    process = f"{_mark(own['pid_space'])}-{own['pid']}-{own['pid_start'] or 0}"
+    return directory / f"{TEMPORARY}{process}-{uuid.uuid4().hex}"
+
+
+def is_in_use(path: Path) -> bool | None:
+    """Whether the process that a temporary file or directory is named after runs; None if nobody knows.
+
+    That it does not run is known of a process of this machine (or container), and of any after `STALE_S`:
+    none takes that long between making a file and renaming it. A name of another form tells nothing.
+    """
+    match = _TEMPORARY.fullmatch(path.name)
+    if match is None:
+        return None
+    space = own_process()["pid_space"]
+    is_known = match["space"] == _mark(space)
+    told = {"pid": int(match["pid"]), "pid_start": match["start"], "pid_space": space if is_known else ""}
+    is_running = is_alive(told)
+    if is_running is None and time.time() - path.lstat().st_mtime > STALE_S:
+        return False
+    return is_running
+
+
+def remove_leftovers(directory: Path) -> list[Path]:
+    """Remove what processes that ended before their rename left in a directory; returns what was there.
+
+    What cannot be removed stays for the next one, and for `distsummary fsck` to name.
+    """
+    found = []
+    for path in directory.iterdir():
+        with suppress(OSError):  # another opener was first, or the directory is not ours
+            if is_in_use(path) is False:
+                found.append(path)
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return found
+
+
+def _mark(pid_space: str) -> str:
+    return hashlib.blake2b(pid_space.encode(), digest_size=8).hexdigest()
 
 
 @contextmanager

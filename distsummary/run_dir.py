@@ -23,7 +23,7 @@ from distsummary.errors import (
     StaleAttemptError,
     WorldMismatchError,
 )
-from distsummary.publish import ensure_directory, publish, temporary_name
+from distsummary.publish import ensure_directory, publish, remove_leftovers, temporary_name
 from distsummary.topology import Topology, is_alive
 
 MANIFEST = "run.json"
@@ -101,6 +101,7 @@ class RunDir:
         ensure_directory(self.base)
         probe = temporary_name(self.base)
         try:
+            remove_leftovers(self.base)
             probe.touch(exist_ok=False)
             probe.unlink()
         except OSError as error:

@@ -23,6 +23,9 @@ DATA_AXES = frozenset(
     ("batch", "data", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard")
 )
 
+_MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
+_ENDED = "ZX"  # states of proc(5): a zombie has an entry, and does nothing any more
+
 # name of the source -> (rank, world size, local rank, local world size, node rank) variables.
 # SLURM stands last: under srun its numbers are those of the node's one task, not of the rank.
 _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
@@ -148,7 +151,12 @@ def is_alive(told: Mapping[str, Any]) -> bool | None:
     """Whether the process of a Topology (as a mapping) still runs; None where that cannot be known."""
     if not told.get("pid_space") or told["pid_space"] != _pid_space():
         return None
-    return _pid_start(told["pid"]) == str(told["pid_start"])
+    return _is_running(told["pid"], str(told["pid_start"]))
+
+
+def own_process() -> dict[str, Any]:
+    """What `is_alive` needs to know of this process, after a fork of the new one."""
+    return {"pid": os.getpid(), "pid_space": _pid_space(), "pid_start": _pid_start(os.getpid())}
 
 
 def hyper_config(environ: Mapping[str, str] | None = None) -> str:
@@ -281,8 +289,29 @@ def _pid_space() -> str:
 
 
 def _pid_start(pid: int) -> str:
-    """When the process began, in clock ticks since boot (proc(5), stat, field 22); empty if there is none."""
+    """When the process began, in clock ticks since boot; empty if there is none."""
+    return _state_and_start(pid)[1]
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """Fields 3 and 22 of proc(5), stat; empty if there is no such process or it may not be seen."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
     except OSError:
-        return ""
+        return "", ""
+
+
+def _is_running(pid: object, start: str) -> bool | None:
+    if not isinstance(pid, int) or not 0 < pid <= _MAX_PID:
+        return False
+    state, found = _state_and_start(pid)
+    if found:
+        return found == start and state not in _ENDED
+    try:
+        os.kill(pid, 0)  # /proc may hide the processes of others (hidepid), kill(2) does not
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return None

@@ -10,10 +10,12 @@ os.environ["RAY_BACKEND_LOG_LEVEL"] = "error"
 os.environ["GRPC_VERBOSITY"] = "ERROR"
 os.environ["MPLBACKEND"] = "Agg"
 
+import glob
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+HAS_CHILDREN_LISTS = bool(glob.glob("/proc/self/task/*/children"))  # a kernel may be built without
 # Caches that tools keep in the repository; all are in .gitignore.
 TOOL_CACHES = {
     "__pycache__",
@@ -54,30 +57,23 @@ def nasty_tmp_path(tmp_path: Path) -> Path:
     return path
 
 
+# One fixture and plain system calls, because every test pays for it.
 @pytest.fixture(autouse=True)
-def no_processes_left_behind(leak_grace_s: float) -> Iterator[None]:
-    """Fail a test after which a child process is there that was not there before."""
+def nothing_left_behind(leak_grace_s: float) -> Iterator[None]:
+    """Fail a test that leaves a child process, a thread of distsummary's or one that keeps the process from
+    ending, or a file in the working directory, in the repository's root, or called TMP/distsummary*.
+    """
+    places = {str(ROOT), os.getcwd()}
     # Children of older ones (the workers of the session's Ray cluster) belong to those, not to the test.
-    before = child_processes()
+    pids, threads, files = child_pids(), set(threading.enumerate()), stray_files(places)
     yield
-    refuse_leaks("processes", lambda: child_processes() - before, describe_process, leak_grace_s)
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left_behind(leak_grace_s: float) -> Iterator[None]:
-    """Fail a test that leaves a thread of distsummary's, or any that would keep the process from ending."""
-    before = set(threading.enumerate())
-    yield
-    refuse_leaks("threads", lambda: ending_threads() - before, lambda thread: thread.name, leak_grace_s)
-
-
-@pytest.fixture(autouse=True)
-def no_files_left_behind() -> Iterator[None]:
-    """Fail a test that writes into the working directory, the repository's root, or TMP/distsummary*."""
-    places = {ROOT, Path.cwd()}
-    before = stray_files(places)
-    yield
-    refuse_leaks("files", lambda: stray_files(places) - before, str, grace_s=0)
+    complaints = [
+        *leaks("files", lambda: stray_files(places) - files, str, grace_s=0),
+        *leaks("threads", lambda: ending_threads() - threads, lambda thread: thread.name, leak_grace_s),
+        *leaks("processes", lambda: child_processes(pids), describe_process, leak_grace_s),
+    ]
+    if complaints:
+        pytest.fail("\n".join(complaints), pytrace=False)
 
 
 @pytest.fixture
@@ -86,24 +82,18 @@ def leak_grace_s(request: pytest.FixtureRequest) -> float:
     return float(request.config.getoption("--leak-grace-s"))
 
 
-def child_processes() -> set[psutil.Process]:
-    """The direct children of this process, but not Python's own helper for shared memory."""
-    return {child for child in map(_process, child_pids()) if child and not _is_tracker(child)}
+def child_processes(but: set[int]) -> set[psutil.Process]:
+    """The other direct children of this process, but not Python's own helper for shared memory."""
+    return {child for child in map(_process, child_pids() - but) if child and not _is_tracker(child)}
 
 
-def child_pids() -> list[int]:
+def child_pids() -> set[int]:
     """From the kernel's own list where it keeps one: psutil reads every process of the machine for it."""
-    lists = list(Path("/proc/self/task").glob("*/children"))
-    if not lists:
-        return [child.pid for child in psutil.Process().children()]
-    return [int(pid) for pids in lists for pid in _text(pids).split()]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:  # the thread has ended meanwhile
-        return ""
+    pids: set[int] = set()
+    for thread in os.listdir("/proc/self/task") if HAS_CHILDREN_LISTS else ():
+        with suppress(OSError), open(f"/proc/self/task/{thread}/children", "rb", buffering=0) as file:
+            pids.update(map(int, file.readall().split()))  # unless the thread has ended meanwhile
+    return pids if HAS_CHILDREN_LISTS else {child.pid for child in psutil.Process().children()}
 
 
 def _process(pid: int) -> psutil.Process | None:
@@ -132,20 +122,18 @@ def ending_threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith("distsummary") or not t.daemon}
 
 
-def stray_files(places: set[Path]) -> set[Path]:
+def stray_files(places: set[str]) -> set[str]:
     """What lies directly in `places`, and what is called distsummary* in the temporary directory."""
-    found = {path for place in places for path in place.iterdir() if path.name not in TOOL_CACHES}
-    return found | set(Path(tempfile.gettempdir()).glob("distsummary*"))
+    found = {f"{place}/{name}" for place in places for name in os.listdir(place) if name not in TOOL_CACHES}
+    temporary = tempfile.gettempdir()
+    return found | {f"{temporary}/{name}" for name in os.listdir(temporary) if name.startswith("distsummary")}
 
 
-def refuse_leaks(
+def leaks(
     kind: str, remaining: Callable[[], set[Any]], describe: Callable[[Any], str], grace_s: float
-) -> None:
-    """Fail unless `remaining()` is empty within the grace, in which what is ending may end."""
+) -> list[str]:
+    """What remains after the grace, in which what is ending may end."""
     deadline = time.monotonic() + grace_s
     while (left := remaining()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    if left:
-        pytest.fail(
-            f"{kind} left behind by this test:\n" + "\n".join(sorted(map(describe, left))), pytrace=False
-        )
+    return [f"{kind} left behind by this test:", *sorted(map(describe, left))] if left else []

@@ -15,7 +15,7 @@ from distsummary.events.files import Files
 from distsummary.events.frames import frame
 from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage
 from distsummary.events.segment import Segment, SegmentName, lineage_files, next_stamp, segments
-from distsummary.publish import sync, temporary_name
+from distsummary.publish import TEMPORARY, sync, temporary_name
 
 SOURCE = "merged"
 _LINEAGE = "lineage"
@@ -35,7 +35,7 @@ def other_segments(directory: Path) -> list[Path]:
 class MergedFiles:
     """The next merged files of a directory, in both dialects; no reader sees one before `publish`.
 
-    A killed merge leaves a directory `.tmp-<uuid>` in which nothing has the name of an event file; the next
+    A killed merge leaves a temporary directory in which nothing has the name of an event file; the next
     one removes it. Use it as a context manager, under the run's merge lock.
 
     Args:
@@ -141,7 +141,7 @@ def _stagings(directory: Path) -> list[Path]:
     return [
         path
         for path in directory.iterdir()
-        if path.name.startswith(".tmp-")
+        if path.name.startswith(TEMPORARY)
         and path.is_dir()
         and not path.is_symlink()
         and {inner.name for inner in path.iterdir()} <= {*DIALECTS, _LINEAGE}

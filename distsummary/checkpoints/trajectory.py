@@ -22,7 +22,7 @@ from distsummary.checkpoints.metadata import (
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
-from distsummary.publish import ensure_directory, replacing
+from distsummary.publish import ensure_directory, remove_leftovers, replacing
 
 __all__ = [
     "DEFAULT_SPEC",
@@ -195,6 +195,7 @@ class TrajectoryWriter:
             )
         ensure_directory(self.ckpt_dir)
         if not self._saved:
+            remove_leftovers(self.ckpt_dir)
             self._take_over(number)
         path = self.ckpt_dir / self._file_name(number)
         _WRITE[self._format](path, state)

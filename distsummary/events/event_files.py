@@ -20,7 +20,7 @@ from distsummary.events.segment import (
     discard,
     open_segments,
 )
-from distsummary.publish import ensure_directory
+from distsummary.publish import ensure_directory, remove_leftovers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,7 @@ class EventFiles:
         self._syncing = threading.Lock()  # held while segments are synced or exchanged
         self._group = GroupSync(self._sync_group) if is_synced else None
         ensure_directory(directory)
+        remove_leftovers(directory)
         cut_torn_tails(directory, files)
         self.last_seq = {d: read_last_seq(directory, d, run_id, attempt) for d in dialects}
 

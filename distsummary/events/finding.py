@@ -33,7 +33,9 @@ KINDS = {
     "misnamed": Kind(WARNING, "rename it, or move it away"),
     "symlink": Kind(WARNING, "put the files themselves there; viewers follow no links"),
     "too_deep": Kind(WARNING, "move the directory up: viewers see a base and its direct children"),
-    "temporary": Kind(NOTE, "remove it unless a writer is at work"),
+    "temporary": Kind(
+        NOTE, "the next writer of the directory removes what is left; do it if none comes and none is at work"
+    ),
     # several writers
     "overlap": Kind(ERROR, "one writer for each directory: move the files of each to a directory of its own"),
     "step_back": Kind(WARNING, "a restarted run goes on in a new attempt, or in a directory of its own"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from distsummary.events.finding import Finding, finding
 from distsummary.events.records import MINDSPORE, TENSORBOARD
 from distsummary.events.segment import LINEAGE_SUFFIX, stamp_of
+from distsummary.publish import TEMPORARY, is_in_use
 
 LINEAGE = "lineage"
 _MINDINSIGHT = re.compile(r"summary\.(\d+)")  # a search: it matches anywhere in a name
@@ -62,10 +63,21 @@ def look(directory: Path) -> tuple[list[EventFile], list[Finding]]:
             elif entry.is_file(follow_symlinks=False):
                 findings += _name_findings(path, file)
                 files += [file] if file else []
+            elif entry.name.startswith(TEMPORARY):
+                findings.append(_temporary(path))
             elif file is not None and not entry.is_dir(follow_symlinks=False):
                 findings.append(finding(path, "misnamed", "named like an event file, but no regular file"))
     ordered = in_reading_order(files)
     return ordered, [*findings, *_equal_stamps(ordered)]
+
+
+def _temporary(path: Path) -> Finding:
+    whose = {
+        True: "its process is at work and will rename it",
+        False: "its process ended before it renamed it",
+        None: "of a process of another machine or container, or not of distsummary's",
+    }
+    return finding(path, "temporary", f"a temporary file or directory: {whose[is_in_use(path)]}")
 
 
 def _link_findings(path: Path, file: EventFile | None) -> Iterator[Finding]:
@@ -84,8 +96,8 @@ def _holds_events(directory: Path) -> bool:
 
 def _name_findings(path: Path, file: EventFile | None) -> Iterator[Finding]:
     name = path.name
-    if name.startswith(".tmp-"):
-        yield finding(path, "temporary", "what a writer that ended before its rename left")
+    if name.startswith(TEMPORARY):
+        yield _temporary(path)
         return
     if file is None:
         if _EVENT_FILE.search(name):

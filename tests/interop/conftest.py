@@ -1,14 +1,17 @@
-"""The demo, run once as a user runs it, for all viewers to look at."""
+"""The demo, run once as a user runs it, for all viewers to look at; and MindSpore, run for us to read."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import pytest
 
@@ -55,6 +58,42 @@ def mindinsight() -> Path:
     command = ROOT / ".venv-mindinsight" / "bin" / "mindinsight"
     assert command.exists(), f"there is no {command}; run: make interop"
     return command
+
+
+class Recorded(NamedTuple):
+    """What MindSpore wrote live: the arrays that it was given, tag -> (steps, ...), and what it told."""
+
+    record: Path
+    training: Path
+    inputs: dict[str, Any]  # Any: an array
+    told: dict[str, Any]  # Any: from JSON
+
+
+@pytest.fixture(scope="session")
+def mindspore_wrote(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Made by the MindSpore that `make interop` installs, in a process whose helpers end with it."""
+    python = ROOT / ".venv-mindspore" / "bin" / "python"
+    assert python.exists(), f"there is no {python}; run: make interop"
+    place = tmp_path_factory.mktemp("mindspore")
+    command = [python, ROOT / "tests" / "interop" / "mindspore_records.py", place]
+    with subprocess.Popen(
+        command,
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=170)
+        finally:  # its writers and packers are processes of the same group
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, output
+    with np.load(place / "inputs.npz") as inputs:
+        arrays = dict(inputs)
+    told = json.loads((place / "told.json").read_text())
+    return Recorded(place / "record", place / "training", arrays, told)
 
 
 def _environment_of_a_user(home: Path) -> dict[str, str]:

@@ -56,7 +56,7 @@ def differences(left: View, right: View) -> list[str]:
         lines += [f"{kind} {key} only on the left" for key in ours.keys() - theirs.keys()]
         lines += [f"{kind} {key} only on the right" for key in theirs.keys() - ours.keys()]
         for key in ours.keys() & theirs.keys():
-            if ours[key] != theirs[key]:
+            if ours[key] != theirs[key] and repr(ours[key]) != repr(theirs[key]):  # NaN is itself in words
                 lines.append(f"{kind} {key}: {_first_difference(ours[key], theirs[key])}")
     return sorted(lines)
 

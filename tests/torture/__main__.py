@@ -47,7 +47,9 @@ def run_level(level: str, root: Path, options: argparse.Namespace) -> Verdict:
     verdict = Verdict()
     for peer in options.peers.split(","):
         name, _, python = peer.partition("=")
-        one = kill_peer(root, name, python or sys.executable, options.kills, options.seed)
+        one = kill_peer(
+            root, name, python or sys.executable, options.kills, options.seed, with_group=options.group
+        )
         print(one.line(f"peer {name}", options.seed))
         verdict.add(one)
     return verdict
@@ -90,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mutants", type=int, default=None, help="fuzz: how many at most")
     parser.add_argument(
         "--peers", default="torch", help="name[=python],... of torch, tensorboardX, mindspore"
+    )
+    parser.add_argument(
+        "--group", action="store_true", help="peers: kill the processes that a peer started with it"
     )
     parser.add_argument("--place", default=None, help="directory to work in, the temporary one if not given")
     return parser

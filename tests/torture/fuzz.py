@@ -71,8 +71,30 @@ def collect_corpus(corpus: Path, seed: int) -> None:
     with tempfile.TemporaryDirectory(prefix="torture-corpus") as place:
         (Path(place) / "events").mkdir()
         Client(Path(place), seed=seed, total=300).run()
-        for number, path in enumerate([*sorted(golden), *sorted((Path(place) / "events").iterdir())]):
+        _write_scalars(Path(place) / "scalars", seed)
+        ours = sorted(path for path in Path(place).glob("*/events.out.*"))
+        for number, path in enumerate([*sorted(golden), *ours]):
             shutil.copy(path, corpus / f"{number:02d}-{path.name}")
+
+
+def _write_scalars(directory: Path, seed: int) -> None:
+    """Stretches of events of scalars alone, which are read in columns."""
+    from distsummary.events.records import Batch, Scalars
+    from distsummary.events.rows import row_struct
+    from distsummary.events.writer import RankWriter
+
+    generator = random.Random(seed)
+    writer = RankWriter(directory, run_id=f"{seed:016x}")
+    for step in range(0, 600, 50):
+        tags = generator.choice((("loss",), ("loss", "lr"), ("a", "b" * 200, "c/d")))
+        pack = row_struct(len(tags)).pack
+        rows = (pack(1.5 + n, n, *(generator.gauss(0, 1) for _ in tags)) for n in range(step, step + 50))
+        batch = Batch(
+            run_id=f"{seed:016x}", attempt=0, rank=0, first_seq=writer.last_seq + 1,
+            events=[Scalars(tags, b"".join(rows))],
+        )  # fmt: skip
+        writer.write(batch)
+    writer.close()
 
 
 def _child(corpus: Path, found: Path, seed: int, first: int, count: int) -> list[str]:
@@ -96,13 +118,14 @@ def read_everything(directory: Path, name: str) -> Iterator[tuple[str, Callable[
 
     path = directory / name
     for mode in reader.MODES:
-        if mode != "tail":  # which waits for more
-            yield f"read_file {mode}", partial(_exhaust, reader.read_file, path, mode)
+        yield f"read_file {mode}", partial(_exhaust, reader.read_file, path, mode)
+    yield "follow", partial(_follow, path)
     for dialect in ("mindspore", "tensorboard"):
         yield (
             f"read_directory {dialect}",
             partial(_exhaust, reader.read_directory, directory, dialect, "skip"),
         )
+        yield f"read_values {dialect}", partial(_compare, directory, dialect)
         yield f"read_last_seq {dialect}", partial(reader.read_last_seq, directory, dialect, "0" * 16, 0)
     yield "read_lineage", partial(reader.read_lineage, directory)
     for words in VERBS:
@@ -123,6 +146,39 @@ def _exhaust(read: Callable[..., Iterator[Any]], *arguments: Any) -> None:
         for value in event.values:
             if not isinstance(value.tag, str):
                 raise TypeError(f"a tag is {type(value.tag).__name__}")
+
+
+def _compare(directory: Path, dialect: str) -> None:
+    """Values one by one are those of the events, whichever way the reader takes to them."""
+    from distsummary.events import reader
+
+    of_events = [
+        (event.attempt, event.seq, event.step, event.wall_time, value.tag, _told(value.data))
+        for event in reader.read_directory(directory, dialect, "skip")
+        for value in event.values
+    ]
+    found = [(*value[:5], _told(value.value)) for value in reader.read_values(directory, dialect, "skip")]
+    if repr(found) != repr(of_events):  # in words NaN is itself
+        raise AssertionError("the values are not those of the events")
+
+
+def _told(data: Any) -> Any:
+    return data if isinstance(data, float) else type(data).__name__
+
+
+def _follow(path: Path) -> None:
+    """Every event that is found in the whole file comes once while the file grows, too."""
+    from distsummary.events import reader, tail
+
+    data = path.read_bytes()
+    following = tail.Tail(path, skipped=[])
+    found = []
+    for end in (len(data) // 3, 2 * len(data) // 3, len(data)):
+        path.write_bytes(data[:end])
+        found += [event.offset for event in following.poll()]
+    whole = [event.offset for event in reader.read_file(path, "tail", skipped=[])]
+    if not set(found) <= set(whole) or len(set(found)) < len(found):
+        raise AssertionError("following gives what the whole file does not")
 
 
 def complaint_of(call: Callable[[], Any]) -> str | None:

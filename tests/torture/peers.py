@@ -80,8 +80,13 @@ def main() -> int:
     return 0
 
 
-def kill_peer(root: Path, name: str, python: str, kills: int, seed: int) -> "Verdict":
-    """The verdict on a peer after `kills` kills; every life logs into the same directory."""
+def kill_peer(
+    root: Path, name: str, python: str, kills: int, seed: int, *, with_group: bool = False
+) -> "Verdict":
+    """The verdict on a peer after `kills` kills; every life logs into the same directory.
+
+    `with_group`: kill what it started with it, as a scheduler and the end of a container do.
+    """
     from tests.torture.judge import Verdict, run_judge
 
     verdict = Verdict()
@@ -96,7 +101,7 @@ def kill_peer(root: Path, name: str, python: str, kills: int, seed: int) -> "Ver
             _await_ack(place, process)
             time.sleep(generator.uniform(0.0, LATE_S))
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL) if with_group else process.kill()
             process.wait()  # reaped at once, as by a launcher
         verdict.kills += 1
         verdict.orphans += _end_orphans(process.pid)

@@ -1,8 +1,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -407,36 +405,6 @@ def test_a_merge_that_fails_leaves_the_older_merged_run_as_it_was(run, left):
         run.merge(files=FullDisk(left))
     assert names(run.run_dir.base) == before
     assert run.decoded() == records
-
-
-KILLED = """
-import os, sys
-from distsummary.aggregate.merge import merge_run
-from distsummary.events.files import Files
-
-class Killed(Files):
-    def sync(self, descriptor):
-        os._exit(9)
-
-merge_run(sys.argv[1], files=Killed())
-"""
-
-
-def test_a_killed_merge_leaves_nothing_that_a_reader_takes_for_an_event_file(run):
-    run.write(0, [scalar(1, loss=1.0)])
-    run.merge()
-    run.write(1, [scalar(1, loss=3.0)])
-    before = names(run.run_dir.base)
-    assert subprocess.run([sys.executable, "-c", KILLED, str(run.run_dir.base)]).returncode == 9
-    (left,) = set(names(run.run_dir.base)) - set(before)
-    assert left.startswith(".tmp-")
-    inner = names(run.run_dir.base / left)
-    assert inner == ["mindspore", "tensorboard"]
-    assert not any("summary." in name or "tfevents" in name for name in inner)
-    assert run.points("loss") == [(1, 1.0)]
-    run.merge()
-    assert run.points("loss") == [(1, 2.0)]
-    assert not (run.run_dir.base / left).exists()
 
 
 def test_what_a_merge_left_that_died_while_publishing_goes_with_the_next(run):

@@ -1,0 +1,61 @@
+"""Processes that register at the same time, or register and are gone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from distsummary.run_dir import LocalCoordinator, RunDir
+from tests.unit.test_run_dir import PORT, rank
+
+REGISTER_MANY = """
+import sys
+from distsummary.run_dir import LocalCoordinator, RunDir
+from distsummary.topology import Topology
+coordinator = LocalCoordinator(RunDir(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(20):
+    own = coordinator.register(Topology(incarnation=f"{sys.argv[2]}-{n}"))
+    shared = coordinator.register(
+        Topology(
+            rank=int(sys.argv[2]), world_size=2, role="eval", incarnation=f"both-{n}",
+            is_incarnation_unique=True,
+        )
+    )
+    print(own.run_id, own.attempt, shared.attempt, flush=True)
+"""
+
+
+def test_two_processes_at_once_get_every_attempt_once_and_one_run_id(nasty_tmp_path: Path) -> None:
+    run = RunDir(nasty_tmp_path / "run").create()
+    command = [sys.executable, "-c", REGISTER_MANY, str(run.base)]
+    processes = [
+        subprocess.Popen([*command, number], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in "01"
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(set(answers[0][0::3] + answers[1][0::3])) == 1
+    assert sorted(map(int, answers[0][1::3] + answers[1][1::3])) == list(range(40))
+    assert answers[0][2::3] == answers[1][2::3]  # ranks of one incarnation share its attempt
+    assert sorted(map(int, answers[0][2::3])) == list(range(20))
+
+
+def test_an_attempt_of_processes_that_were_killed_is_not_joined(nasty_tmp_path: Path) -> None:
+    run = RunDir(nasty_tmp_path / "run").create()
+    script = (
+        "import sys\nfrom distsummary.run_dir import *\n"
+        "t = Topology(rank=0, world_size=2, incarnation='127.0.0.1:29500+0')\n"
+        "print(LocalCoordinator(RunDir(sys.argv[1])).register(t).attempt)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(run.base)], check=True, capture_output=True)
+    register = LocalCoordinator(run).register
+    assert register(rank(1, incarnation=PORT)).attempt == 1
+    assert register(rank(0, incarnation=PORT)).attempt == 1
