@@ -18,6 +18,16 @@ def check_type(
         raise InvalidTypeError(f"{field} must be {names}, got {value!r} of type {type(value).__name__}")
 
 
+def check_text(field: str, value: str) -> None:
+    """Raise InvalidValueError unless `value` can be written as UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValueError(
+            f"{field} must be Unicode text, got {value[:40]!r} with a surrogate; decode it properly"
+        ) from error
+
+
 def check_int(
     field: str, value: object, *, low: int | None = None, high: int | None = None, optional: bool = False
 ) -> None:

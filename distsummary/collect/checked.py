@@ -1,16 +1,19 @@
 """A value that a user hands over by name, checked and copied before it goes on its way."""
 
+import math
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.frames import MAX_PAYLOAD
+from distsummary.events.png import layout_of
 from distsummary.events.records import PLUGINS, Landscape, Value
-from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.base import ArraySpec, framework_of
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
 from distsummary.pb import mindspore_lineage_pb2 as lineage
-from distsummary.training.values import check_tag, scalar
+from distsummary.training.values import check_tag, scalar, spec_of
 
 LINEAGE_CLASSES: dict[str, type] = {
     "dataset_graph": lineage.DatasetGraph,
@@ -18,21 +21,49 @@ LINEAGE_CLASSES: dict[str, type] = {
     "eval_lineage": lineage.EvaluationLineage,
     "custom_lineage_data": lineage.UserDefinedInfo,
 }
+# Of an event; its tag, its shape, its place in a whole (64 axes) and the event around it take the rest.
+MAX_TENSOR_BYTES = MAX_PAYLOAD - (8 << 10)
+_REMEDIES = {  # by the kind of the dtype
+    "f": "convert it to float64",
+    "c": "record its absolute value, or its real and imaginary parts",
+    "M": "convert it to a number of seconds",
+    "m": "convert it to a number of seconds",
+    "V": "record its fields one by one",
+}
 
 
-def checked_value(plugin: object, name: object, value: object) -> Value:
+class OnlyExported:
+    """The copy of a tensor that a .npy file can hold and an event cannot."""
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, copy: Any) -> None:  # Any: what the framework's `snapshot` gives
+        self._copy = copy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return int(self._copy.nbytes)
+
+    def result(self) -> Any:
+        """The array."""
+        return self._copy.result()
+
+
+def checked_value(plugin: object, name: object, value: object, *, exports: bool = False) -> Value:
     """The value of a plugin; arrays are copied, device tensors without waiting for the device.
 
     Args:
         plugin: one of `records.PLUGINS`, in any case.
         name: the tag; of no consequence for graphs and lineage.
-        value: scalar: a number or a tensor of one element. tensor, histogram: an array or tensor of one or
-            more dimensions. image: (N, C, H, W) with 1 or 3 channels. landscape: `records.Landscape`. graph:
-            bytes of a ModelProto or GraphProto. The lineage plugins: their protobuf message.
+        value: scalar: a number or a tensor of one element. tensor, histogram, image: see `taken`; a tensor or
+            histogram has one or more dimensions. landscape: `records.Landscape`. graph: bytes of a ModelProto
+            or GraphProto. The lineage plugins: their protobuf message.
+        exports: whether tensors are exported, too: see `taken`.
 
     Raises:
         InvalidTypeError: the value is of a type that the plugin cannot hold.
-        InvalidValueError: the plugin is unknown, the name is no name, or the value has a wrong shape.
+        InvalidValueError: the plugin is unknown, the name is no name, or the value has a wrong shape or size.
     """
     kind = plugin.lower() if isinstance(plugin, str) else plugin
     if kind not in PLUGINS or not isinstance(kind, str):
@@ -56,9 +87,48 @@ def checked_value(plugin: object, name: object, value: object) -> Value:
             f"the {kind} {name!r} must be an array or a tensor, got {type(value).__name__}"
         )
     tensor: Any = value
-    _check_dtype(kind, name, tensor)
-    _check_shape(kind, name, tuple(tensor.shape))
-    return Value(kind, name, framework.snapshot(tensor), framework.shard(tensor))
+    if kind != "image" and not tensor.shape:
+        raise InvalidValueError(f"the {kind} {name!r} must have at least one dimension; record a scalar")
+    return Value(kind, name, taken(kind, name, tensor, exports=exports), framework.shard(tensor))
+
+
+def taken(
+    plugin: str, name: str, tensor: Any, *, exports: bool = False, mindspore_compat: bool = False
+) -> Any:
+    """A copy of an array or tensor as it is now, for the data of a tensor, histogram or image.
+
+    All three take bool, integers and floats of up to 64 bits, and the small floats of torch and ml_dtypes
+    (bfloat16, float8 ...), which become float32. A tensor takes 4 bytes an element in its event, whatever its
+    dtype, and at most MAX_TENSOR_BYTES. An image has one of `png.LAYOUTS`, uint8 exactly.
+
+    Args:
+        exports: take also a tensor that only a .npy file can hold (complex, long double, text, times,
+            records, and what is too large for an event), as OnlyExported.
+        mindspore_compat: histograms have edges in the dtype of the tensor: none is counted on its device.
+
+    Raises:
+        InvalidTypeError: its dtype cannot be recorded. InvalidValueError: its shape or size cannot.
+    """
+    framework, field = framework_of(tensor), f"the {plugin} {name!r}"
+    spec = spec_of(field, tensor)
+    if plugin == "tensor" and exports and not spec.dtype.hasobject and not _fits_event(spec):
+        return OnlyExported(framework.snapshot(tensor))
+    if not is_real(spec.dtype):
+        remedy = _REMEDIES.get(spec.dtype.kind, "convert it to numbers")
+        raise InvalidTypeError(
+            f"{field} must be bool, integer or float of up to 64 bits, got {spec.dtype}; {remedy}"
+        )
+    if plugin == "image":
+        _check_layout(field, spec.shape)
+    elif plugin == "tensor" and not _fits_event(spec):
+        raise InvalidValueError(
+            f"{field} of shape {spec.shape} takes {4 * math.prod(spec.shape)} bytes, of at most "
+            f"{MAX_TENSOR_BYTES} in an event; record a part of it or its histogram, or export tensors with "
+            'export_options={"tensor_format": "npy"}'
+        )
+    elif plugin == "histogram" and not mindspore_compat:
+        return framework.histogram(tensor)
+    return framework.snapshot(tensor)
 
 
 def graph_bytes(value: object) -> bytes:
@@ -90,26 +160,17 @@ def _check_class(plugin: str, value: object, expected: type) -> None:
         )
 
 
-def _check_dtype(plugin: str, name: str, tensor: Any) -> None:
-    dtype = tensor.dtype
-    is_numeric = (
-        dtype.kind in "biuf" and dtype.itemsize <= 8
-        if isinstance(dtype, np.dtype)
-        else "complex" not in str(dtype)
-    )
-    if not is_numeric:
-        raise InvalidTypeError(
-            f"the {plugin} {name!r} must be bool, integer or float of up to 64 bits, got {dtype}; convert it"
-        )
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of `dtype` can be recorded: bool, integers and floats of up to 64 bits."""
+    return dtype.kind in "biuf" and dtype.itemsize <= 8
 
 
-def _check_shape(plugin: str, name: str, shape: tuple[int, ...]) -> None:
-    if plugin != "image":
-        if not shape:
-            raise InvalidValueError(
-                f"the {plugin} {name!r} must have at least one dimension; record a scalar"
-            )
-    elif len(shape) != 4 or shape[1] not in (1, 3) or 0 in shape:
-        raise InvalidValueError(
-            f"the image {name!r} must have shape (N, C, H, W), not empty, with 1 or 3 channels, got {shape}"
-        )
+def _fits_event(spec: ArraySpec) -> bool:
+    return is_real(spec.dtype) and 4 * math.prod(spec.shape) <= MAX_TENSOR_BYTES
+
+
+def _check_layout(field: str, shape: tuple[int, ...]) -> None:
+    try:
+        layout_of(shape)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{field}: {error}") from error

@@ -10,7 +10,6 @@ from typing import Any, Self
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.gather import (
-    MAX_IMAGES,
     Parameters,
     image_values,
     learning_rate_values,
@@ -198,8 +197,15 @@ class SummaryCollector(Callback):
 
     def _watch(self, session: Session, network: object, told: CallbackParams) -> None:
         def parameters(pattern: str | None) -> Parameters | None:
-            return (
-                None if pattern is None else Parameters(network, pattern, group=self._group, deal=self._deal)
+            if pattern is None:
+                return None
+            return Parameters(
+                network,
+                pattern,
+                group=self._group,
+                deal=self._deal,
+                exports=self._options.exports_npy,
+                mindspore_compat=self._compat,
             )
 
         self._histograms, self._whole = (
@@ -298,8 +304,8 @@ class SummaryCollector(Callback):
             take = self._histograms.values
             values += call("histograms", take, "histogram", self._regular, number, self._guard) or []
         if self._takes_images:
-            limit = None if self._compat else MAX_IMAGES
-            images = call("input_data", image_values, told.get("train_dataset_element"), limit=limit) or []
+            batch = told.get("train_dataset_element")
+            images = call("input_data", image_values, batch, mindspore_compat=self._compat) or []
             self._takes_images = bool(images)  # a batch of something else: do not look again
             values += images
         return values

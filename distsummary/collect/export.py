@@ -1,7 +1,7 @@
 """Tensors as .npy files beside the events."""
 
 import hashlib
-import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,32 +9,86 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.collect.background import Background
+from distsummary.collect.checked import OnlyExported
+from distsummary.errors import RunDirError
 from distsummary.events.records import Value
-from distsummary.publish import ensure_directory, publish
+from distsummary.publish import ensure_directory, replacing
+from distsummary.run_dir import export_dir
 
 MAX_NAME = 200  # bytes; file systems take 255
+_CUT = "%~"  # stands in no quoted tag, so that a cut one is no other's
+
+
+class Exports:
+    """The exported tensors of one record or collector, in `export_<seconds>/tensor/` of its own.
+
+    Args:
+        directory: where the event files lie.
+        stamp: seconds since the epoch; the first number from it on that is free names the directory.
+        files: the thread that writes them.
+    """
+
+    def __init__(self, directory: Path, stamp: int, files: Background) -> None:
+        self._directory, self._stamp, self._files = directory, stamp, files
+        self._exported: Path | None = None
+
+    def export(self, step: int, values: list[Value]) -> None:
+        """Have the tensors among the values of a step written; raises as `Background.submit`."""
+        for value in values:
+            if value.plugin == "tensor":
+                job = partial(self._export, value, step)
+                self._files.submit(f"export of {value.tag}", job, nbytes=value.data.nbytes)
+
+    def _export(self, value: Value, step: int) -> None:
+        if self._exported is None:
+            self._exported = _new_directory(self._directory, self._stamp)
+        export_npy(self._exported, value.tag, step, np.asarray(value.data.result()))
+
+
+def written_as_events(values: list[Value]) -> list[Value]:
+    """The values without the tensors that can only be exported."""
+    return [value for value in values if not isinstance(value.data, OnlyExported)]
 
 
 def export_npy(directory: Path, tag: str, step: int, array: NDArray[Any]) -> Path:
     """Write `<tag>_<step>.npy` into `directory`, whole or not at all; the array keeps its dtype and shape.
 
-    The tag is percent-quoted; a long one is cut and made unique by its SHA-256.
+    The tag is percent-quoted, so that any text is one name in the directory; a long one is cut and made
+    unique by its SHA-256. The file needs no pickle to be read.
 
-    Raises RunDirError when the directory cannot be made, OSError when the file cannot be written.
+    Raises RunDirError when the file cannot be written, ValueError for an array of objects.
     """
-    name = quote(tag, safe="")
-    if len(name) > MAX_NAME:
-        name = f"{name[: MAX_NAME - 17]}-{hashlib.sha256(tag.encode()).hexdigest()[:16]}"
-    if name.startswith("."):
-        name = f"%2E{name[1:]}"  # quote() keeps dots, and a hidden file is not found
+    path = directory / f"{file_name(tag)}_{step}.npy"
     ensure_directory(directory)
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    path = directory / f"{name}_{step}.npy"
-    publish(path, buffer.getvalue())
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        np.save(file, array, allow_pickle=False)
     return path
 
 
-def export_value(directory: Path, value: Value, step: int) -> Path:
-    """Export a tensor that was recorded at a step, waiting for its device."""
-    return export_npy(directory, value.tag, step, np.asarray(value.data.result()))
+def file_name(tag: str) -> str:
+    """A tag as the beginning of a file name: at most MAX_NAME ASCII characters, another for each tag."""
+    name = quote(tag, safe="", errors="surrogatepass")
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"  # quote() keeps dots, and a hidden file is not found
+    if len(name) > MAX_NAME:
+        digest = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:16]
+        name = f"{name[: MAX_NAME - len(_CUT) - len(digest)]}{_CUT}{digest}"
+    return name
+
+
+def _new_directory(base: Path, stamp: int) -> Path:
+    """A directory that no other record exports to, though it was opened in the same second."""
+    while True:
+        path = export_dir(base, stamp)
+        ensure_directory(path.parent)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            stamp += 1
+        except OSError as error:
+            raise RunDirError(
+                f"the directory {path} cannot be made: {error.strerror}; free space or mend its permissions"
+            ) from error
+        else:
+            return path

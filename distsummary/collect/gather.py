@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.collect.checked import is_real, taken
 from distsummary.collect.guard import Guard
 from distsummary.collect.plan import Group, Steps, share
+from distsummary.errors import InvalidValueError
+from distsummary.events.png import layout_of
 from distsummary.events.records import Shard, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.training.callbacks import CallbackParams
-from distsummary.training.values import mean_of
+from distsummary.training.values import Mean, mean_of, spec_of
 
 LOSS_TAG = "loss/auto"
 LEARNING_RATE_TAG = "learning_rate/auto"
@@ -34,7 +37,9 @@ def learning_rate_values(told: CallbackParams) -> list[Value]:
     if optimizer is None:
         return []
     rate = framework_of(optimizer).learning_rate(optimizer)
-    return [] if rate is None else [Value("scalar", LEARNING_RATE_TAG, float(rate))]
+    if rate is None:
+        return []
+    return [Value("scalar", LEARNING_RATE_TAG, rate if isinstance(rate, float) else Mean(rate))]
 
 
 def unless_logged(rate: list[Value], told: CallbackParams) -> list[Value]:
@@ -43,16 +48,26 @@ def unless_logged(rate: list[Value], told: CallbackParams) -> list[Value]:
     return [] if "lr" in logged or "learning_rate" in logged else rate
 
 
-def image_values(batch: object, *, limit: int | None = MAX_IMAGES) -> list[Value]:
-    """The first images of a batch whose first tensor has shape (N, C, H, W), C 1 or 3; none of any other."""
+def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
+    """The first images of a batch, from its first tensor; none when that is no picture.
+
+    It is one with the axes of one of `png.LAYOUTS`; with two axes only as uint8, since floats and integers
+    are features and tokens then. `mindspore_compat` takes all images of (N, C, H, W) alone.
+    """
     first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     framework = framework_of(first)
     if not framework.is_tensor(first):
         return []
-    shape = tuple(first.shape)
-    if len(shape) != 4 or shape[1] not in (1, 3) or 0 in shape:
+    shape, dtype = spec_of(IMAGE_TAG, first)
+    try:
+        layout = layout_of(shape, mindspore_compat=mindspore_compat)
+    except InvalidValueError:
         return []
-    return [Value("image", IMAGE_TAG, framework.snapshot(first[:limit]))]
+    if (layout == "HW" and dtype != np.uint8) or not is_real(dtype):
+        return []
+    if layout.startswith("N") and not mindspore_compat and framework.shard(first) is None:
+        first = first[:MAX_IMAGES]
+    return [Value("image", IMAGE_TAG, taken("image", IMAGE_TAG, first))]
 
 
 class Parameters:
@@ -65,18 +80,28 @@ class Parameters:
         pattern: matches the wanted names from their start; "" for the first five parameters.
         deal: "parameters": each rank its share, at all steps; "steps": each rank all of them, at its turns;
             "all": each rank all of them.
+        exports, mindspore_compat: see `checked.taken`.
     """
 
-    def __init__(self, network: object, pattern: str, *, group: Group, deal: str) -> None:
+    def __init__(
+        self,
+        network: object,
+        pattern: str,
+        *,
+        group: Group,
+        deal: str,
+        exports: bool = False,
+        mindspore_compat: bool = False,
+    ) -> None:
         self._network = network
         self._framework = framework_of(network)
         self._pattern = re.compile(pattern) if pattern else None
         self._group = group if deal != "all" else Group()
-        self._deal = deal
+        self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
     def values(self, plugin: str, steps: Steps, step: int, guard: Guard) -> list[Value]:
         """Snapshots of this rank's parameters at a step; one that cannot be taken costs itself alone."""
-        taken = []
+        values = []
         wanted = self._wanted()
         shards = {name: guard.call(f"shard of {name}", self._shard_of, tensor) for name, tensor in wanted}
         whole = {name: _bytes(tensor) for name, tensor in wanted if shards[name] == (None,)}
@@ -84,9 +109,13 @@ class Parameters:
         for name, tensor in wanted:
             found = shards[name]
             if found is not None and (name in mine or found[0] is not None):
-                data = guard.call(f"{plugin} of {name}", self._framework.snapshot, tensor)
-                taken.append(Value(plugin, f"{name}/auto", data, found[0]))
-        return [value for value in taken if value.data is not None]
+                data = guard.call(f"{plugin} of {name}", self._taken, plugin, name, tensor)
+                values.append(Value(plugin, f"{name}/auto", data, found[0]))
+        return [value for value in values if value.data is not None]
+
+    def _taken(self, plugin: str, name: str, tensor: Any) -> Any:
+        whole = tensor if tensor.shape else tensor.reshape(1)  # viewers show no tensor without a dimension
+        return taken(plugin, f"{name}/auto", whole, exports=self._exports, mindspore_compat=self._compat)
 
     def _shard_of(self, tensor: Any) -> tuple[Shard | None]:
         return (self._framework.shard(tensor),)  # in a tuple, to tell "whole" from "failed"

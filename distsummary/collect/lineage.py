@@ -12,6 +12,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.pb import mindspore_lineage_pb2 as pb
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams
+from distsummary.training.values import resolve, scalar
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ def train_lineage(
     hyper = message.hyper_parameters
     _put(hyper, "optimizer", class_name(optimizer))
     if optimizer is not None:
-        _put(hyper, "learning_rate", framework_of(optimizer).learning_rate(optimizer))
+        rate = framework_of(optimizer).learning_rate(optimizer)
+        _put(hyper, "learning_rate", None if rate is None else resolve(rate))
     _put(hyper, "loss_function", class_name(told.get("loss_fn")))
     _put(hyper, "epoch", told.get("epoch_num"))
     _put(hyper, "parallel_mode", told.get("parallel_mode"))
@@ -56,7 +58,7 @@ def evaluation_lineage(told: CallbackParams, *, mindspore_compat: bool = False) 
     """The lineage of an evaluation: its metrics as JSON, and its data set."""
     message = pb.EvaluationLineage()
     try:
-        message.metric = json.dumps(told.get("metrics") or {})
+        message.metric = json.dumps(told.get("metrics") or {}, default=_metric)
     except (TypeError, ValueError) as error:
         logger.warning("the metrics are not in the lineage, they are no JSON: %s", error)
     dataset = told.get("valid_dataset")
@@ -67,6 +69,10 @@ def evaluation_lineage(told: CallbackParams, *, mindspore_compat: bool = False) 
     return message
 
 
+def _metric(value: object) -> float:
+    return resolve(scalar("a metric", value))  # a tensor or NumPy's number: json knows neither
+
+
 def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.UserDefinedInfo:
     """The user's own entries, one sub-message each.
 
@@ -75,14 +81,15 @@ def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.User
         hyper_config: JSON whose "custom_lineage_data" stands below `values` (`topology.hyper_config`).
     """
     message = pb.UserDefinedInfo()
-    for key, value in {**_parse_hyper_config(hyper_config), **values}.items():
+    for given, value in {**_parse_hyper_config(hyper_config), **values}.items():
+        key = _text(given)
         entry = message.user_info.add()
         if isinstance(value, int) and abs(value) <= INT32:
             entry.map_int32[key] = value
         elif isinstance(value, float) or (isinstance(value, int) and abs(value) <= 2**53):
             entry.map_double[key] = value
         else:
-            entry.map_str[key] = str(value)
+            entry.map_str[key] = _text(str(value))
     return message
 
 
@@ -147,7 +154,7 @@ def _put_parameter(parameters: pb.OperationParameter, name: str, value: object) 
     elif isinstance(value, (int, float)):
         parameters.mapDouble[name] = float(value)
     elif isinstance(value, (str, Path)):
-        parameters.mapStr[name] = str(value)
+        parameters.mapStr[name] = _text(str(value))
 
 
 def class_name(thing: object) -> str | None:
@@ -212,4 +219,9 @@ def _put(message: Any, field: str, value: object) -> None:  # Any: one of severa
         return
     if isinstance(value, float) and math.isfinite(value) and abs(value) > 3.4e38:
         value = math.copysign(math.inf, value)  # the fields are float32
-    setattr(message, field, value)
+    setattr(message, field, _text(value) if isinstance(value, str) else value)
+
+
+def _text(value: str) -> str:
+    """The text as UTF-8 can hold it: a path may have bytes that are none, and JSON half a surrogate pair."""
+    return value.encode(errors="backslashreplace").decode()

@@ -11,7 +11,7 @@ from distsummary.errors import InvalidValueError
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.event_files import Limits
 from distsummary.events.records import DIALECTS, WRITTEN
-from distsummary.events.writer import NO_LIMITS, Writer
+from distsummary.events.writer import NO_LIMITS, RankWriter, Writer
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 
@@ -27,8 +27,11 @@ def open_writer(
     prefix: str = "events",
     suffix: str = "_MS",
     raise_exception: bool = False,
-) -> AsyncWriter:
-    """A writer of a directory that is no run of ours: a run id of its own, files written by this process."""
+) -> tuple[AsyncWriter, RankWriter]:
+    """A writer of a directory that is no run of ours, and the one behind it that knows its files.
+
+    It has a run id of its own, and this process writes the files.
+    """
     spec = WriterSpec(
         directory=str(directory),
         run_id=uuid.uuid4().hex[:16],
@@ -38,7 +41,9 @@ def open_writer(
         limits=limits,
         delivery=delivery,
     )
-    return AsyncWriter(spec.open(), run_id=spec.run_id, delivery=delivery, raise_exception=raise_exception)
+    files = spec.open()
+    writer = AsyncWriter(files, run_id=spec.run_id, delivery=delivery, raise_exception=raise_exception)
+    return writer, files
 
 
 def open_rank_writer(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distsummary.checkpoints.trajectory import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
-from distsummary.checks import check_choice, check_int, check_keys, check_type
+from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
 from distsummary.errors import InvalidValueError
 from distsummary.events.event_files import Limits
 from distsummary.events.records import DELIVERIES, DIALECTS
@@ -118,7 +118,10 @@ def check_custom_lineage(value: object) -> dict[str, str | int | float]:
         return {}
     for key, item in value.items():
         check_type("a key of custom_lineage_data", key, str)
+        check_text("a key of custom_lineage_data", key)
         check_type(f"custom_lineage_data[{key!r}]", item, (str, int, float))
+        if isinstance(item, str):
+            check_text(f"custom_lineage_data[{key!r}]", item)
     return dict(value)
 
 

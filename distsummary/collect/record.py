@@ -5,13 +5,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.background import Background
 from distsummary.collect.checked import checked_value
-from distsummary.collect.export import export_value
+from distsummary.collect.export import Exports, written_as_events
 from distsummary.collect.opening import open_writer
 from distsummary.collect.options import (
     check_delivery,
@@ -25,7 +26,6 @@ from distsummary.collect.options import (
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.events.records import DIALECTS, WRITTEN, Event, Health, Value
 from distsummary.events.rows import Row, row_struct
-from distsummary.run_dir import export_dir
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
 
@@ -69,7 +69,8 @@ class SummaryRecord:
         max_file_size: budget of each file in bytes, None for none: a file takes nothing more once an event
             does not fit.
         raise_exception: raise a failure of the background as WriteError on the next call.
-        export_options: {"tensor_format": "npy"} also writes tensors as `export_<seconds>/tensor/*.npy`.
+        export_options: {"tensor_format": "npy"} also writes tensors as `export_<seconds>/tensor/*.npy`, and
+            takes those that only such a file can hold (see `checked.taken`).
         formats: of "mindspore" and "tensorboard".
         rotate_bytes, rotate_s: begin new files before these would exceed so many bytes, or when they are so
             many seconds old.
@@ -118,9 +119,12 @@ class SummaryRecord:
         self._is_closed = False
         self._own_health = Health()
         self._files = Background(self._own_health, raise_exception=raise_exception) if exports else None
-        self._export_dir = export_dir(self._directory, int(time.time()))
-        self._writer: EventWriter = (
-            open_writer(
+        self._exports = (
+            None if self._files is None else Exports(self._directory, int(time.time()), self._files)
+        )
+        self._event_file: Callable[[], Path] | None = None
+        if writer is None:
+            writer, files = open_writer(
                 self._directory,
                 formats=dialects,
                 limits=limits,
@@ -129,14 +133,18 @@ class SummaryRecord:
                 suffix=suffix,
                 raise_exception=raise_exception,
             )
-            if writer is None
-            else writer
-        )
+            self._event_file = partial(files.path, dialects[0])
+        self._writer: EventWriter = writer
 
     @property
     def log_dir(self) -> str:
-        """The directory of the event files (MindSpore: the path of its one file, which exists later)."""
-        return str(self._directory)
+        """The path of the event file, as MindSpore calls it; it exists once an event is written.
+
+        It is the MindSpore dialect's if that is written, and the newest after a rotation. Until there is a
+        file, it is the name that it will have unless another writer of the directory takes that first. Of a
+        record with a `writer` of its own it is the directory.
+        """
+        return str(self._directory if self._event_file is None else self._event_file())
 
     def set_mode(self, mode: str) -> None:
         """Say which phase is recorded, "train" or "eval"; raises InvalidValueError for any other."""
@@ -182,7 +190,7 @@ class SummaryRecord:
         if type(value) is float and name in self._known and plugin == "scalar" and not self._pool:
             self._scalars[name] = value  # the usual case: the name was checked when it came first
             return
-        new = checked_value(plugin, name, value)
+        new = checked_value(plugin, name, value, exports=self._exports is not None)
         self._pool.pop((new.plugin, new.tag), None)
         if new.plugin == "scalar" and isinstance(new.data, float):
             self._scalars[new.tag] = new.data
@@ -224,12 +232,11 @@ class SummaryRecord:
         return True
 
     def _write(self, step: int, values: list[Value]) -> None:
-        if values:
-            self._writer.write(Event(step, time.time(), values))
-        for value in values:
-            if self._files is not None and value.plugin == "tensor":
-                export = partial(export_value, self._export_dir, value, step)
-                self._files.submit(f"export of {value.tag}", export, nbytes=value.data.nbytes)
+        events = written_as_events(values)
+        if events:
+            self._writer.write(Event(step, time.time(), events))
+        if self._exports is not None:
+            self._exports.export(step, values)
 
     def flush(self) -> None:
         """Return when everything recorded is in the files; after close it only logs that it is closed."""

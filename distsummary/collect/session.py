@@ -9,7 +9,7 @@ from typing import Any
 
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
 from distsummary.collect.background import Background
-from distsummary.collect.export import export_value
+from distsummary.collect.export import Exports, written_as_events
 from distsummary.collect.guard import Guard
 from distsummary.collect.lineage import class_name
 from distsummary.collect.opening import open_rank_writer
@@ -22,7 +22,7 @@ from distsummary.events.mindspore_format import updated_lineage
 from distsummary.events.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Lineage, Value
 from distsummary.events.writer import NO_LIMITS
 from distsummary.frameworks.base import framework_of
-from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, export_dir, find_attempt
+from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, find_attempt
 from distsummary.topology import Topology
 
 # Above this many ranks the directory of each holds the MindSpore dialect alone; the merged run holds both.
@@ -87,7 +87,8 @@ class Session:
         self._errand = Background(health, raise_exception=options.raise_exception)
         self._pid = os.getpid()
         rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
-        self._export_dir = export_dir(rank_dir, int(time.time())) if options.exports_npy else None
+        stamp = int(time.time())
+        self._exports = Exports(rank_dir, stamp, self._files) if options.exports_npy else None
         self._lineage = Lineage()
         self._trajectory: _Trajectory | None = None
         if topology.rank == 0:
@@ -107,14 +108,11 @@ class Session:
 
     def write(self, step: int, values: list[Value]) -> None:
         """Record values as one event; nothing for none."""
-        if not values:
-            return
-        self._writer.write(Event(step, time.time(), values))
-        if self._export_dir is not None:
-            for value in values:
-                if value.plugin == "tensor":
-                    export = partial(export_value, self._export_dir, value, step)
-                    self._files.submit(f"export of {value.tag}", export, nbytes=value.data.nbytes)
+        events = written_as_events(values)
+        if events:
+            self._writer.write(Event(step, time.time(), events))
+        if self._exports is not None:
+            self._exports.export(step, values)
 
     def report(self, step: int, values: list[Value]) -> None:
         """Record lineage, and have the coordinator told the state of it, in the order of the calls."""

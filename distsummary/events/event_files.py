@@ -18,6 +18,7 @@ from distsummary.events.segment import (
     SegmentName,
     cut_torn_tails,
     discard,
+    next_stamp,
     open_segments,
 )
 from distsummary.publish import ensure_directory, remove_leftovers
@@ -58,6 +59,9 @@ class EventFiles:
             may have lost is written again to new files.
         fail: told of failures that nobody waits for. files: the operating system.
 
+    `paths` has the newest file of each dialect; before the first, what it will be unless another writer takes
+    its stamp.
+
     Raises:
         RunDirError: the directory cannot be made or written.
     """
@@ -89,6 +93,9 @@ class EventFiles:
         remove_leftovers(directory)
         cut_torn_tails(directory, files)
         self.last_seq = {d: read_last_seq(directory, d, run_id, attempt) for d in dialects}
+        self._named_at: float | None = files.now()  # None once the files are there that are named after it
+        stamp = next_stamp(directory, self._named_at)
+        self.paths = {dialect: directory / name.file_name(dialect, stamp) for dialect in dialects}
 
     def append(self, framed: Mapping[str, Sequence[Framed]], first_step: int) -> Appended:
         """Append to each file what it lacks, in one write each; after an OSError it ends in whole frames.
@@ -173,7 +180,12 @@ class EventFiles:
 
     def _begin(self, first_step: int) -> None:
         opened = open_segments(
-            self._directory, self._dialects, self._name, self._files, keeps_unsynced=self._group is not None
+            self._directory,
+            self._dialects,
+            self._name,
+            self._files,
+            named_at=self._named_at,
+            keeps_unsynced=self._group is not None,
         )
         try:
             for dialect, segment in opened.items():
@@ -185,7 +197,8 @@ class EventFiles:
             discard(opened)  # a segment without its head would not tell whose it is
             raise
         self._owed.clear()
-        self._segments = opened
+        self._segments, self._named_at = opened, None
+        self.paths = {dialect: segment.path for dialect, segment in opened.items()}
 
     def _head(self, dialect: str, first_step: int) -> bytes:
         """The first frames of a segment: its version and, for TensorBoard, where a later attempt starts."""

@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -11,13 +11,14 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.records import Array, Image
 
 COLUMNS = 8  # pictures beside each other on a canvas
+LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # number, channels, height, width; of two that fit the first
 
 
 def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
     """Draw pictures on one canvas, eight to a row, free places black.
 
-    Their shape is (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W) with C 1 (grey) or 3 (RGB); one
-    that fits two of these is the one named first.
+    Their axes are one of LAYOUTS: (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W), with C 1 (grey)
+    or 3 (RGB).
 
     uint8 and integers within 0..255 keep their values, bool is black and white, floats within [0, 1] are
     multiplied by 255 and rounded, everything else is stretched from its finite range to 0..255 (a constant is
@@ -31,7 +32,7 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
         raise InvalidTypeError(
             f"a picture is bool, integer or float of up to 64 bits, got {pictures.dtype}; convert the array"
         )
-    batch = _as_batch(pictures, mindspore_compat)
+    batch = _as_batch(pictures, layout_of(pictures.shape, mindspore_compat=mindspore_compat))
     if mindspore_compat:
         pixels = _stretch_like_mindspore(_canvas(batch.astype(np.float64)))
     else:
@@ -82,23 +83,28 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     )
 
 
-def _as_batch(pictures: Array, mindspore_compat: bool) -> Array:
-    """The pictures as (N, C, H, W); raises InvalidValueError when they cannot be."""
-    shape = pictures.shape
-    first, last = (shape[-3] in (1, 3), shape[-1] in (1, 3)) if len(shape) > 2 else (False, False)
-    if pictures.size and len(shape) == 4 and first:
-        return pictures
-    if pictures.size and not mindspore_compat:
-        if len(shape) == 4 and last:
-            return pictures.transpose(0, 3, 1, 2)
-        if len(shape) == 3 and (first or last):
-            return (pictures if first else pictures.transpose(2, 0, 1))[np.newaxis]
-        if len(shape) == 2:
-            return pictures[np.newaxis, np.newaxis]
-    shapes = (
-        "(N, C, H, W)" if mindspore_compat else "(N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W)"
+def layout_of(shape: Sequence[int], *, mindspore_compat: bool = False) -> str:
+    """Which of LAYOUTS the axes of pictures are; C is 1 or 3, no axis is 0. `mindspore_compat`: NCHW alone.
+
+    Raises InvalidValueError for any other shape.
+    """
+    layouts = LAYOUTS[:1] if mindspore_compat else LAYOUTS
+    for layout in layouts:
+        axes = dict(zip(layout, shape, strict=False))
+        if len(shape) == len(layout) and 0 not in shape and axes.get("C", 1) in (1, 3):
+            return layout
+    shapes = " or ".join(f"({', '.join(layout)})" for layout in layouts)
+    raise InvalidValueError(
+        f"pictures must have the shape {shapes}, C 1 or 3 and no axis of 0, got {tuple(shape)}"
     )
-    raise InvalidValueError(f"pictures must have the shape {shapes}, C 1 or 3 and no axis of 0, got {shape}")
+
+
+def _as_batch(pictures: Array, layout: str) -> Array:
+    """The pictures as (N, C, H, W)."""
+    if layout.endswith("C"):
+        pictures = np.moveaxis(pictures, -1, -3)
+    missing = 4 - len(layout)
+    return pictures[(np.newaxis,) * missing]
 
 
 def _canvas(pictures: Array) -> Array:

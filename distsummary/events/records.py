@@ -103,9 +103,9 @@ class Value(NamedTuple):
     """One value of one event.
 
     `data` by plugin: scalar float; tensor and histogram an array (histogram also a Histogram); image an array
-    (N, C, H, W) or an Image; landscape a Landscape; graph the bytes of a GraphProto; lineage plugins their
-    protobuf message. Until a writer thread takes it, data may also be anything with `result()` (a device copy
-    under way).
+    of one of `png.LAYOUTS`, or an Image; landscape a Landscape; graph the bytes of a GraphProto; lineage
+    plugins their protobuf message. Until a writer thread takes it, data may also be anything with `result()`
+    (a device copy under way).
     """
 
     plugin: str

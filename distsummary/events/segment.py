@@ -216,10 +216,11 @@ def open_segments(
     name: SegmentName,
     files: Files,
     *,
+    named_at: float | None = None,
     keeps_unsynced: bool = False,
 ) -> dict[str, Segment]:
-    """New segments with one common stamp, one for each dialect."""
-    stamp = next_stamp(directory, files.now())
+    """New segments, one for each dialect, of one stamp: from `named_at` on (seconds), by default from now."""
+    stamp = next_stamp(directory, files.now() if named_at is None else named_at)
     for attempt in range(_MAX_CLASHES):
         opened: dict[str, Segment] = {}
         try:

@@ -126,6 +126,10 @@ class RankWriter:
         """The highest seq in the files, 0 for none."""
         return self._health.last_seq
 
+    def path(self, dialect: str) -> Path:
+        """The newest file of a dialect, for any thread; before the first, see `EventFiles.paths`."""
+        return self._event_files.paths[dialect]
+
     def start(self) -> int:
         """Ready since it was made."""
         return self.last_seq

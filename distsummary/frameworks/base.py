@@ -2,14 +2,23 @@
 
 import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.errors import InvalidTypeError, MissingExtraError
 from distsummary.events.records import Shard
 
 Array = NDArray[Any]
+
+
+class ArraySpec(NamedTuple):
+    """What array a tensor becomes, known before it is copied."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
 
 class Framework(Protocol):
@@ -20,13 +29,31 @@ class Framework(Protocol):
     def is_tensor(self, value: object) -> bool:
         """Whether `value` is a tensor of this framework."""
 
+    def array_spec(self, tensor: Any) -> ArraySpec:
+        """The shape and dtype of what `to_numpy` would give; nothing is copied.
+
+        Raises InvalidTypeError for a tensor that is no array, InvalidValueError for one without values.
+        """
+
     def to_numpy(self, tensor: Any) -> Array:
-        """A host copy of the same shape; bfloat16 becomes float32. Of a sharded tensor the local part."""
+        """A host copy of the same shape; of a sharded tensor the local part.
+
+        The dtype stays, in native byte order, but small numbers that NumPy does not know (bfloat16, float8
+        ...) become float32, which holds all their values.
+        """
 
     def snapshot(self, tensor: Any) -> Any:
-        """A copy that in-place changes do not touch; no device is waited for.
+        """A copy that in-place changes do not touch, or what nobody can change; no device is waited for.
 
         It has `result() -> Array`, which waits, and `nbytes`, the bytes of that array.
+        """
+
+    def histogram(self, tensor: Any) -> Any:
+        """What the histogram of the tensor as it is now is made of; no device is waited for.
+
+        `result()` waits and gives a Histogram, counted where the tensor lies so that only the counts leave
+        it, or the array to count, whichever costs less; `nbytes` is what is held until then. Either way it
+        becomes what `events.histogram.count_histogram` makes of the same values.
         """
 
     def shard(self, tensor: Any) -> Shard | None:
@@ -44,8 +71,11 @@ class Framework(Protocol):
     def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
         """The mesh that the model is distributed over: axis name to (coordinate, size); empty for none."""
 
-    def learning_rate(self, optimizer: Any) -> float | None:
-        """The learning rate now (of the first group), None if the optimizer does not tell."""
+    def learning_rate(self, optimizer: Any) -> Any:
+        """The learning rate now (of the first group), None if the optimizer does not tell.
+
+        A float; one that lies on a device as `snapshot` gives it, since no device is waited for.
+        """
 
 
 def load(name: str) -> Framework:
@@ -66,7 +96,12 @@ def load(name: str) -> Framework:
 
 def framework_of(value: object) -> Framework:
     """The framework that owns a tensor or model, told by its type alone: asking imports no other."""
-    for kind in type(value).__mro__:
+    return _framework_of_type(type(value))  # type: ignore[arg-type]  # mypy doubts that types are hashable
+
+
+@lru_cache(maxsize=256)  # asked for every logged tensor
+def _framework_of_type(owned: type) -> Framework:
+    for kind in owned.__mro__:
         if kind.__module__.split(".")[0] == "torch":
             return load("torch")
     return load("numpy")

@@ -6,9 +6,10 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.checks import check_type
+from distsummary.checks import check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.base import ArraySpec, framework_of
+from distsummary.frameworks.numpy import known_numbers
 
 MAX_TAG_BYTES = 1024
 
@@ -55,7 +56,17 @@ def check_tag(tag: object) -> str:
         raise InvalidValueError(
             f"the name of a value must have at most {MAX_TAG_BYTES} bytes, got {tag[:40]!r}...; shorten it"
         )
+    if not tag.isascii():
+        check_text("the name of a value", tag)
     return tag
+
+
+def spec_of(name: str, tensor: Any) -> ArraySpec:
+    """`Framework.array_spec`, whose errors then begin with `name`."""
+    try:
+        return framework_of(tensor).array_spec(tensor)
+    except (InvalidTypeError, InvalidValueError) as error:
+        raise type(error)(f"{name}: {error}") from error
 
 
 def scalar(name: str, value: object) -> Scalar:
@@ -73,14 +84,18 @@ def scalar(name: str, value: object) -> Scalar:
             return float(value)
         except OverflowError:
             raise InvalidValueError(f"{name} is an integer beyond float64; log its logarithm") from None
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _of_array(name, np.asarray(value))
     framework = framework_of(value)
     if not framework.is_tensor(value):
         raise _not_a_number(name, value)
     tensor: Any = value
-    _check_numeric(name, value, str(tensor.dtype))
-    _check_one(name, tuple(tensor.shape))
+    if not _is_real(spec_of(name, tensor).dtype):
+        raise _not_a_number(name, value)
+    if any(extent != 1 for extent in tensor.shape):
+        raise InvalidValueError(
+            f"{name} must have one element, got shape {tuple(tensor.shape)}; log its mean, say"
+        )
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        return float(known_numbers(np.asarray(tensor)).reshape(-1)[0])
     return Mean(framework.snapshot(tensor))
 
 
@@ -100,13 +115,12 @@ def mean_of(outputs: object) -> Scalar | None:
         outputs = outputs[0] if outputs else None
     if isinstance(outputs, (int, float)):
         return float(outputs)
-    if isinstance(outputs, (np.ndarray, np.generic)):
-        array = np.asarray(outputs)
-        return _mean(array) if array.dtype.kind in "biuf" else None
     framework = framework_of(outputs)
     tensor: Any = outputs
-    if not framework.is_tensor(outputs) or "complex" in str(tensor.dtype):
+    if not framework.is_tensor(outputs) or not _is_real(spec_of("the loss", tensor).dtype):
         return None
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        return _mean(known_numbers(np.asarray(tensor)))
     return Mean(framework.snapshot(tensor))
 
 
@@ -115,20 +129,8 @@ def resolve(value: Scalar) -> float:
     return value if isinstance(value, float) else float(np.mean(value.result()))
 
 
-def _of_array(name: str, array: NDArray[Any]) -> float:
-    _check_numeric(name, array, "complex" if array.dtype.kind not in "biuf" else "")
-    _check_one(name, array.shape)
-    return float(array.reshape(-1)[0])
-
-
-def _check_numeric(name: str, value: object, dtype: str) -> None:
-    if "complex" in dtype:
-        raise _not_a_number(name, value)
-
-
-def _check_one(name: str, shape: tuple[int, ...]) -> None:
-    if any(extent != 1 for extent in shape):
-        raise InvalidValueError(f"{name} must have one element, got shape {shape}; log its mean, say")
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf"
 
 
 def _mean(array: NDArray[Any]) -> float:

@@ -8,6 +8,8 @@ import pytest
 from distsummary.checkpoints.mindspore_ckpt import read_ckpt, write_ckpt
 from distsummary.errors import InvalidValueError
 from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.encode import finish_value
+from distsummary.events.histogram import count_histogram
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Event, Value
 from distsummary.events.writer import RankWriter
@@ -57,9 +59,10 @@ class FrameworkSuite:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
     def test_to_numpy_gives_the_values_the_shape_and_the_dtype(self, framework, dtype, shape):
         array = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
-        given = framework.to_numpy(self.make_tensor(array))
+        tensor = self.make_tensor(array)
+        given = framework.to_numpy(tensor)
         np.testing.assert_array_equal(given, array)
-        assert (given.dtype, given.shape) == (array.dtype, array.shape)
+        assert (given.shape, given.dtype) == (array.shape, array.dtype) == framework.array_spec(tensor)
 
     def test_to_numpy_is_a_copy_in_c_order(self, framework):
         tensor = self.make_tensor(np.arange(6.0).reshape(2, 3)).T
@@ -84,6 +87,29 @@ class FrameworkSuite:
         assert snapshot.nbytes == snapshot.result().nbytes == np.zeros(shape, dtype).nbytes
         part = framework.snapshot(self.make_tensor(np.zeros((8, 8)))[2:4, ::2].T)
         assert part.nbytes == part.result().nbytes == 64
+
+    @pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8"])
+    def test_a_histogram_is_that_of_the_values_of_its_moment(self, framework, dtype):
+        rng = np.random.default_rng(0)
+        many = (rng.standard_normal((40, 30)) * 50).astype(dtype)
+        special = np.array([1, 0, 1, 0, 1, 0], dtype)
+        if special.dtype.kind == "f":
+            special[:4] = np.nan, np.inf, -np.inf, -0.0
+        whole, some = slice(None), (slice(None, None, 3), slice(1, None, 2))
+        parts = [(many, whole), (many, some), (special, whole), (special, slice(0)),
+                 (np.full(7, 1, dtype), whole), (np.array(3, dtype), ...)]  # fmt: skip
+        for array, part in parts:
+            given = self.make_tensor(array)
+            tensor = given[part].T if array is many else given[part]
+            taken = framework.histogram(tensor)
+            self.fill(given, 1)
+            found = finish_value(Value("histogram", "h", taken)).data
+            expected = count_histogram(array[part].T)
+            for name in ("left", "width", "counts"):
+                assert getattr(found, name).tobytes() == getattr(expected, name).tobytes(), name
+            for name in ("count", "nan_count", "pos_inf_count", "neg_inf_count", "min", "max"):
+                assert getattr(found, name) == getattr(expected, name), name
+            assert found.sum == (expected.sum and pytest.approx(expected.sum, rel=1e-9, abs=1e-9))
 
     def test_a_snapshot_counts_in_the_budget_of_a_writer(self, framework, tmp_path):
         writer = AsyncWriter(RankWriter(tmp_path, run_id="0" * 16), run_id="0" * 16, budget_bytes=4000)

@@ -43,6 +43,15 @@ class TestNumpy(FrameworkSuite):
     def fill(self, tensor, value):
         tensor[...] = value
 
+    def test_what_nobody_can_change_is_not_copied(self, framework):
+        array = np.arange(3.0)
+        assert not np.shares_memory(framework.snapshot(array).result(), array)
+        array.flags.writeable = False
+        assert framework.snapshot(array).result() is array
+        swapped = framework.snapshot(array.astype(">f4")).result()
+        assert (swapped.dtype, swapped.tolist()) == (np.float32, [0, 1, 2])
+        assert swapped.dtype.isnative
+
     def test_a_model_without_arrays_is_refused(self, framework):
         with pytest.raises(InvalidTypeError, match="weight of a NumPy model must be ndarray"):
             framework.state(SimpleNamespace(parameters={"weight": [1.0]}))

@@ -65,6 +65,7 @@ class TestTorch(FrameworkSuite):
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2])
     def test_small_floats_become_float32(self, framework, dtype):
         tensor = torch.tensor([1.0, -2.5]).to(dtype)
+        assert framework.array_spec(tensor) == ((2,), np.float32)
         for array in (framework.to_numpy(tensor), framework.snapshot(tensor).result()):
             assert array.dtype == np.float32
             assert array.tolist() == [1.0, -2.5]
@@ -196,12 +197,14 @@ def test_a_shard_is_the_slice_of_the_global_tensor_that_lies_here(framework, ran
     with rank_of_four(rank) as mesh:
         tensor = distribute_tensor(whole, mesh, placements, src_data_rank=None)
         shard, local = framework.shard(tensor), framework.to_numpy(tensor)
+        spec = framework.array_spec(tensor)
         snapshot = framework.snapshot(tensor).result()
     assert isinstance(shard, records.Shard)
     assert shard.global_shape == shape
     slices = tuple(slice(start, start + size) for start, size in zip(shard.offset, local.shape, strict=True))
     np.testing.assert_array_equal(local, whole.numpy()[slices])
     np.testing.assert_array_equal(snapshot, local)
+    assert spec == (local.shape, local.dtype)
 
 
 @pytest.mark.parametrize("rank", range(4))

@@ -154,7 +154,7 @@ def test_nothing_is_collected_that_was_not_asked_for(tmp_path, writers):
 def test_a_batch_that_is_no_images_is_looked_at_once(tmp_path, writers, monkeypatch):
     looked = []
     monkeypatch.setattr(
-        "distsummary.collect.collector.image_values", lambda batch, limit: looked.append(batch) or []
+        "distsummary.collect.collector.image_values", lambda batch, **_: looked.append(batch) or []
     )
     train(SummaryCollector(tmp_path, collect_freq=1), batch="text")
     assert looked == ["text"]

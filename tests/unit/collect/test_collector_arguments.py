@@ -26,6 +26,7 @@ BAD = [
     *[({"export_options": value}, TYPE) for value in ([], "npy", {3: "npy"}, {"tensor_format": 3})],
     *[({"export_options": value}, VALUE) for value in ({"format": "npy"}, {"tensor_format": "csv"})],
     *[({"custom_lineage_data": v}, TYPE) for v in ([], {3: 1}, {"a": True}, {"a": None}, {"a": [1]})],
+    *[({"custom_lineage_data": v}, VALUE) for v in ({"\ud800": 1}, {"a": "\udcff"})],
     *[({"collect_specified_data": value}, TYPE) for value in ([], {3: True}, {"collect_metric": 1})],
     *[({"collect_specified_data": {name: None}}, TYPE) for name in ("collect_metric", "collect_graph")],
     ({"collect_specified_data": {"collect_everything": True}}, VALUE),

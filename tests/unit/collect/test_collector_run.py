@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from distsummary.collect import session
+from distsummary.collect import export
 from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
 from distsummary.events.reader import read_directory
@@ -282,8 +282,8 @@ def test_real_files_hold_the_run(nasty_tmp_path):
 
 
 def test_all_tensors_of_a_step_are_exported_however_slow_the_disk_is(tmp_path, writers, monkeypatch):
-    export = session.export_value
-    monkeypatch.setattr(session, "export_value", lambda *args: go.wait(10) and export(*args))
+    write = export.export_npy
+    monkeypatch.setattr(export, "export_npy", lambda *args: go.wait(10) and write(*args))
     go = threading.Event()
     collector = SummaryCollector(tmp_path, export_options={"tensor_format": "npy"},
                                  collect_specified_data={"tensor_regular": ".*"})  # fmt: skip

@@ -8,12 +8,15 @@ import pytest
 
 from distsummary.collect import background as background_module
 from distsummary.collect.background import Background
-from distsummary.collect.export import export_npy
+from distsummary.collect.export import export_npy, file_name
 from distsummary.errors import ClosedError, WriteError
 from distsummary.events.records import Health
 
+HOSTILE = ["a", "a_1", "..", ".", "../../etc/x", "/etc/x", "a/b c%", ".hidden", "%2Ehidden", "a\0b", "a\nb",
+           "~", "-rf", "x\ud800", "雪" * 80, "x" * 300, "x" * 1024, "é" * 512, "😀" * 256]  # fmt: skip
 
-@pytest.mark.parametrize("tag", ["a", "../../etc/x", "a/b c%", ".hidden", "雪" * 80, "x" * 1024])
+
+@pytest.mark.parametrize("tag", HOSTILE)
 def test_exported_arrays_lie_in_the_directory_whatever_the_tag(nasty_tmp_path, tag):
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
     path = export_npy(nasty_tmp_path / "out", tag, -3, array)
@@ -25,9 +28,11 @@ def test_exported_arrays_lie_in_the_directory_whatever_the_tag(nasty_tmp_path, t
     assert np.array_equal(read, array)
 
 
-def test_long_tags_with_a_common_beginning_have_files_of_their_own(tmp_path):
-    names = {export_npy(tmp_path, "x" * 500 + end, 1, np.zeros(1)).name for end in "ab"}
-    assert len(names) == 2
+def test_every_tag_has_a_file_name_of_its_own_that_a_long_one_cannot_take():
+    tags = [*HOSTILE, *("x" * 500 + end for end in "ab"), file_name("x" * 300), file_name("é" * 512)]
+    names = [file_name(tag) for tag in tags]
+    assert len(set(names)) == len(tags)
+    assert all(name.isascii() and name.isprintable() and len(name) <= 200 for name in names)
 
 
 def test_jobs_run_in_order_and_a_failure_costs_itself_alone(caplog):

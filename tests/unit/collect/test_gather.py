@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from distsummary.collect import gather
-from distsummary.collect.gather import Parameters, image_values
+from distsummary.collect.gather import Parameters, image_values, learning_rate_values
 from distsummary.collect.guard import Guard
 from distsummary.collect.plan import Group, regular_steps
 from distsummary.errors import WriteError
 from distsummary.events.records import Health, Shard
 from distsummary.frameworks.numpy import NumpyFramework
+from distsummary.training.callbacks import CallbackParams
 from tests.unit.collect.doubles import Model
 
 STEPS = regular_steps(10)
@@ -63,24 +64,42 @@ def test_snapshots_are_of_the_moment():
 
 @pytest.mark.parametrize(
     ("batch", "count"),
-    [(np.zeros((3, 1, 2, 2)), 3), ((np.zeros((20, 3, 2, 2)), 1), 8), ([np.zeros((2, 3, 4, 4))], 2)],
-)
+    [(np.zeros((3, 1, 2, 2)), 3), ((np.zeros((20, 3, 2, 2)), 1), 8), ([np.zeros((2, 5, 4, 3))], 2),
+     (np.zeros((20, 4, 4, 1)), 8), (np.zeros((3, 20, 2)), 3), (np.zeros((20, 4, 1)), 20),
+     (np.zeros((20, 4), np.uint8), 20)],
+)  # fmt: skip
 def test_images_are_the_first_of_a_batch(batch, count):
     [value] = image_values(batch)
     assert len(value.data.result()) == count
 
 
-def test_all_images_are_taken_without_a_limit():
-    [value] = image_values(np.zeros((20, 1, 2, 2)), limit=None)
+def test_compatibility_takes_all_images_of_one_layout():
+    [value] = image_values(np.zeros((20, 1, 2, 2)), mindspore_compat=True)
     assert len(value.data.result()) == 20
+    for shape in ((2, 4, 4, 3), (3, 4, 4), (4, 4)):
+        assert image_values(np.zeros(shape, np.uint8), mindspore_compat=True) == []
 
 
 @pytest.mark.parametrize(
-    "batch", [None, [], "text", np.zeros((3, 2, 2)), np.zeros((1, 2, 3, 3)), (1, np.zeros((1, 1, 2, 2))),
-              np.zeros((0, 1, 2, 2)), {"x": np.zeros((1, 1, 2, 2))}, SimpleNamespace(shape=(1, 1, 2, 2))]
+    "batch", [None, [], "text", np.zeros((2, 3, 2)), np.zeros((1, 2, 3, 4)), (1, np.zeros((1, 1, 2, 2))),
+              np.zeros((0, 1, 2, 2)), {"x": np.zeros((1, 1, 2, 2))}, SimpleNamespace(shape=(1, 1, 2, 2)),
+              np.zeros((8, 4)), np.zeros((8, 4), np.int64), np.zeros((1, 1, 2, 2), complex)]
 )  # fmt: skip
 def test_other_batches_hold_no_images(batch):
     assert image_values(batch) == []
+
+
+def test_a_learning_rate_on_a_device_is_not_waited_for(monkeypatch):
+    class OnDevice(NumpyFramework):
+        def learning_rate(self, optimizer):
+            return self.snapshot(np.array(0.25, np.float32))
+
+    told = CallbackParams({"optimizer": object()})
+    assert learning_rate_values(told) == []
+    monkeypatch.setattr(gather, "framework_of", lambda optimizer: OnDevice())
+    [value] = learning_rate_values(told)
+    assert not isinstance(value.data, float)
+    assert value.data.result() == 0.25
 
 
 def test_a_guard_counts_and_raises_only_if_asked_for():

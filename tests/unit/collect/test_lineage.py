@@ -99,6 +99,19 @@ def test_values_that_a_field_cannot_hold_do_not_stop_the_lineage():
     assert message.algorithm.loss == float("inf")
 
 
+def test_text_that_is_none_is_escaped_and_costs_no_lineage():
+    class Odd(Digits):
+        root = "/data/\udcff"
+
+    message = train_lineage(told(train_dataset=DataLoader(Odd())), Topology())
+    assert message.train_dataset.train_dataset_path == "/data/\\udcff"
+    assert message.hyper_parameters.epoch == 3
+    graph = dataset_graph(DataLoader(Odd()))
+    assert graph.children[0].parameter.mapStr["root"] == "/data/\\udcff"
+    [entry] = custom_lineage({}, '{"custom_lineage_data": {"a": "\\ud800"}}').user_info
+    assert dict(entry.map_str) == {"a": "\\ud800"}
+
+
 def test_the_last_checkpoint_is_named_with_its_size(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"1234")
     model = train_lineage(told(latest_ckpt_file=str(tmp_path / "last.ckpt")), Topology()).model
@@ -187,9 +200,13 @@ def test_the_tuning_config_comes_from_the_environment():
 
 def test_metrics_are_json_and_those_that_are_none_are_left_out(caplog):
     message = evaluation_lineage(
-        CallbackParams(metrics={"a": 0.5}, batch_num=2, valid_dataset=DataLoader(Digits()))
+        CallbackParams(
+            metrics={"a": 0.5, "b": np.float32(0.25), "c": np.array([3])},
+            batch_num=2,
+            valid_dataset=DataLoader(Digits()),
+        )
     )
-    assert json.loads(message.metric) == {"a": 0.5}
+    assert json.loads(message.metric) == {"a": 0.5, "b": 0.25, "c": 3.0}
     assert message.valid_dataset.valid_dataset_size == 10
     assert not evaluation_lineage(CallbackParams(metrics={"a": object()})).HasField("metric")
     assert "no JSON" in caplog.text

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.collect import record as record_module
+from distsummary.collect import export
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import (
     ClosedError,
@@ -15,6 +15,7 @@ from distsummary.errors import (
 )
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.records import Landscape
+from distsummary.events.segment import segments
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
 from distsummary.pb import mindspore_lineage_pb2 as lineage
@@ -112,7 +113,7 @@ def test_other_plugins_are_refused(record, plugin):
 
 
 @pytest.mark.parametrize("plugin", ["scalar", "tensor", "histogram", "image", "landscape"])
-@pytest.mark.parametrize("name", ["", None, 3, "  ", "x" * 2000])
+@pytest.mark.parametrize("name", ["", None, 3, "  ", "x" * 2000, "half of a pair \ud800"])
 def test_summary_values_need_a_name(record, plugin, name):
     with pytest.raises(InvalidValueError, match="name"):
         record.add_value(plugin, name, GOOD[plugin])
@@ -137,8 +138,8 @@ def test_poison_is_refused_where_it_is_added(record, writer, plugin, wrong):
 
 @pytest.mark.parametrize(
     ("plugin", "shape"),
-    [("scalar", (2,)), ("scalar", (0,)), ("tensor", ()), ("histogram", ()), ("image", (3, 4, 5)),
-     ("image", (1, 2, 4, 5)), ("image", (1, 3, 0, 5)), ("image", (0, 3, 4, 5))],
+    [("scalar", (2,)), ("scalar", (0,)), ("tensor", ()), ("histogram", ()), ("image", (2, 4, 5)),
+     ("image", (1, 2, 4, 5)), ("image", (1, 3, 0, 5)), ("image", (0, 3, 4, 5)), ("image", (4,))],
 )  # fmt: skip
 def test_wrong_shapes_are_refused(record, plugin, shape):
     with pytest.raises(InvalidValueError, match=r"shape|dimension|element"):
@@ -269,6 +270,38 @@ def test_real_files_of_several_records_in_one_directory_hold_everything(nasty_tm
     assert sorted(read(nasty_tmp_path)) == [(n, {f"tag{n}": float(n)}) for n in range(3)]
 
 
+@pytest.mark.parametrize("formats", [("mindspore",), ("mindspore", "tensorboard"), ("tensorboard",)])
+def test_the_log_dir_is_the_path_of_the_event_file_before_and_after_it_is_there(nasty_tmp_path, formats):
+    with SummaryRecord(nasty_tmp_path / "new", formats=formats, file_prefix="mine") as record:
+        named = Path(record.log_dir)
+        assert not named.exists()
+        for step in (1, 2):
+            record.add_value("scalar", "a", step)
+            record.record(step)
+            record.flush()
+            assert Path(record.log_dir) == named
+    [file] = segments(nasty_tmp_path / "new", formats[0])
+    assert named == Path(record.log_dir) == file
+    assert file.name.startswith("mine.out.")
+
+
+def test_the_log_dir_follows_the_newest_file_and_gives_way_to_another_writer(tmp_path):
+    records = [SummaryRecord(tmp_path, rotate_bytes=4096) for _ in range(2)]
+    for number, record in enumerate(records):
+        for step in (1, 2):
+            record.add_value("tensor", f"a{number}", np.zeros(900))
+            record.record(step)
+            record.flush()
+    files = segments(tmp_path, "mindspore")
+    assert [Path(record.log_dir) for record in records] == [files[1], files[3]]
+    for record in records:
+        record.close()
+
+
+def test_a_record_with_a_writer_of_its_own_has_a_directory(record, tmp_path):
+    assert record.log_dir == str(tmp_path)
+
+
 def test_exported_tensors_are_beside_the_events_and_in_them(tmp_path):
     with SummaryRecord(tmp_path, export_options={"tensor_format": "npy"}) as record:
         record.add_value("tensor", "a/b", np.arange(3, dtype=np.int64))
@@ -320,7 +353,7 @@ def test_a_failure_in_the_background_is_raised_on_the_next_call_if_asked_for(tmp
 
 
 def test_a_failed_export_is_raised_by_close_at_the_latest(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_module, "export_value", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(export, "export_npy", lambda *arguments: 1 / 0)
     record = SummaryRecord(tmp_path, raise_exception=True, export_options={"tensor_format": "npy"})
     record.add_value("tensor", "a", np.zeros(1))
     record.record(1)

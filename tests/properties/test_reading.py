@@ -34,7 +34,8 @@ from distsummary.events.series import read_scalars
 from distsummary.events.text import refuse_bad_text
 from distsummary.events.wire import read_identity
 from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
-from tests.unit.events.test_reader import GOLDEN_FILES, MINDSPORE, TENSORBOARD, mutated
+from tests.properties.test_reader import GOLDEN_FILES, mutated
+from tests.unit.events.test_reader import MINDSPORE, TENSORBOARD
 
 RUNS = ("0123456789abcdef", "00ff00ff00ff00ff")
 NAMES = {"mindspore": MINDSPORE.format(17), "tensorboard": TENSORBOARD.format(17)}

@@ -1,0 +1,71 @@
+"""Real Ray Train jobs, whose ranks are found and become one run."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.run_dir import RunDir
+
+STEPS, RESUMED_FROM = 6, 2  # as in ray_train_job.py
+
+EXTRAS = ("fsspec", "pandas", "pyarrow", "pydantic", "requests")  # what ray.train imports beside Ray
+MISSING = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"Ray Train needs {', '.join(MISSING)}: pip install 'ray[train]'"
+)
+
+
+@pytest.fixture(scope="module")
+def job(ray_cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the run dirs of `ray_train_job.py` lie, a process of its own that used the session's cluster."""
+    place = tmp_path_factory.mktemp("ray_train")
+    script = Path(__file__).with_name("ray_train_job.py")
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, script, address, place]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def scalars(path: Path, tag: str) -> dict[int, float]:
+    return {e.step: v.data for e in read_directory(path) for v in e.values if v.tag == tag}
+
+
+def test_the_workers_of_a_trainer_make_one_run(job):
+    run_dir = RunDir(job / "run")
+    assert list(run_dir.rank_dirs()) == [0, 1]
+    for rank, path in run_dir.rank_dirs().items():
+        assert scalars(path, "loss") == {step: float(step + rank) for step in range(1, STEPS + 1)}
+        assert {v.plugin for e in read_directory(path) for v in e.values} == {"scalar", "histogram"}
+    assert scalars(run_dir.base, "loss") == {step: step + 0.5 for step in range(1, STEPS + 1)}
+    lineage = read_lineage(run_dir.base)
+    assert lineage.train is not None
+    assert lineage.train.hyper_parameters.device_num == 2
+
+
+def test_each_worker_knows_its_place(job):
+    [attempt] = RunDir(job / "run").read_manifest()["attempts"]
+    assert attempt["ranks"].keys() == {"0", "1"}
+    for rank, told in attempt["ranks"].items():
+        number = int(rank)
+        expected = {
+            "rank": number, "world_size": 2, "local_rank": number, "local_world_size": 2, "node_rank": 0,
+            "mesh": {"dp": [number, 2]}, "source": "ray.train", "state": "finished",
+        }  # fmt: skip
+        assert {key: told[key] for key in expected} == expected
+        assert (told["health"]["errors"], told["health"]["dropped"]) == (0, 0)
+
+
+def test_workers_that_are_started_again_are_another_attempt_of_the_same_run(job):
+    run_dir = RunDir(job / "restarted")
+    attempts = run_dir.read_manifest()["attempts"]
+    assert [(attempt["attempt"], attempt["world_size"]) for attempt in attempts] == [(0, 2), (1, 2)]
+    assert {rank["state"] for rank in attempts[1]["ranks"].values()} == {"finished"}
+    first = {step: 100.0 + step for step in range(1, RESUMED_FROM + 1)}
+    second = {step: float(step) for step in range(RESUMED_FROM + 1, STEPS + 1)}
+    assert scalars(run_dir.base, "loss") == first | second
