@@ -84,7 +84,7 @@ class EventFiles:
         self._limits, self._files, self._fail = limits, files, fail
         self._segments: dict[str, Segment] = {}
         self._full: set[str] = set()
-        self._owed: dict[str, list[Framed]] = {}  # taken, but cut from its file: to be written again
+        self._doubtful: list[Segment] = []  # closed, and a sync of them failed
         self._must_mend = False
         self._not_durable: OSError | None = None
         self._syncing = threading.Lock()  # held while segments are synced or exchanged
@@ -160,7 +160,6 @@ class EventFiles:
 
     def _open(self, first_step: int) -> dict[str, Segment]:
         if any(segment.is_dead for segment in self._segments.values()):
-            self._must_mend = True
             self._retire()
         if not self._segments:
             ensure_directory(self._directory)
@@ -172,6 +171,7 @@ class EventFiles:
         """After a file was given up: its torn frame goes, its whole frames count."""
         if not self._must_mend:
             return
+        self._rescue()  # first: it leaves out what the append that failed may have written
         cut_torn_tails(self._directory, self._files)
         for dialect in self._dialects:
             last = read_last_seq(self._directory, dialect, self._run_id, self._attempt)
@@ -190,13 +190,10 @@ class EventFiles:
         try:
             for dialect, segment in opened.items():
                 segment.append(self._head(dialect, first_step))
-                if dialect in self._owed:
-                    segment.extend(self._owed[dialect])
         except OSError:
             self._must_mend = True
             discard(opened)  # a segment without its head would not tell whose it is
             raise
-        self._owed.clear()
         self._segments, self._named_at = opened, None
         self.paths = {dialect: segment.path for dialect, segment in opened.items()}
 
@@ -215,49 +212,39 @@ class EventFiles:
 
     def _sync_group(self) -> None:
         """Make everything durable, from the thread; a failure marks the file dead, the next call mends it."""
+        for error in self._try_syncs():
+            self._fail(f"not durable yet: {error}")
+
+    def _try_syncs(self) -> list[OSError]:
         with self._syncing:
-            for segment in self._segments.values():
-                try:
-                    segment.sync()
-                except OSError as error:
-                    self._fail(f"not durable yet: {error}")
+            return [error for segment in self._segments.values() if (error := _try_sync(segment))]
 
     def _retire(self) -> None:
-        """Make the files durable and close them; what a failed sync may have lost is owed."""
+        """Make the files durable and close them; one that a sync failed for is left to `_rescue`."""
         with self._syncing:
             segments, self._segments = self._segments, {}
-            for dialect, segment in segments.items():
-                try:
-                    self._settle(dialect, segment)
-                except OSError as error:  # said again by close()
-                    self._not_durable = error
-                finally:
-                    with contextlib.suppress(OSError):
-                        segment.close()
+        for segment in segments.values():
+            self._must_mend |= segment.is_dead
+            error = _try_sync(segment)
+            if error is not None and self._group is not None:
+                self._doubtful.append(segment)
+            elif error is not None:
+                self._not_durable = error  # said again by close()
+            with contextlib.suppress(OSError):
+                segment.close()
 
-    def _settle(self, dialect: str, segment: Segment) -> None:
-        try:
-            segment.sync()
-        except OSError:
-            if self._group is None:
-                raise
-            owed = segment.take_unsynced()
-            self._owed[dialect] = [*self._owed.get(dialect, []), *owed]
+    def _rescue(self) -> None:
+        while self._doubtful:
+            self._doubtful[0].rescue()
+            del self._doubtful[0]
 
     def sync(self) -> None:
         """Return when everything appended is durable; raises OSError, and may be called again."""
         if self._group is None:
             return
-        for _ in range(2):  # a failed sync is mended once, in new files
-            if any(segment.is_dead for segment in self._segments.values()):
-                self._retire()
-            if self._owed:
-                self._open(0)
-            with self._syncing:
-                failures = [error for segment in self._segments.values() if (error := _try_sync(segment))]
-            if not failures:
-                return
-        raise failures[0]
+        if self._try_syncs():
+            self._retire()
+        self._rescue()
 
     def close(self) -> None:
         """Make the files durable and close them; raises OSError when something may not be durable."""
@@ -267,8 +254,7 @@ class EventFiles:
             self.sync()
         finally:
             self._retire()
-        if self._owed and self._not_durable is None:
-            self._not_durable = OSError("what a failed sync may have lost could not be written again")
+        self._rescue()
         if self._not_durable is not None:
             raise self._not_durable
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from distsummary import publish
+
 # O_EXCL: never another run's file; O_APPEND: never over written bytes; O_NOFOLLOW: never through a link.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 MAX_PARTS = 1024  # IOV_MAX of Linux
@@ -37,6 +39,11 @@ class Files:
     def sync(self, descriptor: int) -> None:
         """Make the written bytes durable."""
         os.fdatasync(descriptor)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Give a file the name of another one, which is gone then; durable with its directory."""
+        os.replace(source, target)
+        publish.sync(target.parent)
 
     def close(self, descriptor: int) -> None:
         """Close, which also gives the lock up."""

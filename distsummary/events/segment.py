@@ -13,6 +13,7 @@ from distsummary.errors import RunDirError
 from distsummary.events.files import MAX_PARTS, Files
 from distsummary.events.frames import Framed, Part, joined, whole_length
 from distsummary.events.records import MINDSPORE, TENSORBOARD
+from distsummary.publish import temporary_name
 
 LINEAGE_SUFFIX = "_lineage"
 
@@ -120,7 +121,7 @@ class Segment:
     """An open event file; after any failed append it ends with its last whole frame or is given up.
 
     Args:
-        keeps_unsynced: hold what was appended until it is durable, for `take_unsynced`.
+        keeps_unsynced: hold what was appended until it is durable, for `rescue`.
 
     Raises RunDirError when no new file can be made in the directory.
     """
@@ -141,6 +142,8 @@ class Segment:
         """Write whole frames that belong to no event: the head of a file, or lineage; raises as `extend`."""
         self._write([data])
         self.length += len(data)
+        if self._keeps_unsynced:
+            self._unsynced.append(Framed(0, 0, [data], len(data)))
 
     def extend(self, framed: Sequence[Framed]) -> None:
         """Write frames in one call; raises OSError with nothing of them left in the file."""
@@ -155,11 +158,14 @@ class Segment:
             self.is_dead = True
             raise OSError(errno.ENOENT, "the event file was removed", str(self.path))
         try:
-            while parts:
-                parts = remaining(parts, self._files.write(self._descriptor, parts[:MAX_PARTS]))
+            self._write_all(self._descriptor, parts)
         except OSError:
             self._take_back()
             raise
+
+    def _write_all(self, descriptor: int, parts: list[Part]) -> None:
+        while parts:
+            parts = remaining(parts, self._files.write(descriptor, parts[:MAX_PARTS]))
 
     def _take_back(self) -> None:
         try:
@@ -172,8 +178,8 @@ class Segment:
         if self._lost is not None:
             raise self._lost  # another sync would succeed without what this one lost
         length, count = self.length, len(self._unsynced)  # more may be appended meanwhile
-        if length == self.synced_length:
-            return
+        if length == self.synced_length and not self.is_dead:
+            return  # a dead file may hold more: whole frames of the append that failed
         try:
             self._files.sync(self._descriptor)
         except OSError as error:
@@ -182,17 +188,31 @@ class Segment:
         self.synced_length = length
         del self._unsynced[:count]
 
-    def take_unsynced(self) -> list[Framed]:
-        """Cut the file back to what is durable, and give what it loses, to be written elsewhere.
+    def rescue(self) -> None:
+        """After a failed sync, put a durable file with everything that was appended in the place of this one.
 
-        Raises OSError when it cannot be cut: then it keeps everything.
+        Either file is there at any time, so nothing is lost or twice whatever happens. Raises OSError when it
+        cannot be written; it may be tried again, also after `close`.
         """
-        self._files.truncate(self._descriptor, self.synced_length)
-        self.length = self.synced_length
-        taken, self._unsynced = self._unsynced, []
-        if not self.length:
-            self.path.unlink(missing_ok=True)
-        return taken
+        if not self.path.exists():
+            return  # the user removed it
+        temporary = temporary_name(self.path.parent)
+        descriptor = self._files.create(temporary)
+        try:
+            with open(self.path, "rb") as file:
+                durable = file.read(self.synced_length)
+            parts = joined([durable, *(part for frames in self._unsynced for part in frames.parts)])
+            self._write_all(descriptor, parts)
+            self._files.sync(descriptor)
+            self._files.replace(temporary, self.path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                self._files.close(descriptor)
+        self._unsynced.clear()
+        self._lost, self.synced_length = None, self.length
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

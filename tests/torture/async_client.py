@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.errors import WriteError
+from distsummary.events import records
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.files import Files
+from distsummary.events.rows import row_of
 from distsummary.events.writer import RankWriter, Writer
 from tests.torture.client import RUN_ID, StuckError, insist, to_event
 from tests.torture.disk import Crash
@@ -42,6 +44,7 @@ class AsyncClient:
         self._files, self._largest_batch, self._pause_s = files, largest_batch, pause_s
         self._next = self._own_first = read_account(place / "ledger").next_number
         self._random = random.Random(seed * 1_000_003 + self._next)
+        self._is_synced = (options or {}).get("delivery") == records.SYNCED
         self._ledger = Ledger(place / "ledger")
         inner = writer or insist(
             lambda: RankWriter(place / "events", run_id=RUN_ID, files=files, **options or {})
@@ -71,7 +74,11 @@ class AsyncClient:
         for n in range(first, last + 1):
             made = to_event(event(self.seed, n, self.bulk))
             started = time.monotonic()
-            self._writer.write(made)
+            row = row_of(made) if n % 2 else None  # scalars go both ways
+            if row is None:
+                self._writer.write(made)
+            else:
+                self._writer.write_row(*row)
             self._ledger.enter_block(time.monotonic() - started)
         try:
             self._writer.flush(FLUSH_S)
@@ -80,6 +87,8 @@ class AsyncClient:
             raise StuckError(f"flush: {error}") from error
         self._refuse_loss()
         self._ledger.enter(ACKED, first, last)
+        if self._is_synced:
+            self._ledger.enter(SYNCED, first, last)
 
     def _refuse_loss(self) -> None:
         if getattr(self._files, "is_down", False):

@@ -1,6 +1,5 @@
 """What stands before the system under torture: it sends batches until they are acknowledged."""
 
-import inspect
 import random
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from distsummary.events import records as product
 from distsummary.events.files import Files
 from distsummary.events.records import Batch, Event, Image, Value
 from distsummary.events.writer import RankWriter
@@ -25,12 +25,6 @@ TRIES = 40  # more than any fault lasts
 
 class StuckError(Exception):
     """The system still fails though its fault has passed."""
-
-
-def supported(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options that this RankWriter has."""
-    known = inspect.signature(RankWriter).parameters
-    return {name: value for name, value in options.items() if name in known}
 
 
 def to_event(spec: EventSpec) -> Event:
@@ -118,6 +112,8 @@ class Client:
             self._close()
         elif draw < 0.40:
             insist(lambda: self._opened().flush(), self._abandon)
+            if self._options.get("delivery") == product.SYNCED:
+                self._enter_synced(self._own_first)
 
     def _send(self, first: int, last: int) -> None:
         events = [to_event(event(self.seed, n, self.bulk)) for n in range(first, last + 1)]
@@ -153,5 +149,8 @@ class Client:
                 writer.close()
         except OSError:
             return  # not durable, and said so
+        self._enter_synced(own_first)
+
+    def _enter_synced(self, own_first: int | None) -> None:
         if own_first is not None and own_first < self._next:
             self._ledger.enter(SYNCED, own_first, self._next - 1)

@@ -143,6 +143,11 @@ class Disk:
                 self._durable[path] = path.read_bytes()
         elif name == "close":
             life.paths.pop(args[0], None)
+        elif name == "replace":
+            source, target = Path(args[0]), Path(args[1])
+            self._durable[target] = self._durable.pop(source, b"")
+            self._doubtful.pop(target, None)
+            self._created.add(target)
 
     def _end(self, life: "FaultyFiles") -> None:
         """What the kernel does for a killed process: its descriptors are closed, which frees the locks."""

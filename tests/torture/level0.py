@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distsummary.events.event_files import Limits
+from distsummary.events.records import SYNCED, WRITTEN
 from tests.torture.async_client import AsyncClient
-from tests.torture.client import RUN_ID, Client, StuckError, supported
+from tests.torture.client import RUN_ID, Client, StuckError
 from tests.torture.disk import Crash, Disk, Fault, FaultyFiles, quiet_crashes
 from tests.torture.judge import Verdict, run_judge
 from tests.torture.ledger import Ledger
@@ -118,10 +120,10 @@ def client_of(seed: int) -> type[Client] | type[AsyncClient]:
 
 
 def options_of(seed: int, rotate_bytes: int = 2500) -> dict[str, Any]:
-    """What kind of writer a seed has: dialects, and rotation where the product has it."""
+    """What kind of writer a seed has: dialects, whether its files rotate, how far events are delivered."""
     dialects = (DIALECTS, DIALECTS, DIALECTS[:1], DIALECTS[1:])[seed % 4]
-    rotation = {"rotate_bytes": rotate_bytes} if seed % 2 else {}
-    return supported({"dialects": dialects, **rotation})
+    limits = Limits(rotate_bytes=rotate_bytes) if seed % 2 else Limits()
+    return {"dialects": dialects, "limits": limits, "delivery": SYNCED if seed % 5 == 3 else WRITTEN}
 
 
 def open_case(place: Path, seed: int, **more: Any) -> None:

@@ -26,7 +26,7 @@ class Clock(Files):
 
     def __init__(self) -> None:
         self.time = 1_700_000_000.0
-        self.failing_syncs = self.failing_cuts = 0
+        self.failing_syncs = self.failing_cuts = self.short_write = 0
         self.syncs = 0
         self.is_full = False
         self.free = (1 << 40, 1 << 41)
@@ -50,6 +50,12 @@ class Clock(Files):
     def write(self, descriptor: int, parts: Sequence[Part]) -> int:
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.short_write < 0:
+            self.short_write = 0
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.short_write:
+            taken, self.short_write = self.short_write, -1
+            return super().write(descriptor, [b"".join(parts)[:taken]])
         return super().write(descriptor, parts)
 
     def free_space(self, directory: Path) -> tuple[int, int]:
@@ -168,28 +174,42 @@ def test_a_sync_that_keeps_failing_is_told_and_can_be_tried_again(tmp_path):
     assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4]
 
 
-def test_what_cannot_be_written_again_now_is_owed_until_it_can(tmp_path):
+def test_what_cannot_be_written_again_now_stays_readable_and_is_made_durable_later(tmp_path):
     clock = Clock()
     rank_writer = writer(tmp_path, clock, delivery=SYNCED)
     rank_writer.write(batch(1, 4))
     clock.failing_syncs, clock.is_full = 1, True
     with pytest.raises(OSError, match="No space"):
         rank_writer.flush()
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4]
     clock.is_full = False
     rank_writer.write(batch(5, 1))
     rank_writer.close()
     assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4, 5]
+    assert not list(tmp_path.glob(".tmp*"))
 
 
-def test_a_file_that_cannot_be_cut_keeps_its_events_and_the_end_says_so(tmp_path):
+def test_a_file_that_never_gets_durable_keeps_its_events_and_the_end_says_so(tmp_path):
     clock = Clock()
     rank_writer = writer(tmp_path, clock, delivery=SYNCED)
     rank_writer.write(batch(1, 4))
-    clock.failing_syncs = clock.failing_cuts = 1
-    rank_writer.flush()
+    clock.failing_syncs = 100
     with pytest.raises(OSError, match="Input/output"):
         rank_writer.close()
-    assert seqs(tmp_path) == [1, 2, 3, 4]
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4]
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_a_torn_frame_of_a_file_that_is_due_to_rotate_is_cut_and_nothing_comes_twice(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, limits=Limits(rotate_bytes=300))
+    rank_writer.write(batch(1, 3))
+    clock.short_write, clock.failing_cuts = 40, 1
+    with pytest.raises(OSError, match="Input/output"):
+        rank_writer.write(batch(4, 1))
+    rank_writer.write(batch(4, 1))
+    rank_writer.close()
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4]
 
 
 def test_bulk_values_are_dropped_and_counted_while_the_disk_is_nearly_full(tmp_path):
