@@ -21,10 +21,11 @@ check: .venv/.dev proto-check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What recording costs beside the peers; another interpreter's: make bench BENCH="--peers ours,mindspore --interpreter mindspore=PYTHON"
-BENCH ?= --peers ours,ours_by_name,torch,tensorboardX,raw --table
-bench: .venv/.bench
+# What recording costs beside the peers, and what reading does: python -m benchmarks.collect --help
+BENCH ?= --peers ours,ours_by_name,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
+bench: .venv/.bench $(MINDSPORE)/.done
 	$(BIN)/python -m benchmarks.collect $(BENCH)
+	$(BIN)/python -m benchmarks.read --table
 
 proto: .venv-proto/.done
 	cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=.. --pyi_out=.. distsummary/pb/*.proto

@@ -102,6 +102,14 @@ class OursByName(Ours):
         self.record.record(step)
 
 
+class OursFrozen(Ours):
+    """The same, given arrays that nobody can write to: they are not copied."""
+
+    def _add(self, plugin: str, step: int, data: np.ndarray) -> None:
+        data.flags.writeable = False
+        super()._add(plugin, step, data)
+
+
 class OursSync(Ours):
     """`RankWriter` called directly, one batch a step: no thread and no copy."""
 
@@ -252,6 +260,7 @@ class Raw:
 PEERS: dict[str, type] = {
     "ours": Ours,
     "ours_by_name": OursByName,
+    "ours_frozen": OursFrozen,
     "ours_sync": OursSync,
     "torch": Torch,
     "tensorboardX": TensorboardX,
