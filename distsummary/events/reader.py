@@ -8,6 +8,8 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from distsummary.checks import check_choice, check_int
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.events import mindspore_format, tensorboard_format, wire
@@ -196,7 +198,10 @@ def _decode(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
     decoder = _DECODERS[dialect]
     refuse_bombs(frame.payload, decoder.message)
     try:
-        decoded = decoder.decode(frame.payload)
+        with np.errstate(
+            all="ignore"
+        ):  # a file may hold any numbers: what they give is no fault of the reader
+            decoded = decoder.decode(frame.payload)
         if decoded is not None:
             refuse_bad_text(decoded[1].values)
         return decoded

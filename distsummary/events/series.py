@@ -1,6 +1,7 @@
 """The scalars of event files as arrays: one series for each tag."""
 
 import os
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,8 @@ def read_scalars(
     """All scalars of a file, or of a directory's segments in the order of their stamps, by their tags.
 
     The tags come in the order of their first values. What is read, and the arguments and errors, are as in
-    `reader.read_values`; other values are passed over. Memory: about 80 bytes for each scalar at most.
+    `reader.read_values`; other values are passed over. Memory: 32 bytes for each scalar, three times as much
+    while they are read.
     """
     table = _Table()
     for _, piece in read_once(files_of(path, dialect, mode), mode, skipped):
@@ -51,14 +53,14 @@ class _Table:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._rows: list[tuple[Any, ...]] = []  # tag number, attempt, step, wall time, value
-        self._chunks: list[tuple[Array, ...]] = []  # the same in columns
+        self._chunks: tuple[list[Array], ...] = ([], [], [], [], [])  # the same in columns
 
     def add_columns(self, columns: ScalarColumns) -> None:
         self._end_rows()
         numbers = np.array([self._number(tag) for tag in columns.tags], np.int32)
         events = (column.repeat(columns.counts) for column in (columns.steps, columns.wall_times))
         attempts = np.full(columns.numbers.size, columns.attempt, np.int64)
-        self._chunks.append((numbers[columns.tag_numbers], attempts, *events, columns.numbers))
+        self._add((numbers[columns.tag_numbers], attempts, *events, columns.numbers))
 
     def add_event(self, event: ReadEvent) -> None:
         for value in event.values:
@@ -75,17 +77,27 @@ class _Table:
         if self._rows:
             dtypes = (np.int32, np.int64, np.int64, np.float64, np.float64)
             columns = zip(*self._rows, strict=True)
-            self._chunks.append(tuple(map(np.array, columns, dtypes)))
+            self._add(map(np.array, columns, dtypes))
             self._rows.clear()
+
+    def _add(self, columns: Iterable[Array]) -> None:
+        for chunks, column in zip(self._chunks, columns, strict=True):
+            chunks.append(column)
 
     def series(self) -> dict[str, ScalarSeries]:
         self._end_rows()
-        if not self._chunks:
+        if not self._chunks[0]:
             return {}
-        numbers, *columns = (np.concatenate(column) for column in zip(*self._chunks, strict=True))
-        self._chunks.clear()
+        numbers = np.concatenate(self._chunks[0])
         order = np.argsort(numbers, kind="stable")
-        places = np.split(order, np.cumsum(np.bincount(numbers, minlength=len(self._numbers)))[:-1])
-        found = [(tag, place) for tag, place in zip(self._numbers, places, strict=True) if place.size]
+        stops = np.cumsum(np.bincount(numbers, minlength=len(self._numbers)))
+        places = np.split(order, stops)  # of each tag's values; behind the last there are none
+        found = [(tag, place) for tag, place in zip(self._numbers, places, strict=False) if place.size]
         found.sort(key=lambda one: int(one[1][0]))
-        return {tag: ScalarSeries(*(column[place] for column in columns)) for tag, place in found}
+        parts: dict[str, list[Array]] = {tag: [] for tag, _ in found}
+        for chunks in self._chunks[1:]:
+            column = np.concatenate(chunks)
+            chunks.clear()
+            for tag, place in found:
+                parts[tag].append(column[place])
+        return {tag: ScalarSeries(*columns) for tag, columns in parts.items()}

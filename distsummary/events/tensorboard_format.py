@@ -142,6 +142,8 @@ def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
     limits, counts = np.array(histo.bucket_limit), np.array(histo.bucket)
     if limits.shape != counts.shape:
         raise DamagedFileError(f"a histogram has {limits.size} limits for {counts.size} counts")
+    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # NaN is not below, either
+        raise DamagedFileError("the counts of a histogram are not all numbers below 2**63")
     filled = np.flatnonzero(counts)
     if not filled.size:
         empty = np.empty(0)

@@ -1,8 +1,10 @@
 """Reading what was written, whole, damaged, twice and growing."""
 
 import logging
+import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from distsummary.events.reader import (
     read_values,
 )
 from distsummary.events.records import Event, EventIds, Lineage, Value
+from distsummary.pb import tensorboard_pb2
 from tests.unit.events import samples
 
 RUN = "0123456789abcdef"
@@ -180,6 +183,35 @@ def test_values_come_flat_and_once(nasty_tmp_path: Path):
     assert next(read_values(nasty_tmp_path)).tag == "loss"
     with pytest.raises(InvalidValueError, match="dialect"):
         read_values(nasty_tmp_path, "lineage")
+
+
+def histogram_frame(fields: dict[str, Any]) -> bytes:
+    value = tensorboard_pb2.Summary.Value(tag="h", histo=tensorboard_pb2.HistogramProto(**fields))
+    event = tensorboard_pb2.Event(step=1, summary=tensorboard_pb2.Summary(value=[value]))
+    return frame(event.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "histogram",
+    [
+        {"num": math.inf, "bucket": [1.0], "bucket_limit": [1.0]},
+        {"num": math.nan, "bucket": [1.0], "bucket_limit": [1.0]},
+        {"num": 2.0, "bucket": [1.0, math.nan], "bucket_limit": [1.0, 2.0]},
+        {"num": 2.0, "bucket": [1.0, 1e300], "bucket_limit": [1.0, 2.0]},
+    ],
+)
+def test_a_histogram_that_cannot_be_counted_is_damage(nasty_tmp_path: Path, histogram: dict[str, Any]):
+    path = write(nasty_tmp_path, TENSORBOARD.format(17), [histogram_frame(histogram)])
+    with pytest.raises(DamagedFileError, match=r"counts .* 2\*\*63"):
+        list(read_file(path))
+
+
+def test_infinite_edges_of_a_histogram_are_read_without_a_warning(nasty_tmp_path: Path):
+    histogram = {"num": 2.0, "min": math.inf, "max": math.inf, "bucket": [2.0], "bucket_limit": [1.0]}
+    path = write(nasty_tmp_path, TENSORBOARD.format(17), [histogram_frame(histogram)])
+    (read,) = read_file(path)
+    assert read.values[0].data.counts.tolist() == [2]
+    assert math.isnan(read.values[0].data.width[0])
 
 
 @pytest.mark.parametrize("name", [MINDSPORE, TENSORBOARD, LINEAGE])
