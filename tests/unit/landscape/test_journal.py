@@ -1,8 +1,6 @@
 """The journal gives back what was entered, after any end of its process."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -112,19 +110,3 @@ def test_a_removed_journal_is_gone(path: Path):
     journal.remove()
     journal.close()
     assert not path.exists()
-
-
-CHILD = """
-import sys, os, signal
-from tests.unit.landscape.test_journal import Journal, PLAN, chunk, measured
-journal = Journal(sys.argv[1], PLAN)
-for row in range(5):
-    journal.enter(chunk(row), measured(row))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_killed_holder_leaves_what_it_entered_and_no_lock(path: Path):
-    subprocess.run([sys.executable, "-c", CHILD, str(path)], check=False, cwd=Path(__file__).parents[3])
-    with Journal(path, PLAN) as journal:
-        assert len(journal.results) == 5
