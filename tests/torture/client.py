@@ -10,7 +10,8 @@ import numpy as np
 
 from distsummary.events import records as product
 from distsummary.events.files import Files
-from distsummary.events.records import Batch, Event, Image, Value
+from distsummary.events.records import Batch, Event, Image, Scalars, Value
+from distsummary.events.rows import row_of
 from distsummary.events.writer import RankWriter
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
@@ -30,6 +31,22 @@ class StuckError(Exception):
 def to_event(spec: EventSpec) -> Event:
     """The spec as the system takes it."""
     return Event(spec.n, spec.wall_time, [_to_value(value) for value in spec.values])
+
+
+def to_batch(specs: list[EventSpec]) -> Batch:
+    """The specs in the two forms that a batch has: events, and (of every other event) rows of scalars."""
+    items: list[Event | Scalars] = []
+    for spec in specs:
+        made = to_event(spec)
+        row = row_of(made) if spec.n % 2 else None
+        last = items[-1] if items else None
+        if row is None:
+            items.append(made)
+        elif isinstance(last, Scalars) and last.tags == row[0]:
+            items[-1] = Scalars(last.tags, last.rows + row[1])
+        else:
+            items.append(Scalars(*row))
+    return Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=specs[0].n, events=items)
 
 
 def _to_value(value: ValueSpec) -> Value:
@@ -116,8 +133,7 @@ class Client:
                 self._enter_synced(self._own_first)
 
     def _send(self, first: int, last: int) -> None:
-        events = [to_event(event(self.seed, n, self.bulk)) for n in range(first, last + 1)]
-        batch = Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=first, events=events)
+        batch = to_batch([event(self.seed, n, self.bulk) for n in range(first, last + 1)])
         self._ledger.enter(SENT, first, last)
         insist(lambda: self._write(batch), self._abandon)
         self._ledger.enter(ACKED, first, last)

@@ -30,6 +30,8 @@ KINDS = (
     Fault(at=1, kind="error", number=errno.EIO, lasts=7),
     Fault(at=1, kind="error", number=errno.EROFS, lasts=25),
     Fault(at=1, kind="error", number=errno.ENOSPC, lasts=9, only=("create", "write", "writev")),
+    Fault(at=1, kind="error", number=errno.EIO, lasts=30, only=("sync",)),
+    Fault(at=1, kind="error", number=errno.EIO, lasts=30, power=True, only=("sync", "truncate")),
     Fault(at=1, kind="short"),
     Fault(at=1, kind="short_error", number=errno.ENOSPC, lasts=1),
     Fault(at=1, kind="short_error", number=errno.EIO, lasts=4),
