@@ -14,7 +14,7 @@ from distsummary.events.linear_crc import changes
 from distsummary.events.resync import unmasked
 
 _MAX_LAYOUTS = 8  # of frames of one length in a block, and
-_MIN_ROWS = 8  # frames of one layout on average: below, columns cost more than they spare
+_MIN_ROWS = 32  # frames of one layout on average: below, columns cost more than they spare
 
 
 class ScalarColumns(NamedTuple):

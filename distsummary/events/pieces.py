@@ -22,6 +22,7 @@ from distsummary.events.records import DIALECTS
 FEW = 64  # events together; fewer cost less in the general way
 _AT_FIRST = 4 * FEW  # frames that are looked at together, more where that went well,
 _AT_MOST = 1 << 13
+_LONGEST_PAUSE = 1 << 17  # frames until columns are tried again where they never paid
 _MAX_LENGTH = 1 << 12  # bytes of an event; a larger one goes the general way
 _MAX_HEADERS = 4096
 _HEADER = struct.Struct("<QI")
@@ -66,7 +67,8 @@ def _read_pieces(reader: FrameReader, walker: "_Walker", offset: int) -> Iterato
             # Behind columns stands a frame that is none of theirs; where they do not pay, so do the others.
             count = 1
             if taken < FEW:
-                count, pause = max(walked, pause), min(2 * pause, _AT_MOST)
+                count = max(walked, pause)
+                pause = min(2 * count, _LONGEST_PAUSE)
             for frame in islice(reader.frames(offset), count):
                 yield frame
                 offset, count = frame.end, count - 1
