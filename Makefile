@@ -34,7 +34,7 @@ proto-check: .venv-proto/.done
 	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=$$out --pyi_out=$$out distsummary/pb/*.proto) \
 	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/pb distsummary/pb && rm -r $$out && echo "generated code is current"
 
-interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done
+interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done .venv-vtk/.done
 	$(BIN)/python -m pytest tests/interop -m interop
 
 # What these are: `python -m tests.torture --help`. The last line printed is JSON.
@@ -75,5 +75,10 @@ $(MINDSPORE)/.done: tests/tools/requirements-mindspore.txt
 	$(MINDSPORE)/pip install -q --no-compile -r $<
 	touch $@
 
+.venv-vtk/.done: Makefile
+	test -x .venv-vtk/bin/python || $(PYTHON311) -m venv .venv-vtk
+	.venv-vtk/bin/pip install -q --no-compile "vtk==9.7.2" numpy
+	touch $@
+
 clean:
-	rm -rf .venv .venv-proto .venv-mindinsight .venv-mindspore .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-vtk .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distsummary.errors import DistSummaryError
     from distsummary.init import init
     from distsummary.landscape.generator import landscape
+    from distsummary.landscape.summary_landscape import SummaryLandscape
     from distsummary.launch import launch
     from distsummary.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.run import Run
@@ -28,6 +29,7 @@ __all__ = [
     "Run",
     "RunContext",
     "SummaryCollector",
+    "SummaryLandscape",
     "SummaryRecord",
     "TimeMonitor",
     "init",
@@ -43,6 +45,7 @@ _MODULE_OF = {
     "Run": "distsummary.training.run",
     "RunContext": "distsummary.training.callbacks",
     "SummaryCollector": "distsummary.collect.collector",
+    "SummaryLandscape": "distsummary.landscape.summary_landscape",
     "SummaryRecord": "distsummary.collect.record",
     "TimeMonitor": "distsummary.training.callbacks",
     "init": "distsummary.init",

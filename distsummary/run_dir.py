@@ -1,5 +1,6 @@
 """A run on disk: every path in it, its attempts and its manifest."""
 
+import hashlib
 import json
 import os
 import re
@@ -69,6 +70,11 @@ class RunDir:
     def landscape_dir(self) -> Path:
         """Loss grids: events, .npz and pictures."""
         return self.base / "landscape"
+
+    def landscape_journal(self, plan: Mapping[str, str]) -> Path:
+        """The journal of a landscape that is being drawn, by the hashes of what its losses depend on."""
+        text = json.dumps(dict(plan), sort_keys=True)
+        return self.landscape_dir / f"journal-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.bin"
 
     def landscape_file(self, tag: str, suffix: str) -> Path:
         """The file of one loss grid: `landscape_[1, 4]` and `.npz` make `landscape_1-4.npz`."""

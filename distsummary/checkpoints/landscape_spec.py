@@ -9,7 +9,7 @@ UNITS = ("step", "epoch")
 MIN_SIZE, MAX_SIZE = 3, 256
 MIN_INTERVAL = 3
 
-_KEYS = ("landscape_size", "unit", "num_samples", "create_landscape", "intervals")
+_KEYS = ("landscape_size", "unit", "num_samples", "create_landscape", "intervals", "sketch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class LandscapeSpec:
 
     `landscape_size` points along each side of the grid, `num_samples` of the data set per point;
     `create_train` draws one landscape per interval, `create_result` one around the last checkpoint.
+    `sketch` keeps a sketch (64 kB) of every so many steps: 0 leaves it to the costs, None keeps none.
     """
 
     intervals: tuple[tuple[int, ...], ...]
@@ -26,6 +27,7 @@ class LandscapeSpec:
     landscape_size: int = 40
     create_train: bool = True
     create_result: bool = True
+    sketch: int | None = None
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -41,7 +43,9 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
     """The spec that MindSpore's `collect_landscape` argument asks for; None and {} ask for nothing.
 
     A missing `create_landscape`, or a missing key in it, means True. Raises InvalidTypeError or
-    InvalidValueError where MindSpore raises TypeError or ValueError.
+    InvalidValueError where MindSpore raises TypeError or ValueError. The key `sketch` is not one of its own:
+    True keeps sketches of as many steps as cost a hundredth of the training's time, a number n one of every
+    n-th step. With it `intervals` may be missing: then no whole checkpoint is kept.
     """
     check_type("collect_landscape", value, dict, optional=True)
     if not isinstance(value, dict) or not value:
@@ -54,14 +58,25 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
     num_samples = value.get("num_samples", 2048)
     check_int("collect_landscape['num_samples']", num_samples)
     create = _check_create(value.get("create_landscape", {}))
+    sketch = _check_sketch(value.get("sketch", False))
     return LandscapeSpec(
-        intervals=_check_intervals(value.get("intervals")),
+        intervals=_check_intervals(value.get("intervals", None if sketch is None else [])),
+        sketch=sketch,
         unit=unit,
         num_samples=num_samples,
         landscape_size=size,
         create_train=create.get("train", True),
         create_result=create.get("result", True),
     )
+
+
+def _check_sketch(value: object) -> int | None:
+    """How many steps apart; 0 for as the costs allow, None for no sketches."""
+    if isinstance(value, bool):
+        return 0 if value else None
+    check_int("collect_landscape['sketch'] (or True)", value, low=1)
+    assert isinstance(value, int)
+    return value
 
 
 def _check_create(value: object) -> dict[str, bool]:

@@ -70,9 +70,29 @@ class MappedState(Mapping[str, Array]):
         """The shape of one array, without reading it."""
         return self._layouts[name].shape
 
+    def part(self, name: str, start: int, stop: int) -> Array:
+        """Elements start .. stop-1 of one array in C order, up to its end; no other is read."""
+        layout = self._layouts[name]
+        size = layout.stored.itemsize
+        spans, at = [], 0
+        for begin, end in layout.spans:
+            low, high = begin + start * size - at, begin + stop * size - at
+            spans.append((min(max(low, begin), end), max(min(high, end), begin)))
+            at += end - begin
+        count = sum(end - begin for begin, end in spans) // size
+        return decode(self._data, Layout(dtype=layout.dtype, shape=(count,), spans=tuple(spans)))
+
+    def selected(self, names: Mapping[str, str]) -> "MappedState":
+        """Some of the arrays, under new names: those that `names` leads from (new to old)."""
+        return MappedState(self._data, {new: self._layouts[old] for new, old in names.items()})
+
     def own(self) -> dict[str, Array]:
         """All arrays as aligned, writable copies."""
         return {name: np.array(self[name]) for name in self}
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
+        """Another process may not see the file: it gets the arrays."""
+        return dict, ({name: self[name] for name in self},)
 
 
 def decode(data: mmap.mmap, layout: Layout) -> Array:

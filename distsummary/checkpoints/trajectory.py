@@ -44,6 +44,7 @@ _MAP: dict[str, Callable[[Path], MappedState]] = {
     ".ckpt": map_ckpt,
     ".safetensors": safetensors.map_safetensors,
 }
+SUFFIXES = tuple(_MAP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,17 +107,24 @@ class Trajectory:
         """
         path = self.path(number)
         if path.suffix not in _MAP:
-            raise DamagedFileError(f"{path} must end with one of {sorted(_MAP)}")
+            raise DamagedFileError(f"{path} must end with one of {SUFFIXES}")
         recorded = self.files[number].sha256
         if path.is_file() and recorded and recorded != _digest(path):
             raise DamagedFileError(
                 f"{path} is not the file that run {self.run_id} wrote (its sha256 differs); train again"
             )
-        return _MAP[path.suffix](path)
+        return map_checkpoint(path)
 
     def load(self, number: int) -> dict[str, Array]:
         """One checkpoint as arrays by name, copied; raises as `open`."""
         return self.open(number).own()
+
+
+def map_checkpoint(path: Path) -> MappedState:
+    """Any checkpoint file in place, by its suffix (one of `SUFFIXES`); raises as its format's reader."""
+    if path.suffix not in _MAP:
+        raise InvalidValueError(f"a checkpoint must end with one of {SUFFIXES}, got {path}")
+    return _MAP[path.suffix](path)
 
 
 def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from distsummary.checkpoints.sketch_file import SketchHeader, SketchWriter
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
 from distsummary.collect.background import Background
 from distsummary.collect.export import Exports, written_as_events
@@ -15,6 +16,7 @@ from distsummary.collect.lineage import class_name
 from distsummary.collect.opening import open_rank_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
+from distsummary.collect.sketches import SketchKeeper
 from distsummary.coordination import Coordinator
 from distsummary.errors import WriteError
 from distsummary.events.event_files import Limits
@@ -22,6 +24,7 @@ from distsummary.events.mindspore_format import updated_lineage
 from distsummary.events.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Lineage, Value
 from distsummary.events.writer import NO_LIMITS
 from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.sketching import open_sketching, parameters_digest, sketched_parts
 from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, find_attempt
 from distsummary.topology import Topology
 
@@ -91,6 +94,7 @@ class Session:
         self._exports = Exports(rank_dir, stamp, self._files) if options.exports_npy else None
         self._lineage = Lineage()
         self._trajectory: _Trajectory | None = None
+        self._sketches: SketchKeeper | None = None
         if topology.rank == 0:
             self._errand.submit("provenance", self._tell_provenance)
 
@@ -128,8 +132,14 @@ class Session:
     def keep_trajectory(
         self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
     ) -> None:
-        """Keep checkpoints of the network from now on, on rank 0 and of a network that is whole there."""
-        if self.topology.rank != 0 or self.topology.role != "train":
+        """Keep checkpoints of the network from now on, on rank 0 and of a network that is whole there; and
+        sketches of it, of which every rank keeps its shards.
+        """
+        if self.topology.role != "train":
+            return
+        if spec.sketch is not None:
+            self._keep_sketches(spec.sketch, network, group)
+        if self.topology.rank != 0 or not spec.intervals:
             return
         framework = framework_of(network)
         shards = [name for name, tensor in framework.named_parameters(network) if framework.shard(tensor)]
@@ -148,8 +158,35 @@ class Session:
         )
         self._trajectory = _Trajectory(writer, spec.unit, lambda: framework.state(network))
 
+    def _keep_sketches(self, every: int, network: object, group: Group) -> None:
+        rank, world_size = self.topology.rank, self.topology.world_size
+        framework = framework_of(network)
+        parts = sketched_parts(framework, network, has_whole=rank == 0)
+        has_shards = any(part.is_shard for part in parts)
+        axes = [axis for axis, (_, size) in self.topology.mesh.items() if size > 1]
+        if group.size != world_size or (has_shards and len(axes) > 1):
+            self._guard.fail(
+                f"no sketches are kept: on the mesh {dict(self.topology.mesh)} ranks may hold copies, "
+                "which cannot be told from shards that add up"
+            )
+            return
+        if not parts:
+            return  # a replica: rank 0 has it all
+        header = SketchHeader(
+            run_id=self._registration.run_id,
+            parameters=parameters_digest(framework, network),
+            attempt=self._registration.attempt,
+            rank=rank,
+            parts=world_size if has_shards else 1,
+        )
+        sketching = open_sketching(framework, parts, header.seed)
+        writer = SketchWriter(self._run_dir.ckpt_dir, header)
+        self._sketches = SketchKeeper(sketching, writer, self._files.submit, every=every)
+
     def save_checkpoint(self, unit: str, number: int) -> None:
-        """Keep the checkpoint of this step or epoch, if it is one of the trajectory's."""
+        """Keep the checkpoint of this step or epoch, if it is one of the trajectory's; and a sketch."""
+        if unit == "step" and self._sketches is not None:
+            self._sketches.end_step(number)
         kept = self._trajectory
         if kept is not None and kept.unit == unit and kept.writer.due(number):
             state = kept.state()  # now: the next step changes it
@@ -183,6 +220,7 @@ class Session:
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
+            ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
             ("telling provenance and lineage", self._errand.close),
             ("closing the files", self._files.close),
             ("closing the event files", self._writer.close),

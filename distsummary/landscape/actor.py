@@ -3,7 +3,8 @@
 import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,10 @@ from ray.exceptions import RayError, RayTaskError
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.plan import Chunk
+from distsummary.landscape.runner import Keep
 from distsummary.landscape.scheduler import Scheduler
 from distsummary.landscape.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
+from distsummary.topology import cluster_address
 
 IN_FLIGHT = 2  # chunks per worker: the next one is there when it ends one
 WAIT_S = 1.0
@@ -36,7 +39,7 @@ class LandscapeActor:
         """Open the engine, on the GPU if Ray gave one."""
         task, device = self._task, None
         if framework_of(task.model).name == "torch":
-            from distsummary.landscape.torch_engines import worker_device
+            from distsummary.landscape.torch_memory import worker_device
 
             device = worker_device(has_gpu=bool(ray.get_gpu_ids()))
         else:  # arrays out of the object store are read-only
@@ -54,35 +57,49 @@ class LandscapeActor:
 
 
 def run_on_ray(
-    task: Task, scheduler: Scheduler, report: Callable[[], None], *, workers: int | None = None
+    task: Task, scheduler: Scheduler, keep: Keep, *, workers: int | None = None
 ) -> tuple[EngineFacts, dict[str, float]]:
-    """Run the scheduler to its end on the cluster this process is connected to, else on a new local one.
+    """Run the scheduler to its end on the cluster that `cluster` gives.
 
     `workers` None: one per free GPU, else one per free CPU, at least one. A number is kept to: a worker for
     which no CPU is free runs without a reservation; on GPUs it waits for one.
 
     Raises LandscapeError when a worker raises, with its error, and when workers cannot be started.
     """
-    was_connected = ray.is_initialized()
-    if not was_connected:
+    with cluster():
+        crew = _Crew(scheduler, keep)
+        try:
+            crew.begin(_portable(task), workers)
+            while not (scheduler.is_finished and crew.has_begun):
+                crew.step()
+            return crew.facts, crew.seconds
+        finally:
+            crew.end()
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    """Be connected to Ray: as now, else to the cluster this process was started for, else to a local one.
+
+    What was not connected before is left, or ended, with the block.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    if cluster_address() is not None:
         ray.init(log_to_driver=False)
-    crew = _Crew(scheduler)
+    else:  # "local": the trace of an older cluster must not make this a connection
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
     try:
-        crew.begin(_portable(task), workers)
-        while not scheduler.is_finished:
-            crew.step()
-            report()
-        return crew.facts, crew.seconds
+        yield
     finally:
-        crew.end()
-        if not was_connected:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _portable(task: Task) -> Task:
     if framework_of(task.model).name != "torch":
         return task
-    from distsummary.landscape.torch_engines import portable
+    from distsummary.landscape.torch_memory import portable
 
     model, batches = portable(task.model, task.batches)
     return replace(task, model=model, batches=batches)
@@ -103,8 +120,8 @@ def plan_workers(
 class _Crew:
     """The actors and what each is at."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, keep: Keep) -> None:
+        self._scheduler, self._keep = scheduler, keep
         self._task: Any = None  # an ObjectRef
         self._actors: dict[str, Any] = {}
         self._options: dict[str, dict[str, float]] = {}
@@ -127,6 +144,11 @@ class _Crew:
         free, chunks = ray.available_resources(), self._scheduler.waiting
         for options in plan_workers(free, chunks, workers, can_use_gpus=can_use_gpus):
             self._start(options)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker has told its engine."""
+        return self._facts is not None
 
     @property
     def facts(self) -> EngineFacts:
@@ -169,8 +191,8 @@ class _Crew:
         if chunk is None:
             self._facts = answer
         else:
-            self._scheduler.done(worker, chunk, answer.values)
             self.seconds[worker] += answer.seconds
+            self._keep(worker, chunk, answer)
             self._deaths = 0
         self._feed_all()
 

@@ -1,19 +1,7 @@
-"""Directions: the two axes of a loss grid, as data or as a recipe that any worker repeats bit for bit.
+"""Directions: the two axes of a loss grid, as data or as a recipe that any worker repeats bit for bit."""
 
-Random normals (`philox-bm-v1`) are a function of (seed, axis, parameter name, index) alone:
-
-    key      = blake2b-128( int64 seed | uint8 axis | name in UTF-8 )       little endian
-    words    = numpy's Philox(key, counter=[0, 0, block, 0]).random_raw()    block = index // 2^16
-    u, w     = words 2j and 2j+1 of the block as (w >> 11) / 2^53, u shifted to (0, 1]
-    normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)                            elements 2j and 2j+1, in float64
-
-so they do not depend on workers, sharding, device or numpy's own stream of normals.
-"""
-
-import hashlib
-import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,13 +9,12 @@ from numpy.typing import NDArray
 
 from distsummary.checks import check_choice, check_int
 from distsummary.errors import InvalidValueError
+from distsummary.landscape.displacements import shape_of
+from distsummary.landscape.normalization import NORMALIZATIONS, FilterAxis, normalize_one
+from distsummary.landscape.normals import random_direction
 
 Array: TypeAlias = NDArray[Any]
-Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name
-
-RNG = "philox-bm-v1"
-BLOCK = 1 << 16
-NORMALIZATIONS = ("none", "filter", "layer", "mindspore")
+Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name: of tied ones the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +35,22 @@ class Directions:
             )
         return self
 
+    def one(self, axis: int, name: str, weights: Array) -> Array:
+        """The part of direction `axis` (0: x, 1: y) that moves the parameter `name`."""
+        return (self.x, self.y)[axis][name]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomDirections:
-    """The recipe of two random directions over the parameters `names`: `make` computes them anywhere."""
+    """The recipe of two random directions over the parameters `names`: `make` computes them anywhere.
+
+    `filter_axes` are those that are not 0, see `normalization`.
+    """
 
     names: tuple[str, ...]
     seed: int = 0
     normalization: str = "filter"
+    filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_int("seed", self.seed, low=-(2**63), high=2**63 - 1)
@@ -63,80 +58,25 @@ class RandomDirections:
 
     def make(self, centre: Weights) -> Directions:
         """The directions around `centre`, float32."""
-        axes = (self._axis(axis, centre) for axis in (0, 1))
-        return Directions(x=next(axes), y=next(axes))
+        x, y = ({name: self.one(axis, name, centre[name]) for name in self.names} for axis in (0, 1))
+        return Directions(x=x, y=y)
 
-    def _axis(self, axis: int, centre: Weights) -> Weights:
-        drawn = {name: random_direction(self.seed, axis, name, centre[name].shape) for name in self.names}
-        return normalize(drawn, centre, self.normalization)
+    def one(self, axis: int, name: str, weights: Array) -> Array:
+        """One parameter's part of direction `axis`, scaled to its weights: nothing else is computed."""
+        if self.normalization == "filter" and np.ndim(weights) <= 1:
+            return np.zeros(np.shape(weights), np.float32)  # what the normals would become
+        drawn = random_direction(self.seed, axis, name, np.shape(weights))
+        return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
 
 class Recipe(Protocol):
-    """Whatever makes the directions of a grid around a centre."""
+    """Whatever makes the directions of a grid around a centre, all at once or one parameter at a time."""
 
     def make(self, centre: Weights) -> Directions:
         """The directions, float32, one array per moved parameter."""
 
-
-def random_direction(seed: int, axis: int, name: str, shape: tuple[int, ...]) -> Array:
-    """Standard normals for one whole parameter, float32."""
-    return random_normals(seed, axis, name, 0, int(np.prod(shape, dtype=np.int64))).reshape(shape)
-
-
-def random_normals(seed: int, axis: int, name: str, start: int, stop: int) -> Array:
-    """The normals with index start .. stop-1 of a parameter's direction, float32 (stop - start,)."""
-    out = np.empty(stop - start, np.float32)
-    at = start
-    while at < stop:
-        block, first = divmod(at, BLOCK)
-        count = min(BLOCK - first, stop - at)
-        out[at - start : at - start + count] = _block_normals(seed, axis, name, block, first + count)[first:]
-        at += count
-    return out
-
-
-def _block_normals(seed: int, axis: int, name: str, block: int, count: int) -> Array:
-    digest = hashlib.blake2b(struct.pack("<qB", seed, axis) + name.encode(), digest_size=16).digest()
-    bits = np.random.Philox(counter=[0, 0, block, 0], key=np.frombuffer(digest, "<u8").astype(np.uint64))
-    words = bits.random_raw(count + count % 2) >> np.uint64(11)
-    u = (words[0::2].astype(np.float64) + 1.0) * 2.0**-53  # never 0: its logarithm is taken
-    angle = words[1::2].astype(np.float64) * (2.0**-53 * 2.0 * np.pi)
-    radius = np.sqrt(-2.0 * np.log(u))
-    pairs = np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=1)
-    return np.asarray(pairs.reshape(-1)[:count])
-
-
-def normalize(direction: Weights, centre: Weights, how: str) -> dict[str, Array]:
-    """Scale a direction to the weights it will move, float32.
-
-    "filter" (Li et al. 2018): each slice along axis 0 gets the norm of the weights' slice, tensors with less
-    than two dimensions become 0. "layer": each tensor gets the norm of the weights' tensor. "mindspore": the
-    same, and 0 for parameters that MindSpore does not move (see `mindspore_moves`). A direction of norm 0
-    stays 0.
-    """
-    check_choice("normalization", how, NORMALIZATIONS)
-    return {name: _normalize_one(name, array, centre[name], how) for name, array in direction.items()}
-
-
-def _normalize_one(name: str, array: Array, weights: Array, how: str) -> Array:
-    d, w = np.asarray(array, np.float64), np.asarray(weights, np.float64)
-    if how == "none":
-        return d.astype(np.float32)
-    if (how == "filter" and d.ndim <= 1) or (how == "mindspore" and not mindspore_moves(name)):
-        return np.zeros(d.shape, np.float32)
-    if how == "filter":
-        rows = (d.shape[0],) + (1,) * (d.ndim - 1)
-        norms = np.linalg.norm(d.reshape(d.shape[0], -1), axis=1) + 1e-10
-        scale: Any = (np.linalg.norm(w.reshape(w.shape[0], -1), axis=1) / norms).reshape(rows)
-    else:
-        norm = float(np.linalg.norm(d))
-        scale = float(np.linalg.norm(w)) / norm if norm > 0 else 0.0
-    return np.asarray(d * scale, np.float32)
-
-
-def mindspore_moves(name: str) -> bool:
-    """Whether MindSpore's landscape moves a parameter: by its name."""
-    return ("weight" in name or "bias" in name) and "moment" not in name
+    def one(self, axis: int, name: str, weights: Array) -> Array:
+        """The part of direction `axis` (0: x, 1: y) of one parameter with these weights, float32."""
 
 
 def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str] | None = None) -> None:
@@ -149,8 +89,8 @@ def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str]
             f"({len(unknown)} in all) are in one only; give the model that made the checkpoints"
         )
     for name in names:
-        if np.shape(weights[name]) != np.shape(centre[name]):
+        if shape_of(weights, name) != shape_of(centre, name):
             raise InvalidValueError(
-                f"{what} has {name} of shape {np.shape(weights[name])}, the model {np.shape(centre[name])}; "
+                f"{what} has {name} of shape {shape_of(weights, name)}, the model {shape_of(centre, name)}; "
                 "give the model that made the checkpoints"
             )

@@ -1,4 +1,4 @@
-"""Engines: a model, its loss and its data, asked for losses in a plane; here the one for numpy models."""
+"""Engines: a model, its loss and its data, asked for quantities in a plane; what is common to them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,8 +10,11 @@ from distsummary.checks import check_choice
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions import Array, Directions, Weights
+from distsummary.landscape.planner import EngineChoice
+from distsummary.landscape.quantities import BatchFacts, Evaluation
 
 MODES = ("standard", "mindspore")
+Data = Mapping[str, Iterable[Any]]
 
 
 class Engine(Protocol):
@@ -22,17 +25,25 @@ class Engine(Protocol):
     """
 
     name: str
-    bn_mode: str  # "eval": running statistics; "batch": training mode, as MindSpore does
-    samples: int  # rows behind each loss
+    bn_mode: str  # see Evaluation
+    samples: int  # rows behind each loss, of the first data set
+    quantities: tuple[str, ...]  # the first is the loss of the first data set
 
     def set_plane(self, centre: Weights, directions: Directions) -> None:
         """Take the plane through `centre` (all values by name) along the directions."""
 
-    def row_losses(self, y: float, xs: Array) -> Array:
-        """Losses float64 (len(xs),) at centre + xs[j] * directions.x + y * directions.y."""
+    def row_values(self, y: float, xs: Array) -> Array:
+        """Quantities float64 (len(xs), quantities) at centre + xs[j] * directions.x + y * directions.y.
 
-    def state_loss(self, state: Weights) -> float:
-        """The loss of a whole checkpoint; the plane stays."""
+        They depend on nothing but the arguments; where points are evaluated together (chunks), on the place
+        of a point in `xs` too, in the last digits.
+        """
+
+    def state_values(self, state: Weights) -> Array:
+        """The quantities (quantities,) of a whole checkpoint; the plane stays."""
+
+    def smaller(self, error: Exception) -> EngineChoice | None:
+        """What to go on with if `error` says that memory was too small; None where it does not."""
 
     def close(self) -> None:
         """Give the model back bit for bit: values, buffers and training flags. A second call does nothing."""
@@ -41,99 +52,60 @@ class Engine(Protocol):
 def open_engine(
     model: Any,
     loss_fn: Any,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Data,
     *,
     names: Sequence[str],
     mode: str,
     device: str | None = None,
+    evaluation: Evaluation | None = None,
+    choice: EngineChoice | None = None,
 ) -> Engine:
-    """The engine for the framework that owns `model`; `names` are the parameters that will move."""
-    check_choice("mode", mode, MODES)
-    if framework_of(model).name == "torch":
-        from distsummary.landscape.torch_engines import TorchRowEngine
+    """The engine for the framework that owns `model`; `names` are the parameters that will move.
 
-        return TorchRowEngine(model, loss_fn, batches, names=names, mode=mode, device=device)
-    return NumpyEngine(model, loss_fn, batches, mode=mode)
-
-
-class NumpyEngine:
-    """The plain loop: every parameter written anew at every point, in place, with the dtype it has.
-
-    `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`. It is the
-    reference the other engines are compared with.
+    `choice` None: the row engine for torch models. Numpy models have the naive engine only.
     """
+    check_choice("mode", mode, MODES)
+    evaluation = evaluation or Evaluation()
+    if framework_of(model).name == "torch":
+        from distsummary.landscape.torch_engines import open_torch_engine
 
-    name = "numpy-naive"
+        return open_torch_engine(
+            model, loss_fn, batches,
+            names=names, mode=mode, device=device, evaluation=evaluation, choice=choice or EngineChoice(),
+        )  # fmt: skip
+    from distsummary.landscape.numpy_engine import NumpyEngine
 
-    def __init__(self, model: Any, loss_fn: Any, batches: Iterable[Any], *, mode: str = "standard") -> None:
-        self._arrays: Mapping[str, Array] = {**model.parameters, **getattr(model, "buffers", {})}
-        self._batches = check_batches(batches)
-        self._loss = bind_loss(model, loss_fn)
-        self._weights = batch_weights(self._batches, mode)
-        self._originals: dict[str, Array] | None = {n: np.copy(a) for n, a in self._arrays.items()}
-        self._centre: Weights = {}
-        self._directions = Directions(x={}, y={})
-        self.samples = sum(map(batch_rows, self._batches))
-        self.bn_mode = "eval" if mode == "standard" else "batch"
-
-    def set_plane(self, centre: Weights, directions: Directions) -> None:
-        """See Engine."""
-        self._centre, self._directions = centre, directions
-
-    def row_losses(self, y: float, xs: Array) -> Array:
-        """See Engine."""
-        return np.array([self._at(float(x), float(y)) for x in xs], np.float64)
-
-    def _at(self, x: float, y: float) -> float:
-        self._place(self._centre)
-        for name, along_x in self._directions.x.items():
-            target = self._arrays[name]
-            kind = target.dtype.type
-            target[...] = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
-        return self._mean_loss()
-
-    def state_loss(self, state: Weights) -> float:
-        """See Engine."""
-        self._place(state)
-        return self._mean_loss()
-
-    def _place(self, state: Weights) -> None:
-        for name, target in self._arrays.items():
-            if name in state:
-                target[...] = state[name]
-
-    def _mean_loss(self) -> float:
-        losses = np.array([float(self._loss(batch)) for batch in self._batches], np.float64)
-        return float(losses @ self._weights)
-
-    def close(self) -> None:
-        """See Engine."""
-        for name, original in (self._originals or {}).items():
-            self._arrays[name][...] = original
-        self._originals = None
+    return NumpyEngine(model, loss_fn, batches, mode=mode, evaluation=evaluation)
 
 
-def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], Any]:
-    """How a batch becomes a loss, told by the first parameter of `loss_fn`.
+def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """How a batch becomes (loss, outputs, targets), told by the first parameter of `loss_fn`.
 
-    Called `model`: `loss_fn(model, batch)`. Anything else is a criterion: each batch is a pair
-    (inputs, targets), and the loss is `loss_fn(model(inputs), targets)`. The result is the mean over the rows
-    of the batch.
+    Called `model`: `loss_fn(model, batch)` returns the loss or (loss, outputs); the batch counts as the
+    targets. Anything else is a criterion: each batch is a pair (inputs, targets), and the loss is
+    `loss_fn(model(inputs), targets)`. A loss is the mean over the rows of the batch, or one number for each
+    row.
     """
     if not callable(loss_fn):
         raise InvalidTypeError(
             f"loss_fn must be callable, got {loss_fn!r}; give a criterion or def loss(model, batch)"
         )
     if _first_parameter(loss_fn) == "model" or not callable(model):
-        return lambda batch: loss_fn(model, batch)
 
-    def criterion(batch: Any) -> Any:
+        def whole(batch: Any) -> tuple[Any, Any, Any]:
+            found = loss_fn(model, batch)
+            return (*found, batch) if isinstance(found, tuple) and len(found) == 2 else (found, None, batch)
+
+        return whole
+
+    def criterion(batch: Any) -> tuple[Any, Any, Any]:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise InvalidTypeError(
                 f"a criterion needs batches (inputs, targets), got a {type(batch).__name__}; "
                 "for others give a function whose first parameter is called model: def loss(model, batch)"
             )
-        return loss_fn(model(batch[0]), batch[1])
+        outputs = model(batch[0])
+        return loss_fn(outputs, batch[1]), outputs, batch[1]
 
     return criterion
 
@@ -143,6 +115,22 @@ def _first_parameter(function: Any) -> str:
         return next(iter(inspect.signature(function).parameters), "")
     except (TypeError, ValueError):  # a builtin without a signature
         return ""
+
+
+def data_sets(batches: Iterable[Any] | Data, *, streamed: bool = False) -> dict[str, Iterable[Any]]:
+    """The data sets by name, "" for one without; lists, or if `streamed` what can be read again."""
+    named = dict(batches) if isinstance(batches, Mapping) else {"": batches}
+    if not named:
+        raise InvalidValueError("batches must hold at least one data set, got none")
+    if streamed:
+        for name, source in named.items():
+            if not isinstance(source, Iterable) or iter(source) is source:
+                raise InvalidTypeError(
+                    f"streamed batches{f' of {name}' if name else ''} are read again and again: "
+                    f"give a list or a loader, got {type(source).__name__}"
+                )
+        return named
+    return {name: check_batches(source) for name, source in named.items()}
 
 
 def check_batches(batches: Iterable[Any]) -> list[Any]:
@@ -167,9 +155,22 @@ def batch_rows(batch: Any) -> int:
     return int(shape[0]) if len(shape) else 1
 
 
-def batch_weights(batches: Sequence[Any], mode: str) -> Array:
-    """What each batch's loss counts in a point's, float64, adding up to 1."""
-    rows = np.array([batch_rows(batch) if mode == "standard" else 1 for batch in batches], np.float64)
-    if rows.sum() <= 0:
-        raise LandscapeError("the batches hold no rows; give batches with data")
-    return np.asarray(rows / rows.sum())
+def batch_facts(batch: Any, mode: str, evaluation: Evaluation) -> BatchFacts:
+    """What a batch counts; raises for one without rows, and without labels where classes are."""
+    rows = batch_rows(batch)
+    if rows <= 0:
+        raise LandscapeError("a batch holds no rows; give batches with data")
+    class_rows = np.zeros(evaluation.classes)
+    if evaluation.classes:
+        labels = np.asarray(batch_labels(batch)).reshape(-1)
+        class_rows += (labels[None] == np.arange(evaluation.classes)[:, None]).sum(axis=1)
+    return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows, class_rows=class_rows)
+
+
+def batch_labels(batch: Any) -> Any:
+    """The second of a pair; raises InvalidTypeError for anything else."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InvalidTypeError(
+            f"losses by class need batches (inputs, labels), got a {type(batch).__name__}; use classes=0"
+        )
+    return batch[1]

@@ -6,28 +6,47 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE
+from distsummary.checkpoints.metadata import METADATA
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.landscape.directions import NORMALIZATIONS, Directions
+from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions import Directions
 from distsummary.landscape.engines import MODES, check_batches
+from distsummary.landscape.fingerprint import fingerprint
 from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.journal import Journal
+from distsummary.landscape.normalization import NORMALIZATIONS, FilterAxisHook
 from distsummary.landscape.output import write_landscapes
+from distsummary.landscape.parameters import Patterns, moving
 from distsummary.landscape.pca import CENTRINGS
-from distsummary.landscape.planes import Settings
+from distsummary.landscape.planes import Prepared, Settings
+from distsummary.landscape.prepare import (
+    DIRECTIONS,
+    OF_RUNS,
+    Direction,
+    find_eigenpairs,
+    prepare,
+    prepare_runs,
+)
 from distsummary.landscape.runner import ProgressCallback, Runner, generate, run_here
-from distsummary.landscape.sources import Around, Direction, mindspore_batches, open_source, prepare
+from distsummary.landscape.sources import Around, is_single, mindspore_batches, open_runs, open_source
+from distsummary.landscape.timing import plan_engine
 from distsummary.landscape.worker import Task
+from distsummary.publish import ensure_directory
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
 __all__ = ["landscape", "load_factory"]
 
-DIRECTIONS = ("pca", "random")
 TELL_EVERY_S = 0.5
+ENGINE_CHOICES = ("row", "auto")
 Parts: TypeAlias = tuple[Any, Any, Iterable[Any]]
 
 _log = logging.getLogger(__name__)
@@ -39,16 +58,21 @@ def landscape(
     batches: Iterable[Any],
     *,
     around: Around = None,
+    runs: Sequence[Around] | None = None,
     size: int = 21,
     directions: Direction | Sequence[Direction] | None = None,
+    parameters: Patterns = None,
     normalization: str | None = None,
+    filter_axis: FilterAxisHook = None,
     centring: str | None = None,
     seed: int = 0,
     mode: str = "standard",
     workers: int | str = "auto",
+    engine: str = "row",
     unit: str | None = None,
     step_per_epoch: int | None = None,
     output: RunDir | str | os.PathLike[str] | None = None,
+    resume: bool = True,
     progress: bool | ProgressCallback = True,
 ) -> LossGrid | dict[str, LossGrid]:
     """Compute the loss on planes through a trained model.
@@ -65,22 +89,39 @@ def landscape(
             parameter is called `model`, `loss_fn(model, batch)` for batches of any kind. It returns the mean
             over the batch; batches count by their rows.
         batches: the data, the same for every point. They are held in memory.
-        around: whose checkpoints make the path: a run, its directory, its ckpt_dir or a trajectory. None: a
-            random plane through the model as it is.
+        around: whose checkpoints make the path: a run, its directory, its ckpt_dir or a trajectory; or one
+            checkpoint: a .ckpt or .safetensors file, or values by name. None: the model as it is.
+        runs: several of these, for one plane through all of them; with it no `around`.
         size: points along each side, 3 to 256.
-        directions: "pca" (the plane of the path, default with `around`), "random" (default without), or
-            `Directions`; a sequence of them asks for several.
+        directions: a sequence asks for several of
+            "pca": the plane of the path, default with `around`; with `runs` that of all their checkpoints.
+            "random": default without a path.
+            "hessian": the two leading eigenvectors of the Hessian, of unit length (torch models).
+            "line": one row of points from the first checkpoint to the last, or from the last checkpoint of
+                one of two `runs` to that of the other; see `LossGrid.barrier`.
+            "triangle": the plane through the first, middle and last checkpoint, or through the last of three
+                `runs`.
+            `Directions`: your own, over the parameters that they name.
+        parameters: names or regular expressions (found anywhere in a name, such as "lora"): only parameters
+            that have one of them move, and directions and residuals are those of this subspace.
         normalization: "filter", "layer", "mindspore" or "none". Default: "filter" for random directions and
-            those given, "none" for PCA.
+            those given, "none" for all others.
+        filter_axis: where the filters of a parameter lie, by name or as a function of (name, shape), for
+            layers that the modules do not tell; see `normalization`.
         centring: of the PCA, "last" (default), "mean" or "mindspore".
         seed: of the random directions.
         mode: "standard" (eval mode) or "mindspore": MindSpore's numbers, so training mode, its directions,
             and num_samples // batch size of the batches.
         workers: "auto" uses the Ray cluster this process is connected to, and this process alone without
             one; 0 is this process; a number is that many Ray workers.
+        engine: "row" runs the model's code at every point; "auto" times what may be faster on this machine
+            (recorded graphs, several points at once, other memory layouts), each held against "row" to 5e-6,
+            and takes the fastest if the landscape is long enough to pay for it. The same engine gives the
+            same bits; a landscape that goes on keeps the one it began with.
         unit, step_per_epoch: what checkpoint numbers count, where the trajectory does not say.
         output: the run dir to write to: events for MindInsight and TensorBoard, .npz and .png, in its
-            `landscape/`.
+            `landscape/`. Finished points are kept there in a journal until the landscape is complete.
+        resume: go on with the journal of the same landscape, if it was stopped; False begins anew.
         progress: True tells on stderr, False does not, a callable gets (points done, of all, per second).
 
     Returns:
@@ -91,29 +132,63 @@ def landscape(
         InvalidTypeError, InvalidValueError: bad arguments; checkpoints that are not the model's.
         LandscapeError: the checkpoints span no plane, or a worker failed (its error is the cause).
     """
-    request = _check(size, directions, normalization, centring, seed, mode, workers, around is not None)
-    source = open_source(model, around, unit, step_per_epoch)
+    _check(size, normalization, centring, seed, mode, workers)
+    check_choice("engine", engine, ENGINE_CHOICES)
+    request = _check_directions(model, directions, around, runs, mode)
+    source = open_source(model, around, unit, step_per_epoch) if runs is None else None
+    sources = [source] if source is not None else open_runs(model, runs or [])
+    moved = moving(model, mode, parameters, filter_axis)
     settings = Settings(
         size=size,
         mode=mode,
         centring=centring or "",
         normalization=normalization or "",
         seed=seed,
-        unit=source.unit,
-        step_per_epoch=source.step_per_epoch,
+        unit=unit or sources[0].unit,
+        step_per_epoch=sources[0].step_per_epoch if step_per_epoch is None else step_per_epoch,
+        filter_axes=moved.filter_axes,
     )
-    prepared = prepare(model, source, request, settings)
     data = check_batches(batches)
-    if mode == "mindspore" and source.num_samples is not None:
-        data = mindspore_batches(data, source.num_samples)
+    if mode == "mindspore" and sources[0].num_samples is not None:
+        data = mindspore_batches(data, sources[0].num_samples)
+    prepared: dict[str, Prepared]
+    if source is None:
+        prepared = prepare_runs(sources, moved, request, settings)
+    else:
+        find = partial(find_eigenpairs, model, loss_fn, data, mode)
+        prepared = prepare(source, moved, request, settings, find)
     planes = [item.plane for item in prepared.values()]
     task = Task(model=model, loss_fn=loss_fn, batches=data, planes=planes, mode=mode)
-    grids = generate(task, list(prepared.values()), _runner(workers), _teller(progress))
-    found = dict(zip(prepared, grids, strict=True))
-    if output is not None:
-        write_landscapes(output if isinstance(output, RunDir) else RunDir(output), list(found.values()))
+    if engine == "auto":
+        task = replace(task, choice=plan_engine(task).choice)
+    kept = None if output is None else output if isinstance(output, RunDir) else RunDir(output)
+    with _journal(kept, task, resume=resume) as journal:
+        grids = generate(task, list(prepared.values()), _runner(workers), _teller(progress), journal)
+        found = dict(zip(prepared, grids, strict=True))
+        if kept is not None:
+            write_landscapes(kept, list(found.values()), loss_of=_run_of(around))
+        if journal is not None and not any(grid.lost_points for grid in grids):
+            journal.remove()
     is_single = len(found) == 1 and (directions is None or isinstance(directions, str | Directions))
     return next(iter(found.values())) if is_single else found
+
+
+def _run_of(around: Around) -> RunDir | None:
+    """The run whose loss curve belongs to a landscape around it; None where no run is named."""
+    if isinstance(around, RunDir):
+        return around
+    is_path = isinstance(around, (str, os.PathLike)) and not (Path(around) / METADATA).is_file()
+    return RunDir(around) if is_path else None  # type: ignore[arg-type]  # just checked
+
+
+def _journal(run_dir: RunDir | None, task: Task, *, resume: bool) -> AbstractContextManager[Journal | None]:
+    """The journal of the task in its run dir, named after all that its losses depend on; none without."""
+    check_type("resume", resume, bool)
+    if run_dir is None:
+        return nullcontext()
+    plan = fingerprint(task)
+    ensure_directory(run_dir.landscape_dir)
+    return Journal(run_dir.landscape_journal(plan), plan, resume=resume)
 
 
 def load_factory(name: str) -> Parts:
@@ -141,16 +216,9 @@ def load_factory(name: str) -> Parts:
 
 
 def _check(
-    size: int,
-    directions: Direction | Sequence[Direction] | None,
-    normalization: str | None,
-    centring: str | None,
-    seed: int,
-    mode: str,
-    workers: int | str,
-    has_path: bool,
-) -> list[Direction]:
-    """The directions asked for, as a list; raises for any argument out of its range."""
+    size: int, normalization: str | None, centring: str | None, seed: int, mode: str, workers: int | str
+) -> None:
+    """Raise for an argument out of its range."""
     check_int("size", size, low=MIN_SIZE, high=MAX_SIZE)
     check_int("seed", seed, low=-(2**63), high=2**63 - 1)
     check_choice("mode", mode, MODES)
@@ -160,18 +228,36 @@ def _check(
         check_choice("centring", centring, CENTRINGS)
     if workers != "auto":
         check_int("workers (or 'auto')", workers, low=0)
+
+
+def _check_directions(
+    model: Any,
+    directions: Direction | Sequence[Direction] | None,
+    around: Around,
+    runs: Sequence[Around] | None,
+    mode: str,
+) -> list[Direction]:
+    """The directions asked for, as a list; raises for those that cannot be had of what is given."""
     if directions is None:
-        directions = "pca" if has_path else "random"
+        directions = "random" if runs is None and is_single(around) else "pca"
     asked = [directions] if isinstance(directions, str | Directions) else list(directions)
     if not asked:
         raise InvalidValueError(f"directions must name at least one of {DIRECTIONS}, got none")
     for direction in asked:
         if not isinstance(direction, Directions):
             check_choice("directions", direction, DIRECTIONS)
-    if "pca" in asked and not has_path:
-        raise InvalidValueError(
-            "directions='pca' needs around= with a run or trajectory; use directions='random' without one"
-        )
+        if runs is not None:
+            check_choice("directions with runs=", direction, OF_RUNS)
+        elif direction in OF_RUNS and is_single(around):
+            raise InvalidValueError(
+                f"directions={direction!r} needs around= with a run or trajectory, or runs=; "
+                "use directions='random' without one"
+            )
+        if direction == "hessian" and framework_of(model).name != "torch":
+            raise InvalidValueError("directions='hessian' needs a torch model: others tell no derivatives")
+    if runs is not None and (around is not None or mode == "mindspore"):
+        other = "around=" if around is not None else "mode='mindspore'"
+        raise InvalidValueError(f"runs= cannot be had together with {other}; leave one of them out")
     return asked
 
 

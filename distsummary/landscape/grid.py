@@ -1,22 +1,20 @@
 """LossGrid: a loss landscape as data, from and to files and records."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path as FilePath
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
-from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
+from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError, MissingFileError
 from distsummary.events.records import Landscape
 from distsummary.landscape.directions import Array
+from distsummary.landscape.interpolate import barrier
 
-FORMAT = 1
 MARGIN = 0.2  # of the path's extent, on each side
-_ARRAYS = (
+ARRAYS = (
     "x",
     "y",
     "z",
@@ -25,7 +23,9 @@ _ARRAYS = (
     "true_loss",
     "residuals",
     "explained_variance",
+    "step_path",
 )
+LATER = ("step_path",)  # older files have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,18 +39,24 @@ class LossGrid:
         x, y: axes, float64 (n,) and (m,).
         z: losses, float64 (m, n); NaN and Inf stay what they are.
         numbers: the checkpoints of the path by number; only the centre for a random plane.
+        kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
+            (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
+        runs, run_lengths: of planes and lines through several, and how many checkpoints each has.
         path: their coordinates in the plane, float64 (k, 2). The centre is exactly (0, 0).
         path_loss: the loss at these coordinates, in the plane, (k,).
         true_loss: the loss of the checkpoints themselves, (k,).
         residuals: how much of each checkpoint lies outside the plane, |d - A c| / |d|, (k,).
+        steps, step_path: training steps between the checkpoints and their coordinates (s, 2), by sketches.
         explained_variance: of the two directions, (2,); empty for a random plane.
-        decomposition: "PCA" or "Random".
+        eigenvalues, eigenvalue_errors: of the Hessian in the two directions, and bounds of their errors.
+        decomposition: what viewers are told: "PCA", "Random" or "Hessian".
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
         centring, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
         bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
         engine: who evaluated the points.
         samples: rows of data behind each loss.
+        quantities: what was computed beside the loss, by name: (m, n) each, such as a metric or "stderr".
         lost_points: points without a value because their workers died too often.
         worker_seconds: seconds spent on points, by worker.
     """
@@ -66,6 +72,13 @@ class LossGrid:
     decomposition: str
     convergence_point: tuple[float, float, float]
     explained_variance: Array = field(default_factory=lambda: np.empty(0))
+    steps: tuple[int, ...] = ()
+    step_path: Array = field(default_factory=lambda: np.empty((0, 2)))
+    kind: str = ""
+    runs: tuple[str, ...] = ()
+    run_lengths: tuple[int, ...] = ()
+    eigenvalues: tuple[float, ...] = ()
+    eigenvalue_errors: tuple[float, ...] = ()
     unit: str = "step"
     step_per_epoch: int = 1
     centring: str = ""
@@ -76,6 +89,7 @@ class LossGrid:
     bn_mode: str = "eval"
     engine: str = ""
     samples: int = 0
+    quantities: Mapping[str, Array] = field(default_factory=dict)
     lost_points: int = 0
     worker_seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -86,45 +100,84 @@ class LossGrid:
 
     @property
     def tag(self) -> str:
-        """The tag in event files, MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random."""
-        if self.decomposition == "PCA":
-            return f"landscape_[{self.numbers[0]}, {self.numbers[-1]}]"
-        return f"landscape_[{self.numbers[-1]}]" if self.numbers else "landscape"
+        """The tag in event files, MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random.
+
+        Other kinds have their name in it.
+        """
+        name = (
+            f"landscape_{self.kind}" if self.kind in ("joint", "triangle", "line", "hessian") else "landscape"
+        )
+        if self.decomposition == "PCA" and self.numbers:
+            return f"{name}_[{self.numbers[0]}, {self.numbers[-1]}]"
+        return f"{name}_[{self.numbers[-1]}]" if self.numbers else name
+
+    @property
+    def stderr(self) -> Array | None:
+        """The standard error of the loss, (m, n), if it was asked for."""
+        return self.quantities.get("stderr")
+
+    @property
+    def barrier(self) -> float:
+        """Of a line: how far the loss rises above the straight line between those of its ends.
+
+        See `interpolate.barrier`. Raises LandscapeError for a grid that is no line.
+        """
+        if self.kind != "line":
+            raise LandscapeError("only a line has a barrier; draw one with directions='line'")
+        return barrier(self.z[0])
+
+    @property
+    def parts(self) -> dict[str, range]:
+        """The checkpoints of each run, as indices of the path, by its label; "" where there is one run."""
+        if not self.runs:
+            return {"": range(len(self.path))}
+        ends = np.cumsum(self.run_lengths).tolist()
+        return {
+            run: range(end - length, end)
+            for run, length, end in zip(self.runs, self.run_lengths, ends, strict=True)
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `path` (.npz): the arrays as they are, everything else as JSON under the key `meta`."""
-        meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ARRAYS}
-        meta["worker_seconds"] = dict(self.worker_seconds)
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        with open(path, "wb") as file:
-            np.savez(file, meta=np.array(json.dumps({"format": FORMAT, **meta})), **arrays)
+        """Write the grid in the format that the suffix of `path` names.
+
+        .npz: everything, for `load` and for Landscaper (see `landscape.npz`).
+        .vtp: surface and path for ParaView (see `landscape.vtp`).
+        .h5 or .hdf5: the layout of Li et al.'s repository (see `landscape.h5`); needs h5py.
+
+        Raises InvalidValueError for another suffix, MissingExtraError without h5py, RunDirError when the file
+        cannot be written.
+        """
+        from distsummary.landscape.files import save_grid
+
+        save_grid(self, FilePath(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LossGrid":
-        """Read what `save` wrote; raises MissingFileError or DamagedFileError."""
+        """Read what `save` wrote as .npz; raises MissingFileError or DamagedFileError."""
+        from distsummary.landscape.npz import from_npz
+
         if not FilePath(path).is_file():
             raise MissingFileError(f"{os.fspath(path)} is not there; landscapes are saved with LossGrid.save")
         try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
-                meta: dict[str, Any] = json.loads(str(saved["meta"]))
-                arrays = {name: saved[name] for name in _ARRAYS}
-            if meta.pop("format") != FORMAT:
-                raise ValueError("it was written by a newer version")
-            meta |= {"numbers": tuple(meta["numbers"]), "convergence_point": tuple(meta["convergence_point"])}
-            return cls(**meta, **arrays)
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, BadZipFile) as error:
-            raise DamagedFileError(
-                f"{os.fspath(path)} is not a saved loss grid ({error}); compute it again"
-            ) from error
+            return from_npz(FilePath(path).read_bytes())
+        except (DamagedFileError, OSError) as error:
+            raise DamagedFileError(f"{os.fspath(path)} cannot be read: {error}") from error
+
+    def meta(self) -> dict[str, Any]:
+        """Every field that is no array, as JSON can hold it."""
+        apart = {*ARRAYS, "quantities"}
+        meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
+        return meta | {"worker_seconds": dict(self.worker_seconds)}
 
     def to_record(self) -> Landscape:
         """The value for event files.
 
         Viewers hold neither NaN nor Inf: these become the largest finite loss of grid and path (-Inf the
-        smallest, 0 where nothing is finite), and all is held within the range of float32. A random plane has
-        no path.
+        smallest, 0 where nothing is finite), and all is held within the range of float32. Only the plane of a
+        training's checkpoints has a path; of several runs it is that of the last.
         """
-        is_path = self.decomposition == "PCA"
+        is_path = self.decomposition == "PCA" and self.kind in ("", "pca", "joint")
+        shown = slice(-self.run_lengths[-1] if self.run_lengths else 0, None)
         bounds = finite_bounds(self.z, self.path_loss)
         px, py, pz = self.convergence_point
         return Landscape(
@@ -135,17 +188,21 @@ class LossGrid:
             unit=self.unit,
             step_per_epoch=self.step_per_epoch,
             convergence_point=(px, py, float(make_finite(np.array(pz), bounds))),
-            intervals=self.numbers if is_path else (),
-            path_x=self.path[:, 0] if is_path else np.empty(0),
-            path_y=self.path[:, 1] if is_path else np.empty(0),
-            path_z=make_finite(self.path_loss, bounds) if is_path else np.empty(0),
+            intervals=self.numbers[shown] if is_path else (),
+            path_x=self.path[shown, 0] if is_path else np.empty(0),
+            path_y=self.path[shown, 1] if is_path else np.empty(0),
+            path_z=make_finite(self.path_loss[shown], bounds) if is_path else np.empty(0),
         )
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the contours with the path on them as a PNG; needs matplotlib (`distsummary[report]`)."""
-        from distsummary.landscape.draw import draw
+    def plot(self, path: str | os.PathLike[str], kind: str = "contour") -> None:
+        """Draw a picture (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).
 
-        FilePath(path).write_bytes(draw(self))
+        `kind` "contour" or "surface", the path on either; a grid of one row is drawn as a curve. Losses that
+        are not finite leave a hole.
+        """
+        from distsummary.landscape.files import save_picture
+
+        save_picture(self, FilePath(path), kind)
 
 
 def path_axes(points: Array, size: int) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ import logging
 import secrets
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distsummary.errors import DamagedFileError, MissingExtraError
@@ -13,7 +13,7 @@ from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, 
 from distsummary.events.segment import segments
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.grid import LossGrid
-from distsummary.publish import ensure_directory
+from distsummary.publish import ensure_directory, publish
 from distsummary.run_dir import RunDir
 
 LOSS_TAGS = ("loss", "loss/auto")  # ours, MindSpore's
@@ -22,33 +22,65 @@ SHOWN_LOSS_TAG = "loss/auto"  # the only one that MindInsight's landscape page a
 _log = logging.getLogger(__name__)
 
 
-def write_landscapes(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
+def write_landscapes(
+    run_dir: RunDir, grids: Sequence[LossGrid], *, loss_of: RunDir | None = None
+) -> list[Path]:
     """Write `landscape/` of a run; returns the files made. A landscape replaces an older one of its tag.
 
-    The MindSpore dialect holds the grids and a copy of the run's loss curve, nothing else: MindInsight's page
-    wants that scalar in the same job. The TensorBoard dialect holds the pictures.
+    The MindSpore dialect holds the planes (it has no lines) and a copy of a run's loss curve, nothing else:
+    MindInsight's page wants that scalar in the same job. The TensorBoard dialect holds the pictures. The
+    grids themselves are saved first, so that they are not lost when the rest fails.
+
+    Args:
+        run_dir: the run to write to.
+        grids: of different tags; of equal ones viewers show one.
+        loss_of: the run whose loss curve to copy, `run_dir` itself by default.
     """
+    ensure_directory(run_dir.landscape_dir)
+    with run_dir.locked("landscape"):
+        made = _save_grids(run_dir, grids)
+        pictures = _draw_all(grids)
+        made += _save_pictures(run_dir, grids, pictures)
+        _replace_events(run_dir, grids, pictures, loss_of or run_dir)
+        return [path for dialect in DIALECTS for path in segments(run_dir.landscape_dir, dialect)] + made
+
+
+def _save_grids(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
+    paths = [run_dir.landscape_file(grid.tag, ".npz") for grid in grids]
+    for path, grid in zip(paths, grids, strict=True):
+        grid.save(path)
+    return paths
+
+
+def _save_pictures(run_dir: RunDir, grids: Sequence[LossGrid], pictures: Mapping[str, Image]) -> list[Path]:
+    """The pictures as files; that of an older grid goes, also where there is no new one."""
+    tags = [tag for grid in grids for tag in _picture_tags(grid)]
+    for tag in tags:
+        path = run_dir.landscape_file(tag, ".png")
+        if tag in pictures:
+            publish(path, pictures[tag].encoded)
+        else:
+            path.unlink(missing_ok=True)
+    return [run_dir.landscape_file(tag, ".png") for tag in tags if tag in pictures]
+
+
+def _replace_events(
+    run_dir: RunDir, grids: Sequence[LossGrid], pictures: Mapping[str, Image], loss_of: RunDir
+) -> None:
+    """New segments of both dialects; the older ones go once these are complete."""
     directory = run_dir.landscape_dir
-    ensure_directory(directory)
     older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
-    pictures = _draw_all(grids)
-    curve = read_loss_curve(run_dir)
     now = time.time()
-    landscapes = [Event(0, now, [Value("landscape", grid.tag, grid.to_record())]) for grid in grids]
+    planes = [grid for grid in grids if min(grid.z.shape) > 1]
+    landscapes = [Event(0, now, [Value("landscape", grid.tag, grid.to_record())]) for grid in planes]
     images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
-    replaced = {grid.tag for grid in grids}
-    _write_events(run_dir, MINDSPORE, [*_kept(directory, MINDSPORE, replaced), *landscapes, *curve])
+    replaced = {tag for grid in grids for tag in (grid.tag, *_picture_tags(grid))}
+    landscapes = [*_kept(directory, MINDSPORE, replaced), *landscapes]
+    curve = read_loss_curve(loss_of) if landscapes else []
+    _write_events(run_dir, MINDSPORE, [*landscapes, *curve])
     _write_events(run_dir, TENSORBOARD, [*_kept(directory, TENSORBOARD, replaced), *images])
-    for path in older:  # the new ones are complete
+    for path in older:
         path.unlink(missing_ok=True)
-    made = [path for dialect in DIALECTS for path in segments(directory, dialect)]
-    for grid in grids:
-        made.append(run_dir.landscape_file(grid.tag, ".npz"))
-        grid.save(made[-1])
-    for tag, picture in pictures.items():
-        made.append(run_dir.landscape_file(tag, ".png"))
-        made[-1].write_bytes(picture.encoded)
-    return made
 
 
 def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
@@ -100,10 +132,16 @@ def _draw_all(grids: Sequence[LossGrid]) -> dict[str, Image]:
     from distsummary.landscape.draw import draw
 
     try:
-        return {grid.tag: _image(draw(grid)) for grid in grids}
+        return {tag: _image(draw(grid, kind)) for grid in grids for tag, kind in _picture_tags(grid).items()}
     except MissingExtraError as error:
         _log.warning("no pictures: %s", error)
         return {}
+
+
+def _picture_tags(grid: LossGrid) -> dict[str, str]:
+    """The kind of each picture of a grid, by tag."""
+    is_line = min(grid.z.shape) == 1
+    return {grid.tag: "contour"} if is_line else {grid.tag: "contour", f"{grid.tag}/surface": "surface"}
 
 
 def _image(png: bytes) -> Image:

@@ -52,7 +52,7 @@ class Chunk:
 def plan_chunks(planes: Sequence[PlanePlan], *, grid_chunk: int = GRID_CHUNK) -> list[Chunk]:
     """The chunks of all landscapes, each point in exactly one: first what the path needs, then the rows.
 
-    A point's loss does not depend on the borders, so results are the same for any `grid_chunk`.
+    `grid_chunk` must be a multiple of the engine's chunk: then a point's loss does not depend on the borders.
     """
     chunks = []
     for number, plane in enumerate(planes):

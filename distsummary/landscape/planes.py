@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.errors import LandscapeError
-from distsummary.landscape.directions import RNG, Array, Directions, RandomDirections, Weights, normalize
+from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.landscape.directions import Array, Directions, RandomDirections, Weights
 from distsummary.landscape.grid import LossGrid, path_axes, unit_axes
+from distsummary.landscape.hessian import Eigenpairs, unflatten
+from distsummary.landscape.interpolate import line, triangle
+from distsummary.landscape.normalization import FilterAxis, normalize
+from distsummary.landscape.normals import RNG
 from distsummary.landscape.pca import locate, pca_plane
 from distsummary.landscape.plan import Chunk, Kind, PlanePlan
 from distsummary.landscape.worker import EngineFacts
@@ -25,6 +29,7 @@ class Settings:
     seed: int = 0
     unit: str = "step"
     step_per_epoch: int = 1
+    filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
 
     def pick_normalization(self, usual: str) -> str:
         """The one asked for, else MindSpore's in its mode, else `usual`."""
@@ -55,59 +60,164 @@ def prepare_pca(
     """The PCA plane of a path; raises LandscapeError when the path has none."""
     usual = "mindspore" if settings.mode == "mindspore" else "last"
     centring = settings.centring or usual
-    normalization = settings.pick_normalization("none")
     found = pca_plane(states, names, centring=centring)
-    centre = states[-1]
-    directions = Directions(
-        x=normalize(found.directions.x, centre, normalization),
-        y=normalize(found.directions.y, centre, normalization),
-    )
-    _refuse_zero(directions)
+    known = {
+        "kind": "pca",
+        "decomposition": "PCA",
+        "explained_variance": found.explained_variance,
+        "centring": centring,
+    }
+    return _prepare_path(states, numbers, names, found.directions, settings, known)
+
+
+def prepare_joint(
+    runs: Mapping[str, Sequence[Weights]], numbers: Sequence[int], names: Sequence[str], settings: Settings
+) -> Prepared:
+    """The PCA plane of several runs' checkpoints together; `numbers` are those of all in order.
+
+    The grid's centre is the last checkpoint of the last run.
+    """
+    centring = settings.centring or "mean"
+    states = [state for run in runs.values() for state in run]
+    found = pca_plane(states, names, centring=centring)
+    known = {
+        "kind": "joint",
+        "decomposition": "PCA",
+        "explained_variance": found.explained_variance,
+        "centring": centring,
+        "runs": tuple(runs),
+        "run_lengths": tuple(map(len, runs.values())),
+    }
+    return _prepare_path(states, numbers, names, found.directions, settings, known)
+
+
+def prepare_triangle(
+    runs: Mapping[str, Weights], numbers: Sequence[int], names: Sequence[str], settings: Settings
+) -> Prepared:
+    """The plane through three checkpoints by label; the grid's centre is the last of them."""
+    states = list(runs.values())
+    known = {"kind": "triangle", "decomposition": "PCA", "runs": tuple(runs), "run_lengths": (1, 1, 1)}
+    return _prepare_path(states, numbers, names, triangle(states, names), settings, known)
+
+
+def _prepare_path(
+    states: Sequence[Weights],
+    numbers: Sequence[int],
+    names: Sequence[str],
+    found: Directions,
+    settings: Settings,
+    known: Mapping[str, Any],
+) -> Prepared:
+    """The plane of directions that were `found` from a path, and the path in it."""
+    normalization = settings.pick_normalization("none")
+    directions = _normalized(found, states[-1], normalization, settings)
     path = locate(states, names, directions)
     x, y = path_axes(path.points, settings.size)
     plane = PlanePlan(states=states, names=tuple(names), recipe=directions, x=x, y=y, points=path.points)
+    more = {"residuals": path.residuals, "normalization": normalization}
+    return Prepared(plane=plane, known={**known, **more, **_common(numbers, settings)})
+
+
+def prepare_line(
+    start: Weights,
+    end: Weights,
+    numbers: Sequence[int],
+    names: Sequence[str],
+    settings: Settings,
+    runs: Sequence[str] = (),
+) -> Prepared:
+    """The straight line between two checkpoints, as a grid of one row: x = -1 is `start`, x = 0 is `end`.
+
+    `runs` are the labels of both ends where they are of two runs.
+    """
+    points = np.array([[-1.0, 0.0], [0.0, 0.0]])
+    plane = PlanePlan(
+        states=[start, end],
+        names=tuple(names),
+        recipe=line(start, end, names),
+        x=np.linspace(-1.0, 0.0, settings.size),
+        y=np.zeros(1),
+        points=points,
+    )
     known = {
+        "kind": "line",
         "decomposition": "PCA",
-        "explained_variance": found.explained_variance,
-        "residuals": path.residuals,
-        "centring": centring,
-        "normalization": normalization,
+        "residuals": np.zeros(2),
+        "normalization": "none",
+        "runs": tuple(runs),
+        "run_lengths": tuple(1 for _ in runs),
     }
     return Prepared(plane=plane, known=known | _common(numbers, settings))
 
 
-def prepare_random(
+def prepare_random(state: Weights, number: int | None, names: Sequence[str], settings: Settings) -> Prepared:
+    """A random plane through one checkpoint."""
+    normalization = settings.pick_normalization("filter")
+    centre = {name: state[name] for name in names}
+    recipe = RandomDirections(
+        names=tuple(names),
+        seed=settings.seed,
+        normalization=normalization,
+        filter_axes=settings.filter_axes,
+    )
+    _refuse_infinite(centre)
+    _refuse_no_filters(centre, normalization)
+    known = {
+        "kind": "random",
+        "decomposition": "Random",
+        "normalization": normalization,
+        "seed": settings.seed,
+        "rng": RNG,
+    }
+    return _prepare_centre(state, number, names, recipe, settings, known)
+
+
+def prepare_given(
+    state: Weights, number: int | None, names: Sequence[str], settings: Settings, given: Directions
+) -> Prepared:
+    """The plane of directions that the user made, normalised here; what they do not name stays."""
+    normalization = settings.pick_normalization("filter")
+    centre = {name: state[name] for name in names}
+    _refuse_infinite(centre)
+    fitting = _complete(given.make(centre), centre)
+    recipe = _normalized(fitting, centre, normalization, settings)
+    known = {"kind": "given", "decomposition": "Random", "normalization": normalization}
+    return _prepare_centre(state, number, names, recipe, settings, known)
+
+
+def prepare_hessian(
+    state: Weights, number: int | None, names: Sequence[str], settings: Settings, pairs: Eigenpairs
+) -> Prepared:
+    """The plane of the Hessian's two leading eigenvectors at one checkpoint; unit vectors as they are."""
+    normalization = settings.pick_normalization("none")
+    x, y = (unflatten(vector, state, names) for vector in pairs.vectors[:2])
+    recipe = _normalized(Directions(x=x, y=y), state, normalization, settings)
+    known = {
+        "kind": "hessian",
+        "decomposition": "Hessian",
+        "normalization": normalization,
+        "seed": settings.seed,
+        "rng": RNG,
+        "eigenvalues": tuple(map(float, pairs.values)),
+        "eigenvalue_errors": tuple(map(float, pairs.residuals)),
+    }
+    return _prepare_centre(state, number, names, recipe, settings, known)
+
+
+def _prepare_centre(
     state: Weights,
     number: int | None,
     names: Sequence[str],
+    recipe: RandomDirections | Directions,
     settings: Settings,
-    given: Directions | None = None,
+    known: Mapping[str, Any],
 ) -> Prepared:
-    """A random plane through one checkpoint, or the plane of `given` directions (normalised here)."""
-    normalization = settings.pick_normalization("filter")
-    centre = {name: state[name] for name in names}
-    recipe: RandomDirections | Directions
-    if given is None:
-        recipe = RandomDirections(names=tuple(names), seed=settings.seed, normalization=normalization)
-        _refuse_no_filters(centre, normalization)
-    else:
-        fitting = given.make(centre)
-        recipe = Directions(
-            x=normalize(fitting.x, centre, normalization), y=normalize(fitting.y, centre, normalization)
-        )
-        _refuse_zero(recipe)
-        names = list(recipe.x)
+    """A plane around one checkpoint, [-1, 1] along both axes."""
     x, y = unit_axes(settings.size)
     points = np.zeros((1, 2))
     plane = PlanePlan(states=[state], names=tuple(names), recipe=recipe, x=x, y=y, points=points)
-    known = {
-        "decomposition": "Random",
-        "residuals": np.zeros(1),
-        "normalization": normalization,
-        "seed": settings.seed if given is None else None,
-        "rng": RNG if given is None else "",
-    }
-    return Prepared(plane=plane, known=known | _common([] if number is None else [number], settings))
+    common = _common([] if number is None else [number], settings)
+    return Prepared(plane=plane, known={**known, "residuals": np.zeros(1), **common})
 
 
 def assemble(number: int, prepared: Prepared, evaluated: Evaluated) -> LossGrid:
@@ -127,6 +237,7 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated) -> LossGrid:
         bn_mode=evaluated.facts.bn_mode,
         engine=evaluated.facts.name,
         samples=evaluated.facts.samples,
+        quantities=_quantities(evaluated, number, len(plane.y), len(plane.x)),
         lost_points=sum(len(chunk) for chunk in evaluated.abandoned if chunk.plane == number),
         worker_seconds=dict(evaluated.worker_seconds),
         **prepared.known,
@@ -142,12 +253,22 @@ def _common(numbers: Sequence[int], settings: Settings) -> dict[str, Any]:
     }
 
 
-def _collect(evaluated: Evaluated, plane: int, kind: Kind, row: int, count: int) -> Array:
-    losses = np.full(count, np.nan)
-    for chunk, values in evaluated.results.items():
+def _collect(evaluated: Evaluated, plane: int, kind: Kind, row: int, count: int, quantity: int = 0) -> Array:
+    """One quantity of a row or of the path, float64 (count,); the first is the loss."""
+    found = np.full(count, np.nan)
+    for chunk, measured in evaluated.results.items():
         if (chunk.plane, chunk.kind, chunk.row) == (plane, kind, row):
-            losses[chunk.start : chunk.stop] = values
-    return losses
+            found[chunk.start : chunk.stop] = measured[:, quantity]
+    return found
+
+
+def _quantities(evaluated: Evaluated, plane: int, rows: int, columns: int) -> dict[str, Array]:
+    """What was computed beside the loss, over the grid: float64 (rows, columns) by name."""
+    return {
+        name: np.stack([_collect(evaluated, plane, "grid", row, columns, number) for row in range(rows)])
+        for number, name in enumerate(evaluated.facts.quantities)
+        if number
+    }
 
 
 def _convergence(
@@ -160,11 +281,44 @@ def _convergence(
     return 0.0, 0.0, at_centre
 
 
-def _refuse_zero(directions: Directions) -> None:
-    for axis, direction in (("x", directions.x), ("y", directions.y)):
+def _normalized(
+    directions: Directions, centre: Weights, normalization: str, settings: Settings
+) -> Directions:
+    """Both directions scaled to the weights; raises LandscapeError where nothing is left of one."""
+    x, y = (
+        normalize(direction, centre, normalization, settings.filter_axes)
+        for direction in (directions.x, directions.y)
+    )
+    for axis, direction in (("x", x), ("y", y)):
         if not any(array.any() for array in direction.values()):
             raise LandscapeError(
                 f"the {axis} direction is zero after normalisation; choose another normalization"
+            )
+    return Directions(x=x, y=y)
+
+
+def _complete(given: Directions, centre: Weights) -> Directions:
+    """Directions over all parameters of the centre: zero, in no memory, for those that are not given.
+
+    Raises InvalidValueError for one that holds NaN or Inf.
+    """
+    nothing = np.float32(0)
+    found = []
+    for axis, direction in (("x", given.x), ("y", given.y)):
+        for name, array in direction.items():
+            if not np.isfinite(array).all():
+                raise InvalidValueError(f"the {axis} direction holds NaN or Inf in {name}; give numbers")
+        rest = {n: np.broadcast_to(nothing, np.shape(a)) for n, a in centre.items() if n not in direction}
+        found.append({name: np.ascontiguousarray(array) for name, array in direction.items()} | rest)
+    return Directions(x=found[0], y=found[1])
+
+
+def _refuse_infinite(centre: Weights) -> None:
+    for name, array in centre.items():
+        if not np.isfinite(array).all():
+            raise LandscapeError(
+                f"{name} of the centre holds NaN or Inf, so every loss around it would; "
+                "choose a checkpoint from before the training diverged"
             )
 
 

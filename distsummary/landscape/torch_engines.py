@@ -1,241 +1,321 @@
-"""The row engine for torch models: theta + y * v once a row into a flat buffer, + x * u once a point.
+"""Engines for torch models that run the user's code as it is: the naive loop and the row engine.
 
-While it is open, every parameter and buffer of the model looks at memory of the engine; the tensors' own
-memory is never written to and is put back by `close`, so the model is bit for bit what it was.
+- naive: every parameter anew at every point. The reference; in float64 what all are compared with.
+- row: theta + y * v once a row into a flat buffer, + x * u once a point.
+
+`torch_graph_engine` has the one that records the code and evaluates what it does.
 """
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from distsummary.errors import InvalidTypeError, LandscapeError
-from distsummary.landscape.directions import Array, Directions, Weights, check_fit
-from distsummary.landscape.engines import batch_rows, batch_weights, bind_loss, check_batches
+from distsummary.errors import InvalidValueError
+from distsummary.landscape.directions import Array, Directions, Weights
+from distsummary.landscape.engines import Data, batch_facts, batch_rows, data_sets
+from distsummary.landscape.planner import EngineChoice
+from distsummary.landscape.quantities import BatchFacts, Evaluation, Tally, quantity_names
+from distsummary.landscape.torch_measure import Measure
+from distsummary.landscape.torch_memory import Flat, Loan, hardware, plane_tensors, to_device
+from distsummary.landscape.torch_slots import join
+from distsummary.landscape.torch_trace import batch_tensors
 
-ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
-DROPOUT_SEED = 0
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A batch on the device, and what it counts."""
+
+    batch: Any
+    facts: BatchFacts
 
 
-class TorchRowEngine:
-    """See `Engine`. Mode "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics).
+class TorchEngine:
+    """What all engines for torch models share: the loan of the model, the data, the way through the batches.
 
     Args:
-        model: a torch.nn.Module; moved to `device` if one is given, else it stays where it is.
-        loss_fn, batches: see `engines.bind_loss`; the batches are kept on the model's device.
+        model: moved to `device` if one is given, else it stays where it is.
+        loss_fn, batches: see `engines.bind_loss`; batches may be data sets by name. They are kept on the
+            model's device, or read once for each call of `row_values` (`Evaluation.streamed`).
         names: the parameters that move. All others, and the buffers, keep the values of the centre.
+        mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
     """
-
-    name = "torch-row"
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: nn.Module,
         loss_fn: Any,
-        batches: Iterable[Any],
+        batches: Iterable[Any] | Data,
         *,
         names: Sequence[str],
         mode: str = "standard",
         device: str | None = None,
+        evaluation: Evaluation | None = None,
+        choice: EngineChoice | None = None,
     ) -> None:
-        self._batches = check_batches(batches)
-        inner = unwrap(model)
-        self._model = inner if device is None else inner.to(device)
-        self._loss = bind_loss(self._model, loss_fn)
-        self._is_training = mode == "mindspore"
-        weights = batch_weights(self._batches, mode)
-        tensors = _tensors(self._model)
-        check_fit("the plane", dict.fromkeys(names, _NOTHING), dict.fromkeys(tensors, _NOTHING))
-        self._device = next((t.device for t in tensors.values()), torch.device("cpu"))
-        self._batches = [to_device(batch, self._device) for batch in self._batches]
-        self._weights = [float(w) for w in weights]
-        self.samples = sum(map(batch_rows, self._batches))
-        self.bn_mode = "batch" if self._is_training else "eval"
-        self._centre: Weights = {}
-        self._is_at_centre = False
-        self._row: float | None = None
-        self._restore = ExitStack()
+        self.choice = choice or EngineChoice()
+        self.name = self.choice.label
+        self._evaluation, self._mode = evaluation or Evaluation(), mode
+        data = data_sets(batches, streamed=self._evaluation.streamed)
+        self.quantities = quantity_names(self._evaluation, list(data))
+        self._dtype = torch.float64 if self._evaluation.precision == "float64" else None
+        self._loan = Loan(
+            model,
+            names,
+            device=device,
+            training=mode == "mindspore",
+            threads=self.choice.threads,
+            dtype=self._dtype,
+        )
         try:
-            self._take_over(tensors, names)
+            self.bn_mode = self._set_bn_mode()
+            self._measure = Measure(self._loan.model, loss_fn, self._evaluation, self._loan.device)
+            self._layout()
+            self._data = {name: self._kept(source) for name, source in data.items()}
+            self.samples = self._begin(next(iter(data.values())))
         except BaseException:
             self.close()
             raise
+        self._centre: Weights = {}
+        self._is_at_centre = False
 
-    def _take_over(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
-        for module in self._model.modules():
-            self._restore.callback(setattr, module, "training", module.training)
-        self._model.train(self._is_training)
-        if self._device.type == "cpu":  # one thread: the same bits in every process, and more points a second
-            self._restore.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)
-        devices = [self._device] if self._device.type == "cuda" else []
-        self._restore.enter_context(torch.random.fork_rng(devices=devices))
-        moved: dict[tuple[torch.dtype, torch.device], dict[str, torch.Tensor]] = {}
-        for name in names:
-            moved.setdefault((tensors[name].dtype, tensors[name].device), {})[name] = tensors[name]
-        moving = {id(tensor) for group in moved.values() for tensor in group.values()}
-        for tensor in {id(t): t for t in tensors.values()}.values():
-            self._restore.callback(setattr, tensor, "data", tensor.data)
-            if id(tensor) not in moving:
-                tensor.data = tensor.data.clone()
-        self._groups = [_Flat(group) for group in moved.values()]
-        self._tensors = tensors
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU."""
+        return self._loan.device.type == "cuda"
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What its work is timed with: CPU seconds, or those of the wall where a GPU is waited for."""
+        return time.process_time if self._loan.device.type == "cpu" else time.perf_counter
+
+    @property
+    def hardware(self) -> str:
+        """Where it computes, by name."""
+        return hardware(self._loan.device)
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether convolutions over pictures may be in it: weights and data with four axes."""
+        found = next(iter(self._data.values()))
+        batch = next(iter(found))
+        tensors = batch_tensors(batch.batch if isinstance(batch, Loaded) else batch)
+        weights = self._loan.moved.values()
+        return any(t.dim() == 4 for t in weights) and any(t.dim() == 4 for t in tensors)
+
+    def _set_bn_mode(self) -> str:
+        asked = self._evaluation.bn_mode
+        if self._mode == "mindspore":
+            if asked not in ("", "batch"):
+                raise InvalidValueError(f"bn_mode must be 'batch' in mode 'mindspore', got {asked!r}")
+            return "batch"
+        self._norms = [
+            m for m in self._loan.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        ]
+        for norm in self._norms:
+            self._loan.keep(norm, "momentum")
+            norm.train(asked == "batch")
+        return asked or "eval"
+
+    def _layout(self) -> None:
+        """Choose the memory of the parameters that move."""
+
+    def _kept(self, source: Iterable[Any]) -> Iterable[Any]:
+        """The batches on the device, or the loader."""
+        return source if self._evaluation.streamed else [self._loaded(batch) for batch in source]
+
+    def _loaded(self, batch: Any) -> Loaded:
+        moved = to_device(batch, self._loan.device, self._dtype)
+        if "channels_last" in self.choice.options:
+            moved = as_channels_last(moved)
+        return Loaded(moved, batch_facts(to_device(batch, "cpu"), self._mode, self._evaluation))
+
+    def _begin(self, first: Iterable[Any]) -> int:
+        """Probe the loss with the first batch; returns the rows of the first data set."""
+        rows = 0
+        for batch in first:
+            if not rows:
+                self._measure.probe(self._loaded(batch).batch)
+            rows += batch_rows(batch)
+        if not rows:
+            raise InvalidValueError("batches must hold at least one batch, got none")
+        return rows
+
+    def _batches(self, name: str) -> Iterator[Loaded]:
+        for batch in self._data[name]:
+            yield batch if isinstance(batch, Loaded) else self._loaded(batch)
 
     def set_plane(self, centre: Weights, directions: Directions) -> None:
         """See Engine."""
-        self._centre, self._is_at_centre, self._row = centre, False, None
-        for group in self._groups:
-            group.set_plane(centre, directions)
+        self._centre, self._is_at_centre = centre, False
 
     @torch.inference_mode()
-    def row_losses(self, y: float, xs: Array) -> Array:
+    def row_values(self, y: float, xs: Array) -> Array:
         """See Engine."""
         if not self._is_at_centre:
-            self._place(self._centre)
+            self._loan.place(self._centre)
             self._is_at_centre = True
+        return self._values(len(xs), lambda points, batches: self._readings(y, xs[points], batches))
+
+    @torch.inference_mode()
+    def state_values(self, state: Weights) -> Array:
+        """See Engine."""
+        self._is_at_centre = False
+        self._loan.place(state)
+        return np.asarray(self._values(1, lambda _, batches: self._here(batches)[:, None])[0])
+
+    def _values(self, count: int, read: Any) -> Array:
+        """The quantities of `count` points; `read(points, batches)` gives (batches, points, columns)."""
+        tallies = {
+            name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
+        }
+        if self._evaluation.streamed or self._evaluation.stops_early:
+            for name, tally in tallies.items():
+                self._in_turns(name, tally, read)
+        else:
+            batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
+            everywhere = np.arange(count)
+            readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
+            for (tally, loaded), reading in zip(batches, readings, strict=True):
+                tally.add(everywhere, reading, loaded.facts)
+        return np.concatenate([tally.values() for tally in tallies.values()], axis=1)
+
+    def _in_turns(self, name: str, tally: Tally, read: Any) -> None:
+        """Batch by batch, for the points that still need one."""
+        for loaded in self._batches(name):
+            points = tally.active
+            if not len(points):
+                return
+            tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
+
+    def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
+        """Readings (batches, points, columns) in a row of the plane."""
+        raise NotImplementedError
+
+    def _here(self, batches: Sequence[Loaded]) -> Tensor:
+        """Readings (batches, columns) of the model as it is."""
+        if self.bn_mode == "recompute":
+            self._recompute_statistics()
+        found = []
+        for loaded in batches:
+            if self._mode == "mindspore":
+                self._loan.seed()
+            found.append(join(self._measure(loaded.batch)))
+        return torch.stack(found)
+
+    def _recompute_statistics(self) -> None:
+        """Running statistics of these parameters: the mean over the first data set's batches."""
+        for norm in self._norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a cumulative average
+            norm.train()
+        for loaded in self._batches(next(iter(self._data))):
+            self._measure(loaded.batch)
+        for norm in self._norms:
+            norm.eval()
+
+    def smaller(self, error: Exception) -> EngineChoice | None:
+        """See Engine."""
+        is_full = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+        is_full = is_full or "can't allocate memory" in str(error)  # what torch says on a CPU
+        return self.choice.smaller() if is_full else None
+
+    def close(self) -> None:
+        """See Engine."""
+        self._loan.give_back()
+
+
+class TorchNaiveEngine(TorchEngine):
+    """The plain loop, with `precision="float64"` the reference of all engines."""
+
+    def set_plane(self, centre: Weights, directions: Directions) -> None:
+        """See Engine."""
+        super().set_plane(centre, directions)
+        names = list(self._loan.moved)
+        parts = plane_tensors(centre, directions, names)
+        self._plane = [
+            (self._loan.moved[n], *(part[n].to(self._loan.moved[n]) for part in parts)) for n in names
+        ]
+
+    def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
+        found = []
+        for x in xs:
+            for tensor, centre, along_x, along_y in self._plane:
+                tensor.copy_(centre).add_(along_x, alpha=float(x)).add_(along_y, alpha=float(y))
+            found.append(self._here(batches))
+        return torch.stack(found, dim=1)
+
+
+class TorchRowEngine(TorchEngine):
+    """One operation moves all parameters of a dtype; see `Flat`."""
+
+    def _layout(self) -> None:
+        groups: dict[torch.dtype, dict[str, Tensor]] = {}
+        if "channels_last" in self.choice.options:
+            for tensor in self._loan.tensors.values():
+                tensor.data = as_channels_last(tensor.data)
+        for name, tensor in self._loan.moved.items():
+            groups.setdefault(tensor.dtype, {})[name] = tensor
+        self._groups = [Flat(group, self._loan.device) for group in groups.values()]
+        for group in self._groups:
+            for name, memory in group.points():
+                self._loan.moved[name].data = memory
+        self._row: float | None = None
+
+    def set_plane(self, centre: Weights, directions: Directions) -> None:
+        """See Engine."""
+        super().set_plane(centre, directions)
+        self._row = None
+        parts = plane_tensors(centre, directions, list(self._loan.moved))
+        for group in self._groups:
+            group.set_plane(*parts)
+
+    def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         if self._row != y:
             for group in self._groups:
                 group.set_row(float(y))
             self._row = float(y)
-        losses = []
+        found = []
         for x in xs:
             for group in self._groups:
-                group.set_point(float(x))
-            losses.append(self._mean_loss())
-        return np.asarray(torch.stack(losses).cpu().numpy())  # one transfer a row, none a point
-
-    @torch.inference_mode()
-    def state_loss(self, state: Weights) -> float:
-        """See Engine."""
-        self._is_at_centre = False
-        self._place(state)
-        return float(self._mean_loss())
-
-    def _place(self, state: Weights) -> None:
-        for name, tensor in self._tensors.items():
-            if name in state:
-                tensor.copy_(_tensor(state[name]))
-
-    def _mean_loss(self) -> torch.Tensor:
-        if self._is_training:
-            self._seed_dropout()
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for batch, weight in zip(self._batches, self._weights, strict=True):
-            loss = torch.as_tensor(self._loss(batch), device=self._device)
-            if loss.numel() != 1:
-                raise LandscapeError(
-                    f"loss_fn must return one number for a batch, got shape {tuple(loss.shape)}; "
-                    "return the mean over the batch"
-                )
-            total += loss.detach().reshape(()).double() * weight
-        return total
-
-    def _seed_dropout(self) -> None:
-        """The same noise at every point and in every worker; the user's generators come back on close."""
-        torch.default_generator.manual_seed(DROPOUT_SEED)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(DROPOUT_SEED)
-
-    def close(self) -> None:
-        """See Engine."""
-        self._restore.close()
+                group.load([float(x)])
+                group.move()
+            found.append(self._here(batches))
+        return torch.stack(found, dim=1)
 
 
-class _Flat:
-    """Moved parameters of one dtype and device as one vector, so that a move is one operation.
+def open_torch_engine(
+    model: nn.Module, loss_fn: Any, batches: Iterable[Any] | Data, *, choice: EngineChoice, **more: Any
+) -> TorchEngine:
+    """The engine chosen; see TorchEngine for the arguments.
 
-    Sums are made in float32, in float64 for float64 parameters; half precision is rounded once, at the point.
+    Raises CannotTraceError (a LandscapeError) for a graph engine on a model whose code cannot be recorded.
     """
+    if choice.engine == "graph":
+        from distsummary.landscape.torch_graph_engine import TorchGraphEngine
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        first = next(iter(tensors.values()))
-        if not first.is_floating_point():
-            raise InvalidTypeError(
-                f"only floating point parameters can move, {next(iter(tensors))} is {first.dtype}"
-            )
-        self._views: dict[str, tuple[slice, torch.Size]] = {}
-        step, end = max(1, ALIGNMENT_BYTES // first.element_size()), 0
-        for name, tensor in tensors.items():
-            self._views[name] = (slice(end, end + tensor.numel()), tensor.shape)
-            end += -(-tensor.numel() // step) * step
-        kind = torch.float64 if first.dtype == torch.float64 else torch.float32
-        self._base, self._x, self._y, self._row = torch.zeros((4, end), dtype=kind, device=first.device)
-        self._point = torch.zeros(end, dtype=first.dtype, device=first.device)
-        self._sum = self._point if first.dtype == kind else torch.zeros_like(self._row)
-        for name, tensor in tensors.items():
-            tensor.data = self._view(self._point, name)
-
-    def _view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
-        part, shape = self._views[name]
-        return flat[part].view(shape)
-
-    def set_plane(self, centre: Weights, directions: Directions) -> None:
-        for flat, weights in ((self._base, centre), (self._x, directions.x), (self._y, directions.y)):
-            for name in self._views:
-                self._view(flat, name).copy_(_tensor(weights[name]))
-
-    def set_row(self, y: float) -> None:
-        torch.add(self._base, self._y, alpha=y, out=self._row)
-
-    def set_point(self, x: float) -> None:
-        torch.add(self._row, self._x, alpha=x, out=self._sum)
-        if self._sum is not self._point:
-            self._point.copy_(self._sum)
+        return TorchGraphEngine(model, loss_fn, batches, choice=choice, **more)
+    engine = TorchNaiveEngine if choice.engine == "naive" else TorchRowEngine
+    return engine(model, loss_fn, batches, choice=choice, **more)
 
 
-_NOTHING = np.empty(0)
+def on_host(readings: Tensor) -> Array:
+    """Readings as float64; the one place where the device is waited for."""
+    return np.asarray(readings.double().cpu().numpy())
 
 
-def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by every name they have."""
-    found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    found |= dict(model.named_buffers(remove_duplicate=False))
-    for name, tensor in found.items():
-        if type(tensor.data) is not torch.Tensor:
-            raise InvalidTypeError(
-                f"{name} is a {type(tensor.data).__name__}; gather a sharded model on one device first"
-            )
-    return found
+def as_channels_last(batch: Any) -> Any:
+    """The batch with its pictures (n, c, h, w) in the layout that convolutions prefer.
 
-
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.tensor(np.asarray(array))  # copies: arrays out of Ray's store are read-only
-
-
-def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The module inside DDP, DataParallel and torch.compile: names and values without their wrapping."""
-    while True:
-        is_parallel = isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel)
-        inner = getattr(model, "module" if is_parallel else "_orig_mod", None)
-        if not isinstance(inner, torch.nn.Module):
-            return model
-        model = inner
-
-
-def to_device(batch: Any, device: torch.device | str) -> Any:
-    """The batch with its tensors (also in tuples, lists and dicts) on the device; others as they are."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device) for item in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(to_device(item, device) for item in batch)
-    if isinstance(batch, dict):
-        return {key: to_device(item, device) for key, item in batch.items()}
-    return batch
-
-
-def portable(model: torch.nn.Module, batches: Sequence[Any]) -> tuple[torch.nn.Module, list[Any]]:
-    """Model and batches that any process can unpickle: copies on the host if they are elsewhere."""
-    model = unwrap(model)
-    if any(tensor.device.type != "cpu" for tensor in _tensors(model).values()):
-        model = copy.deepcopy(model).cpu()
-    return model, [to_device(batch, "cpu") for batch in batches]
-
-
-def worker_device(has_gpu: bool) -> str:
-    """Where a worker that was given a GPU, or none, computes."""
-    return "cuda" if has_gpu and torch.cuda.is_available() else "cpu"
+    With strides that say so: those of a picture of one channel may mean either layout.
+    """
+    if not isinstance(batch, Tensor):
+        return pytree.tree_map_only(Tensor, as_channels_last, batch)
+    if batch.dim() != 4:
+        return batch
+    return torch.empty_like(batch, memory_format=torch.channels_last).copy_(batch)

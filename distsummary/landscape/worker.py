@@ -1,43 +1,58 @@
 """A worker: one engine and the planes, asked for chunks; `actor.py` puts it into a process."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from distsummary.landscape.directions import Array
-from distsummary.landscape.engines import open_engine
+from distsummary.landscape.engines import Data, open_engine
 from distsummary.landscape.plan import Chunk, PlanePlan
+from distsummary.landscape.planner import EngineChoice, MemoryTooSmallError
+from distsummary.landscape.quantities import Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What every worker gets: model, loss, data and the landscapes to evaluate (same `names` in all)."""
+    """What every worker gets: model, loss, data and the landscapes to evaluate (same `names` in all).
+
+    `choice` None: the row engine. With a choice every worker gives the same bits.
+    """
 
     model: Any
     loss_fn: Any
-    batches: Sequence[Any]
+    batches: Iterable[Any] | Data
     planes: Sequence[PlanePlan]
     mode: str = "standard"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    choice: EngineChoice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a grid says about its engine."""
+    """What a grid says about its engine; `quantities` are the columns of ChunkResult.measured."""
 
     name: str
     bn_mode: str
     samples: int
+    quantities: tuple[str, ...] = ("loss",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkResult:
-    """Losses float64, one per point of the chunk, and the seconds they took."""
+    """What a chunk gave.
+
+    Attributes:
+        values: losses float64, one per point of the chunk.
+        seconds: that they took.
+        measured: all quantities, float64 (points, quantities); the first column is `values`.
+    """
 
     values: Array
     seconds: float
+    measured: Array
 
 
 class LandscapeWorker:
@@ -49,34 +64,57 @@ class LandscapeWorker:
         self._planes = task.planes
         self._clock = clock
         self._plane: int | None = None
-        names = task.planes[0].names
         self._engine = open_engine(
-            task.model, task.loss_fn, task.batches, names=names, mode=task.mode, device=device
+            task.model,
+            task.loss_fn,
+            task.batches,
+            names=task.planes[0].names,
+            mode=task.mode,
+            device=device,
+            evaluation=task.evaluation,
+            choice=task.choice,
         )
 
     @property
     def facts(self) -> EngineFacts:
-        """The engine's name, BN mode and rows of data."""
-        return EngineFacts(name=self._engine.name, bn_mode=self._engine.bn_mode, samples=self._engine.samples)
+        """The engine's name, BN mode, rows of data and quantities."""
+        engine = self._engine
+        return EngineFacts(
+            name=engine.name, bn_mode=engine.bn_mode, samples=engine.samples, quantities=engine.quantities
+        )
 
     def evaluate(self, chunk: Chunk) -> ChunkResult:
-        """The losses of the chunk's points; they depend on nothing but the task and the points."""
+        """The quantities of the chunk's points; they depend on nothing but the task and the chunk."""
         start = self._clock()
         plane = self._planes[chunk.plane]
         if self._plane != chunk.plane:
             centre = plane.states[-1]
             self._engine.set_plane(centre, plane.recipe.make({name: centre[name] for name in plane.names}))
             self._plane = chunk.plane
+        measured = self._measured(chunk, plane)
+        return ChunkResult(values=measured[:, 0], seconds=self._clock() - start, measured=measured)
+
+    def _measured(self, chunk: Chunk, plane: PlanePlan) -> Array:
+        """Raises MemoryTooSmallError, which says what to go on with, when there is a smaller engine."""
+        try:
+            return self._values(chunk, plane)
+        except Exception as error:  # of any kind: a device tells in its own way that it is full
+            smaller = self._engine.smaller(error)
+            if smaller is None:
+                raise
+            raise MemoryTooSmallError(
+                f"{self._engine.name} ran out of memory at {chunk}; go on with {smaller.label}", smaller
+            ) from error
+
+    def _values(self, chunk: Chunk, plane: PlanePlan) -> Array:
         columns = range(chunk.start, chunk.stop)
         if chunk.kind == "grid":
-            values = self._engine.row_losses(float(plane.y[chunk.row]), plane.x[chunk.start : chunk.stop])
-        elif chunk.kind == "path":
-            values = np.concatenate(
-                [self._engine.row_losses(plane.points[k, 1], plane.points[k, :1]) for k in columns]
-            )
-        else:
-            values = np.array([self._engine.state_loss(plane.states[k]) for k in columns], np.float64)
-        return ChunkResult(values=values, seconds=self._clock() - start)
+            xs = plane.x[chunk.start : chunk.stop]
+            return self._engine.row_values(float(plane.y[chunk.row]), xs)
+        if chunk.kind == "path":
+            points = plane.points
+            return np.concatenate([self._engine.row_values(points[k, 1], points[k, :1]) for k in columns])
+        return np.stack([self._engine.state_values(plane.states[k]) for k in columns])
 
     def close(self) -> None:
         """Give the model back as it was."""

@@ -14,7 +14,8 @@ from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions import Directions, RandomDirections
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.torch_engines import TorchRowEngine, portable
+from distsummary.landscape.torch_engines import TorchRowEngine
+from distsummary.landscape.torch_memory import portable
 from tests.unit.landscape import golden_mlp
 
 CRITERION = nn.CrossEntropyLoss()
@@ -215,7 +216,7 @@ def test_frozen_parameters_and_buffers_do_not_move() -> None:
 
     expected = [t.detach().clone() for t in (model.frozen.weight, model.frozen.bias, *model.buffers())]
     landscape(model, loss_fn, images(), size=3, progress=False)
-    assert len(seen) == 2 * (9 + 2)
+    assert len(seen) == 2 * (9 + 2) + 1  # the first batch is also tried once
     for _, fixed in seen:
         assert all(torch.equal(one, other) for one, other in zip(fixed, expected, strict=True))
     assert not torch.equal(seen[-1][0], model.head.weight)
@@ -225,15 +226,15 @@ def test_training_mode_is_mindspores_and_gives_the_same_dropout_at_every_point()
     model = conv_net()
     engine = engine_for(model, images(), mode="mindspore")
     try:
-        twice = engine.row_losses(0.5, np.array([0.0, 0.7, 0.0]))
-        again = engine.row_losses(0.5, np.array([0.7]))
+        twice = engine.row_values(0.5, np.array([0.0, 0.7, 0.0]))
+        again = engine.row_values(0.5, np.array([0.7]))
     finally:
         engine.close()
     assert twice[0] == twice[2] != twice[1]
     assert again[0] == twice[1]
     assert engine.bn_mode == "batch"
     standard = engine_for(model, images())
-    assert standard.row_losses(0.5, np.array([0.0]))[0] != twice[0]
+    assert standard.row_values(0.5, np.array([0.0]))[0] != twice[0]
     standard.close()
 
 
@@ -241,10 +242,10 @@ def test_a_points_loss_does_not_depend_on_what_was_evaluated_before_it() -> None
     engine = engine_for(conv_net(), images())
     try:
         xs = np.linspace(-1, 1, 7)
-        row = engine.row_losses(0.3, xs)
+        row = engine.row_values(0.3, xs)
         other = {name: array + 1 for name, array in framework_of(nn.Linear(2, 2)).state(Mlp()).items()}
-        engine.state_loss(other)
-        parts = [engine.row_losses(0.9, xs[:1]), *(engine.row_losses(0.3, xs[k : k + 1]) for k in (6, 0, 3))]
+        engine.state_values(other)
+        parts = [engine.row_values(0.9, xs[:1]), *(engine.row_values(0.3, xs[k : k + 1]) for k in (6, 0, 3))]
     finally:
         engine.close()
     assert [p[0] for p in parts[1:]] == [row[6], row[0], row[3]]
@@ -288,8 +289,8 @@ def test_losses_that_are_not_finite_are_kept() -> None:
 def test_what_cannot_be_evaluated_is_refused_by_name() -> None:
     model = Mlp()
     before = fingerprint(model)
-    with pytest.raises(LandscapeError, match=r"one number.*\(8,\)"):
-        landscape(model, nn.CrossEntropyLoss(reduction="none"), golden_batches(), size=3, progress=False)
+    with pytest.raises(LandscapeError, match=r"one number.*\(8, 3\)"):
+        landscape(model, lambda out, _: out, golden_batches(), size=3, progress=False)
     with pytest.raises(LandscapeError, match="no trainable parameters"):
         landscape(Mlp().requires_grad_(False), CRITERION, golden_batches(), size=3, progress=False)
     with pytest.raises(InvalidValueError, match="no_such"):

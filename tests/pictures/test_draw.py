@@ -1,15 +1,24 @@
+"""Pictures of grids: whatever the losses are there is one, and what is on it is what the grid says."""
+
 import struct
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from distsummary.landscape.draw import contour_levels, draw
+from distsummary.landscape.draw import checkpoint_lines, draw, plane_lines, title
+from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.panels import draw_contours, draw_curve, draw_surface
+from distsummary.landscape.scale import scale_for
 from tests.unit.landscape.test_grid import make_grid, random_grid
 
 
+@pytest.mark.parametrize("kind", ["contour", "surface"])
 @pytest.mark.parametrize(
     "z",
     [
@@ -22,20 +31,166 @@ from tests.unit.landscape.test_grid import make_grid, random_grid
     ],
     ids=["plain", "wide", "flat", "nan", "inf", "huge"],
 )
-def test_any_grid_has_a_picture(z: np.ndarray) -> None:
+def test_any_grid_has_a_picture(z: np.ndarray, kind: str) -> None:
     for grid in (make_grid(z=z), random_grid(z=z)):
-        png = draw(grid)
+        png = draw(grid, kind)
         assert png.startswith(b"\x89PNG")
         width, height = struct.unpack(">II", png[16:24])
         assert width > 500
         assert height > 500
 
 
-def test_levels_rise_in_equal_ratios_where_losses_span_a_wide_range() -> None:
-    narrow = contour_levels(np.array([1.0, 2.0, 3.0]))
-    np.testing.assert_allclose(np.diff(narrow), np.diff(narrow)[0])
-    wide = contour_levels(np.array([0.01, 100.0, np.nan]))
-    np.testing.assert_allclose(wide[1:] / wide[:-1], wide[1] / wide[0])
+@pytest.mark.parametrize("z", [[[1.0, 2.0, 4.0]], [[np.nan, 2.0, np.inf]], [[np.nan] * 3]])
+def test_a_grid_of_one_row_or_column_is_drawn_as_a_curve(z: Any) -> None:
+    row = make_grid(x=np.arange(3.0), y=np.zeros(1), z=np.array(z))
+    column = make_grid(x=np.zeros(1), y=np.arange(3.0), z=np.array(z).T, numbers=(), residuals=np.zeros(3))
+    for grid in (row, column):
+        assert draw(grid, "contour") == draw(grid, "surface")
+        figure = figure_for()
+        axes = figure.subplots()
+        draw_curve(axes, grid, scale_for(grid.z))
+        np.testing.assert_array_equal(axes.lines[0].get_ydata(), np.where(np.isfinite(z), z, np.nan)[0])
+
+
+def test_a_path_that_is_not_finite_has_a_picture() -> None:
+    lost = np.array([np.nan, np.inf, 1.0])
+    for kind in ("contour", "surface"):
+        assert draw(make_grid(path_loss=lost, true_loss=lost[::-1].copy()), kind)
+
+
+def figure_for() -> Figure:
+    figure = Figure(figsize=(6, 5))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def long_grid() -> LossGrid:
+    """A path of 200 checkpoints."""
+    way = np.linspace(0, 1, 200)
+    return make_grid(
+        numbers=tuple(range(200)),
+        path=np.column_stack((way - 1, np.sin(5 * way))),
+        path_loss=2 - way,
+        true_loss=3 - way,
+        residuals=way / 2,
+    )
+
+
+def test_the_path_is_drawn_on_the_contours_and_its_dots_have_the_colour_of_the_true_loss() -> None:
+    grid = make_grid(true_loss=np.array([22.0, 0.5, 1.0]))
+    figure = figure_for()
+    draw_contours(figure, grid, scale_for(grid.z))
+    axes = figure.axes[0]
+    paths = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert len(paths) == 2  # black on white
+    for line in paths:
+        np.testing.assert_array_equal(line.get_xydata(), grid.path)
+    dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    np.testing.assert_array_equal(np.concatenate([dot.get_xydata() for dot in dots]), grid.path)
+    high, low, _ = (matplotlib.colors.to_rgb(dot.get_color()) for dot in dots)
+    assert high[0] > 0.7  # yellow
+    assert low[0] < 0.35  # violet
+    assert [text.get_text() for text in axes.texts] == ["1", "5"]
+
+
+def test_on_the_surface_the_path_lies_on_it_and_upright_lines_lead_to_the_true_losses() -> None:
+    grid = make_grid()
+    figure = figure_for()
+    draw_surface(figure, grid, scale_for(grid.z))
+    lines = [np.array(line.get_data_3d()) for line in figure.axes[0].lines]
+    on_surface = lines[0].T
+    assert len(on_surface) > 20
+    inside = on_surface[np.isfinite(on_surface[:, 2])]
+    np.testing.assert_allclose(inside[:, 2], 10 * (inside[:, 1] + 2) / 2 + (inside[:, 0] + 1) * 1.5)
+    stems = [line[2].tolist() for line in lines if line.shape == (3, 2)]
+    assert stems == np.column_stack((grid.path_loss, grid.true_loss)).tolist()
+
+
+def test_a_long_path_is_drawn_whole_with_some_of_its_dots() -> None:
+    grid = long_grid()
+    figure = figure_for()
+    draw_contours(figure, grid, scale_for(grid.z))
+    lengths = [len(line.get_xdata()) for line in figure.axes[0].lines]
+    assert lengths.count(200) == 2
+    assert 20 < lengths.count(1) < 60
+
+
+def test_each_run_of_a_joint_plane_has_its_own_line_and_name() -> None:
+    joint = make_grid(kind="joint", runs=("sgd", "adam"), run_lengths=(1, 2), numbers=(9, 5, 9))
+    figure = figure_for()
+    draw_contours(figure, joint, scale_for(joint.z))
+    named = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
+    assert "sgd" not in named  # one checkpoint makes no line: its name stands beside it
+    assert [text.get_text() for text in figure.axes[0].texts] == ["sgd", "5", "9"]
+    np.testing.assert_array_equal(named["adam"], joint.path[1:])
+    assert title(joint) == "joint PCA plane of sgd, adam"
+    assert [line.split()[-1] for line in checkpoint_lines(joint)[1:]] == ["sgd", "adam", "adam"]
+    for kind in ("contour", "surface"):
+        assert draw(joint, kind)
+
+
+def test_steps_known_by_sketches_are_a_line_beside_the_path() -> None:
+    steps = np.column_stack((np.linspace(-0.9, 0, 30), np.linspace(0.1, 0, 30)))
+    grid = make_grid(steps=tuple(range(30)), step_path=steps)
+    figure = figure_for()
+    draw_contours(figure, grid, scale_for(grid.z))
+    named = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
+    np.testing.assert_array_equal(named["each step, by sketches"], steps)
+    draw_surface(figure, grid, scale_for(grid.z))
+    assert draw(grid, "surface")
+
+
+def test_a_line_says_the_share_of_the_way_and_its_barrier() -> None:
+    line = make_grid(
+        kind="line",
+        x=np.linspace(-1, 0, 4),
+        y=np.zeros(1),
+        z=np.array([[2.0, 4.0, 3.0, 1.0]]),
+        numbers=(1, 9),
+        path=np.array([[-1.0, 0.0], [0.0, 0.0]]),
+        path_loss=np.array([2.0, 1.0]),
+        true_loss=np.array([2.0, 1.0]),
+        residuals=np.zeros(2),
+        explained_variance=np.empty(0),
+    )
+    axes = figure_for().subplots()
+    draw_curve(axes, line, scale_for(line.z))
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [0, 1 / 3, 2 / 3, 1])
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "straight between the ends; barrier 2.333" in labels
+    assert axes.get_xlabel() == "share of the way"
+    assert title(line) == "from epoch 1 to epoch 9, straight"
+
+
+def test_the_axes_of_a_hessian_plane_say_their_eigenvalues() -> None:
+    grid = random_grid(kind="hessian", eigenvalues=(30.5, 1.25))
+    figure = figure_for()
+    draw_contours(figure, grid, scale_for(grid.z))
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "direction 1 (eigenvalue 30.5)"
+    assert axes.get_ylabel() == "direction 2 (eigenvalue 1.25)"
+    assert title(grid) == "around epoch 9, leading eigenvectors of the Hessian"
+    assert "eigenvalues 30.5, 1.25" in plane_lines(grid)
+
+
+def test_losses_residuals_and_explained_variance_are_printed() -> None:
+    assert checkpoint_lines(make_grid()) == [
+        "   epoch   true loss    in plane  outside",
+        "       1         3.5           3    10.0%",
+        "       5        2.25           2    20.0%",
+        "       9           1           1     0.0%",
+    ]
+    assert "explained variance 80.0% + 15.0% = 95.0%" in plane_lines(make_grid())
+    long = checkpoint_lines(long_grid())
+    assert len(long) == 13
+    assert (long[1].split()[0], long[-1].split()[0]) == ("0", "199")
+    assert not any("variance" in line for line in plane_lines(random_grid()))
+
+
+@pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])
+def test_the_suffix_names_the_format_of_the_picture(tmp_path: Path, name: str, begins: bytes) -> None:
+    make_grid().plot(tmp_path / name, kind="surface")
+    assert (tmp_path / name).read_bytes().startswith(begins)
 
 
 def test_drawing_leaves_matplotlibs_state_alone(tmp_path: Path) -> None:

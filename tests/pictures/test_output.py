@@ -1,18 +1,22 @@
 """What a landscape leaves in its run: events for the viewers, grids and pictures."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from distsummary.errors import DamagedFileError
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Image, Landscape
 from distsummary.events.segment import segments
 from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output import write_landscapes
 from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp, cross_entropy
 from tests.unit.landscape.test_generator import draw, recorded_run, save_path, walk
+from tests.unit.landscape.test_grid import make_grid, random_grid
 
 
 @pytest.fixture
@@ -34,15 +38,20 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
     assert {v.tag for e in events for v in e.values if v.plugin == "scalar"} == {"loss/auto"}
     assert {v.plugin for e in events for v in e.values} == {"landscape", "scalar"}
     pictures = [v for e in read_directory(run_dir.landscape_dir, "tensorboard") for v in e.values]
-    assert [(v.plugin, v.tag) for v in pictures] == [
-        ("image", "landscape_[1, 4]"),
-        ("image", "landscape_[4]"),
+    assert {v.plugin for v in pictures} == {"image"}
+    assert [v.tag for v in pictures] == [
+        "landscape_[1, 4]",
+        "landscape_[1, 4]/surface",
+        "landscape_[4]",
+        "landscape_[4]/surface",
     ]
     picture: Image = pictures[0].data
     assert picture.encoded.startswith(b"\x89PNG")
-    assert (picture.width, picture.height) == (1320, 648)
+    assert (picture.width, picture.height) == (1440, 672)
     names = sorted(p.name for p in run_dir.landscape_dir.iterdir() if p.suffix in (".npz", ".png"))
-    assert names == ["landscape_1-4.npz", "landscape_1-4.png", "landscape_4.npz", "landscape_4.png"]
+    assert names == [
+        f"landscape_{which}{suffix}" for which in ("1-4", "4") for suffix in (".npz", ".png", "_surface.png")
+    ]
 
 
 def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> None:
@@ -86,7 +95,53 @@ def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
 def test_a_second_landscape_joins_the_first(run_dir: RunDir) -> None:
     draw(around=run_dir, directions="pca", output=run_dir)
     draw(around=run_dir, directions="random", output=run_dir)
-    for dialect, plugin in (("mindspore", "landscape"), ("tensorboard", "image")):
-        events = read_directory(run_dir.landscape_dir, dialect)
-        tags = [v.tag for e in events for v in e.values if v.plugin == plugin]
-        assert tags == ["landscape_[1, 4]", "landscape_[4]"]
+    assert tags(run_dir, "mindspore", "landscape") == ["landscape_[1, 4]", "landscape_[4]"]
+    assert tags(run_dir, "tensorboard", "image") == [
+        *("landscape_[1, 4]", "landscape_[1, 4]/surface"),
+        *("landscape_[4]", "landscape_[4]/surface"),
+    ]
+
+
+def tags(run_dir: RunDir, dialect: str, plugin: str) -> list[str]:
+    events = read_directory(run_dir.landscape_dir, dialect)
+    return [v.tag for e in events for v in e.values if v.plugin == plugin]
+
+
+def test_a_line_is_a_picture_and_no_landscape_event(run_dir: RunDir) -> None:
+    line = make_grid(y=np.zeros(1), z=np.array([[4.0, 3.0, 2.0, 1.0]]))
+    write_landscapes(run_dir, [line])
+    assert list(read_directory(run_dir.landscape_dir)) == []
+    assert tags(run_dir, "tensorboard", "image") == ["landscape_[1, 9]"]
+    assert run_dir.landscape_file(line.tag, ".npz").exists()
+
+
+def test_a_landscape_written_elsewhere_takes_the_loss_curve_of_its_run_along(
+    run_dir: RunDir, tmp_path: Path
+) -> None:
+    elsewhere = RunDir(tmp_path / "maps")
+    write_landscapes(elsewhere, [make_grid()], loss_of=run_dir)
+    values = [v for e in read_directory(elsewhere.landscape_dir) for v in e.values]
+    assert [v.plugin for v in values] == ["landscape"] + 6 * ["scalar"]
+
+
+def test_without_matplotlib_an_older_picture_does_not_stay(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_landscapes(run_dir, [make_grid(), random_grid()])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    made = write_landscapes(run_dir, [make_grid(z=np.ones((3, 4)))])
+    assert "pip install 'distsummary[report]'" in caplog.text
+    assert tags(run_dir, "tensorboard", "image") == ["landscape_[9]", "landscape_[9]/surface"]
+    assert sorted(p.name for p in run_dir.landscape_dir.glob("*.png")) == [
+        "landscape_9.png",
+        "landscape_9_surface.png",
+    ]
+    assert all(path.exists() for path in made)
+    assert LossGrid.load(run_dir.landscape_file("landscape_[1, 9]", ".npz")).z.tolist() == 3 * [4 * [1.0]]
+
+
+def test_the_grids_are_saved_even_if_the_events_cannot_be_written(run_dir: RunDir) -> None:
+    run_dir.manifest_path.write_text("no JSON")
+    with pytest.raises(DamagedFileError):
+        write_landscapes(run_dir, [make_grid()])
+    assert LossGrid.load(run_dir.landscape_file("landscape_[1, 9]", ".npz")).samples == 16

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from distsummary.landscape.plan import plan_chunks
 from distsummary.landscape.planes import Settings, prepare_random
 from distsummary.landscape.scheduler import Scheduler
 from distsummary.landscape.worker import Task
+from tests.conftest import ROOT
 from tests.unit.landscape import golden_mlp
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -233,8 +236,44 @@ def test_the_runner_reports_after_every_chunk() -> None:
         model=model, loss_fn=golden_mlp.cross_entropy, batches=golden_mlp.batches(), planes=[prepared.plane]
     )
     scheduler, seen = Scheduler(plan_chunks(task.planes)), []
-    facts, seconds = run_on_ray(task, scheduler, lambda: seen.append(scheduler.progress().done), workers=1)
+
+    def keep(worker, chunk, result) -> None:
+        scheduler.done(worker, chunk, result.measured)
+        seen.append(scheduler.progress().done)
+
+    facts, seconds = run_on_ray(task, scheduler, keep, workers=1)
     assert facts.name == "numpy-naive"
     assert seen == sorted(seen)
     assert seen[-1] == scheduler.progress().total == 11
     assert seconds["worker-0"] > 0
+
+
+STOPPED = """
+import os, signal, sys
+import distsummary as ds
+from tests.unit.landscape.golden_mlp import CKPT_DIR, Mlp, batches, cross_entropy
+import ray
+
+def stop(done, total, pace):
+    if done > total // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ray.init(address=sys.argv[1], namespace="stopped", log_to_driver=False)
+parts = Mlp(), cross_entropy, batches()
+ds.landscape(*parts, around=CKPT_DIR, size=9, output=sys.argv[2], workers=2, progress=stop)
+"""
+
+
+def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp_path: Path) -> None:
+    address = ray.get_runtime_context().gcs_address
+    killed = subprocess.run([sys.executable, "-c", STOPPED, address, tmp_path], cwd=ROOT, timeout=150)
+    assert killed.returncode == -signal.SIGKILL
+    told: list[int] = []
+    arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "output": tmp_path, "workers": 2}
+    parts = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches())
+    resumed = landscape(*parts, **arguments, progress=lambda done, total, pace: told.append(done))
+    assert told[0] > max(told) // 2
+    undisturbed = landscape(*parts, **(arguments | {"output": None, "workers": 0}), progress=False)
+    for key, grid in resumed.items():
+        assert grid.z.tobytes() == undisturbed[key].z.tobytes()
+    assert not list(tmp_path.glob("landscape/journal-*"))

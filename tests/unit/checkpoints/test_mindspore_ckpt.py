@@ -81,6 +81,15 @@ def test_an_array_survives(array, tmp_path):
     assert len(pb.Checkpoint.FromString((tmp_path / "a.ckpt").read_bytes()).value) == 1
 
 
+def test_a_part_may_cross_the_slices_of_a_large_array(tmp_path):
+    array = np.arange(10, dtype=np.float32).reshape(2, 5)
+    write_ckpt(tmp_path / "a.ckpt", {"b": np.ones(2), "a": array}, slice_bytes=12)
+    state = map_ckpt(tmp_path / "a.ckpt")
+    for start in range(10):
+        for stop in range(start, 11):
+            assert state.part("a", start, stop).tolist() == list(range(start, stop))
+
+
 def test_a_large_array_is_split_and_joined(tmp_path):
     state = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.ones(2)}
     write_ckpt(tmp_path / "a.ckpt", state, slice_bytes=16)

@@ -1,6 +1,7 @@
 """safetensors files: what the library reads of ours, what we read of its, and hostile bytes."""
 
 import json
+import pickle
 import sys
 
 import numpy as np
@@ -55,6 +56,22 @@ def test_a_mapped_file_gives_read_only_views(tmp_path):
     assert state.shape("f32") == (3, 2)
     assert not state["f32"].flags.writeable
     assert not state["f32"].flags.owndata
+
+
+def test_a_part_of_a_mapped_array_is_read_alone(tmp_path):
+    write_safetensors(tmp_path / "a.safetensors", ARRAYS)
+    state = map_safetensors(tmp_path / "a.safetensors")
+    flat = ARRAYS["f32"].reshape(-1)
+    for start, stop in [(0, 6), (2, 5), (4, 99), (3, 3)]:
+        assert state.part("f32", start, stop).tolist() == flat[start:stop].tolist()
+
+
+def test_a_mapped_file_goes_to_another_process_as_its_arrays(tmp_path):
+    write_safetensors(tmp_path / "a.safetensors", ARRAYS)
+    arrived = pickle.loads(pickle.dumps(map_safetensors(tmp_path / "a.safetensors")))
+    assert type(arrived) is dict
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(arrived[name], array)
 
 
 def _entry(dtype="F32", shape=(1,), offsets=(0, 4)):

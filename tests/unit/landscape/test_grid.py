@@ -1,10 +1,17 @@
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidValueError,
+    MissingExtraError,
+    MissingFileError,
+    RunDirError,
+)
 from distsummary.landscape.grid import LossGrid, finite_bounds, path_axes
 
 
@@ -65,6 +72,49 @@ def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", x=np.arange(3))
     with pytest.raises(DamagedFileError, match="compute it again"):
         LossGrid.load(tmp_path / "other.npz")
+
+
+def test_what_cannot_be_saved_or_drawn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for name in ("grid", "grid.csv", "grid.npz.gz"):
+        with pytest.raises(InvalidValueError, match=r"the suffix of 'grid.*\.npz.*\.vtp"):
+            make_grid().save(tmp_path / name)
+    with pytest.raises(InvalidValueError, match=r"the suffix of 'grid\.gif'.*\.pdf.*\.png.*\.svg"):
+        make_grid().plot(tmp_path / "grid.gif")
+    with pytest.raises(InvalidValueError, match=r"kind must be one of.*contour.*surface"):
+        make_grid().plot(tmp_path / "grid.png", kind="heat")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RunDirError, match="cannot be written"):
+        make_grid().save(tmp_path / "nowhere" / "grid.npz")
+
+
+def test_a_saved_grid_has_landscapers_names_too(tmp_path: Path) -> None:
+    z = np.add.outer(10.0 * np.arange(4), np.arange(4.0))
+    z[0, 0], z[1, 1], z[2, 2] = np.nan, np.inf, -np.inf
+    grid = make_grid(z=z, y=np.linspace(-2, 2, 4))
+    grid.save(tmp_path / "grid.npz")
+    with np.load(tmp_path / "grid.npz") as saved:  # as LossLandscape.load_from_npz and its constructor do
+        loss, ranges = saved["loss"], saved["coordinates"]
+        assert ranges.shape == (2, 4)
+        x, y = np.meshgrid(*ranges)
+        assert (x[0].tolist(), y[:, 0].tolist()) == (grid.x.tolist(), grid.y.tolist())
+    assert loss.shape == x.shape
+    finite = np.isfinite(z)
+    assert loss[finite].tolist() == z[finite].tolist()
+    assert (loss[0, 0], loss[1, 1], loss[2, 2]) == (33.0, 33.0, 1.0)
+    assert LossGrid.load(tmp_path / "grid.npz").z.tobytes() == z.tobytes()
+
+
+def test_a_grid_that_is_not_square_has_no_place_in_landscapers_names(tmp_path: Path) -> None:
+    make_grid().save(tmp_path / "grid.npz")
+    with np.load(tmp_path / "grid.npz") as saved:
+        assert not {"loss", "coordinates"} & set(saved.files)
+
+
+def test_hdf5_without_h5py_names_the_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'distsummary\[h5\]'"):
+        make_grid().save(tmp_path / "grid.h5")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_grid_whose_z_does_not_fit_its_axes_is_refused() -> None:

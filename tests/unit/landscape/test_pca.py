@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -5,8 +6,22 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscape.directions import Directions, normalize
-from distsummary.landscape.pca import CENTRINGS, Plane, gram, locate, pca_plane
+from distsummary.landscape import displacements, products
+from distsummary.landscape.directions import Directions
+from distsummary.landscape.normalization import normalize
+from distsummary.landscape.pca import (
+    CENTRINGS,
+    Plane,
+    add_grams,
+    combine,
+    gram,
+    locate,
+    normal_equations,
+    orient,
+    pca_axes,
+    pca_plane,
+    solve,
+)
 
 States = Sequence[Mapping[str, Any]]
 
@@ -40,6 +55,13 @@ EXPECTED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' paths, too, are cut into blocks, and these into strips."""
+    monkeypatch.setattr(displacements, "BLOCK", 3_001)
+    monkeypatch.setattr(products, "_SERIAL", 1 << 13)
+
+
 def flat(direction: Mapping[str, Any]) -> Any:
     return np.concatenate([direction[name].reshape(-1) for name in NAMES])
 
@@ -65,23 +87,48 @@ def test_the_worked_example_of_four_points_in_three_dimensions(centring: str) ->
 
 
 def test_the_gram_matrix_is_that_of_the_worked_example() -> None:
-    total, sums, size = gram(SMALL, NAMES)
-    assert total[:3, :3].tolist() == [[24, 14, 8], [14, 9, 5], [8, 5, 3]]
-    assert sums.tolist() == [-8, -5, -3, 0]
-    assert size == 3
+    total = gram(SMALL, NAMES)
+    assert total.products[:3, :3].tolist() == [[24, 14, 8], [14, 9, 5], [8, 5, 3]]
+    assert total.sums.tolist() == [-8, -5, -3, 0]
+    assert total.size == 3
+
+
+@pytest.mark.parametrize("centring", CENTRINGS)
+def test_shards_of_the_parameters_add_up_to_the_plane_of_the_whole(centring: str) -> None:
+    states = random_path(5, 0.1)
+    names = ["a.weight", "a.bias"]
+    cut = [0, 300, 420, 700]  # rows of a.weight by rank; a.bias is on the last one
+    shards = [
+        [{"a.weight": s["a.weight"][a:b]} | ({"a.bias": s["a.bias"]} if b == 700 else {}) for s in states]
+        for a, b in itertools.pairwise(cut)
+    ]
+    axes = pca_axes(add_grams(gram(shard, list(shard[0])) for shard in shards), centring=centring)
+    parts = [combine(shard, list(shard[0]), axes) for shard in shards]
+    extremes = [extreme for _, extreme in parts]
+    directions = [orient(part, extremes) for part, _ in parts]
+    whole = pca_plane(states, names, centring=centring)
+    np.testing.assert_allclose(axes.singular_values, whole.singular_values, rtol=1e-12)
+    for axis in ("x", "y"):
+        got = np.concatenate([getattr(part, axis)["a.weight"] for part in directions])
+        np.testing.assert_allclose(got, getattr(whole.directions, axis)["a.weight"], atol=1e-6)
+    sums = [normal_equations(s, list(s[0]), d) for s, d in zip(shards, directions, strict=True)]
+    path = locate(states, names, whole.directions)
+    located = solve(sums[0] + sums[1] + sums[2])
+    np.testing.assert_allclose(located.points, path.points, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(located.residuals, path.residuals, rtol=1e-6)
 
 
 def random_path(n: int, step: float, seed: int = 0) -> list[dict[str, Any]]:
-    """A random walk of float32 checkpoints of 70,004 parameters, more than a block."""
+    """A random walk of float32 checkpoints of 7,004 parameters, more than a block."""
     rng = np.random.default_rng(seed)
-    now = rng.normal(size=70_004)
+    now = rng.normal(size=7_004)
     states = []
     for k in range(n):
         now = now + step * rng.normal(size=now.size) * (0.2 + k % 3)
         states.append(
             {
-                "a.weight": now[:70_000].reshape(700, 100).astype(np.float32),
-                "a.bias": now[70_000:].astype(np.float32),
+                "a.weight": now[:7_000].reshape(700, 10).astype(np.float32),
+                "a.bias": now[7_000:].astype(np.float32),
             }
         )
     return states

@@ -35,7 +35,7 @@ def test_the_plan_has_every_point_once_and_no_chunk_longer_than_asked(grid_chunk
 
 
 def finish(scheduler: Scheduler, worker: str, chunk: Chunk, value: float = 1.0) -> None:
-    scheduler.done(worker, chunk, np.full(len(chunk), value))
+    scheduler.done(worker, chunk, np.full((len(chunk), 1), value))
 
 
 def take(scheduler: Scheduler, worker: str) -> Chunk:
@@ -52,7 +52,7 @@ def test_chunks_are_handed_out_in_order_until_all_are_done() -> None:
     scheduler = Scheduler(chunks(3))
     first, second, third = take(scheduler, "a"), take(scheduler, "b"), take(scheduler, "a")
     assert rows([first, second, third]) == [0, 1, 2]
-    assert scheduler.next_chunk("b") is None
+    assert scheduler.next_chunk("b") is None  # it is at work itself
     assert scheduler.waiting == 0
     for worker, chunk in [("b", second), ("a", first)]:
         finish(scheduler, worker, chunk)
@@ -98,3 +98,60 @@ def test_values_that_do_not_fit_the_chunk_are_refused() -> None:
     chunk = take(scheduler, "a")
     with pytest.raises(InvalidValueError, match="2 points"):
         scheduler.done("a", chunk, np.zeros(3))
+
+
+def test_a_worker_without_work_shares_what_another_holds_rather_what_it_has_not_begun() -> None:
+    scheduler = Scheduler(chunks(2))
+    first, second = take(scheduler, "slow"), take(scheduler, "slow")
+    assert take(scheduler, "idle") == second
+    assert scheduler.next_chunk("third") == first
+    assert scheduler.next_chunk("fourth") is None  # two are enough
+    finish(scheduler, "idle", second, 1.0)
+    finish(scheduler, "third", first, 2.0)
+    assert scheduler.is_finished
+    for chunk in (first, second):  # what the slow one gives in the end changes nothing
+        assert scheduler.done("slow", chunk, np.full((len(chunk), 1), 9.0)) is False
+    assert scheduler.results[first].tolist() == [[2.0], [2.0]]
+    assert scheduler.progress() == Progress(done=4, total=4)
+
+
+def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attempt() -> None:
+    scheduler = Scheduler(chunks(1), max_attempts=1)
+    chunk = take(scheduler, "a")
+    assert take(scheduler, "b") == chunk
+    assert scheduler.lost("a") == []
+    assert scheduler.waiting == 0
+    finish(scheduler, "b", chunk)
+    assert scheduler.is_finished
+    assert scheduler.abandoned == []
+
+
+def test_chunks_that_are_known_are_not_handed_out() -> None:
+    wanted = chunks(3)
+    known = {wanted[1]: np.ones((2, 1)), Chunk(plane=9, kind="grid", row=0, start=0, stop=1): np.ones((1, 1))}
+    scheduler = Scheduler(wanted, results=known)
+    assert scheduler.progress() == Progress(done=2, total=6)
+    assert rows([take(scheduler, "a"), take(scheduler, "a")]) == [0, 2]
+    for row in (0, 2):
+        finish(scheduler, "a", wanted[row])
+    assert scheduler.is_finished
+    assert set(scheduler.results) == set(wanted)
+
+
+def test_eight_workers_and_skewed_chunks_end_in_little_more_than_the_ideal_time() -> None:
+    """Simulated: chunk costs differ by 20 times and one worker is five times slower."""
+    wanted = chunks(160)
+    random = np.random.default_rng(7)
+    cost = dict(zip(wanted, random.choice([0.5, 1.0, 1.0, 2.0, 10.0], len(wanted)), strict=True))
+    speed = dict.fromkeys("abcdefgh", 1.0) | {"a": 0.2}
+    scheduler = Scheduler(wanted)
+    now, until = 0.0, dict.fromkeys(speed, 0.0)
+    at: dict[str, Chunk] = {}
+    while not scheduler.is_finished:
+        for name in speed:
+            if name not in at and (chunk := scheduler.next_chunk(name)) is not None:
+                at[name], until[name] = chunk, now + cost[chunk] / speed[name]
+        name = min(at, key=lambda worker: until[worker])
+        now = until[name]
+        finish(scheduler, name, at.pop(name))
+    assert now <= 1.3 * sum(cost.values()) / sum(speed.values())

@@ -1,0 +1,425 @@
+"""The peers of the landscape benchmark: one class each, run as `landscape_peers.py PEER THREADS`.
+
+A worker process reads one request a line ({"task": path, "rows", "columns"} or {"task": path, "check": path})
+and answers with its figures. Each peer is timed in its own loop over the points, with one batch that is
+ready: no loader, no plots, no files.
+"""
+
+import contextlib
+import io
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # other interpreters do not know the package
+
+PLANNED_POINTS = 100_000  # that the planner is told of: a map of a second is not worth its time
+CHECKED = 5  # points along each side of the grid whose losses are compared with the float64 loop
+
+
+def axis(count: int) -> np.ndarray:
+    """Coordinates of a grid's side, (count,)."""
+    return np.linspace(-1.0, 1.0, count)
+
+
+class Plain:
+    """A peer that takes directions and coordinates: `prepare`, then `at(x, y) -> loss` for every point."""
+
+    engine = ""
+
+    def __init__(self, path: str) -> None:
+        from landscape_tasks import Problem
+
+        self.problem = Problem(path)
+        self.model, self.batch = self.problem.torch_parts()
+        self.axes = self.problem.torch_axes()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Whatever is needed once."""
+
+    def at(self, x: float, y: float) -> float:
+        """The loss of a point."""
+        raise NotImplementedError
+
+    def run(self, rows: int, columns: int) -> np.ndarray:
+        """Losses (rows, columns)."""
+        return np.array([[self.at(float(x), float(y)) for x in axis(columns)] for y in axis(rows)])
+
+    def check(self) -> dict[str, np.ndarray]:
+        """Losses, and the points they are said to be of."""
+        points = [(x, y) for y in axis(CHECKED) for x in axis(CHECKED)]
+        return {"losses": self.run(CHECKED, CHECKED).reshape(-1), "points": np.array(points)}
+
+
+class Naive(Plain):
+    """The loop that everybody writes: each parameter anew at every point, in place."""
+
+    engine = "naive"
+
+    def prepare(self) -> None:
+        """Keep the centre."""
+        self.centre = [p.detach().clone() for p in self.model.parameters()]
+
+    def at(self, x: float, y: float) -> float:
+        """See Plain."""
+        import torch
+
+        with torch.no_grad():
+            for p, c, u, v in zip(self.model.parameters(), self.centre, *self.axes, strict=True):
+                p.copy_(c).add_(u, alpha=x).add_(v, alpha=y)
+            return float(torch.nn.functional.cross_entropy(self.model(self.batch[0]), self.batch[1]).item())
+
+
+class Losscape(Plain):
+    """losscape 1.5: the body of its `create_3D_losscape`."""
+
+    engine = "losscape"
+
+    def prepare(self) -> None:
+        """Its loader is a list of one batch."""
+        from losscape.compute_loss import compute_loss
+        from losscape.create_landscape import _set_weights
+
+        self.compute_loss, self.set_weights = compute_loss, _set_weights
+        self.centre = [p.data for p in self.model.parameters()]
+
+    def at(self, x: float, y: float) -> float:
+        """See Plain."""
+        self.set_weights(self.model, self.centre, self.axes, np.array([x, y]))
+        return float(self.compute_loss(self.model, [self.batch], None, None, 1))
+
+
+class LossLandscape3d(Plain):
+    """loss-landscape-3d: `LossLandscapeCalculator.calculate`."""
+
+    engine = "loss-landscape-3d"
+
+    def prepare(self) -> None:
+        """State dicts of the directions."""
+        import torch
+        from loss_landscape_3d.calculator import LossLandscapeCalculator
+
+        self.calculator = LossLandscapeCalculator(self.model, [self.batch], torch.nn.CrossEntropyLoss())
+        self.centre = {n: t.clone() for n, t in self.model.state_dict().items()}
+        self.dicts = [dict(zip(self.problem.names, axes, strict=True)) for axes in self.axes]
+
+    def run(self, rows: int, columns: int) -> np.ndarray:
+        """See Plain."""
+        losses = self.calculator.calculate(axis(columns), axis(rows), *self.dicts, self.centre)
+        return np.asarray(losses).T
+
+
+class Own:
+    """A peer that makes its own steps in weight space: what it evaluates is read off the model."""
+
+    engine = ""
+
+    def __init__(self, path: str) -> None:
+        from landscape_tasks import Problem
+
+        self.problem = Problem(path)
+        self.model, self.batch = self.problem.torch_parts()
+        self.axes = self.problem.torch_axes()
+        self.seen: list[np.ndarray] | None = None
+        self.losses: list[float] = []
+
+    def loss(self, model: Any, *_: Any) -> float:
+        """The loss of the model as it is now."""
+        import torch
+
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(model(self.batch[0]), self.batch[1]).item()
+        if self.seen is not None:
+            self.seen.append(np.concatenate([p.detach().numpy().reshape(-1) for p in model.parameters()]))
+            self.losses.append(loss)
+        return float(loss)
+
+    def grid(self, steps: int) -> None:
+        """Evaluate steps x steps points."""
+        raise NotImplementedError
+
+    def run(self, rows: int, columns: int) -> np.ndarray:
+        """As many points, in a square."""
+        steps = max(2, round((rows * columns) ** 0.5))
+        self.grid(steps)
+        return np.empty((steps, steps))
+
+    def check(self) -> dict[str, np.ndarray]:
+        """Losses, and the weights they were evaluated with."""
+        self.seen = []
+        self.grid(CHECKED)
+        found = {"losses": np.array(self.losses), "weights": np.array(self.seen)}
+        self.seen, self.losses = None, []
+        return found
+
+
+class Landscaper(Own):
+    """Landscaper 1.3: `compute_loss_landscape`; few steps a side are a gift, it walks to each point."""
+
+    engine = "landscaper"
+
+    def grid(self, steps: int) -> None:
+        """See Own."""
+        from landscaper.compute import compute_loss_landscape
+
+        directions = [[d.clone() for d in axes] for axes in self.axes]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            compute_loss_landscape(
+                self.model, self.batch, directions, self.loss, steps, distance=1.0, dim=2, device="cpu"
+            )
+
+
+class LossLandscapes(Own):
+    """loss-landscapes 3.0: `random_plane`, normalised by layer ("filter" divides by zero at BN)."""
+
+    engine = "loss-landscapes"
+
+    def grid(self, steps: int) -> None:
+        """See Own. Its wrapper hides the module's parameters, so the module itself is evaluated."""
+        import copy
+
+        from loss_landscapes import random_plane
+
+        model = copy.deepcopy(self.model)
+        random_plane(model, lambda _: self.loss(model), distance=1, steps=steps, normalization="layer")
+
+
+class MindSpore:
+    """mindspore.SummaryLandscape: `_create_landscape_by_random`, CPU backend, graph mode; MLPs only."""
+
+    engine = "mindspore"
+
+    def __init__(self, path: str) -> None:
+        import mindspore
+        from mindspore import context, nn
+        from mindspore.train import Loss, Model
+
+        context.set_context(mode=context.GRAPH_MODE, device_target="CPU")
+        with np.load(path) as saved:
+            self.parts = {key: saved[key] for key in saved.files}
+        meta = json.loads(str(self.parts["meta"]))
+        if meta["model"] != "mlp":
+            raise NotImplementedError("MindSpore is measured on the MLP only")
+        self.names = meta["names"]
+        self.ms, self.nn, self.Model, self.Loss = mindspore, nn, Model, Loss
+        self.network = nn.SequentialCell(
+            nn.Dense(64, 128), nn.ReLU(), nn.Dense(128, 64), nn.ReLU(), nn.Dense(64, 10)
+        )
+        for name, parameter in zip(self.names, self.network.trainable_params(), strict=True):
+            parameter.set_data(mindspore.Tensor(self.parts[f"state/{name}"]))
+        self.seen: list[np.ndarray] | None = None
+        self.losses: list[float] = []
+        self.landscape = self._make()
+
+    def _make(self) -> Any:
+        """A SummaryLandscape over a directory of its own, whose losses are also noted."""
+        import tempfile
+
+        from mindspore.train.callback import SummaryLandscape
+
+        self.directory = tempfile.TemporaryDirectory()
+        folder = Path(self.directory.name) / "ckpt_dir"
+        folder.mkdir()
+        self.ms.save_checkpoint(self.network, str(folder / "net-1_1.ckpt"))
+        files = {str(number): str(folder / "net-1_1.ckpt") for number in (1, 2, 3)}
+        meta = {
+            "epoch_group": {"0": [1, 2, 3]}, "model_params_file_map": files,
+            "step_per_epoch": 1, "unit": "step", "num_samples": len(self.parts["labels"]),
+            "landscape_size": 3,
+            "create_landscape": {"train": False, "result": True},
+        }  # fmt: skip
+        (folder / "train_metadata.json").write_text(json.dumps(meta))
+        landscape = SummaryLandscape(self.directory.name)
+        landscape._model_params_file_map = meta["model_params_file_map"]
+        compute = landscape._loss_compute
+
+        def noted(model: Any, data: Any, metrics: Any) -> Any:
+            found = compute(model, data, metrics)
+            if self.seen is not None:
+                parameters = model.train_network.trainable_params()
+                self.seen.append(np.concatenate([p.asnumpy().reshape(-1) for p in parameters]))
+                self.losses.append(float(found["Loss"]))
+            return found
+
+        landscape._loss_compute = noted
+        return landscape
+
+    def _parts(self) -> tuple[Any, Any, Any, Any]:
+        from mindspore.dataset import NumpySlicesDataset
+
+        labels = self.parts["labels"].astype(np.int32)
+        data = NumpySlicesDataset((self.parts["inputs"], labels), shuffle=False).batch(len(labels))
+        loss_fn = self.nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        return self.model(loss_fn), self.network, data, {"Loss": self.Loss()}
+
+    def model(self, loss_fn: Any) -> Any:
+        """One Model for all calls, so that its graph is compiled once."""
+        if not hasattr(self, "_model"):
+            self._model = self.Model(self.network, loss_fn=loss_fn, metrics={"Loss": self.Loss()})
+        return self._model
+
+    def grid(self, steps: int) -> None:
+        """steps x steps points."""
+        self.landscape._create_landscape_by_random([1], 0.2, steps, [0], self._parts, None)
+
+    run, check = Own.run, Own.check
+
+
+class Float64(Naive):
+    """The reference itself."""
+
+    engine = "float64"
+
+    def prepare(self) -> None:
+        """The same in double precision."""
+        import torch
+
+        self.model, self.batch = self.problem.torch_parts(torch.float64)
+        self.axes = self.problem.torch_axes(torch.float64)
+        super().prepare()
+
+
+class Ours:
+    """distsummary: the engine that the planner chooses, or the one named in `ours:ENGINE+xCHUNK+OPTION`."""
+
+    def __init__(self, path: str, engine: str = "") -> None:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        import torch
+        from landscape_tasks import SIZE, Problem
+
+        from distsummary.landscape.directions import Directions
+        from distsummary.landscape.engines import open_engine
+        from distsummary.landscape.plan import PlanePlan
+        from distsummary.landscape.timing import plan_engine
+        from distsummary.landscape.worker import Task
+
+        problem = Problem(path)
+        model, batch = problem.torch_parts()
+        loss_fn, directions = torch.nn.CrossEntropyLoss(), Directions(x=problem.x, y=problem.y)
+        plane = PlanePlan(
+            states=[problem.state], names=problem.names, recipe=directions,
+            x=axis(SIZE), y=axis(SIZE), points=np.zeros((1, 2)),
+        )  # fmt: skip
+        task = Task(model=model, loss_fn=loss_fn, batches=[batch], planes=[plane])
+        threads = torch.get_num_threads()
+        if engine:
+            choice = named_choice(engine, threads)
+        else:
+            choice = plan_engine(task, points=PLANNED_POINTS, threads=threads).choice
+        self.inner = open_engine(model, loss_fn, [batch], names=problem.names, mode="standard", choice=choice)
+        self.inner.set_plane(problem.state, directions)
+        self.engine = self.inner.name
+
+    def run(self, rows: int, columns: int) -> np.ndarray:
+        """Losses (rows, columns)."""
+        return np.array([self.inner.row_values(float(y), axis(columns))[:, 0] for y in axis(rows)])
+
+    check = Plain.check
+
+
+def named_choice(text: str, threads: int) -> Any:
+    """The engine of `graph+x17+channels_last`."""
+    from distsummary.landscape.planner import EngineChoice
+
+    name, *rest = text.split("+")
+    chunk = next((int(word[1:]) for word in rest if word[1:].isdigit()), 1)
+    options = tuple(word for word in rest if not word[1:].isdigit())
+    return EngineChoice(engine=name, chunk=chunk, options=options, threads=threads)
+
+
+PEERS: dict[str, Callable[[str], Any]] = {
+    "ours": Ours,
+    "naive": Naive,
+    "float64": Float64,
+    "losscape": Losscape,
+    "landscaper": Landscaper,
+    "loss-landscapes": LossLandscapes,
+    "loss-landscape-3d": LossLandscape3d,
+    "mindspore": MindSpore,
+}
+
+
+def open_peer(name: str, path: str) -> Any:
+    """The peer, ready for the task; `ours:row` is ours with the engine `row`."""
+    peer, _, engine = name.partition(":")
+    return Ours(path, engine) if peer == "ours" else PEERS[peer](path)
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process, all threads, and of its ended children."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def measure(peer: Any, rows: int, columns: int) -> dict[str, Any]:
+    """Seconds, CPU and wall, of a grid of rows x columns."""
+    cpu, wall = cpu_s(), time.perf_counter()
+    losses = peer.run(rows, columns)
+    return {"cpu_s": cpu_s() - cpu, "wall_s": time.perf_counter() - wall, "points": int(losses.size)}
+
+
+def sgemm_gflops() -> float:
+    """Matrix products of 1024 x 1024 float32: 1e9 operations a CPU second, the best of five."""
+    import torch
+
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    best = 0.0
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(4):
+            torch.mm(a, b)
+        best = max(best, 4 * 2 * 1024**3 / (time.process_time() - start) / 1e9)
+    return best
+
+
+def serve(name: str, requests: Iterator[str], answer: Callable[[dict[str, Any]], None]) -> None:
+    """Answer requests for one peer; what it cannot do is {"absent": why}."""
+    made: dict[str, Any] = {}
+    for line in requests:
+        asked = json.loads(line)
+        path = asked["task"]
+        try:
+            if asked.get("probe"):
+                answer({"gflops": sgemm_gflops()})
+                continue
+            if path not in made:
+                made.clear()
+                start = cpu_s()
+                made[path] = open_peer(name, path)
+                made["prepare_s"] = cpu_s() - start
+            peer = made[path]
+            if "check" in asked:
+                np.savez(asked["check"], **peer.check())
+                answer({"engine": peer.engine, "prepare_s": made["prepare_s"]})
+            else:
+                answer(measure(peer, asked["rows"], asked["columns"]))
+        except Exception as error:  # whatever a peer raises is its result, the others go on
+            answer({"absent": f"{type(error).__name__}: {error}"[:300]})
+
+
+def main() -> None:
+    """Serve one peer until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a peer prints goes to stderr
+    name, threads = sys.argv[1], int(sys.argv[2])
+    if name != "mindspore":
+        import torch
+
+        torch.set_num_threads(threads)
+
+    def answer(found: dict[str, Any]) -> None:
+        print(json.dumps(found), file=answers, flush=True)
+
+    serve(name, iter(sys.stdin), answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Which engine evaluates a landscape: candidates, what they were timed at, and the choice; pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from distsummary.checks import check_choice, check_int, check_keys, check_type
+from distsummary.errors import InvalidValueError, LandscapeError
+
+ENGINES = ("naive", "row", "graph")
+OPTIONS = ("channels_last", "compile", "cuda_graph")
+EXACT = 5e-6  # relative error that an engine may have
+LOOSE = 1e-2  # where autocast was asked for
+MAX_CHUNK = 64
+MAX_CHUNKED_S = 0.02  # a point that takes longer than this on a CPU fills it alone
+LEAST_GAIN = 0.03  # a candidate must save this share to take the place of a simpler one
+LEAST_PLAN_S = 1.0  # landscapes shorter than this are not worth timing anything
+PLAN_SHARE = 0.02  # of the landscape's time, that timing may take
+LEAST_BUDGET_S = 0.5
+
+
+class MemoryTooSmallError(LandscapeError):
+    """An engine ran out of memory; `smaller` is the choice to go on with, on record."""
+
+    def __init__(self, message: str, smaller: "EngineChoice") -> None:
+        super().__init__(message, smaller)  # both, so that it survives pickling
+        self.smaller = smaller
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """An engine as a journal's header holds it: with it results are bit for bit the same on equal hardware.
+
+    Attributes:
+        engine: "naive", "row" or "graph", see `torch_engines`.
+        chunk: points evaluated together; pieces of rows must begin at its multiples.
+        options: of OPTIONS, in their order.
+        threads: of a worker on the CPU.
+        hardware: where it was timed.
+    """
+
+    engine: str = "row"
+    chunk: int = 1
+    options: tuple[str, ...] = ()
+    threads: int = 1
+    hardware: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, ENGINES)
+        check_int("chunk", self.chunk, low=1)
+        check_int("threads", self.threads, low=1)
+        check_type("options", self.options, tuple)
+        for option in self.options:
+            check_choice("options", option, OPTIONS)
+        if self.chunk > 1 and self.engine != "graph":
+            raise InvalidValueError(f"chunk must be 1 for the engine {self.engine!r}, got {self.chunk}")
+        if {"compile", "cuda_graph"} <= set(self.options):
+            raise InvalidValueError("options must hold compile or cuda_graph, got both; leave out one")
+
+    @property
+    def label(self) -> str:
+        """What a grid says of its engine: "torch-graph x16 channels_last"."""
+        chunk = [f"x{self.chunk}"] if self.chunk > 1 else []
+        return " ".join([f"torch-{self.engine}", *chunk, *self.options])
+
+    def smaller(self) -> "EngineChoice | None":
+        """What to try when memory was too small: half the chunk, then the row engine; None: that was it."""
+        if self.chunk > 1:
+            return replace(self, chunk=self.chunk // 2)
+        if self.engine == "graph":
+            kept = tuple(option for option in self.options if option == "channels_last")
+            return replace(self, engine="row", options=kept)
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"options": list(self.options)}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "EngineChoice":
+        """What `to_dict` gave; raises InvalidTypeError or InvalidValueError for anything else."""
+        check_keys("the engine choice", saved, list(cls.__dataclass_fields__))
+        return cls(**{**saved, "options": tuple(saved.get("options", ()))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What a candidate cost: seconds per point of a row, and before the first point; CPU seconds on a CPU.
+
+    `error` is the largest difference of its losses from the row engine's, relative to them.
+    """
+
+    point_s: float
+    setup_s: float = 0.0
+    error: float = 0.0
+
+
+def candidates(
+    columns: int, point_s: float, *, on_gpu: bool, has_pictures: bool, can_compile: bool = False
+) -> list[EngineChoice]:
+    """What is worth timing beside the row engine, for rows of so many points; the most promising first.
+
+    `point_s` is what the row engine takes for a point. Chunks turn convolutions into grouped ones, which want
+    their pictures channel by channel.
+    """
+    layout = ("channels_last",) if has_pictures else ()
+    found = [EngineChoice(engine="graph", options=layout)]
+    if on_gpu:
+        found.append(EngineChoice(engine="graph", options=(*layout, "cuda_graph")))
+    if on_gpu or point_s <= MAX_CHUNKED_S:
+        sizes = chunks(columns, on_gpu=on_gpu)
+        found += [EngineChoice(engine="graph", chunk=chunk) for chunk in sizes]
+    if has_pictures:
+        found.append(EngineChoice(engine="row", options=layout))
+        found.append(EngineChoice(engine="graph"))
+    if can_compile:
+        found.append(EngineChoice(engine="graph", options=(*layout, "compile")))
+    return found
+
+
+def chunks(columns: int, *, on_gpu: bool) -> list[int]:
+    """Chunks that fill rows of `columns` points: a row in so many equal parts, none above MAX_CHUNK."""
+    parts = (1, 2) if on_gpu else (1, 2, 3, 6)
+    least = math.ceil(columns / MAX_CHUNK)
+    return sorted({math.ceil(columns / (least * n)) for n in parts if columns >= 2 * least * n}, reverse=True)
+
+
+def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: float = EXACT) -> EngineChoice:
+    """The candidate that takes the least time for `points` points, among those that are exact.
+
+    A later one of the mapping must save LEAST_GAIN to take the place of an earlier. Raises InvalidValueError
+    when none is exact.
+    """
+    best, best_s = None, math.inf
+    for choice, timing in timings.items():
+        total_s = timing.setup_s + points * timing.point_s
+        if timing.error <= tolerance and total_s < best_s * (1 - LEAST_GAIN if best else 1):
+            best, best_s = choice, total_s
+    if best is None:
+        raise InvalidValueError(f"timings must hold a candidate within {tolerance:g}, got {list(timings)}")
+    return best
+
+
+def piece(choice: EngineChoice | None, least: int) -> int:
+    """Points of a row that a worker is given at once: a multiple of the chunk, `least` or more."""
+    chunk = choice.chunk if choice else 1
+    return -(-least // chunk) * chunk
+
+
+def budget_s(points: int, point_s: float) -> float:
+    """Seconds that timing candidates may take; 0 where the row engine is done before that pays."""
+    total_s = points * point_s
+    return max(LEAST_BUDGET_S, PLAN_SHARE * total_s) if total_s >= LEAST_PLAN_S else 0.0

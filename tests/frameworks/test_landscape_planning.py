@@ -1,0 +1,147 @@
+"""The planner on real models, and workers with the engine it chose."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions import RandomDirections
+from distsummary.landscape.plan import Chunk, PlanePlan, plan_chunks
+from distsummary.landscape.planner import EXACT, EngineChoice, MemoryTooSmallError, piece
+from distsummary.landscape.quantities import Evaluation
+from distsummary.landscape.timing import plan_engine, relative_difference
+from distsummary.landscape.worker import LandscapeWorker, Task
+from tests.frameworks.landscape_nets import CRITERION, Mlp, ResNet8, fingerprint, make_net
+from tests.unit.landscape import golden_mlp
+
+MANY = 10**7  # points: timing candidates pays
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def task_of(net: Any, loss_fn: Any = CRITERION, size: int = 9, **more: Any) -> Task:
+    state = framework_of(net).state(net)
+    names = tuple(name for name, _ in framework_of(net).named_parameters(net))
+    axis = np.linspace(-1, 1, size)
+    recipe = RandomDirections(names=names)
+    plane = PlanePlan(states=[state], names=names, recipe=recipe, x=axis, y=axis, points=np.zeros((1, 2)))
+    return Task(model=net, loss_fn=loss_fn, batches=net.batches(), planes=[plane], **more)
+
+
+def grid_of(task: Task, order: Any = list) -> Any:
+    """The losses of the grid by a worker that gets the chunks in some order."""
+    chunks = [c for c in plan_chunks(task.planes, grid_chunk=piece(task.choice, 2)) if c.kind == "grid"]
+    found = np.full((9, 9), np.nan)
+    worker = LandscapeWorker(task)
+    try:
+        for chunk in order(chunks):
+            found[chunk.row, chunk.start : chunk.stop] = worker.evaluate(chunk).values
+    finally:
+        worker.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", [Mlp, ResNet8], ids=lambda kind: kind.__name__)
+def test_the_choice_is_one_that_was_timed_and_is_exact(kind: type) -> None:
+    net = make_net(kind)
+    before, threads = fingerprint(net), torch.get_num_threads()
+    planned = plan_engine(task_of(net), points=MANY)
+    timing = planned.timings[planned.choice]
+    assert timing.error <= EXACT
+    assert timing.point_s <= planned.timings[next(iter(planned.timings))].point_s
+    assert len(planned.timings) + len(planned.refused) >= 5
+    assert f"torch {torch.__version__}" in planned.choice.hardware
+    assert fingerprint(net) == before
+    assert torch.get_num_threads() == threads
+
+
+def test_any_worker_with_the_choice_gives_the_same_bits_in_any_order() -> None:
+    for choice in (EngineChoice(engine="graph", chunk=3), EngineChoice(engine="graph"), None):
+        grids = [grid_of(task_of(make_net(Mlp), choice=choice), order) for order in (list, reversed)]
+        assert np.isfinite(grids[0]).all()
+        assert grids[0].tobytes() == grids[1].tobytes()
+
+
+def test_a_short_landscape_gets_the_row_engine_after_a_glance() -> None:
+    net, calls = make_net(Mlp), []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    planned = plan_engine(task_of(net), clock=iter(np.arange(0, 1, 1e-6)).__next__)
+    assert planned.choice.engine == "row"
+    assert not planned.timings
+    assert len(calls) == 1 + 2 * 4  # the first batch is tried, two points see four batches
+
+
+def test_where_nothing_is_gained_the_row_engine_stays() -> None:
+    """A clock that ticks once a look: every candidate takes the same."""
+    ticks = iter(range(10**6))
+    planned = plan_engine(task_of(make_net(Mlp)), points=MANY, clock=lambda: float(next(ticks)))
+    assert planned.choice.engine == "row"
+    assert len(planned.timings) > 1
+
+
+def test_a_loss_that_cannot_be_recorded_is_left_to_the_row_engine() -> None:
+    def loss_fn(model: Any, batch: Any) -> Any:
+        loss = CRITERION(model(batch[0]), batch[1])
+        return loss if loss < 1.0 else loss * 2
+
+    planned = plan_engine(task_of(make_net(Mlp), loss_fn), points=MANY)
+    assert planned.choice.engine == "row"
+    assert all("CannotTraceError" in why or "no time" in why for why in planned.refused.values())
+    assert planned.refused
+
+
+def test_what_the_models_own_code_raises_is_raised() -> None:
+    net = make_net(Mlp)
+    before = fingerprint(net)
+    with pytest.raises(ZeroDivisionError):
+        plan_engine(task_of(net, lambda model, batch: 1 / 0), points=MANY)
+    assert fingerprint(net) == before
+
+
+def test_autocast_is_reported_with_its_error() -> None:
+    task = task_of(make_net(Mlp), evaluation=Evaluation(precision="bf16"))
+    assert 1e-5 < plan_engine(task, points=MANY).precision_error < 3e-2
+    assert plan_engine(task_of(make_net(Mlp)), points=MANY).precision_error == 0.0
+
+
+def test_numpy_models_have_the_naive_engine() -> None:
+    model = golden_mlp.Mlp()
+    task = Task(model=model, loss_fn=golden_mlp.cross_entropy, batches=golden_mlp.batches(), planes=[])
+    assert plan_engine(task).choice.engine == "naive"
+
+
+def test_too_little_memory_names_the_engine_to_go_on_with() -> None:
+    full: list[bool] = []
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        if full:
+            raise MemoryError
+        return CRITERION(model(batch[0]), batch[1])
+
+    point = Chunk(plane=0, kind="path", row=0, start=0, stop=1)
+    for choice, smaller in ((EngineChoice(engine="graph", chunk=4), "torch-graph x2"), (EngineChoice(), "")):
+        full.clear()
+        worker = LandscapeWorker(task_of(make_net(Mlp), loss_fn, choice=choice))
+        full.append(True)
+        with pytest.raises(MemoryTooSmallError if smaller else MemoryError) as caught:
+            worker.evaluate(point)
+        worker.close()
+        if smaller:
+            assert caught.value.smaller.label == smaller  # type: ignore[union-attr]  # it is the first error
+
+
+def test_differences_are_told_relative_to_what_a_loss_can_show() -> None:
+    base = np.array([2.0, 1.0, 1e-9, np.inf])
+    assert relative_difference(base * (1 + 1e-6), base) == pytest.approx(1e-6)
+    assert relative_difference(np.array([2.0, 1.0, 2e-9, np.inf]), base) < 1e-8
+    assert relative_difference(np.array([2.0, 1.0, 1e-9, 5.0]), base) == np.inf
+    assert relative_difference(np.array([np.nan]), np.array([np.inf])) == 0.0

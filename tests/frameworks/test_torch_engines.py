@@ -1,0 +1,238 @@
+"""Every engine, over nets of all kinds, against the float64 loop; and what an engine must leave as it was."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from distsummary.frameworks.base import framework_of
+from distsummary.landscape.planner import EngineChoice
+from distsummary.landscape.torch_trace import CannotTraceError
+from tests.frameworks.landscape_nets import (
+    CRITERION,
+    NETS,
+    XS,
+    YS,
+    Cnn,
+    Mlp,
+    Net,
+    Pooled,
+    ResNet8,
+    Words,
+    engine_at,
+    fingerprint,
+    float64_losses,
+    make_net,
+    plane_of,
+)
+
+EXACT = 5e-6
+CHOICES = [
+    EngineChoice(engine="naive"),
+    EngineChoice(engine="row"),
+    EngineChoice(engine="row", options=("channels_last",)),
+    EngineChoice(engine="graph"),
+    EngineChoice(engine="graph", options=("channels_last",)),
+    EngineChoice(engine="graph", chunk=4),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several are slow beside busy neighbours."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def losses_of(engine: Any) -> Any:
+    """At XS x YS; the engine is closed."""
+    try:
+        return np.concatenate([engine.row_values(y, XS)[:, 0] for y in YS])
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
+@pytest.mark.parametrize("kind", NETS, ids=lambda kind: kind.__name__)
+def test_every_engine_agrees_with_the_float64_loop(kind: type[Net], choice: EngineChoice) -> None:
+    for normalization in ("filter", "layer"):  # with "filter" biases and BN stay, with "layer" all moves
+        net = make_net(kind)
+        batches, before = net.batches(), fingerprint(net)
+        losses = losses_of(engine_at(net, batches, choice, normalization=normalization))
+        np.testing.assert_allclose(
+            losses, float64_losses(net, batches, normalization=normalization), rtol=EXACT
+        )
+        assert fingerprint(net) == before
+
+
+@pytest.mark.parametrize("kind", [Mlp, Cnn, Words], ids=lambda kind: kind.__name__)
+def test_float64_is_the_loop_to_its_last_digits(kind: type[Net]) -> None:
+    for engine in ("naive", "row", "graph"):
+        net = make_net(kind)
+        batches, before = net.batches(), fingerprint(net)
+        opened = engine_at(net, batches, EngineChoice(engine=engine), precision="float64")
+        np.testing.assert_allclose(losses_of(opened), float64_losses(net, batches), rtol=1e-12)
+        assert fingerprint(net) == before
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_row_in_pieces_is_the_row_bit_for_bit(chunk: int) -> None:
+    for kind in (Mlp, ResNet8):
+        net = make_net(kind)
+        engine = engine_at(net, net.batches(), EngineChoice(engine="graph", chunk=chunk))
+        try:
+            xs = np.linspace(-1, 1, 11)
+            whole = engine.row_values(0.3, xs)
+            engine.row_values(0.9, xs[:3])
+            pieces = [engine.row_values(0.3, xs[start : start + 4]) for start in (8, 0, 4)]
+        finally:
+            engine.close()
+        assert np.concatenate([pieces[1], pieces[2], pieces[0]]).tobytes() == whole.tobytes()
+
+
+def test_two_engines_with_one_choice_give_the_same_bits() -> None:
+    found = set()
+    for _ in range(2):
+        net = make_net(ResNet8)
+        choice = EngineChoice(engine="graph", options=("channels_last",))
+        found.add(losses_of(engine_at(net, net.batches(), choice)).tobytes())
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
+def test_a_checkpoint_is_evaluated_with_its_own_buffers_and_the_plane_stays(choice: EngineChoice) -> None:
+    net = make_net(Cnn)
+    batches = net.batches()
+    engine = engine_at(net, batches, choice)
+    try:
+        row = engine.row_values(0.2, XS)
+        state = framework_of(net).state(net)
+        other = {name: array * 1.1 + 0.01 * (array.ndim == 1) for name, array in state.items()}
+        loss = engine.state_values(other)[0]
+        again = engine.row_values(0.2, XS)
+    finally:
+        engine.close()
+    assert again.tobytes() == row.tobytes()
+    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+        if name in other:
+            tensor.data.copy_(torch.tensor(other[name]))
+    assert loss == pytest.approx(float64_losses(net, batches, points=[(0.0, 0.0)])[0], rel=EXACT)
+
+
+def test_a_second_plane_takes_the_place_of_the_first() -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+    centre, directions, _ = plane_of(net, "layer")
+    for choice in CHOICES:
+        engine = engine_at(net, batches, choice)
+        try:
+            engine.row_values(YS[0], XS)
+            engine.set_plane(centre, directions)
+            losses = np.concatenate([engine.row_values(y, XS)[:, 0] for y in YS])
+        finally:
+            engine.close()
+        np.testing.assert_allclose(losses, float64_losses(net, batches, normalization="layer"), rtol=EXACT)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
+def test_an_error_in_the_loss_leaves_the_model_as_it_was(choice: EngineChoice) -> None:
+    net, calls = make_net(Cnn), []
+    batches, before, noise = net.batches(), fingerprint(net), torch.get_rng_state()
+    torch.set_num_threads(3)  # an engine computes with one, and gives them back
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 2:
+            raise ZeroDivisionError("in the loss")
+        return CRITERION(model(batch[0]), batch[1])
+
+    engine = engine_at(net, batches, choice, loss_fn=loss_fn)
+    with pytest.raises((ZeroDivisionError, CannotTraceError), match="in the loss"):
+        engine.row_values(0.1, XS)
+    engine.close()
+    engine.close()
+    assert fingerprint(net) == before
+    assert torch.equal(torch.get_rng_state(), noise)
+    assert torch.get_num_threads() == 3
+    CRITERION(net(net.batch(4)[0]), net.batch(4)[1]).backward()
+    assert net.head.weight.grad is not None
+
+
+def dropped(model: Any, batch: Any) -> Any:
+    return CRITERION(nn.functional.dropout(model(batch[0]), 0.5), batch[1])
+
+
+def branching(model: Any, batch: Any) -> Any:
+    loss = CRITERION(model(batch[0]), batch[1])
+    return loss if loss < 1.0 else loss.log() + 1
+
+
+def counting(model: Any, batch: Any) -> Any:
+    losses = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return losses[losses > 0.5].sum() / 8
+
+
+def in_numpy(model: Any, batch: Any) -> Any:
+    return float(np.mean(model(batch[0]).numpy() ** 2))
+
+
+@pytest.mark.parametrize("loss_fn", [dropped, branching, counting, in_numpy], ids=lambda f: f.__name__)
+def test_a_loss_that_cannot_be_recorded_is_refused_and_the_row_engine_takes_it(loss_fn: Any) -> None:
+    net = make_net(Mlp)
+    before = fingerprint(net)
+    engine = engine_at(net, net.batches(), EngineChoice(engine="graph"), loss_fn=loss_fn)
+    with pytest.raises(CannotTraceError):
+        engine.row_values(0.1, XS)
+    engine.close()
+    assert fingerprint(net) == before
+    assert np.isfinite(losses_of(engine_at(net, net.batches(), loss_fn=loss_fn))).all()
+
+
+def test_dropout_in_training_mode_is_refused_and_batch_statistics_are_not() -> None:
+    chosen = EngineChoice(engine="graph")
+    engine = engine_at(make_net(Cnn), make_net(Cnn).batches(), chosen, mode="mindspore")
+    with pytest.raises(CannotTraceError, match="bernoulli"):
+        engine.row_values(0.1, XS)
+    engine.close()
+    net = make_net(ResNet8)
+    batches = net.batches()
+    row = losses_of(engine_at(net, batches, mode="mindspore"))
+    for choice in (chosen, EngineChoice(engine="graph", chunk=4)):
+        np.testing.assert_allclose(
+            losses_of(engine_at(net, batches, choice, mode="mindspore")), row, rtol=2e-6
+        )
+
+
+def test_only_what_must_be_is_done_at_a_point() -> None:
+    """The first convolution and the folded BN are slots; no copy is made of the flat pictures."""
+    net = make_net(Pooled)
+    engine = engine_at(net, net.batches()[:1], EngineChoice(engine="graph", options=("channels_last",)))
+    try:
+        engine.row_values(0.1, XS)
+        (bound,) = engine._bound.values()
+        names = [str(node.target) for node in bound.program.parts.point.graph.nodes]
+    finally:
+        engine.close()
+    assert sum("convolution" in name for name in names) == 1
+    resnet = make_net(ResNet8)
+    engine = engine_at(resnet, resnet.batches()[:1], EngineChoice(engine="graph"))
+    try:
+        engine.row_values(0.1, XS)
+        (bound,) = engine._bound.values()
+        names = [str(node.target) for node in bound.program.parts.point.graph.nodes]
+    finally:
+        engine.close()
+    assert sum("convolution" in name for name in names) == 8  # of nine: the first is affine
+    assert not any("norm" in name for name in names)
+
+
+def test_parameters_of_mixed_precision_are_refused_by_the_graph_engine_only() -> None:
+    net = make_net(Mlp)
+    net.layers[2].to(torch.float64)
+    with pytest.raises(CannotTraceError, match="all float32 or all float64"):
+        engine_at(net, net.batches(), EngineChoice(engine="graph"))

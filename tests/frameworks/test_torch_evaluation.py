@@ -1,0 +1,271 @@
+"""What is computed at a point beside the loss, and how the batches are gone through."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscape.planner import EngineChoice
+from tests.frameworks.landscape_nets import (
+    CRITERION,
+    XS,
+    Cnn,
+    Mlp,
+    ResNet8,
+    engine_at,
+    fingerprint,
+    float64_losses,
+    make_net,
+)
+
+ROW, GRAPH = EngineChoice(), EngineChoice(engine="graph")
+CHUNKED = EngineChoice(engine="graph", chunk=4)
+ENGINES = pytest.mark.parametrize("choice", [ROW, GRAPH, CHUNKED], ids=lambda choice: choice.label)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def accuracy(outputs: Any, labels: Any) -> Any:
+    return (outputs.argmax(1) == labels).float().mean()
+
+
+def values_of(engine: Any, y: float = 0.4) -> dict[str, Any]:
+    """The quantities of a row by name; the engine is closed."""
+    try:
+        return dict(zip(engine.quantities, engine.row_values(y, XS).T, strict=True))
+    finally:
+        engine.close()
+
+
+def by_hand(net: Any, batches: list[Any], y: float = 0.4) -> list[tuple[Any, Any]]:
+    """(losses of all rows, outputs) at every point of the row, float64."""
+    found: list[tuple[Any, Any]] = []
+
+    def collect(outputs: Any, labels: Any) -> Any:
+        rows = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        found.append((rows.numpy(), outputs.numpy()))
+        return rows.mean()
+
+    float64_losses(net, batches, collect, points=[(y, x) for x in XS])
+    count = len(batches)
+    return [
+        tuple(np.concatenate(parts) for parts in zip(*found[k : k + count], strict=True))  # type: ignore[misc]
+        for k in range(0, len(found), count)
+    ]
+
+
+@ENGINES
+def test_all_quantities_come_from_one_pass(choice: EngineChoice) -> None:
+    net = make_net(Mlp)
+    batches, calls = net.batches(), []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    engine = engine_at(net, batches, choice, metrics={"accuracy": accuracy}, classes=4, stderr=True)
+    before = len(calls)
+    found = values_of(engine)
+    if choice == ROW:
+        assert len(calls) - before == len(XS) * len(batches)
+    labels = np.concatenate([b.numpy() for _, b in batches])
+    assert list(found) == ["loss", "accuracy", *(f"loss[{n}]" for n in range(4)), "stderr"]
+    for k, (losses, outputs) in enumerate(by_hand(net, batches)):
+        assert found["loss"][k] == pytest.approx(losses.mean(), rel=5e-6)
+        assert found["accuracy"][k] == pytest.approx((outputs.argmax(1) == labels).mean(), rel=1e-6)
+        assert found["stderr"][k] == pytest.approx(losses.std(ddof=1) / np.sqrt(len(losses)), rel=1e-5)
+        for number in range(3):
+            expected = losses[labels == number].mean()
+            assert found[f"loss[{number}]"][k] == pytest.approx(expected, rel=5e-6)
+    assert np.isnan(found["loss[3]"]).all()  # no row has it
+
+
+@ENGINES
+def test_several_data_sets_are_evaluated_at_each_point(choice: EngineChoice) -> None:
+    net = make_net(Mlp)
+    data = {"train": net.batches(), "test": [net.batch(7)]}
+    engine = engine_at(net, data, choice, metrics={"accuracy": accuracy})
+    assert engine.samples == 29
+    found = values_of(engine)
+    assert list(found) == ["train/loss", "train/accuracy", "test/loss", "test/accuracy"]
+    points = [(0.4, x) for x in XS]
+    for name, batches in data.items():
+        exact = float64_losses(net, batches, points=points)
+        np.testing.assert_allclose(found[f"{name}/loss"], exact, rtol=5e-6)
+
+
+def test_a_loss_of_model_and_batch_may_give_its_outputs_to_metrics() -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        outputs = model(batch[0])
+        return CRITERION(outputs, batch[1]), outputs
+
+    def errors(outputs: Any, batch: Any) -> Any:
+        return 1 - accuracy(outputs, batch[1])
+
+    found = values_of(engine_at(net, batches, GRAPH, loss_fn=loss_fn, metrics={"errors": errors}))
+    plain = values_of(engine_at(net, batches, ROW, metrics={"accuracy": accuracy}))
+    np.testing.assert_allclose(found["loss"], plain["loss"], rtol=5e-6)
+    np.testing.assert_allclose(found["errors"], 1 - plain["accuracy"], rtol=1e-6)
+
+
+def test_without_losses_of_rows_the_error_comes_from_batches() -> None:
+    net = make_net(Mlp)
+    batches = [net.batch(8) for _ in range(6)]
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        return CRITERION(model(batch[0]), batch[1])
+
+    found = values_of(engine_at(net, batches, ROW, loss_fn=loss_fn, stderr=True))
+    for k, (losses, _) in enumerate(by_hand(net, batches)):
+        means = losses.reshape(6, 8).mean(axis=1)
+        assert found["stderr"][k] == pytest.approx(means.std(ddof=1) / np.sqrt(6), rel=1e-4)
+    with pytest.raises(LandscapeError, match="reduction='none'"):
+        engine_at(net, batches, ROW, loss_fn=loss_fn, classes=3)
+
+
+def test_a_weighted_criterion_is_not_taken_apart() -> None:
+    net = make_net(Mlp)
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]))
+    engine = engine_at(net, net.batches(), ROW, loss_fn=weighted, stderr=True)
+    found = values_of(engine)
+    plain = values_of(engine_at(net, net.batches(), ROW, loss_fn=weighted))
+    assert list(found) == ["loss", "stderr"]
+    assert found["loss"].shape == plain["loss"].shape
+    assert not engine._measure.has_rows
+
+
+class Reader:
+    """A loader that counts how often it is read."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches, self.reads = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.reads += 1
+        return iter(self.batches)
+
+
+@ENGINES
+def test_streamed_data_is_read_once_for_a_block_of_points(choice: EngineChoice) -> None:
+    net = make_net(Cnn)
+    batches = net.batches()
+    resident = values_of(engine_at(net, batches, choice, metrics={"accuracy": accuracy}))
+    loader = Reader(batches)
+    engine = engine_at(net, loader, choice, metrics={"accuracy": accuracy}, streamed=True)
+    assert engine.samples == 29
+    before = loader.reads
+    streamed = values_of(engine)
+    assert loader.reads - before == 1
+    for name, values in resident.items():
+        np.testing.assert_allclose(streamed[name], values, rtol=5e-6)
+    with pytest.raises(InvalidTypeError, match="streamed batches are read again"):
+        engine_at(net, iter(batches), choice, streamed=True)
+
+
+@ENGINES
+def test_points_stop_when_their_error_is_small_enough_and_the_pairing_stays(choice: EngineChoice) -> None:
+    net = make_net(Mlp)
+    batches = [net.batch(8) for _ in range(8)]
+    full = values_of(engine_at(net, batches, choice, stderr=True))
+    tolerance = float(np.median(full["stderr"]) * 1.3)
+    found = values_of(engine_at(net, batches, choice, tolerance=tolerance))
+    rows = found["rows"]
+    assert set(rows) <= {8.0 * k for k in range(1, 9)}
+    assert len(set(rows)) > 1
+    done = found["stderr"] <= tolerance
+    assert done[rows < 64].all()
+    for k, (losses, _) in enumerate(by_hand(net, batches)):
+        used = losses[: int(rows[k])]  # the first batches, the same for all points
+        assert found["loss"][k] == pytest.approx(used.mean(), rel=5e-6)
+
+
+@ENGINES
+def test_a_diverged_point_costs_one_batch(choice: EngineChoice) -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+    losses = values_of(engine_at(net, [batches[0]], choice))["loss"]
+    cap = float(np.median(losses))
+    found = values_of(engine_at(net, batches, choice, cap=cap))
+    cut = losses > cap
+    np.testing.assert_array_equal(found["rows"], np.where(cut, 8, 29))
+    np.testing.assert_allclose(found["loss"][cut], losses[cut], rtol=2e-6)
+
+
+@pytest.mark.parametrize("choice", [ROW, GRAPH, EngineChoice(engine="graph", chunk=4)], ids=lambda c: c.label)
+def test_batch_statistics_are_those_of_each_batch_and_leave_the_running_ones(choice: EngineChoice) -> None:
+    net = make_net(ResNet8)
+    batches, before = net.batches(), fingerprint(net)
+    found = values_of(engine_at(net, batches, choice, bn_mode="batch"))
+
+    def in_training(model: Any, batch: Any) -> Any:
+        model.train()
+        return CRITERION(model(batch[0]), batch[1])
+
+    expected = values_of(engine_at(net, batches, EngineChoice(engine="naive"), loss_fn=in_training))
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=5e-6)
+    assert fingerprint(net) == before
+    assert abs(found["loss"] / values_of(engine_at(net, batches, choice))["loss"] - 1).max() > 1e-3
+
+
+def test_recomputed_statistics_are_those_of_all_batches_at_each_point() -> None:
+    net = make_net(ResNet8)
+    batches, before = [net.batch(8) for _ in range(3)], fingerprint(net)
+    engine = engine_at(net, batches, bn_mode="recompute")
+    assert engine.bn_mode == "recompute"
+    found = values_of(engine)["loss"]
+    assert fingerprint(net) == before
+
+    def two_passes(model: Any, batch: Any) -> Any:
+        for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
+            norm.reset_running_stats()
+            norm.momentum = None
+        model.train()
+        for inputs, _ in batches:
+            model(inputs)
+        model.eval()
+        return CRITERION(model(batch[0]), batch[1])
+
+    expected = values_of(engine_at(net, batches, EngineChoice(engine="naive"), loss_fn=two_passes))["loss"]
+    np.testing.assert_allclose(found, expected, rtol=5e-6)
+    assert fingerprint(net) == before
+    with pytest.raises(LandscapeError, match="does not recompute"):
+        engine_at(net, batches, GRAPH, bn_mode="recompute")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_autocast_is_used_when_asked_for_and_only_then(precision: str) -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+    exact = values_of(engine_at(net, batches))["loss"]
+    rough = values_of(engine_at(net, batches, precision=precision))["loss"]
+    error = np.abs(rough / exact - 1).max()
+    assert 1e-6 < error < 3e-2
+    recorded = values_of(engine_at(net, batches, GRAPH, precision=precision))["loss"]
+    np.testing.assert_allclose(recorded, rough, rtol=1e-2)
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    net = make_net(Mlp)
+    batches, before = net.batches(), fingerprint(net)
+    with pytest.raises(InvalidValueError, match="bn_mode must be 'batch' in mode 'mindspore'"):
+        engine_at(net, batches, mode="mindspore", bn_mode="eval")
+    with pytest.raises(InvalidTypeError, match=r"class need batches \(inputs, labels\)"):
+        engine_at(net, [[b[0]] for b in batches], loss_fn=lambda model, b: model(b[0]).sum(), classes=2)
+    with pytest.raises(InvalidValueError, match="at least one data set"):
+        engine_at(net, {})
+    with pytest.raises(InvalidValueError, match="at least one batch"):
+        engine_at(net, {"train": batches, "test": []})
+    with pytest.raises(InvalidValueError, match="at least one batch"):
+        engine_at(net, Reader([]), streamed=True)
+    with pytest.raises(LandscapeError, match="no rows"):
+        engine_at(net, [(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))])
+    assert fingerprint(net) == before

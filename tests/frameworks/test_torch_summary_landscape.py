@@ -1,0 +1,70 @@
+"""SummaryLandscape for a torch model, with the four values that MindSpore's callback_fn returns."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import distsummary as ds
+from tests.unit.landscape import golden_mlp
+
+
+class Mlp(nn.Module):
+    """The golden run's net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.d1 = nn.Linear(4, 5)
+        self.d2 = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, 4) -> (N, 3)."""
+        return self.d2(torch.tanh(self.d1(x)))
+
+
+def callback_fn() -> tuple[Any, ...]:
+    data = [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in golden_mlp.batches()]
+    return nn.CrossEntropyLoss(), Mlp(), data, {"Loss": None}
+
+
+def test_a_torch_net_and_a_criterion_give_mindspores_landscapes(tmp_path: Path) -> None:
+    landscapes = ds.SummaryLandscape(golden_mlp.GOLDEN / "summary", mode="mindspore")
+    grids = landscapes.gen_landscapes_with_multi_process(callback_fn, device_ids=[0], output=tmp_path)
+    stored = golden_mlp.stored()
+    assert {grid.tag for grid in grids.values()} == stored.keys()
+    for grid in grids.values():
+        if grid.decomposition == "PCA":
+            np.testing.assert_allclose(grid.z, stored[grid.tag]["z"], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(grid.path_loss, stored[grid.tag]["pz"], rtol=0, atol=1e-5)
+    assert sorted(path.name for path in (tmp_path / "landscape").glob("*.png")) == [
+        f"landscape_{which}{suffix}" for which in ("1-4", "3-6", "6") for suffix in (".png", "_surface.png")
+    ]
+
+
+def test_a_run_of_torch_is_drawn_from_its_trajectory(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, criterion = Mlp(), nn.CrossEntropyLoss()
+    _, _, data, _ = callback_fn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = {"intervals": [[1, 3, 5, 7]], "landscape_size": 5, "num_samples": 16}
+    with ds.init(tmp_path / "run", watch=model, optimizer=optimizer, collect_landscape=path) as run:
+        for inputs, targets in run.steps((data * 4)[:8]):
+            loss = criterion(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss)
+    landscapes = ds.SummaryLandscape(tmp_path / "run")
+    grids = landscapes.gen_landscapes_with_multi_process(lambda: (model, criterion, data), device_ids=[])
+    assert (grids["pca"].numbers, grids["pca"].samples) == ((1, 3, 5, 7), 16)
+    assert grids["pca"].z.shape == (5, 5)
+    with torch.no_grad():
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        centre = np.mean([float(criterion(model(x), y)) for x, y in data[:2]])
+    # the last checkpoint is that of step 7, the model went on to step 8
+    assert grids["pca"].true_loss[-1] > centre
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    landscapes.clean_ckpt()
+    assert not (tmp_path / "run" / "ckpt_dir").exists()

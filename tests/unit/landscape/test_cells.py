@@ -1,0 +1,43 @@
+import numpy as np
+
+from distsummary.landscape.cells import drape, finite_runs, thinned, whole_cells
+
+
+def test_a_cell_is_whole_if_its_four_corners_are_finite() -> None:
+    heights = np.zeros((3, 4))
+    heights[0, 1] = np.nan
+    assert whole_cells(heights).tolist() == [[0, 2], [1, 0], [1, 1], [1, 2]]
+    heights[1, 2] = -np.inf
+    assert whole_cells(heights).tolist() == [[1, 0]]
+    assert whole_cells(np.zeros((1, 4))).shape == (0, 2)
+
+
+def test_finite_runs_lie_between_what_is_not_finite() -> None:
+    values = np.array([np.nan, 1.0, 2.0, np.inf, 3.0])
+    assert finite_runs(values) == [range(1, 3), range(4, 5)]
+    assert finite_runs(values[:1]) == []
+    assert finite_runs(np.zeros(3)) == [range(3)]
+
+
+def test_thinned_keeps_both_ends() -> None:
+    assert thinned(5, 9).tolist() == [0, 1, 2, 3, 4]
+    assert thinned(100, 3).tolist() == [0, 50, 99]
+    assert thinned(1, 3).tolist() == [0]
+
+
+def test_a_draped_path_has_the_height_of_the_surface_everywhere() -> None:
+    x, y = np.array([0.0, 1.0, 3.0]), np.array([-1.0, 1.0])
+    heights = np.add.outer(10 * y, x)  # bilinear itself
+    along = drape(x, y, heights, np.array([[0.0, -1.0], [3.0, 1.0], [0.5, 0.0]]), per_leg=4)
+    assert along.shape == (9, 3)
+    assert along[0].tolist() == [0.0, -1.0, -10.0]
+    assert along[4].tolist() == [3.0, 1.0, 13.0]
+    np.testing.assert_allclose(along[:, 2], along[:, 0] + 10 * along[:, 1])
+
+
+def test_a_draped_path_has_no_height_off_the_grid_and_over_a_hole() -> None:
+    x = y = np.array([0.0, 1.0, 2.0])
+    heights = np.zeros((3, 3))
+    heights[2, 2] = np.inf
+    along = drape(x, y, heights, np.array([[-0.5, 0.5], [0.5, 0.5], [1.5, 1.5]]), per_leg=2)
+    assert np.isfinite(along[:, 2]).tolist() == [False, True, True, False, False]

@@ -1,0 +1,70 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import LandscapeError
+from distsummary.landscape.interpolate import barrier, line, triangle
+from distsummary.landscape.pca import locate
+
+NAMES = ["a", "b"]
+
+
+def point(*values: float) -> dict[str, Any]:
+    return {"a": np.array(values[:2], np.float32), "b": np.array([values[2:]], np.float32)}
+
+
+def flat(direction: Any) -> Any:
+    return np.concatenate([direction[name].reshape(-1) for name in NAMES])
+
+
+def test_a_line_leads_from_its_start_at_minus_one_to_its_end_at_zero() -> None:
+    start, end = point(1, 2, 3), point(4, 6, -3)
+    axis = line(start, end, NAMES)
+    assert flat(axis.x).tolist() == [3, 4, -6]
+    assert not flat(axis.y).any()
+    path = locate([start, end], NAMES, axis)
+    np.testing.assert_allclose(path.points, [(-1, 0), (0, 0)], atol=1e-12)
+    np.testing.assert_allclose(path.residuals, 0, atol=1e-7)
+
+
+def test_a_triangle_has_unit_axes_the_first_along_its_first_side() -> None:
+    corners = [point(1, 0, 0), point(3, 0, 0), point(2, 5, 0)]
+    axes = triangle(corners, NAMES)
+    np.testing.assert_allclose(flat(axes.x), [1, 0, 0], atol=1e-7)
+    np.testing.assert_allclose(flat(axes.y), [0, 1, 0], atol=1e-7)
+    path = locate(corners, NAMES, axes)
+    np.testing.assert_allclose(path.points, [(-1, -5), (1, -5), (0, 0)], atol=1e-6)
+    np.testing.assert_allclose(path.residuals, 0, atol=1e-6)
+
+
+def test_points_without_a_line_or_plane_are_refused() -> None:
+    one, two = point(1, 2, 3), point(2, 4, 6)
+    with pytest.raises(LandscapeError, match="both ends of the line are equal"):
+        line(one, one, NAMES)
+    for corners in ([one, two, point(4, 8, 12)], [one, one, two], [one, two, two], [one, two, one]):
+        with pytest.raises(LandscapeError, match="straight line"):
+            triangle(corners, NAMES)
+    with pytest.raises(LandscapeError, match="three corners, got 2"):
+        triangle([one, two], NAMES)
+    for build in (lambda bad: line(bad, one, NAMES), lambda bad: triangle([one, two, bad], NAMES)):
+        with pytest.raises(LandscapeError, match="NaN or Inf"):
+            build(point(1, np.nan, 1))
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([1, 1, 1], 0),
+        ([2, 1, 0], 0),
+        ([2, 0, 1], 0),
+        ([1, 3, 1], 2),
+        ([0, 3, 2], 2),
+        ([1, np.nan, 1], np.inf),
+        ([1, 2, np.inf], np.inf),
+    ],
+)
+def test_a_barrier_is_what_rises_above_the_straight_line_between_the_ends(
+    losses: list[float], expected: float
+) -> None:
+    assert barrier(np.array(losses, np.float64)) == expected

@@ -1,0 +1,80 @@
+"""The naive engine with all its quantities, on the numpy reference net."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscape.directions import Directions
+from distsummary.landscape.engines import open_engine
+from distsummary.landscape.quantities import Evaluation
+from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
+
+
+def row_losses(logits: Any, labels: Any) -> Any:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+
+
+def opened(loss_fn: Any = row_losses, data: Any = None, **evaluation: Any) -> Any:
+    model = Mlp(np.float64)
+    names = list(model.parameters)
+    rng = np.random.default_rng(5)
+    x, y = ({n: rng.normal(size=model.parameters[n].shape) for n in names} for _ in range(2))
+    engine: Any = open_engine(
+        model, loss_fn, data or batches(), names=names, mode="standard", evaluation=Evaluation(**evaluation)
+    )
+    engine.set_plane({n: a.copy() for n, a in model.parameters.items()}, Directions(x=x, y=y))
+    return engine
+
+
+def accuracy(logits: Any, labels: Any) -> float:
+    return float((logits.argmax(axis=1) == labels).mean())
+
+
+def test_a_point_gives_the_loss_metrics_classes_and_its_error() -> None:
+    engine = opened(metrics={"accuracy": accuracy}, classes=3, stderr=True)
+    loss, right, *rest = engine.row_values(0.0, np.array([0.0]))[0]
+    net = Mlp(np.float64)
+    data, labels = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
+    losses = row_losses(net(data), labels)
+    assert engine.quantities == ("loss", "accuracy", "loss[0]", "loss[1]", "loss[2]", "stderr")
+    assert loss == pytest.approx(losses.mean(), rel=1e-12)
+    assert right == pytest.approx(accuracy(net(data), labels), rel=1e-12)
+    expected = [losses[labels == number].mean() for number in range(3)]
+    np.testing.assert_allclose(rest, [*expected, losses.std(ddof=1) / np.sqrt(len(losses))])
+
+
+def test_data_sets_early_stops_and_streams_are_those_of_every_engine() -> None:
+    read = []
+
+    class Loader:
+        def __iter__(self) -> Any:
+            read.append(1)
+            return iter(batches())
+
+    engine = opened(data={"all": Loader(), "first": batches()[:1]}, cap=0.0, streamed=True)
+    count = len(read)
+    values = engine.row_values(0.3, np.array([0.0, 0.5]))
+    assert engine.quantities == ("all/loss", "all/rows", "first/loss", "first/rows")
+    np.testing.assert_array_equal(values[:, [1, 3]], 8)
+    np.testing.assert_array_equal(values[:, 0], values[:, 2])
+    assert len(read) - count == 2  # this engine reads them for each point
+
+
+def test_means_are_enough_for_the_loss_but_not_for_classes() -> None:
+    exact = opened().row_values(0.3, np.array([0.5]))
+    np.testing.assert_allclose(opened(cross_entropy).row_values(0.3, np.array([0.5])), exact, rtol=1e-6)
+    with pytest.raises(LandscapeError, match="one loss for each row"):
+        opened(cross_entropy, classes=3).row_values(0.0, np.array([0.0]))
+    with pytest.raises(LandscapeError, match=r"got shape \(8, 3\)"):
+        opened(lambda logits, _: logits).row_values(0.0, np.array([0.0]))
+
+
+def test_what_only_torch_models_have_is_refused() -> None:
+    for field, value in (("precision", "bf16"), ("bn_mode", "batch")):
+        with pytest.raises(InvalidValueError, match="are for torch models"):
+            opened(**{field: value})
+    with pytest.raises(InvalidTypeError, match="streamed batches are read again"):
+        opened(data=iter(batches()), streamed=True)

@@ -1,0 +1,107 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.checkpoints.mapped import MappedState
+from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscape.parameters import canonical, moving, near, select
+
+NAMES = [
+    "model.layers.0.q_proj.weight",
+    "model.layers.0.q_proj.lora_A.weight",
+    "model.layers.0.q_proj.lora_B.weight",
+    "model.layers.1.mlp.weight",
+    "lm_head.weight",
+]
+
+
+class Tied:
+    """A numpy model whose head is its embedding."""
+
+    def __init__(self) -> None:
+        embedding = np.arange(6, dtype=np.float32).reshape(3, 2)
+        self.parameters = {"embed": embedding, "fc.weight": np.ones((2, 2), np.float32), "head": embedding}
+        self.buffers = {"running_mean": np.zeros(2, np.float32)}
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+def test_names_are_chosen_by_text_or_regular_expression_in_the_models_order() -> None:
+    assert select(NAMES, "lora") == NAMES[1:3]
+    assert select(NAMES, ["lm_head", r"layers\.1\."]) == NAMES[3:]
+    assert select(NAMES, [r"lora_A", "lora"]) == NAMES[1:3]
+    assert select(NAMES, [r"^lm_head\.weight$"]) == NAMES[4:]
+
+
+def test_a_pattern_that_is_found_nowhere_is_refused_with_names_that_are_near() -> None:
+    with pytest.raises(InvalidValueError, match=r"'lorra_A' is found in no .*near are .*q_proj\.lora_A"):
+        select(NAMES, ["lm_head", "lorra_A"])
+    with pytest.raises(InvalidValueError, match=r"only in what is frozen or a buffer: bn\.running_mean"):
+        select(NAMES, "running", others=lambda: ["bn.running_mean"])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "error", "match"),
+    [
+        ([], InvalidValueError, "at least one name"),
+        (3, InvalidTypeError, "parameters must be Sequence"),
+        (["lora", 3], InvalidTypeError, "an item of parameters must be str"),
+        (["lora("], InvalidValueError, "not a regular expression"),
+    ],
+)
+def test_patterns_that_are_none_are_refused(patterns: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        select(NAMES, patterns)
+
+
+def test_near_names_are_the_likest_first_and_never_none() -> None:
+    assert near("lora_b", NAMES)[0] == NAMES[2]
+    assert near("lm_heat", NAMES)[0] == "lm_head.weight"
+    assert near("zzzz", NAMES) == NAMES
+
+
+def test_what_moves_is_each_tensor_once_under_its_first_name() -> None:
+    found = moving(Tied(), "standard")
+    assert found.names == ("embed", "fc.weight")
+    assert found.shapes["embed"] == (3, 2)
+    assert found.tied == {"head": "embed"}
+    assert moving(Tied(), "standard", ["fc"]).names == ("fc.weight",)
+    with pytest.raises(InvalidValueError, match=r"frozen or a buffer: running_mean"):
+        moving(Tied(), "standard", "running")
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_a_state_may_have_either_name_of_a_tied_parameter_or_both(is_mapped: bool, tmp_path: Any) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+    def stored(state: dict[str, Any]) -> Any:
+        if not is_mapped:
+            return state
+        write_ckpt(tmp_path / "a.ckpt", state)
+        return map_ckpt(tmp_path / "a.ckpt")
+
+    for names in [("embed",), ("head",), ("embed", "head")]:
+        state = canonical("checkpoint 1", stored(dict.fromkeys(names, array)), {"head": "embed"})
+        assert np.array_equal(state["embed"], array)
+        assert isinstance(state, MappedState) is is_mapped
+    different = {"embed": array, "head": array + 1}
+    with pytest.raises(InvalidValueError, match="checkpoint 1 has different values for embed and head"):
+        canonical("checkpoint 1", stored(different), {"head": "embed"})
+
+
+def test_a_state_that_is_no_mapping_or_lacks_a_parameter_is_refused() -> None:
+    found = moving(Tied(), "standard")
+    with pytest.raises(InvalidTypeError, match="checkpoint 4 must be arrays by name, got list"):
+        found.check("checkpoint 4", [1, 2])  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(InvalidValueError, match=r"checkpoint 4 and the model.*fc\.weight"):
+        found.check("checkpoint 4", {"head": np.zeros((3, 2))})
+
+
+def test_a_model_without_parameters_has_no_landscape() -> None:
+    empty = Tied()
+    empty.parameters = {}
+    with pytest.raises(LandscapeError, match="no trainable parameters"):
+        moving(empty, "standard")

@@ -1,0 +1,127 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.landscape.quantities import MIN_BATCHES, BatchFacts, Evaluation, Tally, quantity_names
+
+HERE = np.zeros(1, int)
+
+
+def facts(rows: int, classes: tuple[int, ...] = (), weight: float | None = None) -> BatchFacts:
+    return BatchFacts(
+        weight=rows if weight is None else weight, rows=rows, class_rows=np.array(classes, float)
+    )
+
+
+def test_the_loss_is_the_mean_over_rows_or_over_batches() -> None:
+    by_rows, by_batches = (Tally(Evaluation(), 1, has_rows=False) for _ in range(2))
+    for loss, rows in ((1.0, 6), (4.0, 2)):
+        by_rows.add(HERE, np.array([[loss]]), facts(rows))
+        by_batches.add(HERE, np.array([[loss]]), facts(rows, weight=1.0))
+    assert by_rows.values()[0] == [(6 + 8) / 8]
+    assert by_batches.values()[0] == [2.5]
+
+
+def test_the_standard_error_from_rows_is_that_of_the_mean_of_all_rows() -> None:
+    losses = np.random.default_rng(0).gamma(2.0, size=23)
+    tally = Tally(Evaluation(stderr=True), 1, has_rows=True)
+    for part in (losses[:10], losses[10:20], losses[20:]):
+        tally.add(HERE, np.array([[part.mean(), (part**2).mean()]]), facts(len(part)))
+    mean, error = tally.values()[0]
+    assert mean == pytest.approx(losses.mean(), rel=1e-12)
+    assert error == pytest.approx(losses.std(ddof=1) / np.sqrt(23), rel=1e-12)
+
+
+def test_the_standard_error_from_batches_is_that_of_the_mean_of_equal_batches() -> None:
+    losses = np.array([1.0, 1.5, 0.75, 2.0])
+    tally = Tally(Evaluation(stderr=True), 1, has_rows=False)
+    for loss in losses:
+        tally.add(HERE, np.array([[loss]]), facts(8))
+    assert tally.values()[0, 1] == pytest.approx(losses.std(ddof=1) / 2, rel=1e-12)
+
+
+def test_an_error_that_cannot_be_known_is_nan() -> None:
+    for has_rows, reading in ((True, [1.0, 1.0]), (False, [1.0])):
+        tally = Tally(Evaluation(stderr=True), 1, has_rows=has_rows)
+        tally.add(HERE, np.array([reading]), facts(1))
+        assert np.isnan(tally.values()[0, 1])
+
+
+def test_metrics_and_losses_by_class_stand_behind_the_loss() -> None:
+    evaluation = Evaluation(metrics={"accuracy": lambda o, t: 0.0}, classes=3)
+    tally = Tally(evaluation, 1, has_rows=True)
+    # loss, its square, accuracy, sums by class
+    tally.add(HERE, np.array([[1.0, 2.0, 0.5, 3.0, 1.0, 0.0]]), facts(4, (3, 1, 0)))
+    tally.add(HERE, np.array([[2.0, 5.0, 1.0, 1.0, 3.0, 0.0]]), facts(2, (1, 1, 0)))
+    assert quantity_names(evaluation, [""]) == ("loss", "accuracy", "loss[0]", "loss[1]", "loss[2]")
+    np.testing.assert_allclose(tally.values()[0], [8 / 6, 4 / 6, 1.0, 2.0, np.nan])
+
+
+def test_data_sets_prefix_their_quantities() -> None:
+    evaluation = Evaluation(tolerance=0.1)
+    assert quantity_names(evaluation, ["train", "test"]) == (
+        "train/loss", "train/stderr", "train/rows", "test/loss", "test/stderr", "test/rows",
+    )  # fmt: skip
+
+
+def stopped(evaluation: Evaluation, batches: list[list[float]], has_rows: bool) -> Tally:
+    """Two points, each with a reading of each batch as long as it is active."""
+    tally = Tally(evaluation, 2, has_rows=has_rows)
+    for batch in batches:
+        active = tally.active
+        readings = np.array([[batch[point], 2 * batch[point] ** 2][: 1 + has_rows] for point in active])
+        tally.add(active, readings.reshape(len(active), 1 + has_rows), facts(16))
+    return tally
+
+
+def test_a_point_stops_when_its_error_is_small_enough() -> None:
+    batches = [[1.0, 0.01]] * 5
+    loss, error, rows = stopped(Evaluation(tolerance=0.2), batches, has_rows=True).values().T
+    np.testing.assert_array_equal(rows, [32, 16])  # the errors after one batch are 0.26 and 0.0026
+    assert (error <= 0.2).all()
+    np.testing.assert_allclose(loss, [1.0, 0.01])
+
+
+def test_batches_must_be_several_before_their_spread_is_believed() -> None:
+    tally = stopped(Evaluation(tolerance=1.0), [[1.0, 2.0]] * 8, has_rows=False)
+    np.testing.assert_array_equal(tally.values()[:, -1], [16 * MIN_BATCHES] * 2)
+
+
+def test_a_diverged_point_ends_after_its_first_batch_and_keeps_its_loss() -> None:
+    for diverged in (7.0, np.inf, np.nan):
+        tally = stopped(Evaluation(cap=5.0), [[1.0, diverged], [9.0, 1.0]], has_rows=False)
+        loss, rows = tally.values().T
+        np.testing.assert_array_equal(rows, [32, 16])
+        np.testing.assert_array_equal(loss, [5.0, diverged])
+
+
+def test_an_infinite_cap_cuts_what_is_not_finite_only() -> None:
+    tally = stopped(Evaluation(cap=np.inf), [[1e30, np.nan], [1.0, 1.0]], has_rows=False)
+    np.testing.assert_array_equal(tally.values()[:, 1], [32, 16])
+
+
+def test_without_a_rule_every_point_takes_every_batch() -> None:
+    tally = stopped(Evaluation(), [[1.0, np.nan], [3.0, 1.0]], has_rows=False)
+    np.testing.assert_array_equal(tally.values(), [[2.0], [np.nan]])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("classes", -1, InvalidValueError),
+        ("tolerance", 0.0, InvalidValueError),
+        ("tolerance", float("nan"), InvalidValueError),
+        ("tolerance", "small", InvalidTypeError),
+        ("cap", True, InvalidTypeError),
+        ("bn_mode", "train", InvalidValueError),
+        ("precision", "int8", InvalidValueError),
+        ("metrics", {"accuracy": 3}, InvalidTypeError),
+        ("metrics", {"loss": len}, InvalidValueError),
+        ("metrics", [len], InvalidTypeError),
+    ],
+)
+def test_what_cannot_be_evaluated_is_named(field: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=field):
+        Evaluation(**{field: value})
