@@ -8,9 +8,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 from distsummary.errors import ClosedError, WriteError
+from distsummary.events.queued import (
+    FLUSH,
+    ITEM_BYTES,
+    MAX_ROW_BYTES,
+    SCALAR_BYTES,
+    Item,
+    events_in,
+    size_of,
+)
 from distsummary.events.records import (
     BULK_PLUGINS,
     QUEUED,
@@ -30,17 +39,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BUDGET_FULL = "the queue's budget was full"
-ITEM_BYTES = 256  # what an item of the queue counts in the budget beside its arrays, and all of a row
-MAX_ROW_BYTES = 160  # a longer row is counted as an event
-SCALAR_BYTES = 64  # what a value without an array counts in the budget
 MANY = 1 << 14  # items that wake the thread early
 AT_ONCE = 1 << 11  # items worked on in one go: a longer burst of Python would hold up the training thread
-FLUSH = Event(0, 0.0, [])  # in the queue: flush the inner writer here
 BLOCK_S = 0.5  # how long a caller is held up when the budget is full
 FLUSH_S = 30.0
 CLOSE_S = 20.0  # how long what is left is tried again at the end
-
-_Item: TypeAlias = tuple[Any, Any]  # an event and its bytes (int), or a Row (told by the class of the second)
 
 
 class AsyncWriter:
@@ -82,7 +85,7 @@ class AsyncWriter:
         self._budget_bytes, self._batch_bytes = budget_bytes, batch_bytes
         self._interval_s, self._retry_s = interval_s, retry_s
         self._raise_exception = raise_exception
-        self._queue: deque[_Item] = deque()
+        self._queue: deque[Item] = deque()
         self._event_bytes = 0  # of the events in the queue and in the thread's hands; rows count by the item
         self._taken_over = 0  # items in the thread's hands
         self._unasked = 0  # how long the queue may get before `write_row` must look closer
@@ -174,7 +177,7 @@ class AsyncWriter:
         if self._is_stopped:
             self._drop(event.values, self._stopped_by)
             return event._replace(values=[]), 0
-        size = _size(event)
+        size = size_of(event)
         if self._has_room(size):
             return event, size
         self._drop([value for value in event.values if value.plugin in BULK_PLUGINS], BUDGET_FULL)
@@ -275,7 +278,7 @@ class AsyncWriter:
 
     def _drop_queue(self, reason: str) -> None:
         while self._queue:
-            for event in _events(self._queue.popleft()):
+            for event in events_in(self._queue.popleft()):
                 self._drop(event.values, reason)
 
     def _persist(self, call: Callable[[], T]) -> T:
@@ -323,9 +326,9 @@ class AsyncWriter:
                 self._changed.notify_all()
         self._hurry = self._is_closed
 
-    def _take(self) -> tuple[list[_Item], int]:
+    def _take(self) -> tuple[list[Item], int]:
         """The next items, and the bytes of the events among them."""
-        taken: list[_Item] = []
+        taken: list[Item] = []
         size = 0
         with self._changed:
             if not self._event_bytes:
@@ -337,7 +340,7 @@ class AsyncWriter:
             self._taken_over = len(taken)
         return taken, size
 
-    def _prepared(self, taken: list[_Item]) -> Iterator[Event | Scalars]:
+    def _prepared(self, taken: list[Item]) -> Iterator[Event | Scalars]:
         """What is to be written: events of one frame each, device copies waited for; rows joined."""
         tags: tuple[str, ...] | None = None
         rows: list[bytes] = []
@@ -389,16 +392,6 @@ class AsyncWriter:
                     continue
             values.append(value)
         return event._replace(values=values)
-
-
-def _events(item: _Item) -> Iterator[Event]:
-    head, body = item
-    return events_of(Scalars(head, body)) if isinstance(body, bytes) else iter([head])
-
-
-def _size(event: Event) -> int:
-    bulk = [value.data for value in event.values if value.plugin in BULK_PLUGINS]
-    return SCALAR_BYTES * len(event.values) + sum(int(getattr(data, "nbytes", 0)) for data in bulk)
 
 
 _living: "weakref.WeakSet[AsyncWriter]" = weakref.WeakSet()

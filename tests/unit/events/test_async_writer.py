@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from distsummary.errors import ClosedError, WriteError
-from distsummary.events.async_writer import AT_ONCE, ITEM_BYTES, MAX_ROW_BYTES, AsyncWriter
+from distsummary.events.async_writer import AT_ONCE, AsyncWriter
+from distsummary.events.queued import ITEM_BYTES, MAX_ROW_BYTES
 from distsummary.events.records import QUEUED, Batch, Event, Health, Scalars, Value
 from distsummary.events.rows import events_of, row_struct
 

@@ -1,0 +1,26 @@
+"""What stands in the queue of a writer thread: events with their bytes, and scalars packed to rows."""
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from distsummary.events.records import BULK_PLUGINS, Event, Scalars
+from distsummary.events.rows import events_of
+
+ITEM_BYTES = 256  # what an item counts in the budget beside its arrays, and all of a row
+MAX_ROW_BYTES = 160  # a longer row is counted as an event
+SCALAR_BYTES = 64  # what a value without an array counts in the budget
+FLUSH = Event(0, 0.0, [])  # in the queue: flush the inner writer here
+
+Item: TypeAlias = tuple[Any, Any]  # an event and its bytes (int), or a Row (told by the class of the second)
+
+
+def events_in(item: Item) -> Iterator[Event]:
+    """The event of an item."""
+    head, body = item
+    return events_of(Scalars(head, body)) if isinstance(body, bytes) else iter([head])
+
+
+def size_of(event: Event) -> int:
+    """What an event counts in the budget, beside ITEM_BYTES."""
+    bulk = [value.data for value in event.values if value.plugin in BULK_PLUGINS]
+    return SCALAR_BYTES * len(event.values) + sum(int(getattr(data, "nbytes", 0)) for data in bulk)
