@@ -6,6 +6,7 @@
 `torch_graph_engine` has the one that records the code and evaluates what it does.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from distsummary.errors import InvalidValueError
+from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions import Array, Directions, Weights
 from distsummary.landscape.engines import Data, batch_facts, batch_rows, data_sets
 from distsummary.landscape.planner import EngineChoice
@@ -25,6 +26,10 @@ from distsummary.landscape.torch_measure import Measure
 from distsummary.landscape.torch_memory import Flat, Loan, hardware, plane_tensors, to_device
 from distsummary.landscape.torch_slots import join
 from distsummary.landscape.torch_trace import batch_tensors
+
+REPEATED = 1e-5  # relative: GPUs add in any order
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +123,6 @@ class TorchEngine:
             m for m in self._loan.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         ]
         for norm in self._norms:
-            self._loan.keep(norm, "momentum")
             norm.train(asked == "batch")
         return asked or "eval"
 
@@ -140,11 +144,36 @@ class TorchEngine:
         rows = 0
         for batch in first:
             if not rows:
-                self._measure.probe(self._loaded(batch).batch)
+                self._probe(self._loaded(batch).batch)
             rows += batch_rows(batch)
         if not rows:
             raise InvalidValueError("batches must hold at least one batch, got none")
         return rows
+
+    def _probe(self, batch: Any) -> None:
+        """Learn what the loss is like; raises LandscapeError for one that is another each time."""
+        self._measure.probe(batch)
+        self._is_random = self._mode == "mindspore"  # dropout is on
+        if not self._is_random and not self._repeats(batch):
+            _log.warning("the loss is random; it gets the same random numbers at every point")
+            self._is_random = True
+        if self._is_random and not self._repeats(batch):
+            raise LandscapeError(
+                "the model gives other losses for the same parameters and batch, also with the same random "
+                "numbers of torch; switch off what is random in it, such as augmentation"
+            )
+
+    @torch.inference_mode()
+    def _repeats(self, batch: Any) -> bool:
+        """Whether a second evaluation gives the same."""
+        first, second = (on_host(self._reading(batch)) for _ in range(2))
+        return np.allclose(first, second, rtol=REPEATED, atol=0, equal_nan=True)
+
+    def _reading(self, batch: Any) -> Tensor:
+        """The reading (columns,) of the model as it is."""
+        if self._is_random:
+            self._loan.seed()
+        return join(self._measure(batch))
 
     def _batches(self, name: str) -> Iterator[Loaded]:
         for batch in self._data[name]:
@@ -201,12 +230,7 @@ class TorchEngine:
         """Readings (batches, columns) of the model as it is."""
         if self.bn_mode == "recompute":
             self._recompute_statistics()
-        found = []
-        for loaded in batches:
-            if self._mode == "mindspore":
-                self._loan.seed()
-            found.append(join(self._measure(loaded.batch)))
-        return torch.stack(found)
+        return torch.stack([self._reading(loaded.batch) for loaded in batches])
 
     def _recompute_statistics(self) -> None:
         """Running statistics of these parameters: the mean over the first data set's batches."""
@@ -264,7 +288,7 @@ class TorchRowEngine(TorchEngine):
         self._groups = [Flat(group, self._loan.device) for group in groups.values()]
         for group in self._groups:
             for name, memory in group.points():
-                self._loan.moved[name].data = memory
+                self._loan.moved[name].data = memory.copy_(self._loan.moved[name].data)
         self._row: float | None = None
 
     def set_plane(self, centre: Weights, directions: Directions) -> None:

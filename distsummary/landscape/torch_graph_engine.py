@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from distsummary.landscape.directions import Array, Directions, Weights
 from distsummary.landscape.torch_affine import Parts, cut
 from distsummary.landscape.torch_engines import Loaded, TorchRowEngine, on_host
-from distsummary.landscape.torch_memory import plane_tensors
+from distsummary.landscape.torch_memory import plane_tensors, preserved
 from distsummary.landscape.torch_rewrites import ANYWHERE, ON_CPU, rewrite
 from distsummary.landscape.torch_slots import Bound, Program
 from distsummary.landscape.torch_trace import (
@@ -116,7 +116,8 @@ class TorchGraphEngine(TorchRowEngine):
     def _record(self, batch: Any) -> fx.Graph:
         on_cpu = self._loan.device.type == "cpu"
         # Attention as products and a softmax has a form for chunks, the fused kernels have none.
-        with sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext():
+        attention = sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext()
+        with attention, preserved(self._loan.model):  # tensors without values must not stay in it
             graph = trace(
                 self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
             )

@@ -2,8 +2,9 @@
 
 import copy
 import platform
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ class Loan:
     """The model between taking over and giving back.
 
     While it lasts no value of the user's tensors is written to: every parameter and buffer has other memory.
-    `give_back` restores memory, training flags, the number of threads and the generators of random numbers.
+    `give_back` restores memory, the modules' attributes, the number of threads and the generators of random
+    numbers.
 
     Args:
         names: the parameters that move; raises InvalidValueError for unknown ones.
@@ -56,6 +58,7 @@ class Loan:
             raise
 
     def _take(self, training: bool, threads: int, dtype: torch.dtype | None) -> None:
+        self._restore.enter_context(preserved(self.model))
         for module in self.model.modules():
             self._restore.callback(setattr, module, "training", module.training)
         self.model.train(training)
@@ -69,10 +72,6 @@ class Loan:
             wider = dtype if tensor.is_floating_point() else None
             tensor.data = tensor.data.to(wider or tensor.dtype, copy=True)
         refuse_unmovable(self.moved)
-
-    def keep(self, owner: Any, attribute: str) -> None:
-        """Put this attribute back, too."""
-        self._restore.callback(setattr, owner, attribute, getattr(owner, attribute))
 
     def place(self, state: Weights) -> None:
         """Write whole values by name."""
@@ -89,6 +88,31 @@ class Loan:
     def give_back(self) -> None:
         """The model as it was; a second call does nothing."""
         self._restore.close()
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """The modules' attributes, and what lists, dicts and sets among them hold, are afterwards what they were.
+
+    Code that runs a model may leave things in it: counts, caches, the last activations.
+    """
+    saved = [
+        (vars(module), dict(vars(module)), [(v, copy.copy(v)) for v in vars(module).values() if _holds(v)])
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for attributes, before, containers in saved:
+            attributes.clear()
+            attributes.update(before)
+            for container, held in containers:
+                container.clear()
+                container.extend(held) if isinstance(container, list) else container.update(held)
+
+
+def _holds(value: Any) -> bool:
+    return type(value) in (list, dict, set, OrderedDict)
 
 
 class Flat:

@@ -77,7 +77,7 @@ def test_a_short_landscape_gets_the_row_engine_after_a_glance() -> None:
     planned = plan_engine(task_of(net), clock=iter(np.arange(0, 1, 1e-6)).__next__)
     assert planned.choice.engine == "row"
     assert not planned.timings
-    assert len(calls) == 1 + 2 * 4  # the first batch is tried, two points see four batches
+    assert len(calls) == 3 + 2 * 4  # the first batch is tried three times, two points see four batches
 
 
 def test_where_nothing_is_gained_the_row_engine_stays() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.planner import EngineChoice
 from distsummary.landscape.torch_trace import CannotTraceError
@@ -147,7 +148,7 @@ def test_an_error_in_the_loss_leaves_the_model_as_it_was(choice: EngineChoice) -
 
     def loss_fn(model: Any, batch: Any) -> Any:
         calls.append(1)
-        if len(calls) > 2:
+        if len(calls) > 4:
             raise ZeroDivisionError("in the loss")
         return CRITERION(model(batch[0]), batch[1])
 
@@ -191,6 +192,43 @@ def test_a_loss_that_cannot_be_recorded_is_refused_and_the_row_engine_takes_it(l
     engine.close()
     assert fingerprint(net) == before
     assert np.isfinite(losses_of(engine_at(net, net.batches(), loss_fn=loss_fn))).all()
+
+
+class Leaky(Mlp):
+    """Leaves things in itself whenever it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen, self.last = 0, [1.0], None
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        self.seen.append(x)
+        self.last = super().forward(x)
+        self.late = self.last
+        return self.last
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
+def test_what_a_model_leaves_in_itself_is_taken_away(choice: EngineChoice) -> None:
+    net = make_net(Leaky)
+    batches = net.batches()
+    losses = losses_of(engine_at(net, batches, choice))
+    assert (net.calls, net.seen, net.last) == (0, [1.0], None)
+    assert not hasattr(net, "late")
+    np.testing.assert_allclose(losses, float64_losses(net, batches), rtol=EXACT)
+
+
+def test_a_random_loss_gets_the_same_numbers_at_every_point(caplog: pytest.LogCaptureFixture) -> None:
+    net = make_net(Mlp)
+    engine = engine_at(net, net.batches(), loss_fn=dropped)
+    first, *_, last = engine.row_values(0.1, np.array([0.5, 0.9, 0.5]))[:, 0]
+    engine.close()
+    assert first == last
+    assert "the loss is random" in caplog.text
+    draws = iter(range(100))
+    with pytest.raises(LandscapeError, match="other losses for the same parameters"):
+        engine_at(net, net.batches(), loss_fn=lambda model, b: CRITERION(model(b[0]), b[1]) + next(draws))
 
 
 def test_dropout_in_training_mode_is_refused_and_batch_statistics_are_not() -> None:

@@ -216,7 +216,7 @@ def test_frozen_parameters_and_buffers_do_not_move() -> None:
 
     expected = [t.detach().clone() for t in (model.frozen.weight, model.frozen.bias, *model.buffers())]
     landscape(model, loss_fn, images(), size=3, progress=False)
-    assert len(seen) == 2 * (9 + 2) + 1  # the first batch is also tried once
+    assert len(seen) == 2 * (9 + 2) + 3  # the first batch is tried three times
     for _, fixed in seen:
         assert all(torch.equal(one, other) for one, other in zip(fixed, expected, strict=True))
     assert not torch.equal(seen[-1][0], model.head.weight)
