@@ -21,7 +21,8 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscape.directions import Array
 
 BN_MODES = ("eval", "batch", "recompute")
-PRECISIONS = ("", "bf16", "fp16", "float64")
+PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
+REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
 MIN_BATCHES = 4  # before a standard error from batches is believed
 LOSS, SQUARE = "loss", "loss^2"
 
@@ -42,7 +43,8 @@ class Evaluation:
         bn_mode: of models with BN. "eval": running statistics; "batch": those of each batch; "recompute":
             running statistics made anew at every point from all batches of the first data set. "" is "eval",
             in mode "mindspore" its training mode.
-        precision: "" as the model is; "bf16" or "fp16": torch's autocast; "float64".
+        precision: "" as the model is, without TF32; "tf32" with it (on GPUs that have it); "bf16" or "fp16":
+            torch's autocast; "float64".
         streamed: read the batches once for each block of points instead of keeping them on the device.
     """
 

@@ -15,6 +15,7 @@ from distsummary.landscape.directions import Array, Directions
 from distsummary.landscape.engines import open_engine
 from distsummary.landscape.plan import PlanePlan
 from distsummary.landscape.planner import EXACT, LOOSE, EngineChoice, Timing, budget_s, candidates, choose
+from distsummary.landscape.quantities import REDUCED
 from distsummary.landscape.worker import Task
 
 PROBES = 6  # points of a row at which losses are compared, and the least that are timed
@@ -28,8 +29,8 @@ _log = logging.getLogger(__name__)
 class Planned:
     """The engine chosen, what the candidates were timed at, and why others were not.
 
-    `precision_error` is the relative error of the losses under the autocast that was asked for, against the
-    model as it is; 0 where none was.
+    `precision_error` is the relative error of the losses in the reduced precision that was asked for, against
+    the model as it is; 0 where none was.
     """
 
     choice: EngineChoice
@@ -99,7 +100,7 @@ class _Bench:
         precision_error = self._precision_error(row)
         todo = [replace(choice, threads=threads, hardware=row.hardware) for choice in todo]
         refused = self._try_all(todo, clock, timings, budget_s(points, point_s))
-        tolerance = LOOSE if self._task.evaluation.precision in ("bf16", "fp16") else EXACT
+        tolerance = LOOSE if self._task.evaluation.precision in REDUCED else EXACT
         choice = choose(timings, points, tolerance=tolerance)
         _log.info("landscape engine: %s of %d timed", choice.label, len(timings))
         return Planned(choice=choice, timings=timings, refused=refused, precision_error=precision_error)
@@ -185,8 +186,8 @@ class _Bench:
         return np.concatenate([engine.row_values(y, self._probes)[:, 0] for y in self._rows])
 
     def _precision_error(self, row: EngineChoice) -> float:
-        """What autocast does to the row engine's losses."""
-        if self._task.evaluation.precision not in ("bf16", "fp16"):
+        """What the precision asked for does to the row engine's losses."""
+        if self._task.evaluation.precision not in REDUCED:
             return 0.0
         engine = self._open(row, precision="")
         try:

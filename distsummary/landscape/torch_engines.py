@@ -76,6 +76,7 @@ class TorchEngine:
             training=mode == "mindspore",
             threads=self.choice.threads,
             dtype=self._dtype,
+            tf32=self._evaluation.precision == "tf32",
         )
         try:
             self.bn_mode = self._set_bn_mode()

@@ -24,14 +24,15 @@ class Loan:
     """The model between taking over and giving back.
 
     While it lasts no value of the user's tensors is written to: every parameter and buffer has other memory.
-    `give_back` restores memory, the modules' attributes, the number of threads and the generators of random
-    numbers.
+    `give_back` restores memory, the modules' attributes, the number of threads, the generators of random
+    numbers and whether TF32 is allowed.
 
     Args:
         names: the parameters that move; raises InvalidValueError for unknown ones.
         training: MindSpore's way: the whole model in training mode. False: evaluation mode.
         threads: on the CPU.
         dtype: what values of floating point become while the loan lasts; None: what they are.
+        tf32: whether a GPU may round products to TF32.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Loan:
         training: bool = False,
         threads: int = 1,
         dtype: torch.dtype | None = None,
+        tf32: bool = False,
     ) -> None:
         inner = unwrap(model)
         self.model = inner if device is None else inner.to(device)
@@ -52,10 +54,18 @@ class Loan:
         self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
         self._restore = ExitStack()
         try:
+            if self.device.type == "cuda":
+                self._allow_tf32(tf32)
             self._take(training, threads, dtype)
         except BaseException:
             self.give_back()
             raise
+
+    def _allow_tf32(self, allowed: bool) -> None:
+        libraries: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]  # modules made of classes
+        for library in libraries:
+            self._restore.callback(setattr, library, "allow_tf32", library.allow_tf32)
+            library.allow_tf32 = allowed
 
     def _take(self, training: bool, threads: int, dtype: torch.dtype | None) -> None:
         self._restore.enter_context(preserved(self.model))

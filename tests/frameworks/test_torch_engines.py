@@ -1,5 +1,7 @@
 """Every engine, over nets of all kinds, against the float64 loop; and what an engine must leave as it was."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -274,3 +276,45 @@ def test_parameters_of_mixed_precision_are_refused_by_the_graph_engine_only() ->
     net.layers[2].to(torch.float64)
     with pytest.raises(CannotTraceError, match="all float32 or all float64"):
         engine_at(net, net.batches(), EngineChoice(engine="graph"))
+
+
+COMPILED = """
+import numpy as np
+from distsummary.landscape.planner import EngineChoice
+from tests.frameworks.landscape_nets import XS, YS, Linear, engine_at, float64_losses, make_net
+net = make_net(Linear)
+batches = net.batches()[:1]
+engine = engine_at(net, batches, EngineChoice(engine="graph", options=("compile",)))
+losses = np.concatenate([engine.row_values(y, XS)[:, 0] for y in YS])
+engine.close()
+np.testing.assert_allclose(losses, float64_losses(net, batches), rtol=5e-6)
+"""
+
+
+def test_a_compiled_graph_gives_the_same_losses() -> None:
+    """In a process of its own: the compiler leaves threads and processes behind."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+ON_GPU = [
+    EngineChoice(engine="row"),
+    EngineChoice(engine="graph"),
+    EngineChoice(engine="graph", options=("cuda_graph",)),
+    EngineChoice(engine="graph", options=("channels_last", "cuda_graph")),
+    EngineChoice(engine="graph", chunk=4),
+    EngineChoice(engine="graph", chunk=4, options=("cuda_graph",)),
+]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("choice", ON_GPU, ids=lambda choice: choice.label)
+@pytest.mark.parametrize("kind", NETS, ids=lambda kind: kind.__name__)
+def test_engines_on_a_gpu_agree_with_the_float64_loop(kind: type[Net], choice: EngineChoice) -> None:
+    net = make_net(kind)
+    batches = net.batches()
+    exact = float64_losses(net, batches)
+    losses = losses_of(engine_at(net.cuda(), batches, choice))
+    np.testing.assert_allclose(losses, exact, rtol=EXACT)
