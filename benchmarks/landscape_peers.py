@@ -192,87 +192,6 @@ class LossLandscapes(Own):
         random_plane(model, lambda _: self.loss(model), distance=1, steps=steps, normalization="layer")
 
 
-class MindSpore:
-    """mindspore.SummaryLandscape: `_create_landscape_by_random`, CPU backend, graph mode; MLPs only."""
-
-    engine = "mindspore"
-
-    def __init__(self, path: str) -> None:
-        import mindspore
-        from mindspore import context, nn
-        from mindspore.train import Loss, Model
-
-        context.set_context(mode=context.GRAPH_MODE, device_target="CPU")
-        with np.load(path) as saved:
-            self.parts = {key: saved[key] for key in saved.files}
-        meta = json.loads(str(self.parts["meta"]))
-        if meta["model"] != "mlp":
-            raise NotImplementedError("MindSpore is measured on the MLP only")
-        self.names = meta["names"]
-        self.ms, self.nn, self.Model, self.Loss = mindspore, nn, Model, Loss
-        self.network = nn.SequentialCell(
-            nn.Dense(64, 128), nn.ReLU(), nn.Dense(128, 64), nn.ReLU(), nn.Dense(64, 10)
-        )
-        for name, parameter in zip(self.names, self.network.trainable_params(), strict=True):
-            parameter.set_data(mindspore.Tensor(self.parts[f"state/{name}"]))
-        self.seen: list[np.ndarray] | None = None
-        self.losses: list[float] = []
-        self.landscape = self._make()
-
-    def _make(self) -> Any:
-        """A SummaryLandscape over a directory of its own, whose losses are also noted."""
-        import tempfile
-
-        from mindspore.train.callback import SummaryLandscape
-
-        self.directory = tempfile.TemporaryDirectory()
-        folder = Path(self.directory.name) / "ckpt_dir"
-        folder.mkdir()
-        self.ms.save_checkpoint(self.network, str(folder / "net-1_1.ckpt"))
-        files = {str(number): str(folder / "net-1_1.ckpt") for number in (1, 2, 3)}
-        meta = {
-            "epoch_group": {"0": [1, 2, 3]}, "model_params_file_map": files,
-            "step_per_epoch": 1, "unit": "step", "num_samples": len(self.parts["labels"]),
-            "landscape_size": 3,
-            "create_landscape": {"train": False, "result": True},
-        }  # fmt: skip
-        (folder / "train_metadata.json").write_text(json.dumps(meta))
-        landscape = SummaryLandscape(self.directory.name)
-        landscape._model_params_file_map = meta["model_params_file_map"]
-        compute = landscape._loss_compute
-
-        def noted(model: Any, data: Any, metrics: Any) -> Any:
-            found = compute(model, data, metrics)
-            if self.seen is not None:
-                parameters = model.train_network.trainable_params()
-                self.seen.append(np.concatenate([p.asnumpy().reshape(-1) for p in parameters]))
-                self.losses.append(float(found["Loss"]))
-            return found
-
-        landscape._loss_compute = noted
-        return landscape
-
-    def _parts(self) -> tuple[Any, Any, Any, Any]:
-        from mindspore.dataset import NumpySlicesDataset
-
-        labels = self.parts["labels"].astype(np.int32)
-        data = NumpySlicesDataset((self.parts["inputs"], labels), shuffle=False).batch(len(labels))
-        loss_fn = self.nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        return self.model(loss_fn), self.network, data, {"Loss": self.Loss()}
-
-    def model(self, loss_fn: Any) -> Any:
-        """One Model for all calls, so that its graph is compiled once."""
-        if not hasattr(self, "_model"):
-            self._model = self.Model(self.network, loss_fn=loss_fn, metrics={"Loss": self.Loss()})
-        return self._model
-
-    def grid(self, steps: int) -> None:
-        """steps x steps points."""
-        self.landscape._create_landscape_by_random([1], 0.2, steps, [0], self._parts, None)
-
-    run, check = Own.run, Own.check
-
-
 class Float64(Naive):
     """The reference itself."""
 
@@ -335,6 +254,13 @@ def named_choice(text: str, threads: int) -> Any:
     return EngineChoice(engine=name, chunk=chunk, options=options, threads=threads)
 
 
+def open_mindspore(path: str) -> Own:
+    """MindSpore's own landscape; its interpreter has no torch."""
+    from landscape_mindspore import MindSpore
+
+    return MindSpore(path)
+
+
 PEERS: dict[str, Callable[[str], Any]] = {
     "ours": Ours,
     "naive": Naive,
@@ -343,7 +269,7 @@ PEERS: dict[str, Callable[[str], Any]] = {
     "landscaper": Landscaper,
     "loss-landscapes": LossLandscapes,
     "loss-landscape-3d": LossLandscape3d,
-    "mindspore": MindSpore,
+    "mindspore": open_mindspore,
 }
 
 
