@@ -10,6 +10,7 @@ os.environ["RAY_BACKEND_LOG_LEVEL"] = "error"
 os.environ["GRPC_VERBOSITY"] = "ERROR"
 os.environ["MPLBACKEND"] = "Agg"
 
+import gc
 import glob
 import tempfile
 import threading
@@ -21,6 +22,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+gc.disable()  # until everything is imported and collected, which makes no garbage
 
 ROOT = Path(__file__).resolve().parents[1]
 HAS_CHILDREN_LISTS = bool(glob.glob("/proc/self/task/*/children"))  # a kernel may be built without
@@ -42,6 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=5.0,
         help="how long what a test started may take to end before it counts as left behind",
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected stays to the end: Python's own collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
