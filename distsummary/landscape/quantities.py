@@ -72,6 +72,11 @@ class Evaluation:
             raise InvalidValueError(f"tolerance must be > 0, got {self.tolerance!r}")
         check_choice("bn_mode", self.bn_mode, ("", *BN_MODES))
         check_choice("precision", self.precision, PRECISIONS)
+        if self.bn_mode == "recompute" and (self.streamed or self.stops_early):
+            raise InvalidValueError(
+                "bn_mode='recompute' sees all batches twice at every point, got streamed, tolerance or cap; "
+                "leave these out or use bn_mode='batch'"
+            )
 
     @property
     def stops_early(self) -> bool:

@@ -22,10 +22,8 @@ from distsummary.landscape.directions import Array, Directions, Weights
 from distsummary.landscape.engines import Data, batch_facts, batch_rows, data_sets
 from distsummary.landscape.planner import EngineChoice
 from distsummary.landscape.quantities import BatchFacts, Evaluation, Tally, quantity_names
-from distsummary.landscape.torch_measure import Measure
+from distsummary.landscape.torch_measure import Measure, join
 from distsummary.landscape.torch_memory import Flat, Loan, hardware, plane_tensors, to_device
-from distsummary.landscape.torch_slots import join
-from distsummary.landscape.torch_trace import batch_tensors
 
 REPEATED = 1e-5  # relative: GPUs add in any order
 
@@ -110,9 +108,9 @@ class TorchEngine:
         """Whether convolutions over pictures may be in it: weights and data with four axes."""
         found = next(iter(self._data.values()))
         batch = next(iter(found))
-        tensors = batch_tensors(batch.batch if isinstance(batch, Loaded) else batch)
-        weights = self._loan.moved.values()
-        return any(t.dim() == 4 for t in weights) and any(t.dim() == 4 for t in tensors)
+        leaves = pytree.tree_leaves(batch.batch if isinstance(batch, Loaded) else batch)
+        data, weights = (x for x in leaves if isinstance(x, Tensor)), self._loan.moved.values()
+        return any(t.dim() == 4 for t in weights) and any(t.dim() == 4 for t in data)
 
     def _set_bn_mode(self) -> str:
         asked = self._evaluation.bn_mode
@@ -138,7 +136,8 @@ class TorchEngine:
         moved = to_device(batch, self._loan.device, self._dtype)
         if "channels_last" in self.choice.options:
             moved = as_channels_last(moved)
-        return Loaded(moved, batch_facts(to_device(batch, "cpu"), self._mode, self._evaluation))
+        counted = to_device(batch, "cpu") if self._evaluation.classes else batch
+        return Loaded(moved, batch_facts(counted, self._mode, self._evaluation))
 
     def _begin(self, first: Iterable[Any]) -> int:
         """Probe the loss with the first batch; returns the rows of the first data set."""

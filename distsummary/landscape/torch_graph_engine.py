@@ -15,6 +15,8 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distsummary.landscape.directions import Array, Directions, Weights
+from distsummary.landscape.planner import LOOSE
+from distsummary.landscape.quantities import REDUCED
 from distsummary.landscape.torch_affine import Parts, cut
 from distsummary.landscape.torch_engines import Loaded, TorchRowEngine, on_host
 from distsummary.landscape.torch_memory import plane_tensors, preserved
@@ -29,7 +31,8 @@ from distsummary.landscape.torch_trace import (
     trace,
 )
 
-PROOF = 1e-3  # relative; a recording that is wrong is wrong by more
+PROOF = 1e-4  # relative difference from the model's own code that a recording may show
+STEP = 0.5  # of the parameters' length: where it is proved, far enough that what is left out shows
 
 
 class TorchGraphEngine(TorchRowEngine):
@@ -64,7 +67,7 @@ class TorchGraphEngine(TorchRowEngine):
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         if len(xs) == 1 and self.choice.chunk > 1:
             return super()._readings(y, xs, batches)
-        bound = [self._bind(loaded, float(y), float(xs[0])) for loaded in batches]
+        bound = [self._bind(loaded) for loaded in batches]
         shared = {id(b.program): b.program.shared for b in bound if b.program.shared is not None}.values()
         for flat in shared:
             flat.set_row(float(y))
@@ -80,11 +83,8 @@ class TorchGraphEngine(TorchRowEngine):
             found.append(torch.stack([b.read(part) for b in bound]))
         return torch.cat(found, dim=1)
 
-    def _bind(self, loaded: Loaded, y: float, x: float) -> Bound:
-        """The batch's program with the batch in it; kept unless data is streamed.
-
-        A new program is compared with the code that was recorded, at (x, y).
-        """
+    def _bind(self, loaded: Loaded) -> Bound:
+        """The batch's program, proved when it is new, with the batch in it; kept unless data is streamed."""
         if loaded in self._bound:
             return self._bound[loaded]
         key = signature(loaded.batch)
@@ -95,23 +95,33 @@ class TorchGraphEngine(TorchRowEngine):
             parts = self._cut(self._graphs[key])
             self._programs[key] = Program(parts, plane, self.choice.chunk, self.choice.options)
             bound = Bound(self._programs[key], self._fixed(loaded.batch))
-            self._prove(bound, loaded, y, x)
+            self._prove(bound, loaded)
         else:
             bound = Bound(self._programs[key], self._fixed(loaded.batch))
         if not self._evaluation.streamed:
             self._bound[loaded] = bound
         return bound
 
-    def _prove(self, bound: Bound, loaded: Loaded, y: float, x: float) -> None:
-        """Raise CannotTraceError unless the program gives what the model's own code gives."""
-        found = on_host(bound.at(x, y))
-        expected = on_host(super()._readings(y, np.array([x]), [loaded])[0, 0])
+    def _prove(self, bound: Bound, loaded: Loaded) -> None:
+        """Raise CannotTraceError unless the program gives what the model's own code gives, off the centre."""
+        step = STEP * self._reach()
+        found = on_host(bound.at(step, step))
+        expected = on_host(super()._readings(step, np.array([step]), [loaded])[0, 0])
         size = np.abs(expected).max(initial=0.0, where=np.isfinite(expected))
-        if not np.allclose(found, expected, rtol=PROOF, atol=PROOF * size, equal_nan=True):
+        rtol = LOOSE if self._evaluation.precision in REDUCED else PROOF
+        if not np.allclose(found, expected, rtol=rtol, atol=rtol * size, equal_nan=True):
             raise CannotTraceError(
                 f"the recorded loss gives {found.tolist()} where the model gives {expected.tolist()}: "
                 "it depends on more than parameters, buffers and batch"
             )
+
+    def _reach(self) -> float:
+        """Where in the plane the parameters have changed by as much as they are."""
+        centre, *along = (
+            float(sum(t.square().sum() for t in part) ** 0.5)
+            for part in zip(*self._plane.values(), strict=True)
+        )
+        return centre / max(along) if centre and max(along) else 1.0
 
     def _record(self, batch: Any) -> fx.Graph:
         on_cpu = self._loan.device.type == "cpu"

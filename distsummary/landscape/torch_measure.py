@@ -1,7 +1,7 @@
 """What a torch model gives for a batch: the loss and whatever else an evaluation asks for, as tensors."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,13 @@ class Measure:
         numbers = torch.arange(self._evaluation.classes, device=self._device)
         members = torch.as_tensor(batch_labels(batch), device=self._device).reshape(1, -1) == numbers[:, None]
         return members.to(losses.dtype) @ losses
+
+
+def join(columns: Sequence[Tensor]) -> Tensor:
+    """A reading as one tensor (columns,)."""
+    if len(columns) == 1 and columns[0].numel() == 1:
+        return columns[0].reshape(1)
+    return torch.cat([column.reshape(-1).double() for column in columns])
 
 
 def _rows_of(loss_fn: Any) -> Callable[..., Any]:

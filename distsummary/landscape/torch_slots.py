@@ -8,6 +8,7 @@ from torch import Tensor, fx
 from torch.func import vmap
 
 from distsummary.landscape.torch_affine import InDouble, Parts, hoist, widened
+from distsummary.landscape.torch_measure import join
 from distsummary.landscape.torch_memory import Flat
 from distsummary.landscape.torch_rewrites import ANYWHERE, ON_CPU, in_place
 from distsummary.landscape.torch_trace import record, results
@@ -197,10 +198,3 @@ class Bound:
         with torch.cuda.graph(graph):
             readings = work()
         return graph, readings
-
-
-def join(columns: Sequence[Tensor]) -> Tensor:
-    """A reading as one tensor (columns,)."""
-    if len(columns) == 1 and columns[0].numel() == 1:
-        return columns[0].reshape(1)
-    return torch.cat([column.reshape(-1).double() for column in columns])

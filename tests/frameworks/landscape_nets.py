@@ -178,17 +178,51 @@ class Words(Net):
         return tokens, tokens.roll(1, 1)
 
 
-NETS: list[type[Net]] = [Mlp, Linear, Cnn, Pooled, Flat, ResNet8, Signal, Words]
+class Recurrent(Net):
+    """An LSTM, which keeps a list of its own parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+    def batch(self, rows: int) -> Any:
+        return torch.randn(rows, 5, 4), torch.arange(rows) % 3
+
+
+class Mixed(Net):
+    """Weight normalisation, a transposed convolution, GroupNorm, PReLU, pooling, BN without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(1, 3, 3, padding=1), nn.ConvTranspose2d(3, 2, 2, stride=2)
+        self.norm, self.act, self.pool = nn.GroupNorm(1, 2), nn.PReLU(), nn.AvgPool2d(2)
+        self.fc = nn.utils.parametrizations.weight_norm(nn.Linear(32, 5))
+        self.bn, self.head = nn.BatchNorm1d(5, affine=False), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.pool(self.act(self.norm(self.up(self.conv(x)))))
+        return self.head(torch.relu(self.bn(self.fc(h.flatten(1)))))
+
+    batch = Cnn.batch
+
+
+NETS: list[type[Net]] = [
+    Mlp, Linear, Cnn, Pooled, Flat, ResNet8, Signal, Words, Recurrent, Mixed,
+]  # fmt: skip
 
 
 def make_net(kind: type[Net]) -> Net:
-    """Weights of a seed, running statistics unlike a fresh net's, training flags of a training."""
+    """Made of a seed, in training mode, with running statistics unlike those of a fresh net."""
     torch.manual_seed(0)
     net = kind()
     norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
-        nn.init.uniform_(norm.weight, 0.5, 1.5)
-        nn.init.normal_(norm.bias, std=0.2)
+        if norm.affine:
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias, std=0.2)
         assert norm.running_mean is not None
         assert norm.running_var is not None
         nn.init.normal_(norm.running_mean, std=0.3)

@@ -196,6 +196,20 @@ def test_a_loss_that_cannot_be_recorded_is_refused_and_the_row_engine_takes_it(l
     assert np.isfinite(losses_of(engine_at(net, net.batches(), loss_fn=loss_fn))).all()
 
 
+def test_a_recording_that_holds_a_parameter_by_other_means_is_refused() -> None:
+    """Also where the first point is the centre, at which it would look right."""
+    net = make_net(Mlp)
+    hidden = net.layers[0].weight
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        return CRITERION(model(batch[0]), batch[1]) + hidden.detach().square().mean()
+
+    engine = engine_at(net, net.batches(), EngineChoice(engine="graph"), loss_fn=loss_fn)
+    with pytest.raises(CannotTraceError, match="depends on more than"):
+        engine.row_values(0.0, np.array([0.0, 0.5]))
+    engine.close()
+
+
 class Leaky(Mlp):
     """Leaves things in itself whenever it is called."""
 

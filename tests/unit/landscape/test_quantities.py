@@ -125,3 +125,9 @@ def test_without_a_rule_every_point_takes_every_batch() -> None:
 def test_what_cannot_be_evaluated_is_named(field: str, value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=field):
         Evaluation(**{field: value})
+
+
+def test_statistics_of_all_batches_and_leaving_some_out_exclude_each_other() -> None:
+    for more in ({"streamed": True}, {"tolerance": 0.1}, {"cap": 3.0}):
+        with pytest.raises(InvalidValueError, match="bn_mode='recompute' sees all batches"):
+            Evaluation(bn_mode="recompute", **more)  # type: ignore[arg-type]  # of several kinds
