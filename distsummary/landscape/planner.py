@@ -14,6 +14,7 @@ EXACT = 5e-6  # relative error that an engine may have
 LOOSE = 1e-2  # where autocast was asked for
 MAX_CHUNK = 64
 MAX_CHUNKED_S = 0.02  # a point that takes longer than this on a CPU fills it alone
+MAX_RECORDED = 100_000_000  # parameters: the graph engine needs some 40 bytes for each, and saves little then
 LEAST_GAIN = 0.03  # a candidate must save this share to take the place of a simpler one
 LEAST_PLAN_S = 1.0  # landscapes shorter than this are not worth timing anything
 PLAN_SHARE = 0.02  # of the landscape's time, that timing may take
@@ -100,14 +101,22 @@ class Timing:
 
 
 def candidates(
-    columns: int, point_s: float, *, on_gpu: bool, has_pictures: bool, can_compile: bool = False
+    columns: int,
+    point_s: float,
+    *,
+    parameters: int = 0,
+    on_gpu: bool = False,
+    has_pictures: bool = False,
+    can_compile: bool = False,
 ) -> list[EngineChoice]:
     """What is worth timing beside the row engine, for rows of so many points; the most promising first.
 
-    `point_s` is what the row engine takes for a point. Chunks turn convolutions into grouped ones, which want
-    their pictures channel by channel.
+    `point_s` is what the row engine takes for a point, `parameters` how many move. Chunks turn convolutions
+    into grouped ones, which want their pictures channel by channel.
     """
     layout = ("channels_last",) if has_pictures else ()
+    if parameters > MAX_RECORDED:
+        return [EngineChoice(options=layout)] if layout else []
     found = [EngineChoice(engine="graph", options=layout)]
     if on_gpu:
         found.append(EngineChoice(engine="graph", options=(*layout, "cuda_graph")))

@@ -92,7 +92,7 @@ class _Bench:
             timings = {row: self._time(engine, clock, clock())}
             point_s = timings[row].point_s
             todo = candidates(
-                len(self._plane.x), point_s,
+                len(self._plane.x), point_s, parameters=engine.parameters,
                 on_gpu=engine.on_gpu, has_pictures=engine.has_pictures, can_compile=can_compile,
             )  # fmt: skip
         finally:

@@ -104,6 +104,11 @@ class TorchEngine:
         return hardware(self._loan.device)
 
     @property
+    def parameters(self) -> int:
+        """How many numbers move."""
+        return sum(tensor.numel() for tensor in self._loan.moved.values())
+
+    @property
     def has_pictures(self) -> bool:
         """Whether convolutions over pictures may be in it: weights and data with four axes."""
         found = next(iter(self._data.values()))

@@ -27,12 +27,15 @@ from distsummary.landscape.torch_trace import (
     batch_tensors,
     placeholders,
     record,
+    results,
     signature,
     trace,
 )
 
 PROOF = 1e-4  # relative difference from the model's own code that a recording may show
 STEP = 0.5  # of the parameters' length: where it is proved, far enough that what is left out shows
+
+SLOT_BYTES = 1 << 30  # that the slots of data may take; beyond, moving them costs what they save
 
 
 class TorchGraphEngine(TorchRowEngine):
@@ -62,7 +65,7 @@ class TorchGraphEngine(TorchRowEngine):
         self._bound.clear()
         names = [n for n in self._loan.moved if directions.x[n].any() or directions.y[n].any()]
         parts = plane_tensors(centre, directions, names or list(self._loan.moved)[:1])
-        self._plane = {n: tuple(t[n].to(self._loan.device).double() for t in parts) for n in parts[0]}
+        self._plane = {n: tuple(t[n].to(self._loan.device) for t in parts) for n in parts[0]}
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         if len(xs) == 1 and self.choice.chunk > 1:
@@ -92,7 +95,7 @@ class TorchGraphEngine(TorchRowEngine):
             self._graphs[key] = self._record(loaded.batch)
         if key not in self._programs:
             plane: Any = list(self._plane.values())  # triples
-            parts = self._cut(self._graphs[key])
+            parts = self._cut(self._graphs[key], self._kept_like(key))
             self._programs[key] = Program(parts, plane, self.choice.chunk, self.choice.options)
             bound = Bound(self._programs[key], self._fixed(loaded.batch))
             self._prove(bound, loaded)
@@ -118,7 +121,7 @@ class TorchGraphEngine(TorchRowEngine):
     def _reach(self) -> float:
         """Where in the plane the parameters have changed by as much as they are."""
         centre, *along = (
-            float(sum(t.square().sum() for t in part) ** 0.5)
+            float(sum(t.double().square().sum() for t in part) ** 0.5)
             for part in zip(*self._plane.values(), strict=True)
         )
         return centre / max(along) if centre and max(along) else 1.0
@@ -134,12 +137,22 @@ class TorchGraphEngine(TorchRowEngine):
         rewrite(graph, by_layout=on_cpu and self.choice.chunk == 1)
         return graph
 
-    def _cut(self, graph: fx.Graph) -> Parts:
+    def _kept_like(self, key: Any) -> int:
+        """How many batches that are kept share a graph; 0 where none is."""
+        if self._evaluation.streamed:
+            return 0
+        return sum(signature(loaded.batch) == key for name in self._data for loaded in self._batches(name))
+
+    def _cut(self, graph: fx.Graph, batches: int) -> Parts:
+        """The graph's parts; with data in slots only where that of so many batches is not too large."""
         inputs = placeholders(graph)
         nodes = {id(tensor): node for (_, tensor), node in zip(self._unique, inputs, strict=False)}
         moved = [nodes[id(self._loan.moved[name])] for name in self._plane]
         data = inputs[len(self._unique) :]
-        return cut(graph, moved, data, with_data=not self._evaluation.streamed)
+        parts = cut(graph, moved, data, with_data=batches > 0)
+        own = [node.meta["val"] for node in results(parts.affine.graph)][parts.shared :]
+        size = sum(slot.numel() * slot.element_size() for slot in own) * (4 + self.choice.chunk) * batches
+        return parts if size <= SLOT_BYTES else cut(graph, moved, data, with_data=False)
 
     def _fixed(self, batch: Any) -> list[Tensor]:
         """What the constants are made of: tensors that do not move, and the batch."""

@@ -14,7 +14,7 @@ from distsummary.landscape.torch_rewrites import ANYWHERE, ON_CPU, in_place
 from distsummary.landscape.torch_trace import record, results
 
 WARM_UPS = 3  # before a CUDA graph is captured: libraries choose their kernels in them
-Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # of each moved tensor, in float64: centre, along x, along y
+Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # of each moved tensor: centre, along x, along y
 
 
 class ChunkFlat(Flat):
@@ -90,12 +90,11 @@ class Program:
         """The slots at the centre, and along x and y, in float64."""
         wide = [widened(constant) for constant in constants]
         run = InDouble(self.parts.affine).run
-        centre = run(*[c for c, _, _ in self._plane], *wide)
-        ends = (
-            run(*[c + u for c, u, _ in self._plane], *wide),
-            run(*[c + v for c, _, v in self._plane], *wide),
-        )
-        along = [[end - start for end, start in zip(e, centre, strict=True)] for e in ends]
+        centre = run(*[c.double() for c, _, _ in self._plane], *wide)
+        along = []
+        for axis in (1, 2):
+            end = run(*[tensors[0].double() + tensors[axis] for tensors in self._plane], *wide)
+            along.append([there - here for there, here in zip(end, centre, strict=True)])
         return [list(centre), *along]
 
     def _filled(self, part: slice, values: Sequence[Sequence[Tensor]]) -> Flat | None:

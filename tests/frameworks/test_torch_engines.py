@@ -13,6 +13,7 @@ from torch import nn
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.planner import EngineChoice
+from distsummary.landscape.torch_graph_engine import TorchGraphEngine
 from distsummary.landscape.torch_trace import CannotTraceError
 from tests.frameworks.landscape_nets import (
     CRITERION,
@@ -283,6 +284,16 @@ def test_only_what_must_be_is_done_at_a_point() -> None:
         engine.close()
     assert sum("convolution" in name for name in names) == 8  # of nine: the first is affine
     assert not any("norm" in name for name in names)
+
+
+def test_data_without_room_for_slots_is_gone_through_at_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[TorchGraphEngine.__module__], "SLOT_BYTES", 1000)
+    net = make_net(Pooled)
+    batches = net.batches()
+    engine = engine_at(net, batches, EngineChoice(engine="graph"))
+    assert engine.row_values(0.1, XS).shape == (len(XS), 1)
+    assert all(b.program.parts.slots == b.program.parts.shared for b in engine._bound.values())
+    np.testing.assert_allclose(losses_of(engine), float64_losses(net, batches), rtol=EXACT)
 
 
 def test_parameters_of_mixed_precision_are_refused_by_the_graph_engine_only() -> None:

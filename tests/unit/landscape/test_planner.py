@@ -69,6 +69,10 @@ def test_candidates_fit_the_model_and_the_machine() -> None:
     gpu = candidates(21, 1e-3, on_gpu=True, has_pictures=False)
     assert EngineChoice(engine="graph", options=("cuda_graph",)) in gpu
     assert not any("compile" in choice.options for choice in [*plain, *pictures, *gpu])
+    assert candidates(21, 1.0, parameters=10**9) == []
+    assert candidates(21, 1.0, parameters=10**9, has_pictures=True) == [
+        EngineChoice(options=("channels_last",))
+    ]
     asked = candidates(21, 1e-3, on_gpu=False, has_pictures=False, can_compile=True)
     assert asked[-1] == EngineChoice(engine="graph", options=("compile",))
 
