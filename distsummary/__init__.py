@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from distsummary.aggregate.merge import merge_run
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
-    from distsummary.errors import DistSummaryError
+    from distsummary.errors import DistSummaryError, LandscapeCancelled
     from distsummary.init import init
     from distsummary.landscape.generator import landscape
+    from distsummary.landscape.quantities import Evaluation
     from distsummary.landscape.summary_landscape import SummaryLandscape
     from distsummary.launch import launch
     from distsummary.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
@@ -25,6 +26,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "DistSummaryError",
+    "Evaluation",
+    "LandscapeCancelled",
     "LossMonitor",
     "Run",
     "RunContext",
@@ -41,6 +44,8 @@ __all__ = [
 _MODULE_OF = {
     "Callback": "distsummary.training.callbacks",
     "DistSummaryError": "distsummary.errors",
+    "Evaluation": "distsummary.landscape.quantities",
+    "LandscapeCancelled": "distsummary.errors",
     "LossMonitor": "distsummary.training.callbacks",
     "Run": "distsummary.training.run",
     "RunContext": "distsummary.training.callbacks",

@@ -117,7 +117,8 @@ def _merged(report: "MergeReport") -> str:
 
 
 def _landscape(options: argparse.Namespace) -> None:
-    from distsummary.landscape.generator import landscape, load_factory
+    from distsummary.landscape.factory import load_factory
+    from distsummary.landscape.generator import landscape
     from distsummary.launch import connected
 
     parts = load_factory(options.factory)

@@ -19,6 +19,7 @@ import distsummary as ds
 from distsummary.checks import check_int
 from distsummary.errors import MissingExtraError
 from distsummary.events.reader import read_directory
+from distsummary.landscape.progress import Progress, line
 from distsummary.launch import connected
 from distsummary.run_dir import RunDir
 
@@ -147,14 +148,14 @@ def run_demo(out: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False
     return summary
 
 
-def _progress(say: Callable[[str], None]) -> Callable[[int, int, float], None]:
+def _progress(say: Callable[[str], None]) -> Callable[[Progress], None]:
     """Tells when something was done, at most once a second, and always at the end."""
     last = [0.0]
 
-    def progress(done: int, total: int, points_per_s: float) -> None:
-        if done == total or (done and time.monotonic() - last[0] > 1):
+    def progress(now: Progress) -> None:
+        if now.done == now.total or (now.done and time.monotonic() - last[0] > 1):
             last[0] = time.monotonic()
-            say(f"    {done}/{total} points, {points_per_s:.0f} points/s")
+            say(f"    {line(now)}")
 
     return progress
 

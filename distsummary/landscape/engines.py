@@ -29,6 +29,10 @@ class Engine(Protocol):
     samples: int  # rows behind each loss, of the first data set
     quantities: tuple[str, ...]  # the first is the loss of the first data set
 
+    @property
+    def hardware(self) -> str:
+        """Where it computes, by name."""
+
     def set_plane(self, centre: Weights, directions: Directions) -> None:
         """Take the plane through `centre` (all values by name) along the directions."""
 
@@ -143,6 +147,15 @@ def check_batches(batches: Iterable[Any]) -> list[Any]:
     if not found:
         raise InvalidValueError("batches must hold at least one batch, got none")
     return found
+
+
+def check_data(batches: Iterable[Any] | Data, *, streamed: bool) -> list[Any] | dict[str, Any]:
+    """One data set, or several by name, each a list; as they are where they are streamed."""
+    if streamed:
+        return data_sets(batches, streamed=True) if isinstance(batches, Mapping) else batches  # type: ignore[return-value]
+    if not isinstance(batches, Mapping):
+        return check_batches(batches)
+    return {name: check_batches(source) for name, source in data_sets(batches).items()}
 
 
 def batch_rows(batch: Any) -> int:

@@ -12,8 +12,8 @@ from distsummary.landscape.worker import Task
 DIGEST = 16  # bytes
 
 
-def fingerprint(task: Task) -> dict[str, str]:
-    """Name -> hash of each part of a task.
+def fingerprint(task: Task, refine: float | None = None) -> dict[str, str]:
+    """Name -> hash of each part of a task, and of the tolerance that says which points it evaluates.
 
     Of the model its class and the names, dtypes and shapes of its values, of functions their names: a changed
     forward() or criterion is not noticed. Of streamed data the first batch alone.
@@ -29,6 +29,7 @@ def fingerprint(task: Task) -> dict[str, str]:
         "mode": _hash(task.mode),
         "checkpoints": _hash([plane.states for plane in task.planes]),
         "directions": _hash([(plane.names, plane.recipe) for plane in task.planes]),
+        "refine": _hash(refine),
         "points": _hash([(plane.x, plane.y, plane.points) for plane in task.planes]),
     }
 

@@ -1,61 +1,43 @@
 """`landscape`: the loss landscapes around what was trained: a run, a trajectory or the model itself."""
 
-import importlib
-import logging
 import os
-import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE
 from distsummary.checkpoints.metadata import METADATA
-from distsummary.checks import check_choice, check_int, check_type
-from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.base import framework_of
+from distsummary.checks import check_type
+from distsummary.errors import InvalidValueError, LandscapeCancelled
 from distsummary.landscape.directions import Directions
-from distsummary.landscape.engines import MODES, check_batches
+from distsummary.landscape.engines import Data, check_data
 from distsummary.landscape.fingerprint import fingerprint
 from distsummary.landscape.grid import LossGrid
 from distsummary.landscape.journal import Journal
-from distsummary.landscape.normalization import NORMALIZATIONS, FilterAxisHook
+from distsummary.landscape.normalization import FilterAxisHook
 from distsummary.landscape.output import write_landscapes
 from distsummary.landscape.parameters import Patterns, moving
-from distsummary.landscape.pca import CENTRINGS
 from distsummary.landscape.planes import Prepared, Settings
-from distsummary.landscape.prepare import (
-    DIRECTIONS,
-    OF_RUNS,
-    Direction,
-    find_eigenpairs,
-    prepare,
-    prepare_runs,
-)
-from distsummary.landscape.runner import ProgressCallback, Runner, generate, run_here
-from distsummary.landscape.sources import Around, is_single, mindspore_batches, open_runs, open_source
-from distsummary.landscape.timing import plan_engine
+from distsummary.landscape.prepare import Direction, find_eigenpairs, prepare, prepare_runs
+from distsummary.landscape.progress import open_teller
+from distsummary.landscape.quantities import Evaluation
+from distsummary.landscape.request import check_directions, check_numbers, choose_engine
+from distsummary.landscape.runner import Here, Tell, Workers, generate
+from distsummary.landscape.sources import Around, Source, mindspore_batches, open_runs, open_source
 from distsummary.landscape.worker import Task
 from distsummary.publish import ensure_directory
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
-__all__ = ["landscape", "load_factory"]
-
-TELL_EVERY_S = 0.5
-ENGINE_CHOICES = ("row", "auto")
-Parts: TypeAlias = tuple[Any, Any, Iterable[Any]]
-
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from distsummary.landscape.actor import RayWorkers
 
 
 def landscape(
     model: Any,
     loss_fn: Any,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Data,
     *,
     around: Around = None,
     runs: Sequence[Around] | None = None,
@@ -67,28 +49,34 @@ def landscape(
     centring: str | None = None,
     seed: int = 0,
     mode: str = "standard",
+    evaluation: Evaluation | None = None,
+    refine: float | None = None,
     workers: int | str = "auto",
-    engine: str = "row",
+    gpus_per_worker: float = 1,
+    engine: str = "auto",
+    memory: str | None = None,
     unit: str | None = None,
     step_per_epoch: int | None = None,
     output: RunDir | str | os.PathLike[str] | None = None,
     resume: bool = True,
-    progress: bool | ProgressCallback = True,
+    progress: bool | Tell = True,
 ) -> LossGrid | dict[str, LossGrid]:
     """Compute the loss on planes through a trained model.
 
         grid = ds.landscape(model, torch.nn.CrossEntropyLoss(), test_batches, around="runs/digits")
         grid.plot("landscape.png")
 
-    The model is left bit for bit as it was. The same arguments give the same losses, bit for bit on equal
-    hardware, for any number of workers.
+    The model is left bit for bit as it was. The same arguments and engine give the same losses, bit for bit
+    on equal hardware, for any number of workers.
 
     Args:
         model: a torch module or a numpy model (`frameworks.numpy`); its values matter only without `around`.
         loss_fn: a criterion `loss_fn(model(inputs), targets)` for batches (inputs, targets); or, if its first
             parameter is called `model`, `loss_fn(model, batch)` for batches of any kind. It returns the mean
             over the batch; batches count by their rows.
-        batches: the data, the same for every point. They are held in memory.
+        batches: the data, the same for every point, held in memory; or several data sets by name, such as
+            {"train": a, "test": b}: the first one's loss is `LossGrid.z`, of all others every quantity stands
+            in `LossGrid.quantities`, as "test/loss".
         around: whose checkpoints make the path: a run, its directory, its ckpt_dir or a trajectory; or one
             checkpoint: a .ckpt or .safetensors file, or values by name. None: the model as it is.
         runs: several of these, for one plane through all of them; with it no `around`.
@@ -112,17 +100,29 @@ def landscape(
         seed: of the random directions.
         mode: "standard" (eval mode) or "mindspore": MindSpore's numbers, so training mode, its directions,
             and num_samples // batch size of the batches.
+        evaluation: what else is computed at each point and how: metrics, losses by class, standard errors,
+            sums that stop early, BN mode, precision, streamed data; see `Evaluation`.
+        refine: evaluate a coarse lattice first, then only where interpolation would be wrong by more than
+            this share of the loss (or of a tenth of the median loss, where that is more), such as 0.01. Other
+            points are interpolated; `LossGrid.computed` tells which.
         workers: "auto" uses the Ray cluster this process is connected to, and this process alone without
             one; 0 is this process; a number is that many Ray workers.
-        engine: "row" runs the model's code at every point; "auto" times what may be faster on this machine
-            (recorded graphs, several points at once, other memory layouts), each held against "row" to 5e-6,
-            and takes the fastest if the landscape is long enough to pay for it. The same engine gives the
-            same bits; a landscape that goes on keeps the one it began with.
+        gpus_per_worker: of Ray workers: a share of a GPU, such as 0.25 beside a training, or whole ones.
+            Where
+            not as much is free, workers use CPUs: none waits for a training's GPUs.
+        engine: "auto" times what may be faster on this machine than the model's code at every point (recorded
+            graphs, several points at once, other memory layouts), each held against it to 5e-6, if the
+            landscape is long enough to pay for that. `LossGrid.engine` names the engine; given here it is
+            taken without timing, and gives the same bits on equal hardware. "row" is the model's own code. A
+            landscape that goes on keeps the engine it began with.
+        memory: "inference" moves one layer at a time, with random directions made anew as they are needed,
+            and keeps nothing of the model's size: what can be evaluated can be mapped. Slower; same bits as
+            "row".
         unit, step_per_epoch: what checkpoint numbers count, where the trajectory does not say.
         output: the run dir to write to: events for MindInsight and TensorBoard, .npz and .png, in its
             `landscape/`. Finished points are kept there in a journal until the landscape is complete.
         resume: go on with the journal of the same landscape, if it was stopped; False begins anew.
-        progress: True tells on stderr, False does not, a callable gets (points done, of all, per second).
+        progress: True tells in the terminal, notebook or log, False does not, a callable gets `Progress`.
 
     Returns:
         A LossGrid for one direction. A dict for a sequence of directions, by direction; and where the
@@ -131,10 +131,18 @@ def landscape(
     Raises:
         InvalidTypeError, InvalidValueError: bad arguments; checkpoints that are not the model's.
         LandscapeError: the checkpoints span no plane, or a worker failed (its error is the cause).
+        LandscapeCancelled: an interrupt (Ctrl-C); it is a KeyboardInterrupt and holds the grids as far as
+            they are, which are written to `output` too. The next call goes on from there.
     """
-    _check(size, normalization, centring, seed, mode, workers)
-    check_choice("engine", engine, ENGINE_CHOICES)
-    request = _check_directions(model, directions, around, runs, mode)
+    check_numbers(
+        size=size, seed=seed, mode=mode, normalization=normalization, centring=centring, workers=workers,
+        gpus_per_worker=gpus_per_worker, refine=refine,
+    )  # fmt: skip
+    check_type("evaluation", evaluation, Evaluation, optional=True)
+    check_type("resume", resume, bool)
+    choice = choose_engine(model, engine, memory)
+    request = check_directions(model, directions, around, runs, mode)
+    evaluation, tell = evaluation or Evaluation(), open_teller(progress)
     source = open_source(model, around, unit, step_per_epoch) if runs is None else None
     sources = [source] if source is not None else open_runs(model, runs or [])
     moved = moving(model, mode, parameters, filter_axis)
@@ -148,29 +156,70 @@ def landscape(
         step_per_epoch=sources[0].step_per_epoch if step_per_epoch is None else step_per_epoch,
         filter_axes=moved.filter_axes,
     )
-    data = check_batches(batches)
-    if mode == "mindspore" and sources[0].num_samples is not None:
-        data = mindspore_batches(data, sources[0].num_samples)
-    prepared: dict[str, Prepared]
-    if source is None:
-        prepared = prepare_runs(sources, moved, request, settings)
-    else:
-        find = partial(find_eigenpairs, model, loss_fn, data, mode)
-        prepared = prepare(source, moved, request, settings, find)
-    planes = [item.plane for item in prepared.values()]
-    task = Task(model=model, loss_fn=loss_fn, batches=data, planes=planes, mode=mode)
-    if engine == "auto":
-        task = replace(task, choice=plan_engine(task).choice)
-    kept = None if output is None else output if isinstance(output, RunDir) else RunDir(output)
-    with _journal(kept, task, resume=resume) as journal:
-        grids = generate(task, list(prepared.values()), _runner(workers), _teller(progress), journal)
-        found = dict(zip(prepared, grids, strict=True))
-        if kept is not None:
-            write_landscapes(kept, list(found.values()), loss_of=_run_of(around))
-        if journal is not None and not any(grid.lost_points for grid in grids):
-            journal.remove()
+    data = _data(batches, evaluation, mode, sources[0])
+    with _workers(workers, gpus_per_worker) as crew:
+        prepared: dict[str, Prepared]
+        if source is None:
+            prepared = prepare_runs(sources, moved, request, settings)
+        else:
+            open_hessian = partial(crew.hessian, model, loss_fn, _first(data), mode=mode)
+            find = partial(find_eigenpairs, open_hessian)
+            prepared = prepare(source, moved, request, settings, find)
+        task = Task(
+            model=model,
+            loss_fn=loss_fn,
+            batches=data,
+            planes=[item.plane for item in prepared.values()],
+            mode=mode,
+            evaluation=evaluation,
+            choice=choice,
+        )
+        target = None if output is None else output if isinstance(output, RunDir) else RunDir(output)
+        found = _drawn(task, prepared, crew, tell, refine, target, _run_of(around), resume=resume)
     is_single = len(found) == 1 and (directions is None or isinstance(directions, str | Directions))
     return next(iter(found.values())) if is_single else found
+
+
+def _drawn(
+    task: Task,
+    prepared: Mapping[str, Prepared],
+    workers: Workers,
+    tell: Tell | None,
+    refine: float | None,
+    target: RunDir | None,
+    loss_of: RunDir | None,
+    *,
+    resume: bool,
+) -> dict[str, LossGrid]:
+    """Evaluate, and write what there is; raises LandscapeCancelled with it after an interrupt."""
+    with _journal(target, task, refine, resume=resume) as journal:
+        drawn = generate(task, list(prepared.values()), workers, tell=tell, journal=journal, refine=refine)
+        found = dict(zip(prepared, drawn.grids, strict=True))
+        if target is not None:
+            write_landscapes(target, list(found.values()), loss_of=loss_of)
+        if drawn.was_cancelled:
+            raise LandscapeCancelled(found)
+        if journal is not None and not any(grid.lost_points for grid in drawn.grids):
+            journal.remove()
+    return found
+
+
+def _data(batches: Iterable[Any] | Data, evaluation: Evaluation, mode: str, source: Source) -> Any:
+    """The data of every point: lists of batches, or what can be read again where it is streamed."""
+    data = check_data(batches, streamed=evaluation.streamed)
+    if mode != "mindspore" or source.num_samples is None:
+        return data
+    if evaluation.streamed or isinstance(data, Mapping):
+        raise InvalidValueError(
+            "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
+            "use mode='standard'"
+        )
+    return mindspore_batches(data, source.num_samples)
+
+
+def _first(data: Any) -> Any:
+    """The first data set."""
+    return next(iter(data.values())) if isinstance(data, Mapping) else data
 
 
 def _run_of(around: Around) -> RunDir | None:
@@ -181,114 +230,20 @@ def _run_of(around: Around) -> RunDir | None:
     return RunDir(around) if is_path else None  # type: ignore[arg-type]  # just checked
 
 
-def _journal(run_dir: RunDir | None, task: Task, *, resume: bool) -> AbstractContextManager[Journal | None]:
+def _journal(
+    run_dir: RunDir | None, task: Task, refine: float | None, *, resume: bool
+) -> AbstractContextManager[Journal | None]:
     """The journal of the task in its run dir, named after all that its losses depend on; none without."""
-    check_type("resume", resume, bool)
     if run_dir is None:
         return nullcontext()
-    plan = fingerprint(task)
+    plan = fingerprint(task, refine)
     ensure_directory(run_dir.landscape_dir)
     return Journal(run_dir.landscape_journal(plan), plan, resume=resume)
 
 
-def load_factory(name: str) -> Parts:
-    """Call the function named `module:factory`; it returns (model, loss_fn, batches).
-
-    The current directory is searched for the module too. Raises InvalidValueError for a name that leads
-    nowhere, InvalidTypeError for a function that returns something else.
-    """
-    check_type("factory", name, str)
-    module_name, _, attribute = name.partition(":")
-    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
-        raise InvalidValueError(f"factory must be module:function, such as train:parts, got {name!r}")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise InvalidValueError(f"factory {name!r} cannot be found: {error}") from error
-    if not callable(factory):
-        raise InvalidTypeError(f"{name} must be a function, got {type(factory).__name__}")
-    parts = factory()
-    if not isinstance(parts, tuple | list) or len(parts) != 3:
-        raise InvalidTypeError(f"{name} must return (model, loss_fn, batches), got {type(parts).__name__}")
-    return parts[0], parts[1], parts[2]
-
-
-def _check(
-    size: int, normalization: str | None, centring: str | None, seed: int, mode: str, workers: int | str
-) -> None:
-    """Raise for an argument out of its range."""
-    check_int("size", size, low=MIN_SIZE, high=MAX_SIZE)
-    check_int("seed", seed, low=-(2**63), high=2**63 - 1)
-    check_choice("mode", mode, MODES)
-    if normalization is not None:
-        check_choice("normalization", normalization, NORMALIZATIONS)
-    if centring is not None:
-        check_choice("centring", centring, CENTRINGS)
-    if workers != "auto":
-        check_int("workers (or 'auto')", workers, low=0)
-
-
-def _check_directions(
-    model: Any,
-    directions: Direction | Sequence[Direction] | None,
-    around: Around,
-    runs: Sequence[Around] | None,
-    mode: str,
-) -> list[Direction]:
-    """The directions asked for, as a list; raises for those that cannot be had of what is given."""
-    if directions is None:
-        directions = "random" if runs is None and is_single(around) else "pca"
-    asked = [directions] if isinstance(directions, str | Directions) else list(directions)
-    if not asked:
-        raise InvalidValueError(f"directions must name at least one of {DIRECTIONS}, got none")
-    for direction in asked:
-        if not isinstance(direction, Directions):
-            check_choice("directions", direction, DIRECTIONS)
-        if runs is not None:
-            check_choice("directions with runs=", direction, OF_RUNS)
-        elif direction in OF_RUNS and is_single(around):
-            raise InvalidValueError(
-                f"directions={direction!r} needs around= with a run or trajectory, or runs=; "
-                "use directions='random' without one"
-            )
-        if direction == "hessian" and framework_of(model).name != "torch":
-            raise InvalidValueError("directions='hessian' needs a torch model: others tell no derivatives")
-    if runs is not None and (around is not None or mode == "mindspore"):
-        other = "around=" if around is not None else "mode='mindspore'"
-        raise InvalidValueError(f"runs= cannot be had together with {other}; leave one of them out")
-    return asked
-
-
-def _runner(workers: int | str) -> Runner:
+def _workers(workers: int | str, gpus_each: float) -> AbstractContextManager["Here | RayWorkers"]:
     if workers == 0 or (workers == "auto" and not in_ray()):
-        return run_here
-    from distsummary.landscape.actor import run_on_ray
+        return nullcontext(Here())
+    from distsummary.landscape.actor import RayWorkers
 
-    return partial(run_on_ray, workers=None if workers == "auto" else int(workers))
-
-
-def _teller(progress: bool | ProgressCallback) -> ProgressCallback | None:
-    """What tells the progress: the caller's function, or one that writes a line to a terminal's stderr."""
-    if callable(progress):
-        return progress
-    check_type("progress", progress, bool)
-    if not progress:
-        return None
-    last = 0.0
-
-    def tell(done: int, total: int, points_per_s: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if done < total and now - last < TELL_EVERY_S:
-            return
-        last = now
-        end = "\n" if done == total else ""
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\rlandscape: {done}/{total} points, {points_per_s:.0f} points/s{end}")
-            sys.stderr.flush()
-        elif done == total:
-            _log.info("landscape: %d points, %.0f points/s", total, points_per_s)
-
-    return tell
+    return RayWorkers(None if workers == "auto" else int(workers), gpus_each=gpus_each)

@@ -24,8 +24,9 @@ ARRAYS = (
     "residuals",
     "explained_variance",
     "step_path",
+    "computed",
 )
-LATER = ("step_path",)  # older files have none
+LATER = ("step_path", "computed")  # older files have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +92,10 @@ class LossGrid:
     samples: int = 0
     quantities: Mapping[str, Array] = field(default_factory=dict)
     lost_points: int = 0
+    computed: Array = field(default_factory=lambda: np.empty((0, 0), bool))
+    hardware: str = ""
+    precision_error: float = 0.0
+    rounding: Mapping[str, float] = field(default_factory=dict)
     worker_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

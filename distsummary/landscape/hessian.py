@@ -12,7 +12,7 @@ as eigenvectors are wanted find an eigenvalue as often as it is there; a single 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from distsummary.landscape.normals import random_normals
 Multiply: TypeAlias = Callable[[Array], Array]  # v -> H v, both float64 (D,)
 
 MAX_PRODUCTS = 120
+GROUPS = 8  # of batches, and so the most workers that are of use
 TOLERANCE = 1e-4
 MAX_ASYMMETRY = 1e-2
 _AXIS = 2  # of the start vectors' normals; 0 and 1 are the random directions
@@ -50,31 +51,28 @@ class Eigenpairs:
     has_converged: bool
 
 
-class HessianPart(Protocol):
-    """The part of a Hessian that one worker's batches make; parts add up, each weighing its own.
+class Hessian(Protocol):
+    """The Hessian of a loss over batches, as products with vectors.
 
-    `weight` is the sum of its batches' weights: their rows.
+    `weight` is the sum of the batches' weights: their rows.
     """
 
     weight: float
 
     def product(self, vector: Array) -> Array:
-        """The sum over its batches of weight times H_batch v, float64 (D,)."""
+        """The sum over the batches of weight times H_batch v, float64 (D,)."""
 
 
-def mean_product(parts: Sequence[HessianPart]) -> Multiply:
-    """H v of the mean loss over the batches of all parts."""
-    weight = sum(part.weight for part in parts)
-    if weight <= 0:
+def mean_product(hessian: Hessian) -> Multiply:
+    """H v of the mean loss."""
+    if hessian.weight <= 0:
         raise LandscapeError("the batches hold no rows; give batches with data")
+    return lambda vector: hessian.product(vector) / hessian.weight
 
-    def multiply(vector: Array) -> Array:
-        total = np.zeros_like(vector)
-        for part in parts:
-            total += part.product(vector)
-        return total / weight
 
-    return multiply
+def grouped(batches: Sequence[Any]) -> list[list[Any]]:
+    """The batches in at most GROUPS groups: products are added up group by group, whoever makes them."""
+    return [list(batches[start::GROUPS]) for start in range(min(GROUPS, len(batches)))]
 
 
 def lanczos(

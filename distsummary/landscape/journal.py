@@ -2,11 +2,12 @@
 
 A file of frames (`events.frames`), only ever appended to. The first is the header, JSON:
 
-    {"format": 1, "plan": {what the losses depend on: its hash}, "choice": {the engine, how it was chosen}}
+    {"format": 2, "plan": {what the losses depend on: its hash}}
 
-and each later one a chunk: JSON, a line feed, and its quantities, float64 little-endian (points, quantities).
-A choice that changes on the way (memory was too small) is another JSON frame. A torn end is cut when the
-journal is opened; a damaged frame costs the chunk in it, which is evaluated again.
+then {"choice": {the engine}}, and each later one a chunk: JSON, a line feed, and its quantities, float64
+little-endian (points, quantities). Another choice (memory was too small) voids the chunks before it: all
+losses of a landscape are the same engine's. A torn end is cut when the journal is opened; a damaged frame
+costs the chunk in it, which is evaluated again.
 """
 
 import fcntl
@@ -24,7 +25,7 @@ from distsummary.events.frames import frame, read_frames, whole_length
 from distsummary.landscape.directions import Array
 from distsummary.landscape.plan import Chunk
 
-FORMAT = 1
+FORMAT = 2
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -103,8 +104,10 @@ class Journal:
             entry = json.loads(head)
             if "choice" in entry:
                 self.choice = dict(entry["choice"])
+                self.results.clear()
                 return
-            chunk = Chunk(**entry["chunk"])
+            fields = entry["chunk"]
+            chunk = Chunk(**{**fields, "columns": tuple(fields["columns"])})
             self.results[chunk] = np.frombuffer(data, "<f8").reshape(len(chunk), -1)
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedFileError(
@@ -112,9 +115,10 @@ class Journal:
             ) from error
 
     def enter_choice(self, choice: Mapping[str, Any]) -> None:
-        """Enter the engine that the later chunks are evaluated with; an OSError leaves the journal whole."""
+        """Enter the engine of the chunks to come; those of another are void. An OSError changes nothing."""
         self._append({"choice": dict(choice)})
         self.choice = dict(choice)
+        self.results.clear()
 
     def enter(self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0) -> None:
         """Enter a finished chunk: quantities float64 (points, quantities), by whom and in what time."""

@@ -8,6 +8,7 @@ import numpy as np
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions import Array, Directions, Weights
 from distsummary.landscape.engines import Data, batch_facts, batch_labels, bind_loss, data_sets
+from distsummary.landscape.hardware import processor
 from distsummary.landscape.quantities import Evaluation, Tally, quantity_names
 
 
@@ -43,6 +44,7 @@ class NumpyEngine:
         self._centre: Weights = {}
         self._directions = Directions(x={}, y={})
         self.bn_mode = "eval" if mode == "standard" else "batch"
+        self.hardware = f"{processor()}, numpy {np.__version__}"
 
     def set_plane(self, centre: Weights, directions: Directions) -> None:
         """See Engine."""

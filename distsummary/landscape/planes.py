@@ -1,4 +1,4 @@
-"""What a landscape is before and after its evaluation: checkpoints -> plane, losses -> grid; pure."""
+"""What a landscape is before its evaluation: checkpoints -> plane; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscape.directions import Array, Directions, RandomDirections, Weights
-from distsummary.landscape.grid import LossGrid, path_axes, unit_axes
+from distsummary.landscape.directions import Directions, RandomDirections, Weights
+from distsummary.landscape.grid import path_axes, unit_axes
 from distsummary.landscape.hessian import Eigenpairs, unflatten
 from distsummary.landscape.interpolate import line, triangle
 from distsummary.landscape.normalization import FilterAxis, normalize
 from distsummary.landscape.normals import RNG
 from distsummary.landscape.pca import locate, pca_plane
-from distsummary.landscape.plan import Chunk, Kind, PlanePlan
-from distsummary.landscape.worker import EngineFacts
+from distsummary.landscape.plan import PlanePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +41,6 @@ class Prepared:
 
     plane: PlanePlan
     known: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What came back from the workers."""
-
-    results: Mapping[Chunk, Array]
-    abandoned: Sequence[Chunk]
-    facts: EngineFacts
-    worker_seconds: Mapping[str, float]
 
 
 def prepare_pca(
@@ -220,30 +209,6 @@ def _prepare_centre(
     return Prepared(plane=plane, known={**known, "residuals": np.zeros(1), **common})
 
 
-def assemble(number: int, prepared: Prepared, evaluated: Evaluated) -> LossGrid:
-    """The grid of landscape `number` from the losses of its chunks."""
-    plane = prepared.plane
-    rows = [_collect(evaluated, number, "grid", row, len(plane.x)) for row in range(len(plane.y))]
-    z = np.stack(rows)
-    path_loss = _collect(evaluated, number, "path", 0, len(plane.states))
-    return LossGrid(
-        x=plane.x,
-        y=plane.y,
-        z=z,
-        path=plane.points,
-        path_loss=path_loss,
-        true_loss=_collect(evaluated, number, "checkpoint", 0, len(plane.states)),
-        convergence_point=_convergence(plane, z, float(path_loss[-1]), prepared.known),
-        bn_mode=evaluated.facts.bn_mode,
-        engine=evaluated.facts.name,
-        samples=evaluated.facts.samples,
-        quantities=_quantities(evaluated, number, len(plane.y), len(plane.x)),
-        lost_points=sum(len(chunk) for chunk in evaluated.abandoned if chunk.plane == number),
-        worker_seconds=dict(evaluated.worker_seconds),
-        **prepared.known,
-    )
-
-
 def _common(numbers: Sequence[int], settings: Settings) -> dict[str, Any]:
     return {
         "numbers": tuple(numbers),
@@ -251,34 +216,6 @@ def _common(numbers: Sequence[int], settings: Settings) -> dict[str, Any]:
         "unit": settings.unit,
         "step_per_epoch": settings.step_per_epoch,
     }
-
-
-def _collect(evaluated: Evaluated, plane: int, kind: Kind, row: int, count: int, quantity: int = 0) -> Array:
-    """One quantity of a row or of the path, float64 (count,); the first is the loss."""
-    found = np.full(count, np.nan)
-    for chunk, measured in evaluated.results.items():
-        if (chunk.plane, chunk.kind, chunk.row) == (plane, kind, row):
-            found[chunk.start : chunk.stop] = measured[:, quantity]
-    return found
-
-
-def _quantities(evaluated: Evaluated, plane: int, rows: int, columns: int) -> dict[str, Array]:
-    """What was computed beside the loss, over the grid: float64 (rows, columns) by name."""
-    return {
-        name: np.stack([_collect(evaluated, plane, "grid", row, columns, number) for row in range(rows)])
-        for number, name in enumerate(evaluated.facts.quantities)
-        if number
-    }
-
-
-def _convergence(
-    plane: PlanePlan, z: Array, at_centre: float, known: Mapping[str, Any]
-) -> tuple[float, float, float]:
-    """The centre; for a random plane in mode "mindspore" point n // 2 of the grid: not it for even sizes."""
-    if known["decomposition"] == "Random" and known["mode"] == "mindspore":
-        i, j = len(plane.y) // 2, len(plane.x) // 2
-        return float(plane.x[j]), float(plane.y[i]), float(z[i, j])
-    return 0.0, 0.0, at_centre
 
 
 def _normalized(

@@ -42,6 +42,7 @@ class EngineChoice:
         options: of OPTIONS, in their order.
         threads: of a worker on the CPU.
         hardware: where it was timed.
+        precision_error: what a reduced precision that was asked for does to the losses, relative to them.
     """
 
     engine: str = "row"
@@ -49,6 +50,7 @@ class EngineChoice:
     options: tuple[str, ...] = ()
     threads: int = 1
     hardware: str = ""
+    precision_error: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)
@@ -67,6 +69,19 @@ class EngineChoice:
         """What a grid says of its engine: "torch-graph x16 channels_last"."""
         chunk = [f"x{self.chunk}"] if self.chunk > 1 else []
         return " ".join([f"torch-{self.engine}", *chunk, *self.options])
+
+    @classmethod
+    def from_label(cls, label: str) -> "EngineChoice":
+        """The choice that a grid's `engine` names; "row" is short for "torch-row".
+
+        Raises InvalidValueError for what is no engine.
+        """
+        engine, *more = label.removeprefix("torch-").split()
+        chunk = 1
+        if more and more[0].startswith("x") and more[0][1:].isdecimal():
+            chunk = int(more.pop(0)[1:])
+        check_choice("engine", engine, ENGINES)
+        return cls(engine=engine, chunk=chunk, options=tuple(more))
 
     def smaller(self) -> "EngineChoice | None":
         """What to try when memory was too small: half the chunk, then the row engine; None: that was it."""

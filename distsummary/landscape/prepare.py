@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from distsummary.checkpoints.sketch import digest
 from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions import Directions, Weights
-from distsummary.landscape.hessian import Eigenpairs, flat_size, lanczos, mean_product
+from distsummary.landscape.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
 from distsummary.landscape.parameters import Moving
 from distsummary.landscape.planes import (
     Prepared,
@@ -27,6 +28,7 @@ from distsummary.landscape.sources import Source
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or given
 DIRECTIONS = ("pca", "random", "hessian", "line", "triangle")
 OF_RUNS = ("pca", "line", "triangle")
+OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # (names=, centre=)
 # The leading eigenvectors at a state, over the parameters that move.
 FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
 
@@ -142,26 +144,16 @@ def _of_path(source: Source, count: int) -> list[int]:
     return [numbers[0], *middle, numbers[-1]]
 
 
-def find_eigenpairs(
-    model: Any,
-    loss_fn: Any,
-    batches: Sequence[Any],
-    mode: str,
-    state: Weights,
-    names: Sequence[str],
-    seed: int,
-) -> Eigenpairs:
-    """The two leading eigenpairs of the Hessian of the mean loss at `state`, in this process.
+def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[str], seed: int) -> Eigenpairs:
+    """The two leading eigenpairs of the Hessian of the mean loss at `state`.
 
     Raises LandscapeError where there is no Hessian to be had.
     """
-    from distsummary.landscape.torch_hessian import TorchHessian
-
     size = flat_size(state, names)
     if size < 2:
         raise InvalidValueError("directions='hessian' needs at least two numbers that move; use 'line'")
-    with TorchHessian(model, loss_fn, batches, names=names, centre=state, mode=mode) as part:
-        pairs = lanczos(mean_product([part]), size, seed=seed)
+    with open_hessian(names=names, centre=state) as hessian:
+        pairs = lanczos(mean_product(hessian), size, seed=seed)
     if not pairs.has_converged:
         _log.warning(
             "the Hessian's eigenvectors have not converged after %d products: eigenvalues %s, each within %s",

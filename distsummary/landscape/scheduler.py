@@ -14,7 +14,7 @@ MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Counts:
     """Points with a result (lost ones included) of all points."""
 
     done: int
@@ -120,6 +120,6 @@ class Scheduler:
         """Whether every chunk has a result."""
         return len(self.results) == len(self._chunks)
 
-    def progress(self) -> Progress:
+    def progress(self) -> Counts:
         """How far it is, in points."""
-        return Progress(done=self._done, total=self._total)
+        return Counts(done=self._done, total=self._total)

@@ -11,7 +11,8 @@ from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
 from distsummary.landscape.engines import MODES, check_batches
-from distsummary.landscape.generator import Parts, landscape
+from distsummary.landscape.factory import Parts
+from distsummary.landscape.generator import landscape
 from distsummary.landscape.grid import LossGrid
 from distsummary.landscape.output import write_landscapes
 from distsummary.landscape.sources import mindspore_batches

@@ -27,16 +27,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The engine chosen, what the candidates were timed at, and why others were not.
-
-    `precision_error` is the relative error of the losses in the reduced precision that was asked for, against
-    the model as it is; 0 where none was.
-    """
+    """The engine chosen, what the candidates were timed at, and why others were not."""
 
     choice: EngineChoice
     timings: Mapping[EngineChoice, Timing] = field(default_factory=dict)
     refused: Mapping[EngineChoice, str] = field(default_factory=dict)
-    precision_error: float = 0.0
 
 
 def plan_engine(
@@ -48,7 +43,10 @@ def plan_engine(
     can_compile: bool = False,
     clock: Callable[[], float] | None = None,
 ) -> Planned:
-    """Choose the engine for a task on this machine.
+    """Choose the engine for a task on this machine, unless the task has one already.
+
+    The choice holds the relative error of the losses in the reduced precision that was asked for, against the
+    model as it is.
 
     Args:
         device: where the workers will compute; None: where the model is.
@@ -63,7 +61,12 @@ def plan_engine(
         return Planned(choice=EngineChoice(engine="naive"))
     plane = max(task.planes, key=lambda plane: len(plane.x) * len(plane.y))
     points = points or sum(len(p.x) * len(p.y) + 2 * len(p.states) for p in task.planes)
-    return _Bench(task, plane, device, clock).plan(points, threads, can_compile)
+    bench = _Bench(task, plane, device, clock)
+    planned = bench.plan(points, threads, can_compile) if task.choice is None else Planned(choice=task.choice)
+    if task.evaluation.precision not in REDUCED:
+        return planned
+    error = bench.precision_error(planned.choice)
+    return replace(planned, choice=replace(planned.choice, precision_error=error))
 
 
 class _Bench:
@@ -97,13 +100,12 @@ class _Bench:
             )  # fmt: skip
         finally:
             engine.close()
-        precision_error = self._precision_error(row)
         todo = [replace(choice, threads=threads, hardware=row.hardware) for choice in todo]
         refused = self._try_all(todo, clock, timings, budget_s(points, point_s))
         tolerance = LOOSE if self._task.evaluation.precision in REDUCED else EXACT
         choice = choose(timings, points, tolerance=tolerance)
         _log.info("landscape engine: %s of %d timed", choice.label, len(timings))
-        return Planned(choice=choice, timings=timings, refused=refused, precision_error=precision_error)
+        return Planned(choice=choice, timings=timings, refused=refused)
 
     def _glance(self, engine: Any, clock: Callable[[], float]) -> float:
         """Roughly what a point takes, from the second one."""
@@ -185,15 +187,16 @@ class _Bench:
     def _losses(self, engine: Any) -> Array:
         return np.concatenate([engine.row_values(y, self._probes)[:, 0] for y in self._rows])
 
-    def _precision_error(self, row: EngineChoice) -> float:
-        """What the precision asked for does to the row engine's losses."""
-        if self._task.evaluation.precision not in REDUCED:
-            return 0.0
-        engine = self._open(row, precision="")
-        try:
-            return relative_difference(self._base, self._losses(engine))
-        finally:
-            engine.close()
+    def precision_error(self, choice: EngineChoice) -> float:
+        """What the precision asked for does to an engine's losses."""
+        found = []
+        for changes in ({}, {"precision": ""}):
+            engine = self._open(choice, **changes)
+            try:
+                found.append(self._losses(engine))
+            finally:
+                engine.close()
+        return relative_difference(found[0], found[1])
 
 
 def relative_difference(losses: Array, base: Array) -> float:

@@ -1,6 +1,7 @@
 """Hessian-vector products of a torch model's loss at a checkpoint, exact by differentiating twice.
 
-H v = d/dtheta (g . v) with g the gradient (Pearlmutter 1994), batch by batch; sums over batches are float64.
+H v = d/dtheta (g . v) with g the gradient (Pearlmutter 1994), batch by batch; sums are float64, first over
+the batches of a group, then over the groups, so that they are the same bits whoever makes which group.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,20 +16,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions import Array, Weights, check_fit
 from distsummary.landscape.engines import batch_rows, bind_loss, check_batches
+from distsummary.landscape.hessian import grouped
 from distsummary.landscape.torch_memory import to_device, unwrap
 
 _SEED = 0  # of dropout in training mode: the same noise in every product
 
 
 class TorchHessian:
-    """A `hessian.HessianPart`: the batches' share of the Hessian at `centre` over the parameters `names`.
+    """A `hessian.Hessian` at `centre` over the parameters `names`.
 
-    While it is open the model has the values of `centre`; `close` (or leaving the context) puts the user's
-    back bit for bit. Mode "standard" differentiates in eval mode, "mindspore" in training mode.
+    While it is open the model has the values of `centre` and torch one thread; `close` (or leaving the
+    context) puts back what was, the model bit for bit. Mode "standard" differentiates in eval mode,
+    "mindspore" in training mode.
 
     Args:
-        model, loss_fn, batches: see `engines.bind_loss`; some of the batches of a loss, or all.
+        model, loss_fn, batches: see `engines.bind_loss`.
         centre: values by name; what it does not name keeps the model's.
+        device: to move the model to; None: it stays where it is.
     """
 
     def __init__(
@@ -40,26 +44,38 @@ class TorchHessian:
         names: Sequence[str],
         centre: Weights,
         mode: str = "standard",
+        device: str | None = None,
     ) -> None:
-        self._model = unwrap(model)
+        inner = unwrap(model)
+        self._model = inner if device is None else inner.to(device)
         self._loss = bind_loss(self._model, loss_fn)
         self._is_training = mode == "mindspore"
         found = dict(self._model.named_parameters(remove_duplicate=False))
         shapes = {name: np.broadcast_to(np.float32(0), tuple(p.shape)) for name, p in found.items()}
         check_fit("the plane", {name: centre[name] for name in names}, shapes)
         self._moved = [found[name] for name in names]
-        device = self._moved[0].device
-        self._batches = [to_device(batch, device) for batch in check_batches(batches)]
-        self._weights = [1 if self._is_training else batch_rows(batch) for batch in self._batches]
-        self.weight = float(sum(self._weights))
+        place = self._moved[0].device
+        self._groups = grouped([to_device(batch, place) for batch in check_batches(batches)])
+        self.weight = float(sum(self._weight(batch) for group in self._groups for batch in group))
         self._restore = ExitStack()
         try:
-            self._take_over(centre, device)
+            self._take_over(centre, place)
         except BaseException:
             self.close()
             raise
 
+    @property
+    def groups(self) -> int:
+        """How many groups of batches there are."""
+        return len(self._groups)
+
+    def _weight(self, batch: Any) -> int:
+        return 1 if self._is_training else batch_rows(batch)
+
     def _take_over(self, centre: Weights, device: torch.device) -> None:
+        if device.type == "cpu":
+            self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
         for module in self._model.modules():
             self._restore.callback(setattr, module, "training", module.training)
         self._model.train(self._is_training)
@@ -83,15 +99,22 @@ class TorchHessian:
             tensor.requires_grad_(True)
 
     def product(self, vector: Array) -> Array:
-        """See `hessian.HessianPart`."""
+        """See `hessian.Hessian`."""
+        total = np.zeros(len(vector))
+        for number in range(self.groups):
+            total += self.group_product(vector, number)
+        return total
+
+    def group_product(self, vector: Array, number: int) -> Array:
+        """The part of the product that one group of batches makes."""
         along = self._split(vector)
         total = np.zeros(len(vector))
         # Flash and memory-efficient attention have no second derivative.
         with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
-            for batch, weight in zip(self._batches, self._weights, strict=True):
+            for batch in self._groups[number]:
                 parts = self._one(batch, along)
                 flat = torch.cat([part.detach().reshape(-1).to("cpu", torch.float64) for part in parts])
-                total += weight * flat.numpy()
+                total += self._weight(batch) * flat.numpy()
         return total
 
     def _split(self, vector: Array) -> list[torch.Tensor]:

@@ -1,11 +1,9 @@
 """A torch model on loan: its tensors look at memory of ours, and come back bit for bit."""
 
 import copy
-import platform
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError
 from distsummary.landscape.directions import Array, Directions, Weights, check_fit
+from distsummary.landscape.hardware import processor
 
 ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
 DROPOUT_SEED = 0
@@ -266,17 +265,8 @@ def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {_processor()}".strip()
+        name = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
     return f"{name}, torch {torch.__version__}"
-
-
-def _processor() -> str:
-    """The processor's name as Linux tells it; "" elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def worker_device(has_gpu: bool) -> str:

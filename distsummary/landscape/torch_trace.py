@@ -79,6 +79,8 @@ def record(
                 _allow_non_fake_inputs=True,
             )
             module = recorder(*flat)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # not the model's fault: a smaller engine may do
     except Exception as error:  # whatever the model's code raises when it meets a recorded tensor
         raise CannotTraceError(f"the loss cannot be recorded as a graph: {error}") from error
     _inline_constants(module)

@@ -18,7 +18,8 @@ from distsummary.landscape.quantities import Evaluation
 class Task:
     """What every worker gets: model, loss, data and the landscapes to evaluate (same `names` in all).
 
-    `choice` None: the row engine. With a choice every worker gives the same bits.
+    `choice` None: not made yet, and the row engine until then. With a choice every worker gives the same
+    bits.
     """
 
     model: Any
@@ -37,6 +38,7 @@ class EngineFacts:
     name: str
     bn_mode: str
     samples: int
+    hardware: str = ""
     quantities: tuple[str, ...] = ("loss",)
 
 
@@ -80,7 +82,11 @@ class LandscapeWorker:
         """The engine's name, BN mode, rows of data and quantities."""
         engine = self._engine
         return EngineFacts(
-            name=engine.name, bn_mode=engine.bn_mode, samples=engine.samples, quantities=engine.quantities
+            name=engine.name,
+            bn_mode=engine.bn_mode,
+            samples=engine.samples,
+            hardware=engine.hardware,
+            quantities=engine.quantities,
         )
 
     def evaluate(self, chunk: Chunk) -> ChunkResult:
@@ -107,10 +113,9 @@ class LandscapeWorker:
             ) from error
 
     def _values(self, chunk: Chunk, plane: PlanePlan) -> Array:
-        columns = range(chunk.start, chunk.stop)
+        columns = list(chunk.columns)
         if chunk.kind == "grid":
-            xs = plane.x[chunk.start : chunk.stop]
-            return self._engine.row_values(float(plane.y[chunk.row]), xs)
+            return self._engine.row_values(float(plane.y[chunk.row]), plane.x[columns])
         if chunk.kind == "path":
             points = plane.points
             return np.concatenate([self._engine.row_values(points[k, 1], points[k, :1]) for k in columns])

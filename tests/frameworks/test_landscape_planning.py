@@ -44,7 +44,7 @@ def grid_of(task: Task, order: Any = list) -> Any:
     worker = LandscapeWorker(task)
     try:
         for chunk in order(chunks):
-            found[chunk.row, chunk.start : chunk.stop] = worker.evaluate(chunk).values
+            found[chunk.row, list(chunk.columns)] = worker.evaluate(chunk).values
     finally:
         worker.close()
     return found
@@ -109,8 +109,8 @@ def test_what_the_models_own_code_raises_is_raised() -> None:
 
 def test_autocast_is_reported_with_its_error() -> None:
     task = task_of(make_net(Mlp), evaluation=Evaluation(precision="bf16"))
-    assert 1e-5 < plan_engine(task, points=MANY).precision_error < 3e-2
-    assert plan_engine(task_of(make_net(Mlp)), points=MANY).precision_error == 0.0
+    assert 1e-5 < plan_engine(task, points=MANY).choice.precision_error < 3e-2
+    assert plan_engine(task_of(make_net(Mlp)), points=MANY).choice.precision_error == 0.0
 
 
 def test_numpy_models_have_the_naive_engine() -> None:
@@ -127,7 +127,7 @@ def test_too_little_memory_names_the_engine_to_go_on_with() -> None:
             raise MemoryError
         return CRITERION(model(batch[0]), batch[1])
 
-    point = Chunk(plane=0, kind="path", row=0, start=0, stop=1)
+    point = Chunk(plane=0, kind="path", row=0, columns=(0,))
     for choice, smaller in ((EngineChoice(engine="graph", chunk=4), "torch-graph x2"), (EngineChoice(), "")):
         full.clear()
         worker = LandscapeWorker(task_of(make_net(Mlp), loss_fn, choice=choice))

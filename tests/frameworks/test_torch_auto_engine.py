@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import distsummary as ds
 from distsummary.errors import InvalidValueError
@@ -29,3 +30,39 @@ def test_the_engine_chosen_agrees_with_the_row_engine_and_is_named(monkeypatch):
 def test_another_engine_is_refused_by_name():
     with pytest.raises(InvalidValueError, match="engine"):
         ds.landscape(*parts(), engine="fastest")
+
+
+def test_the_engine_of_a_grid_can_be_asked_for_again():
+    label = "torch-graph x5 channels_last"
+    first, second = (ds.landscape(*parts(), size=9, workers=0, engine=label, progress=False) for _ in "ab")
+    assert first.engine == second.engine == label
+    assert first.z.tobytes() == second.z.tobytes()
+    assert "torch" in first.hardware
+
+
+def too_small_for_recordings(model, batch):
+    """A loss for which memory does not suffice while it is recorded."""
+    outputs = model(batch[0])
+    if _get_current_dispatch_mode() is not None:
+        raise MemoryError("too small")
+    return nn.functional.cross_entropy(outputs, batch[1])
+
+
+def test_too_little_memory_goes_on_with_a_smaller_engine_from_the_start(tmp_path, caplog):
+    model, _, data = parts()
+    arguments = {"size": 7, "workers": 0, "progress": False}
+    grid = ds.landscape(
+        model, too_small_for_recordings, data, engine="torch-graph x4", output=tmp_path, **arguments
+    )
+    row = ds.landscape(model, too_small_for_recordings, data, engine="row", **arguments)
+    assert grid.engine == "torch-row"
+    assert grid.z.tobytes() == row.z.tobytes()
+    labels = ("torch-graph x2", "torch-graph", "torch-row")
+    assert [f"go on with {label}" in caplog.text for label in labels] == [True] * 3
+
+
+def test_reduced_precision_is_told_with_its_error():
+    arguments = {"size": 5, "workers": 0, "progress": False}
+    grid = ds.landscape(*parts(), evaluation=ds.Evaluation(precision="bf16"), **arguments)
+    assert 1e-6 < grid.precision_error < 0.05
+    assert grid.rounding["x"] > ds.landscape(*parts(), **arguments).rounding["x"]

@@ -19,6 +19,7 @@ from distsummary.landscape.torch_hessian import TorchHessian
 from tests.frameworks.test_torch_landscape import conv_net, fingerprint, images
 from tests.unit.landscape import golden_mlp
 
+THREADS = torch.get_num_threads()
 CRITERION = nn.CrossEntropyLoss()
 
 
@@ -61,28 +62,26 @@ def test_products_are_those_of_the_dense_hessian() -> None:
     with TorchHessian(
         model, CRITERION, data, names=names_of(model), centre=framework_of(model).state(model)
     ) as h:
-        np.testing.assert_allclose(mean_product([h])(v), dense @ v, rtol=1e-10, atol=1e-12)
-        found = lanczos(mean_product([h]), len(dense), tolerance=1e-9)
+        np.testing.assert_allclose(mean_product(h)(v), dense @ v, rtol=1e-10, atol=1e-12)
+        found = lanczos(mean_product(h), len(dense), tolerance=1e-9)
     values, vectors = np.linalg.eigh(dense)
     np.testing.assert_allclose(found.values, values[[-1, -2]], rtol=1e-9)
     np.testing.assert_allclose(np.abs(np.sum(found.vectors * vectors.T[[-1, -2]], axis=1)), 1, rtol=1e-9)
 
 
-def test_parts_of_the_batches_add_up_to_the_whole() -> None:
-    model, data = mlp(), batches()
+def test_the_product_is_the_sum_of_its_groups_in_order() -> None:
+    model = mlp()
+    torch.manual_seed(1)
+    sizes = range(2, 21)
+    data = [(torch.randn(n, 4, dtype=torch.float64), torch.randint(0, 3, (n,))) for n in sizes]
     centre, names = framework_of(model).state(model), names_of(model)
     v = np.random.default_rng(0).normal(size=sum(centre[name].size for name in names))
-    with TorchHessian(model, CRITERION, data, names=names, centre=centre) as whole:
-        expected = mean_product([whole])(v)
-    models = [mlp(), mlp()]
-    parts = [
-        TorchHessian(m, CRITERION, share, names=names, centre=centre)
-        for m, share in zip(models, (data[:1], data[1:]), strict=True)
-    ]
-    np.testing.assert_allclose(mean_product(parts)(v), expected, rtol=1e-10)
-    assert [part.weight for part in parts] == [5, 19]
-    for part in parts:
-        part.close()
+    with TorchHessian(model, CRITERION, data, names=names, centre=centre) as h:
+        assert h.groups == 8
+        assert h.weight == sum(sizes)
+        parts = [h.group_product(v, number) for number in range(h.groups)]
+        assert h.product(v).tobytes() == sum(parts, start=np.zeros_like(v)).tobytes()
+    assert torch.get_num_threads() == THREADS
 
 
 def test_the_hessian_is_that_of_the_checkpoint_over_the_parameters_that_move() -> None:
@@ -93,7 +92,7 @@ def test_the_hessian_is_that_of_the_checkpoint_over_the_parameters_that_move() -
     dense = dense_hessian(moved, data, ["2.weight"])
     v = np.random.default_rng(0).normal(size=18)
     with TorchHessian(model, CRITERION, data, names=["2.weight"], centre=other) as h:
-        np.testing.assert_allclose(mean_product([h])(v), dense @ v, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(mean_product(h)(v), dense @ v, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["standard", "mindspore"])
@@ -132,7 +131,7 @@ def test_attention_has_a_second_derivative() -> None:
     dense = dense_hessian(model.eval(), data, names)
     v = np.random.default_rng(0).normal(size=len(dense))
     with TorchHessian(model, CRITERION, data, names=names, centre=framework_of(model).state(model)) as h:
-        np.testing.assert_allclose(mean_product([h])(v), dense @ v, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(mean_product(h)(v), dense @ v, rtol=1e-3, atol=1e-5)
 
 
 def test_a_loss_linear_in_what_moves_has_a_hessian_of_zero() -> None:

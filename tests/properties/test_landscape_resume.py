@@ -116,8 +116,9 @@ def test_the_same_task_has_the_same_hashes_and_a_changed_part_another():
         "points": task(planes=[replace(plane, x=plane.x * 2)]),
         "directions": task(planes=[replace(plane, recipe=RandomDirections(names=names, seed=8))]),
         "checkpoints": task(planes=[replace(plane, states=[{n: a + 1 for n, a in plane.states[0].items()}])]),
-        "loss_fn": task(loss_fn=generator.load_factory),
+        "loss_fn": task(loss_fn=generator.landscape),
     }
     for part, other in changed.items():
         hashes = fingerprint(other)
         assert [name for name, found in fingerprint(first).items() if found != hashes[name]] == [part]
+    assert fingerprint(first, 0.01)["refine"] != fingerprint(first)["refine"]

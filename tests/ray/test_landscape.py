@@ -13,12 +13,14 @@ import ray
 import torch
 from torch import nn
 
-from distsummary.errors import LandscapeError
-from distsummary.landscape.actor import plan_workers, run_on_ray
+from distsummary.errors import LandscapeCancelled, LandscapeError
+from distsummary.landscape.actor import RayWorkers
+from distsummary.landscape.actor_start import plan_workers
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.grid import LossGrid
 from distsummary.landscape.plan import plan_chunks
 from distsummary.landscape.planes import Settings, prepare_random
+from distsummary.landscape.progress import Progress
 from distsummary.landscape.scheduler import Scheduler
 from distsummary.landscape.worker import Task
 from tests.conftest import ROOT
@@ -43,7 +45,8 @@ def batches() -> list[Any]:
 
 def draw(workers: int | str, loss_fn: Any = None, size: int = 7, **more: Any) -> LossGrid:
     loss_fn = loss_fn or nn.CrossEntropyLoss()
-    grid = landscape(make_model(), loss_fn, batches(), size=size, workers=workers, progress=False, **more)
+    arguments = {"size": size, "workers": workers, "engine": "row", "progress": False}
+    grid = landscape(make_model(), loss_fn, batches(), **(arguments | more))
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -161,12 +164,13 @@ def test_what_cannot_be_pickled_is_refused_with_a_remedy(tmp_path: Path) -> None
 
 
 def test_an_interrupt_leaves_no_worker() -> None:
-    def interrupt(done: int, total: int, points_per_s: float) -> None:
-        if done:
+    def interrupt(progress: Progress) -> None:
+        if progress.done:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(LandscapeCancelled) as stopped:
         landscape(make_model(), nn.CrossEntropyLoss(), batches(), workers=2, progress=interrupt)
+    assert not stopped.value.grids["random"].computed.all()
 
 
 def test_a_cluster_that_is_fully_reserved_still_draws() -> None:
@@ -207,26 +211,29 @@ def test_workers_compute_with_one_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "chunks", "asked", "gpus_usable", "expected"),
+    ("free", "chunks", "asked", "gpus_each", "expected"),
     [
-        ({"CPU": 4.0}, 100, None, True, [{"num_cpus": 1}] * 4),
-        ({"CPU": 4.0}, 3, None, True, [{"num_cpus": 1}] * 3),
-        ({"CPU": 0.5}, 100, None, True, [{"num_cpus": 0}]),
-        ({}, 100, None, True, [{"num_cpus": 0}]),
-        ({"CPU": 1.0}, 100, 3, True, [{"num_cpus": 1}, {"num_cpus": 0}, {"num_cpus": 0}]),
-        ({"CPU": 4.0, "GPU": 2.0}, 100, None, True, [{"num_gpus": 1, "num_cpus": 0}] * 2),
-        ({"CPU": 4.0, "GPU": 2.0}, 100, 1, True, [{"num_gpus": 1, "num_cpus": 0}]),
-        ({"CPU": 2.0, "GPU": 2.0}, 100, None, False, [{"num_cpus": 1}] * 2),
+        ({"CPU": 4.0}, 100, None, 1, [{"num_cpus": 1}] * 4),
+        ({"CPU": 4.0}, 3, None, 1, [{"num_cpus": 1}] * 3),
+        ({"CPU": 0.5}, 100, None, 1, [{"num_cpus": 0}]),
+        ({}, 100, None, 1, [{"num_cpus": 0}]),
+        ({"CPU": 1.0}, 100, 3, 1, [{"num_cpus": 1}, {"num_cpus": 0}, {"num_cpus": 0}]),
+        ({"CPU": 4.0, "GPU": 2.0}, 100, None, 1, [{"num_gpus": 1, "num_cpus": 0}] * 2),
+        ({"CPU": 4.0, "GPU": 2.0}, 100, 1, 1, [{"num_gpus": 1, "num_cpus": 0}]),
+        ({"CPU": 2.0, "GPU": 2.0}, 100, None, 0, [{"num_cpus": 1}] * 2),
+        ({"CPU": 2.0, "GPU": 1.5}, 100, None, 0.25, [{"num_gpus": 0.25, "num_cpus": 0}] * 6),
+        ({"CPU": 2.0, "GPU": 0.5}, 100, None, 1, [{"num_cpus": 1}] * 2),  # a training has the rest
+        ({"CPU": 2.0, "GPU": 5.0}, 100, None, 2, [{"num_gpus": 2, "num_cpus": 0}] * 2),
     ],
 )
 def test_workers_start_with_what_is_free(
     free: dict[str, float],
     chunks: int,
     asked: int | None,
-    gpus_usable: bool,
+    gpus_each: float,
     expected: list[dict[str, float]],
 ) -> None:
-    assert plan_workers(free, chunks, asked, can_use_gpus=gpus_usable) == expected
+    assert plan_workers(free, chunks, asked, gpus_each=gpus_each) == expected
 
 
 def test_the_runner_reports_after_every_chunk() -> None:
@@ -241,11 +248,60 @@ def test_the_runner_reports_after_every_chunk() -> None:
         scheduler.done(worker, chunk, result.measured)
         seen.append(scheduler.progress().done)
 
-    facts, seconds = run_on_ray(task, scheduler, keep, workers=1)
-    assert facts.name == "numpy-naive"
-    assert seen == sorted(seen)
-    assert seen[-1] == scheduler.progress().total == 11
-    assert seconds["worker-0"] > 0
+    with RayWorkers(1) as workers, workers.crew(task) as crew:
+        assert crew.facts is None
+        crew.run(scheduler, keep)
+        assert crew.facts is not None
+        assert crew.facts.name == "numpy-naive"
+        assert seen == sorted(seen)
+        assert seen[-1] == scheduler.progress().total == 11
+        spent = crew.seconds["worker-0"]
+        assert spent > 0
+        scheduler = Scheduler(plan_chunks(task.planes))
+        crew.run(scheduler, keep)  # the same actors
+        assert scheduler.is_finished
+        assert list(crew.seconds) == ["worker-0"]
+        assert crew.seconds["worker-0"] > spent
+
+
+def test_refinement_on_workers_gives_the_same_bytes_and_leaves_out_the_same_points() -> None:
+    parts, arguments = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches()), {"size": 33}
+    grids = [landscape(*parts, workers=n, refine=0.05, progress=False, **arguments) for n in (0, 2)]
+    assert grids[0].computed.tobytes() == grids[1].computed.tobytes()
+    assert grids[0].z.tobytes() == grids[1].z.tobytes()
+    assert not grids[0].computed.all()
+
+
+def test_hessian_products_of_any_number_of_workers_are_the_same_bytes() -> None:
+    grids = [draw(n, directions="hessian", size=3) for n in (0, 1, 3)]
+    assert len({grid.z.tobytes() for grid in grids}) == 1
+    assert len({grid.eigenvalues for grid in grids}) == 1
+
+
+def test_a_killed_worker_of_the_hessian_is_replaced(tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        if torch.is_grad_enabled() and os.getpid() != driver and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    driver = os.getpid()
+    grid = draw(2, loss_fn=loss_fn, directions="hessian", size=3)
+    assert killed.exists()
+    assert grid.eigenvalues == draw(0, loss_fn=loss_fn, directions="hessian", size=3).eigenvalues
+
+
+def test_too_little_memory_on_a_worker_goes_on_with_a_smaller_engine() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:  # while it is recorded
+            raise MemoryError("too small")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    grid = draw(1, loss_fn=loss_fn, engine="torch-graph x2")
+    assert grid.engine == "torch-row"
+    assert grid.z.tobytes() == draw(0).z.tobytes()
 
 
 STOPPED = """
@@ -254,8 +310,8 @@ import distsummary as ds
 from tests.unit.landscape.golden_mlp import CKPT_DIR, Mlp, batches, cross_entropy
 import ray
 
-def stop(done, total, pace):
-    if done > total // 2:
+def stop(progress):
+    if progress.done > progress.total // 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 ray.init(address=sys.argv[1], namespace="stopped", log_to_driver=False)
@@ -271,7 +327,7 @@ def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp
     told: list[int] = []
     arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "output": tmp_path, "workers": 2}
     parts = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches())
-    resumed = landscape(*parts, **arguments, progress=lambda done, total, pace: told.append(done))
+    resumed = landscape(*parts, **arguments, progress=lambda now: told.append(now.done))
     assert told[0] > max(told) // 2
     undisturbed = landscape(*parts, **(arguments | {"output": None, "workers": 0}), progress=False)
     for key, grid in resumed.items():

@@ -11,8 +11,10 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeErr
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.directions import Directions
-from distsummary.landscape.generator import landscape, load_factory
+from distsummary.landscape.factory import load_factory
+from distsummary.landscape.generator import landscape
 from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.progress import Progress
 from distsummary.run_dir import RunDir
 from tests.unit.landscape import golden_mlp
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
@@ -154,12 +156,12 @@ def test_a_function_of_model_and_batch_takes_batches_of_any_kind() -> None:
 
 
 def test_the_progress_is_told_up_to_the_last_point() -> None:
-    told: list[tuple[int, int, float]] = []
-    draw(directions="random", progress=lambda *numbers: told.append(numbers))
-    done = [numbers[0] for numbers in told]
+    told: list[Progress] = []
+    draw(directions="random", progress=told.append)
+    done = [progress.done for progress in told]
     assert done == sorted(done)
-    assert told[-1][:2] == (27, 27)
-    assert all(rate > 0 for _, _, rate in told)
+    assert (told[-1].done, told[-1].total, told[-1].fresh) == (27, 27, 27)
+    assert all(progress.by_worker["here"] > 0 for progress in told)
 
 
 def test_numbers_that_were_never_saved_are_left_out_and_named(

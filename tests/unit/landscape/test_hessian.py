@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscape.hessian import flat_size, lanczos, mean_product, unflatten
+from distsummary.landscape.hessian import GROUPS, flat_size, grouped, lanczos, mean_product, unflatten
 
 
 def symmetric(eigenvalues: Sequence[float], seed: int = 0) -> tuple[Any, Any]:
@@ -100,25 +100,32 @@ def test_products_that_cannot_be_used_are_refused() -> None:
             lanczos(lambda v: v, 5, **changes)  # type: ignore[arg-type]  # one at a time
 
 
-class Part:
-    """A worker's share: a matrix that counts `weight` times."""
+class Batches:
+    """Of each batch its matrix and its rows."""
 
-    def __init__(self, matrix: Any, weight: float) -> None:
-        self.matrix, self.weight = matrix, weight
+    def __init__(self, matrices: list[Any], rows: list[float]) -> None:
+        self.matrices, self.rows, self.weight = matrices, rows, sum(rows)
 
     def product(self, vector: Any) -> Any:
-        return self.weight * (self.matrix @ vector)
+        return sum(r * (m @ vector) for m, r in zip(self.matrices, self.rows, strict=True))
 
 
-def test_parts_add_up_to_the_mean_whoever_holds_them() -> None:
+def test_batches_count_by_their_rows() -> None:
     matrices = [symmetric(np.arange(6.0), seed)[0] for seed in range(3)]
     rows = [8.0, 8.0, 3.0]
-    multiply = mean_product([Part(m, r) for m, r in zip(matrices, rows, strict=True)])
+    multiply = mean_product(Batches(matrices, rows))
     v = np.arange(6.0)
     expected = sum(r * (m @ v) for m, r in zip(matrices, rows, strict=True)) / 19
     np.testing.assert_allclose(multiply(v), expected, rtol=1e-12)
     with pytest.raises(LandscapeError, match="no rows"):
-        mean_product([])
+        mean_product(Batches([], []))
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 19])
+def test_groups_hold_every_batch_once(count: int) -> None:
+    groups = grouped(list(range(count)))
+    assert sorted(batch for group in groups for batch in group) == list(range(count))
+    assert len(groups) == min(count, GROUPS)
 
 
 def test_a_flat_vector_becomes_parameters_in_order() -> None:

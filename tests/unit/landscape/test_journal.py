@@ -14,7 +14,7 @@ PLAN = {"checkpoints": "ab", "seed": "7"}
 
 
 def chunk(row: int, start: int = 0, stop: int = 4) -> Chunk:
-    return Chunk(plane=0, kind="grid", row=row, start=start, stop=stop)
+    return Chunk(plane=0, kind="grid", row=row, columns=tuple(range(start, stop)))
 
 
 def measured(row: int, quantities: int = 2) -> np.ndarray:
@@ -42,16 +42,14 @@ def test_what_was_entered_is_there_again_bit_for_bit(path: Path):
         assert again.results[chunk(0)].tobytes() == special.tobytes()
 
 
-def test_a_journal_goes_on_where_it_stood_and_the_last_choice_counts(path: Path):
+def test_a_journal_goes_on_where_it_stood(path: Path):
     fill(path, 2)
     with Journal(path, PLAN) as journal:
         assert sorted(found.row for found in journal.results) == [0, 1]
         assert journal.choice == {"engine": "row", "chunk": 1}
-        journal.enter_choice({"engine": "naive"})
         journal.enter(chunk(2), measured(2))
     with Journal(path, PLAN) as journal:
         assert len(journal.results) == 3
-        assert journal.choice == {"engine": "naive"}
 
 
 @pytest.mark.parametrize("cut", [1, 7, 20, 60])
@@ -97,6 +95,17 @@ def test_a_file_that_is_no_journal_is_refused_and_kept(path: Path, content: byte
     with pytest.raises(DamagedFileError, match="not a landscape's journal"):
         Journal(path, PLAN)
     assert path.read_bytes() == content
+
+
+def test_another_engine_voids_what_came_before(path: Path):
+    fill(path, 2)
+    with Journal(path, PLAN) as journal:
+        journal.enter_choice({"engine": "row"})
+        assert journal.results == {}
+        journal.enter(chunk(7), measured(7))
+    with Journal(path, PLAN) as journal:
+        assert journal.choice == {"engine": "row"}
+        assert [found.row for found in journal.results] == [7]
 
 
 def test_a_second_holder_is_refused(path: Path):

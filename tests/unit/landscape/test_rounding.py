@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from distsummary.errors import InvalidValueError
-from distsummary.landscape.rounding import rounding_floor, rounding_floors, ulp
+from distsummary.landscape.directions import Directions
+from distsummary.landscape.rounding import rounding_floors, ulp
 
 
 def test_an_ulp_is_numpys_spacing() -> None:
@@ -18,21 +18,25 @@ def test_bf16_has_16_bits_less_than_float32() -> None:
     np.testing.assert_array_equal(ulp(weights, "bf16"), ulp(weights, "float32") * 2.0**16)
 
 
-def test_the_floor_is_the_share_of_moved_parameters_whose_step_is_lost() -> None:
-    centre = {"a": np.array([1.0, 1.0, 1.0, 1.0]), "b": np.array([1e-6])}
-    direction = {"a": np.array([1e-7, 1e-3, 0.0, 1e-8]), "b": np.array([1e-8])}
-    assert rounding_floor(centre, direction, 1.0) == 2 / 4  # 1e-7 and 1e-8 beside 1: an ulp is 1.2e-7
-    assert rounding_floor(centre, direction, 2.0) == 1 / 4
-    assert rounding_floor(centre, direction, 1.0, "float64") == 0.0
-    assert rounding_floor(centre, direction, 1.0, "bf16") == 3 / 4
-    assert rounding_floor(centre, {"a": np.zeros(4)}, 1.0) == 0.0
+CENTRE = {"a": np.ones(4, np.float32), "b": np.array([1e-6], np.float32)}
+ALONG = {"a": np.array([1e-7, 1e-3, 0.0, 1e-8]), "b": np.array([1e-8])}
 
 
-def test_both_axes_have_their_own_step() -> None:
-    centre, along = {"a": np.ones(2)}, {"a": np.array([1e-7, 1e-3])}
-    assert rounding_floors(centre, along, along, (1.0, 10.0)) == {"x": 0.5, "y": 0.0}
+@pytest.mark.parametrize(
+    ("step", "precision", "share"),
+    [(1.0, "", 2 / 4), (2.0, "tf32", 1 / 4), (1.0, "float64", 0.0), (1.0, "bf16", 3 / 4)],
+)
+def test_the_floor_is_the_share_of_moved_parameters_whose_step_is_lost(
+    step: float, precision: str, share: float
+) -> None:
+    recipe = Directions(x=ALONG, y={name: np.zeros_like(array) for name, array in ALONG.items()})
+    found = rounding_floors(CENTRE, recipe, ["a", "b"], (step, step), precision)
+    assert found == {"x": share, "y": 0.0}  # 1e-7 and 1e-8 beside 1: an ulp is 1.2e-7
 
 
-def test_an_unknown_precision_is_named() -> None:
-    with pytest.raises(InvalidValueError, match=r"precision must be one of .*'int8'"):
-        rounding_floor({}, {}, 1.0, "int8")
+def test_both_axes_have_their_own_step_and_weights_their_own_precision() -> None:
+    along = {"a": np.array([1e-7, 1e-3])}
+    recipe = Directions(x=along, y=along)
+    single, double = ({"a": np.ones(2, kind)} for kind in (np.float32, np.float64))
+    assert rounding_floors(single, recipe, ["a"], (1.0, 10.0)) == {"x": 0.5, "y": 0.0}
+    assert rounding_floors(double, recipe, ["a"], (1.0, 10.0)) == {"x": 0.0, "y": 0.0}

@@ -5,12 +5,12 @@ import pytest
 
 from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions import Directions
-from distsummary.landscape.plan import Chunk, PlanePlan, plan_chunks
-from distsummary.landscape.scheduler import Progress, Scheduler
+from distsummary.landscape.plan import Chunk, PlanePlan, plan_chunks, spread
+from distsummary.landscape.scheduler import Counts, Scheduler
 
 
 def chunks(count: int, size: int = 2) -> list[Chunk]:
-    return [Chunk(plane=0, kind="grid", row=row, start=0, stop=size) for row in range(count)]
+    return [Chunk(plane=0, kind="grid", row=row, columns=tuple(range(size))) for row in range(count)]
 
 
 def plane(size: tuple[int, int], states: int) -> PlanePlan:
@@ -28,10 +28,27 @@ def plane(size: tuple[int, int], states: int) -> PlanePlan:
 def test_the_plan_has_every_point_once_and_no_chunk_longer_than_asked(grid_chunk: int) -> None:
     planes = [plane((7, 4), 19), plane((5, 3), 1)]
     planned = plan_chunks(planes, grid_chunk=grid_chunk)
-    points = [(c.plane, c.kind, c.row, column) for c in planned for column in range(c.start, c.stop)]
+    points = [(c.plane, c.kind, c.row, column) for c in planned for column in c.columns]
     assert len(points) == len(set(points)) == 7 * 4 + 2 * 19 + 5 * 3 + 2
     assert all(0 < len(c) <= grid_chunk for c in planned if c.kind == "grid")
     assert {(0, "grid", 3, 6), (0, "path", 0, 18), (0, "checkpoint", 0, 18), (1, "grid", 2, 4)} <= set(points)
+
+
+def test_only_wanted_points_are_planned() -> None:
+    wanted = np.zeros((4, 7), bool)
+    wanted[1, ::2] = wanted[3, 6] = True
+    planned = [c for c in plan_chunks([plane((7, 4), 1)], grid_chunk=3, wanted=[wanted]) if c.kind == "grid"]
+    assert [(c.row, c.columns) for c in planned] == [(1, (0, 2, 4)), (1, (6,)), (3, (6,))]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 51])
+def test_the_rows_begun_are_always_spread(count: int) -> None:
+    order = spread(count)
+    assert sorted(order) == list(range(count))
+    for done in range(2, count + 1):
+        begun = sorted(order[:done])
+        gaps = np.diff([*begun, count])
+        assert gaps.max() <= 4 * count / done
 
 
 def finish(scheduler: Scheduler, worker: str, chunk: Chunk, value: float = 1.0) -> None:
@@ -57,7 +74,7 @@ def test_chunks_are_handed_out_in_order_until_all_are_done() -> None:
     for worker, chunk in [("b", second), ("a", first)]:
         finish(scheduler, worker, chunk)
     assert not scheduler.is_finished
-    assert scheduler.progress() == Progress(done=4, total=6)
+    assert scheduler.progress() == Counts(done=4, total=6)
     finish(scheduler, "a", third)
     assert scheduler.is_finished
     assert set(scheduler.results) == {first, second, third}
@@ -83,7 +100,7 @@ def test_a_chunk_that_kills_three_workers_is_nan_and_reported_and_its_companions
         assert chunk.row == expected
         finish(scheduler, "d", chunk)
     assert scheduler.is_finished
-    assert scheduler.progress() == Progress(done=6, total=6)
+    assert scheduler.progress() == Counts(done=6, total=6)
 
 
 def test_losing_a_worker_that_holds_nothing_changes_nothing() -> None:
@@ -112,7 +129,7 @@ def test_a_worker_without_work_shares_what_another_holds_rather_what_it_has_not_
     for chunk in (first, second):  # what the slow one gives in the end changes nothing
         assert scheduler.done("slow", chunk, np.full((len(chunk), 1), 9.0)) is False
     assert scheduler.results[first].tolist() == [[2.0], [2.0]]
-    assert scheduler.progress() == Progress(done=4, total=4)
+    assert scheduler.progress() == Counts(done=4, total=4)
 
 
 def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attempt() -> None:
@@ -128,9 +145,9 @@ def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attem
 
 def test_chunks_that_are_known_are_not_handed_out() -> None:
     wanted = chunks(3)
-    known = {wanted[1]: np.ones((2, 1)), Chunk(plane=9, kind="grid", row=0, start=0, stop=1): np.ones((1, 1))}
+    known = {wanted[1]: np.ones((2, 1)), Chunk(plane=9, kind="grid", row=0, columns=(0,)): np.ones((1, 1))}
     scheduler = Scheduler(wanted, results=known)
-    assert scheduler.progress() == Progress(done=2, total=6)
+    assert scheduler.progress() == Counts(done=2, total=6)
     assert rows([take(scheduler, "a"), take(scheduler, "a")]) == [0, 2]
     for row in (0, 2):
         finish(scheduler, "a", wanted[row])

@@ -1,0 +1,104 @@
+"""What may be asked of `landscape`: arguments out of their range raise; pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions import Directions
+from distsummary.landscape.engines import MODES
+from distsummary.landscape.normalization import NORMALIZATIONS
+from distsummary.landscape.pca import CENTRINGS
+from distsummary.landscape.planner import EngineChoice
+from distsummary.landscape.prepare import DIRECTIONS, OF_RUNS, Direction
+from distsummary.landscape.sources import Around, is_single
+
+
+def check_numbers(
+    *,
+    size: int,
+    seed: int,
+    mode: str,
+    normalization: str | None,
+    centring: str | None,
+    workers: int | str,
+    gpus_per_worker: float,
+    refine: float | None,
+) -> None:
+    """Raise for an argument out of its range."""
+    check_int("size", size, low=MIN_SIZE, high=MAX_SIZE)
+    check_int("seed", seed, low=-(2**63), high=2**63 - 1)
+    check_choice("mode", mode, MODES)
+    if normalization is not None:
+        check_choice("normalization", normalization, NORMALIZATIONS)
+    if centring is not None:
+        check_choice("centring", centring, CENTRINGS)
+    if workers != "auto":
+        check_int("workers (or 'auto')", workers, low=0)
+    _check_share("gpus_per_worker", gpus_per_worker)
+    if refine is not None:
+        check_type("refine", refine, (int, float))
+        if isinstance(refine, bool) or not 0 < refine < 1:
+            raise InvalidValueError(
+                f"refine must be a share of the loss in (0, 1), such as 0.01, got {refine!r}"
+            )
+
+
+def _check_share(field: str, share: object) -> None:
+    """GPUs of a worker as Ray gives them: a part of one, or whole ones."""
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise InvalidTypeError(f"{field} must be a number, got {share!r}")
+    if not share >= 0 or (share > 1 and share != int(share)):
+        raise InvalidValueError(f"{field} must be in [0, 1] or a whole number, got {share!r}")
+
+
+def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice | None:
+    """The engine that is asked for; None where it is to be chosen."""
+    check_type("engine", engine, str)
+    if memory is not None:
+        check_choice("memory", memory, ("inference",))
+        if engine != "auto":
+            raise InvalidValueError(
+                f"memory='inference' is an engine of its own, got engine={engine!r}; leave it out"
+            )
+        engine = "inference"
+    if framework_of(model).name == "torch":
+        return None if engine == "auto" else EngineChoice.from_label(engine)
+    if engine.removeprefix("numpy-") not in ("auto", "naive"):
+        raise InvalidValueError(
+            f"engine must be 'auto' or 'naive' for a model that is not torch's, got {engine!r}"
+        )
+    return None
+
+
+def check_directions(
+    model: Any,
+    directions: Direction | Sequence[Direction] | None,
+    around: Around,
+    runs: Sequence[Around] | None,
+    mode: str,
+) -> list[Direction]:
+    """The directions asked for, as a list; raises for those that cannot be had of what is given."""
+    if directions is None:
+        directions = "random" if runs is None and is_single(around) else "pca"
+    asked = [directions] if isinstance(directions, str | Directions) else list(directions)
+    if not asked:
+        raise InvalidValueError(f"directions must name at least one of {DIRECTIONS}, got none")
+    for direction in asked:
+        if not isinstance(direction, Directions):
+            check_choice("directions", direction, DIRECTIONS)
+        if runs is not None:
+            check_choice("directions with runs=", direction, OF_RUNS)
+        elif direction in OF_RUNS and is_single(around):
+            raise InvalidValueError(
+                f"directions={direction!r} needs around= with a run or trajectory, or runs=; "
+                "use directions='random' without one"
+            )
+        if direction == "hessian" and framework_of(model).name != "torch":
+            raise InvalidValueError("directions='hessian' needs a torch model: others tell no derivatives")
+    if runs is not None and (around is not None or mode == "mindspore"):
+        other = "around=" if around is not None else "mode='mindspore'"
+        raise InvalidValueError(f"runs= cannot be had together with {other}; leave one of them out")
+    return asked

@@ -1,0 +1,167 @@
+"""What `landscape` computes beside the loss, leaves out, and keeps when it is interrupted."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distsummary as ds
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeCancelled, LandscapeError
+from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.worker import LandscapeWorker
+from tests.unit.landscape.golden_mlp import Mlp, batches
+from tests.unit.landscape.test_generator import draw
+
+
+def log_softmax(logits: Any) -> Any:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def by_rows(logits: Any, labels: Any) -> Any:
+    return -log_softmax(np.asarray(logits, np.float64))[np.arange(len(labels)), labels]
+
+
+def accuracy(logits: Any, labels: Any) -> float:
+    return float((np.argmax(logits, axis=1) == labels).mean())
+
+
+def random_plane(**changes: Any) -> LossGrid:
+    grid = draw(around=None, **changes)
+    assert isinstance(grid, LossGrid)
+    return grid
+
+
+def test_metrics_errors_and_losses_by_class_come_with_the_loss() -> None:
+    evaluation = ds.Evaluation(metrics={"accuracy": accuracy}, classes=3, stderr=True)
+    grid = random_plane(loss_fn=by_rows, evaluation=evaluation)
+    assert sorted(grid.quantities) == ["accuracy", "loss[0]", "loss[1]", "loss[2]", "stderr"]
+    model, data = Mlp(), batches()
+    rows = np.concatenate([by_rows(model(x), y) for x, y in data])
+    labels = np.concatenate([y for _, y in data])
+    at = (2, 2)  # the centre
+    assert grid.z[at] == pytest.approx(rows.mean(), rel=1e-6)
+    assert grid.quantities["loss[1]"][at] == pytest.approx(rows[labels == 1].mean(), rel=1e-6)
+    assert grid.stderr is not None
+    assert grid.stderr[at] == pytest.approx(rows.std(ddof=1) / np.sqrt(len(rows)), rel=1e-6)
+    expected = np.concatenate([np.argmax(model(x), axis=1) == y for x, y in data]).mean()
+    assert grid.quantities["accuracy"][at] == pytest.approx(expected)
+
+
+def test_several_data_sets_are_evaluated_in_one_pass() -> None:
+    first, second = batches()[:2], batches()[2:4]
+    grid = random_plane(batches={"train": first, "test": second})
+    assert grid.z.tobytes() == random_plane(batches=first).z.tobytes()
+    assert list(grid.quantities) == ["test/loss"]
+    assert grid.quantities["test/loss"].tobytes() == random_plane(batches=second).z.tobytes()
+
+
+def test_streamed_data_gives_the_same_bits() -> None:
+    class Loader:
+        def __iter__(self) -> Any:
+            return iter(batches())
+
+    streamed = random_plane(batches=Loader(), evaluation=ds.Evaluation(streamed=True))
+    assert streamed.z.tobytes() == random_plane().z.tobytes()
+
+
+def test_what_is_asked_wrongly_is_named() -> None:
+    with pytest.raises(InvalidTypeError, match="evaluation"):
+        random_plane(evaluation={"stderr": True})
+    with pytest.raises(InvalidValueError, match=r"refine must be a share .* got 2"):
+        random_plane(refine=2)
+    with pytest.raises(InvalidValueError, match="gpus_per_worker must be in"):
+        random_plane(gpus_per_worker=1.5)
+    with pytest.raises(InvalidValueError, match="leave it out"):
+        random_plane(memory="inference", engine="row")
+    with pytest.raises(InvalidValueError, match="'auto' or 'naive'"):
+        random_plane(engine="row")
+    with pytest.raises(InvalidValueError, match="several"):
+        draw(mode="mindspore", batches={"a": batches()})
+
+
+def test_refinement_leaves_out_what_interpolation_tells() -> None:
+    whole, refined = random_plane(size=41), random_plane(size=41, refine=0.02)
+    assert refined.computed.mean() < 0.6
+    assert refined.z[refined.computed].tobytes() == whole.z[refined.computed].tobytes()
+    assert np.abs(refined.z - whole.z).max() < 0.02 * np.median(whole.z)
+    assert whole.computed.all()
+    assert refined.true_loss.tobytes() == whole.true_loss.tobytes()
+
+
+@pytest.fixture
+def stop_at(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets after how many chunks an interrupt comes; counts all that are evaluated."""
+    real, seen = LandscapeWorker.evaluate, []
+    limit = [0]
+
+    def evaluate(self: LandscapeWorker, chunk: Any) -> Any:
+        if len(seen) == limit[0]:
+            raise KeyboardInterrupt
+        seen.append(chunk)
+        return real(self, chunk)
+
+    def stop(after: int | None) -> list[Any]:
+        seen.clear()
+        limit[0] = -1 if after is None else after
+        return seen
+
+    monkeypatch.setattr(LandscapeWorker, "evaluate", evaluate)
+    stop(None)
+    return stop
+
+
+@pytest.mark.parametrize("refine", [None, 0.02])
+def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_goes_on(
+    tmp_path: Path, stop_at: Any, refine: float | None
+) -> None:
+    arguments = {"size": 33, "refine": refine, "output": tmp_path}
+    undisturbed = random_plane(size=33, refine=refine)
+    seen = stop_at(None)
+    random_plane(**(arguments | {"output": None}))
+    whole = len(seen)
+    stop_at(whole - 4)
+    with pytest.raises(LandscapeCancelled, match=r"random: \d+ of 1089 points") as stopped:
+        random_plane(**arguments)
+    assert isinstance(stopped.value, KeyboardInterrupt)
+    partial = stopped.value.grids["random"]
+    assert 0 < partial.computed.sum() < undisturbed.computed.sum()
+    assert partial.z[partial.computed].tobytes() == undisturbed.z[partial.computed].tobytes()
+    assert np.isfinite(partial.z).all()  # what lacks is interpolated
+    [saved] = (tmp_path / "landscape").glob("*.npz")
+    assert LossGrid.load(saved).computed.tobytes() == partial.computed.tobytes()
+    seen = stop_at(None)
+    resumed = random_plane(**arguments)
+    assert len(seen) == 4
+    assert resumed.z.tobytes() == undisturbed.z.tobytes()
+    assert resumed.computed.tobytes() == undisturbed.computed.tobytes()
+
+
+def test_an_interrupt_before_the_first_point_is_an_interrupt(stop_at: Any) -> None:
+    stop_at(0)
+    with pytest.raises(LandscapeCancelled, match="0 of 25 points"):
+        random_plane()
+
+
+def test_a_grid_tells_where_it_was_computed_and_how_much_rounding_takes() -> None:
+    grid = random_plane()
+    assert "numpy" in grid.hardware
+    assert set(grid.rounding) == {"x", "y"}
+    assert all(0 <= share < 0.01 for share in grid.rounding.values())
+    assert random_plane(engine=grid.engine).z.tobytes() == grid.z.tobytes()
+
+
+def test_a_journal_of_another_engine_is_refused(tmp_path: Path, stop_at: Any) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(4, 3)
+    data = [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in batches()]
+    arguments = {"size": 5, "output": tmp_path, "workers": 0, "progress": False}
+    parts = (model, torch.nn.CrossEntropyLoss(), data)
+    stop_at(3)
+    with pytest.raises(LandscapeCancelled):
+        ds.landscape(*parts, **arguments, engine="row")
+    stop_at(None)
+    with pytest.raises(LandscapeError, match=r"begun with engine='torch-row', got 'torch-naive'"):
+        ds.landscape(*parts, **arguments, engine="naive")
+    assert ds.landscape(*parts, **arguments).engine == "torch-row"

@@ -1,0 +1,84 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from distsummary.landscape.refine import (
+    between_rows,
+    coarsest,
+    first_points,
+    interpolate,
+    lattice,
+    next_points,
+)
+
+
+def refined(loss: Callable[..., np.ndarray], shape: tuple[int, int], tolerance: float):
+    """(interpolated, computed, exact): the points evaluated round by round as a landscape does."""
+    y, x = (np.linspace(-1, 1, count) if count > 1 else np.zeros(1) for count in shape)
+    with np.errstate(over="ignore", divide="ignore"):
+        exact = np.asarray(loss(*np.meshgrid(x, y)), np.float64)
+    computed, wanted = np.zeros(shape, bool), first_points(shape)
+    while wanted.any():
+        assert not (wanted & computed).any()
+        computed |= wanted
+        wanted = next_points(np.where(computed, exact, np.nan), computed, tolerance)
+    return interpolate(np.where(computed, exact, np.nan), computed), computed, exact
+
+
+def test_a_level_has_every_so_manieth_point_and_the_last() -> None:
+    assert lattice(11, 2).tolist() == [0, 4, 8, 10]
+    assert lattice(3, 3).tolist() == [0, 2]
+    assert lattice(1, 2).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "level"),
+    [((3, 51), 0), ((9, 9), 1), ((21, 51), 2), ((33, 33), 3), ((256, 256), 3), ((1, 40), 3)],
+)
+def test_the_coarsest_level_has_enough_points_to_see_what_is_there(
+    shape: tuple[int, int], level: int
+) -> None:
+    assert coarsest(shape) == level
+
+
+@pytest.mark.parametrize("shape", [(51, 51), (33, 40), (8, 5), (3, 3), (1, 51), (21, 21), (17, 256)])
+def test_a_smooth_loss_is_within_the_tolerance_everywhere(shape: tuple[int, int]) -> None:
+    found, computed, exact = refined(lambda x, y: 1 + x**2 + 3 * y**2 + 0.3 * np.sin(3 * x), shape, 0.02)
+    assert np.array_equal(found[computed], exact[computed])
+    assert np.abs(found - exact).max() <= 0.02 * np.median(exact)
+
+
+def test_a_smooth_loss_takes_a_fraction_of_the_points() -> None:
+    _, computed, _ = refined(lambda x, y: 1 + x**2 + 3 * y**2, (51, 51), 0.02)
+    assert computed.mean() < 0.2
+
+
+def test_a_ridge_is_resolved_where_it_is() -> None:
+    found, computed, exact = refined(lambda x, y: 1 + 5 * np.exp(-(((x - 0.3) / 0.05) ** 2)), (51, 51), 0.02)
+    assert np.abs(found - exact).max() < 0.1
+    near = np.abs(np.linspace(-1, 1, 51) - 0.3) < 0.1
+    assert computed[:, near].all()
+    assert computed[:, :20].mean() < 0.3
+
+
+def test_the_border_of_divergence_is_evaluated_and_stays_infinite() -> None:
+    found, computed, exact = refined(lambda x, y: np.where(x + y > 0.5, np.inf, 2 + x), (33, 33), 0.02)
+    border = np.isfinite(exact[:, 1:]) != np.isfinite(exact[:, :-1])
+    assert computed[:, 1:][border].all()
+    assert np.isfinite(found[np.isfinite(exact)]).all()
+    assert not np.isfinite(found[~np.isfinite(exact)]).any()
+
+
+def test_no_tolerance_is_too_small_to_end() -> None:
+    noise = np.random.default_rng(0).normal(size=(20, 17))
+    _, computed, _ = refined(lambda x, y: noise, (20, 17), 1e-12)
+    assert computed.all()
+
+
+def test_a_partial_grid_is_filled_along_y() -> None:
+    values = np.array([[0.0, np.nan], [np.nan, np.nan], [4.0, np.nan], [np.nan, np.nan]])
+    computed = np.array([[1, 0], [0, 0], [1, 0], [0, 0]], bool)
+    found = between_rows(values, computed)
+    assert found[:, 0].tolist() == [0, 2, 4, 4]
+    assert np.isnan(found[:, 1]).all()
