@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from distsummary.aggregate.merge import merge_run
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
-    from distsummary.errors import DistSummaryError, LandscapeCancelled
+    from distsummary.errors import DistSummaryError
     from distsummary.init import init
     from distsummary.landscape.generator import landscape
     from distsummary.landscape.quantities import Evaluation
+    from distsummary.landscape.runner import LandscapeCancelled
+    from distsummary.landscape.sketched import training_path
     from distsummary.landscape.summary_landscape import SummaryLandscape
     from distsummary.launch import launch
     from distsummary.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
@@ -39,13 +41,14 @@ __all__ = [
     "landscape",
     "launch",
     "merge_run",
+    "training_path",
 ]
 
 _MODULE_OF = {
     "Callback": "distsummary.training.callbacks",
     "DistSummaryError": "distsummary.errors",
     "Evaluation": "distsummary.landscape.quantities",
-    "LandscapeCancelled": "distsummary.errors",
+    "LandscapeCancelled": "distsummary.landscape.runner",
     "LossMonitor": "distsummary.training.callbacks",
     "Run": "distsummary.training.run",
     "RunContext": "distsummary.training.callbacks",
@@ -57,6 +60,7 @@ _MODULE_OF = {
     "landscape": "distsummary.landscape.generator",
     "launch": "distsummary.launch",
     "merge_run": "distsummary.aggregate.merge",
+    "training_path": "distsummary.landscape.sketched",
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
+from distsummary.landscape.names import DIRECTIONS
 
 if TYPE_CHECKING:
     from distsummary.aggregate.merge import MergeReport
@@ -56,7 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     landscape.add_argument("run", metavar="RUN", help="the run dir")
     landscape.add_argument("factory", metavar="module:factory", help="returns (model, loss_fn, batches)")
     landscape.add_argument("--size", type=int, default=21, help="points along each side, 3 to 256 (21)")
-    landscape.add_argument("--directions", default="pca,random", help="pca, random or both (pca,random)")
+    landscape.add_argument(
+        "--directions",
+        default="pca,random",
+        help=f"one or several of {', '.join(DIRECTIONS)}, with commas between (pca,random)",
+    )
     landscape.add_argument("--seed", type=int, default=0, help="of the random directions (0)")
     landscape.add_argument("--workers", default="auto", help="auto, or a number; 0 uses no Ray")
 

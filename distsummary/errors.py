@@ -19,9 +19,6 @@ DistSummaryError
 A message names the field, the value, the range and the remedy.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 
 class DistSummaryError(Exception):
     """Root of all errors of distsummary."""
@@ -83,17 +80,3 @@ class RanksFailedError(DistSummaryError, RuntimeError):
 
 class LandscapeError(DistSummaryError, RuntimeError):
     """A landscape could not be computed."""
-
-
-class LandscapeCancelled(KeyboardInterrupt):
-    """A landscape was interrupted; `grids` are what there is of it, by direction: see LossGrid.computed."""
-
-    def __init__(self, grids: Mapping[str, Any]) -> None:
-        super().__init__(grids)
-        self.grids = grids
-
-    def __str__(self) -> str:
-        parts = (
-            f"{name}: {int(g.computed.sum())} of {g.computed.size} points" for name, g in self.grids.items()
-        )
-        return f"the landscape was interrupted ({', '.join(parts)})"

@@ -30,6 +30,7 @@ from distsummary.topology import Topology, is_alive
 MANIFEST = "run.json"
 LOCK_TIMEOUT_S = 60.0
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another one may come
+LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
 _REMEDY = (
     "make it anew: distsummary fsck --repair; or end the run's processes and remove it: the run then gets "

@@ -147,6 +147,14 @@ def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
     return bool(is_initialized and is_initialized())
 
 
+def in_notebook(modules: Mapping[str, ModuleType] | None = None) -> bool:
+    """Whether a notebook's kernel runs this process (IPython is not imported to find out)."""
+    ipython = (sys.modules if modules is None else modules).get("IPython")
+    get_ipython = getattr(ipython, "get_ipython", None)
+    shell = get_ipython() if get_ipython else None
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)  # or made of it
+
+
 def is_alive(told: Mapping[str, Any]) -> bool | None:
     """Whether the process of a Topology (as a mapping) still runs; None where that cannot be known."""
     if not told.get("pid_space") or told["pid_space"] != _pid_space():

@@ -56,6 +56,10 @@ KINDS = {
     "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
     "lineage_custom_only": Kind(WARNING, "write the lineage of the training into the same file"),
     "lineage_wiped": Kind(WARNING, "keep one lineage file in a directory, replaced as a whole"),
+    # journals of landscapes that are not complete
+    "journal_torn": Kind(WARNING, REPAIR, True),
+    "journal_damaged": Kind(WARNING, "go on with the landscape: what stood there is evaluated again"),
+    "journal_foreign": Kind(ERROR, "remove it, or begin its landscape anew with resume=False"),
     # the manifest
     "manifest_damaged": Kind(ERROR, REPAIR, True),
     "manifest_missing": Kind(WARNING, REPAIR, True),

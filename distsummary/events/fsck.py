@@ -1,7 +1,7 @@
 """Checking a run on disk: what is damaged, misplaced or hostile to a viewer is named, and some mended."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirE
 from distsummary.events.files import Files
 from distsummary.events.finding import Finding, finding
 from distsummary.events.fsck_files import DirectoryFacts, check_files
+from distsummary.events.fsck_journals import check_journals, journals
 from distsummary.events.fsck_manifest import check_manifest, mend_manifest
 from distsummary.events.fsck_names import look
-from distsummary.events.segment import cut_torn_tails
+from distsummary.events.segment import cut_torn_tail, cut_torn_tails
 from distsummary.run_dir import MANIFEST, RunDir
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2  # what a script is told
@@ -49,9 +50,10 @@ class FsckReport:
 
 @dataclass(slots=True)
 class _Tree:
-    """Directories with event files, and the runs among what was walked."""
+    """Directories with event files, journals of landscapes, and the runs among what was walked."""
 
     facts: dict[Path, DirectoryFacts] = field(default_factory=dict)
+    journals: list[Path] = field(default_factory=list)
     runs: list[RunDir] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -59,8 +61,9 @@ class _Tree:
 def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | None = None) -> FsckReport:
     """Check a run dir, a rank's directory or the parent of runs; nothing is followed through a link.
 
-    A repair cuts torn tails (kept in `torn-<n>.bin`) and makes run.json anew from the files (the old one is
-    kept beside it); nothing is deleted, and files with a live writer are left alone.
+    A repair cuts torn tails of event files and of landscapes' journals (kept in `torn-<n>.bin`) and makes
+    run.json anew from the files (the old one is kept beside it); nothing is deleted, and files with a live
+    writer are left alone.
 
     Args:
         path: the directory.
@@ -68,7 +71,7 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
         files: the operating system; a test passes a double.
 
     Raises:
-        MissingFileError: there is no such directory, or no event file and no manifest in it.
+        MissingFileError: there is no such directory, or no event file, journal and manifest in it.
         NotADirectoryPathError: it is a file. RunDirError: it cannot be read, or not be repaired.
     """
     base = Path(path)
@@ -80,8 +83,8 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
     left = {(one.file, one.kind) for one in tree.findings}
     return FsckReport(
         path=base,
-        directories=len(tree.facts),
-        files=sum(facts.files for facts in tree.facts.values()),
+        directories=len({*tree.facts, *(path.parent for path in tree.journals)}),
+        files=sum(facts.files for facts in tree.facts.values()) + len(tree.journals),
         events=sum(facts.events for facts in tree.facts.values()),
         findings=tuple(tree.findings),
         repaired=tuple(one for one in before if one.repairable and (one.file, one.kind) not in left),
@@ -98,7 +101,7 @@ def _check(base: Path) -> _Tree:
     tree = _Tree()
     for directory in _directories(base, tree.findings):
         _check_directory(base, directory, tree)
-    if not tree.facts and not tree.runs and not tree.findings:
+    if not (tree.facts or tree.journals or tree.runs or tree.findings):
         raise MissingFileError(f"there is no event file in {base}; name a run dir or a rank's directory")
     for run in tree.runs:
         tree.findings += check_manifest(run, _of_run(tree, run))
@@ -122,7 +125,9 @@ def _check_directory(base: Path, directory: Path, tree: _Tree) -> None:
         tree.runs.append(run)
     event_files, findings = look(directory)
     facts, more = check_files(event_files)
-    tree.findings += [*findings, *more]
+    kept = journals(directory)
+    tree.journals += kept
+    tree.findings += [*findings, *more, *check_journals(kept)]
     if event_files:
         tree.facts[directory] = facts
         if not _is_seen(base, directory, tree.runs):
@@ -144,15 +149,23 @@ def _of_run(tree: _Tree, run: RunDir) -> dict[Path, DirectoryFacts]:
 
 
 def _repair(tree: _Tree, files: Files) -> None:
-    torn = {one.file.parent for one in tree.findings if one.kind == "torn" and one.repairable}
-    for directory in sorted(torn):
-        try:
-            cut_torn_tails(directory, files)
-        except OSError as error:
-            raise RunDirError(
-                f"torn tails in {directory} cannot be cut: {error.strerror}; mend its permissions"
-            ) from error
+    _cut({one.file.parent for one in _mendable(tree, "torn")}, cut_torn_tails, files)
+    _cut({one.file for one in _mendable(tree, "journal_torn")}, cut_torn_tail, files)
     damaged = {one.file for one in tree.findings if one.kind.startswith("manifest_")}
     for run in tree.runs:
         if run.manifest_path in damaged:
             mend_manifest(run, _of_run(tree, run))
+
+
+def _mendable(tree: _Tree, kind: str) -> Iterator[Finding]:
+    return (one for one in tree.findings if one.kind == kind and one.repairable)
+
+
+def _cut(places: set[Path], cut: Callable[[Path, Files], object], files: Files) -> None:
+    for place in sorted(places):
+        try:
+            cut(place, files)
+        except OSError as error:
+            raise RunDirError(
+                f"torn tails in {place} cannot be cut: {error.strerror}; mend its permissions"
+            ) from error

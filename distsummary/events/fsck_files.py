@@ -49,7 +49,7 @@ def check_files(files: list[EventFile]) -> tuple[DirectoryFacts, list[Finding]]:
     steps = {dialect: Steps(dialect) for dialect in (MINDSPORE, TENSORBOARD)}
     for file in files:
         try:
-            findings += _limited(file.path, _check_file(file, facts, steps.get(file.kind)))
+            findings += limited(file.path, _check_file(file, facts, steps.get(file.kind)))
         except OSError as error:
             findings.append(finding(file.path, "unreadable", f"it cannot be read: {error.strerror or error}"))
     for one in steps.values():
@@ -59,7 +59,7 @@ def check_files(files: list[EventFile]) -> tuple[DirectoryFacts, list[Finding]]:
     return facts, findings
 
 
-def _limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
+def limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
     """At most MAX_FINDINGS of each kind, and a last one that counts the rest."""
     counts: dict[str, int] = {}
     for one in found:

@@ -82,11 +82,12 @@ def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
         *lineage_files(directory),
         *segments(directory, TENSORBOARD),
     ]
-    return [path for path in everything if _is_torn(path) and _cut(path, files)]
+    return [path for path in everything if cut_torn_tail(path, files)]
 
 
-def _is_torn(path: Path) -> bool:
-    return whole_length(path) < path.stat().st_size
+def cut_torn_tail(path: Path, files: Files) -> bool:
+    """Cut the incomplete last frame of a file of frames, as above; False where there is none, or a writer."""
+    return whole_length(path) < path.stat().st_size and _cut(path, files)
 
 
 def _cut(path: Path, files: Files) -> bool:

@@ -3,8 +3,11 @@
 import io
 from typing import Any
 
+import numpy as np
+
 from distsummary.checks import check_choice
 from distsummary.errors import MissingExtraError
+from distsummary.landscape import panels
 from distsummary.landscape.cells import thinned
 from distsummary.landscape.grid import LossGrid
 from distsummary.landscape.scale import scale_for
@@ -14,6 +17,7 @@ FORMATS = ("png", "pdf", "svg")
 DPI = 120
 PAD = 0.08  # inches
 MAX_ROWS = 12  # of checkpoints in print
+MUCH_ROUNDING = 0.1  # a share of the steps that a picture must not be silent about
 
 
 def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
@@ -33,7 +37,6 @@ def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
             "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
             name="matplotlib",
         ) from error
-    from distsummary.landscape import panels
 
     has_path = len(grid.path) > 1 and grid.kind != "line"
     figure = Figure(
@@ -44,6 +47,7 @@ def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
     FigureCanvasAgg(figure)
     main, beside = _split(figure, has_path)
     main.suptitle(title(grid), fontsize="large")
+    figure.supxlabel("\n".join(notes(grid)), fontsize=8, color="0.4")
     scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
     if min(grid.z.shape) == 1:
         panels.draw_curve(main.subplots(), grid, scale)
@@ -61,9 +65,12 @@ def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
 
 
 def _split(figure: Any, has_path: bool) -> tuple[Any, Any]:
-    """The figure's part for the picture, and its part for the path if there is one."""
+    """The figure's part for the picture, and its part for the path if there is one.
+
+    What the figure itself has below stands under both, and under their legends.
+    """
     if not has_path:
-        return figure, None
+        return figure.subfigures(1, 1), None
     main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
     return main, beside
 
@@ -73,7 +80,7 @@ def title(grid: LossGrid) -> str:
     if grid.kind in ("joint", "triangle"):
         return f"{'joint PCA plane of' if grid.kind == 'joint' else 'plane through'} {', '.join(grid.runs)}"
     if grid.kind == "line":
-        start, end = grid.runs or (f"{grid.unit} {number}" for number in (grid.numbers[0], grid.numbers[-1]))
+        start, end = panels.ends_of_line(grid)
         return f"from {start} to {end}, straight"
     if grid.decomposition == "PCA" and grid.numbers:
         return f"{grid.unit}s {grid.numbers[0]} to {grid.numbers[-1]}, PCA plane ({grid.mode})"
@@ -81,6 +88,22 @@ def title(grid: LossGrid) -> str:
     if grid.kind == "hessian":
         return f"around {where}, leading eigenvectors of the Hessian"
     return f"around {where}, {grid.kind or 'random'} plane ({grid.normalization} normalisation)"
+
+
+def notes(grid: LossGrid) -> list[str]:
+    """What the losses of the picture are not: computed, or apart from rounding; nothing if they are."""
+    found = []
+    is_missing = ~grid.computed & ~np.isfinite(grid.z)
+    left, missing = int((~grid.computed).sum()), int(is_missing.sum())
+    if left:
+        others = f"{left - missing:,} interpolated, {missing:,} missing"
+        if missing in (0, left):
+            others = f"the others {'missing' if missing else 'interpolated'}"
+        found.append(f"{grid.z.size - left:,} of {grid.z.size:,} points computed, {others}")
+    share, axis = max(((share, axis) for axis, share in grid.rounding.items()), default=(0.0, ""))
+    if share > MUCH_ROUNDING:
+        found.append(f"rounding: {100 * share:.0f} % of the steps along {axis} are below an ulp")
+    return found
 
 
 def checkpoint_lines(grid: LossGrid) -> list[str]:

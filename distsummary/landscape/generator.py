@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsummary.checkpoints.metadata import METADATA
 from distsummary.checks import check_type
-from distsummary.errors import InvalidValueError, LandscapeCancelled
+from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions import Directions
 from distsummary.landscape.engines import Data, check_data
 from distsummary.landscape.fingerprint import fingerprint
@@ -20,10 +20,10 @@ from distsummary.landscape.output import write_landscapes
 from distsummary.landscape.parameters import Patterns, moving
 from distsummary.landscape.planes import Prepared, Settings
 from distsummary.landscape.prepare import Direction, find_eigenpairs, prepare, prepare_runs
-from distsummary.landscape.progress import open_teller
+from distsummary.landscape.progress import ProgressCallback, open_teller
 from distsummary.landscape.quantities import Evaluation
 from distsummary.landscape.request import check_directions, check_numbers, choose_engine
-from distsummary.landscape.runner import Here, Tell, Workers, generate
+from distsummary.landscape.runner import Here, LandscapeCancelled, Workers, generate
 from distsummary.landscape.sources import Around, Source, mindspore_batches, open_runs, open_source
 from distsummary.landscape.worker import Task
 from distsummary.publish import ensure_directory
@@ -59,7 +59,7 @@ def landscape(
     step_per_epoch: int | None = None,
     output: RunDir | str | os.PathLike[str] | None = None,
     resume: bool = True,
-    progress: bool | Tell = True,
+    progress: bool | ProgressCallback = True,
 ) -> LossGrid | dict[str, LossGrid]:
     """Compute the loss on planes through a trained model.
 
@@ -184,7 +184,7 @@ def _drawn(
     task: Task,
     prepared: Mapping[str, Prepared],
     workers: Workers,
-    tell: Tell | None,
+    tell: ProgressCallback | None,
     refine: float | None,
     target: RunDir | None,
     loss_of: RunDir | None,

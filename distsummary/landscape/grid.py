@@ -58,8 +58,14 @@ class LossGrid:
         engine: who evaluated the points.
         samples: rows of data behind each loss.
         quantities: what was computed beside the loss, by name: (m, n) each, such as a metric or "stderr".
+        computed: where a loss was computed, bool (m, n), by default everywhere; False where it was
+            interpolated from others or is missing.
         lost_points: points without a value because their workers died too often.
         worker_seconds: seconds spent on points, by worker.
+        hardware: what the points were computed on.
+        precision_error: of a reduced precision, the largest relative error of the losses that were compared.
+        rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
+            {"x": share, "y": share}; see `landscape.rounding`.
     """
 
     x: Array
@@ -91,17 +97,22 @@ class LossGrid:
     engine: str = ""
     samples: int = 0
     quantities: Mapping[str, Array] = field(default_factory=dict)
+    computed: Array = field(default_factory=lambda: np.empty(0, bool))
     lost_points: int = 0
-    computed: Array = field(default_factory=lambda: np.empty((0, 0), bool))
+    worker_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""
     precision_error: float = 0.0
     rounding: Mapping[str, float] = field(default_factory=dict)
-    worker_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.z.shape != (len(self.y), len(self.x)):
-            expected = (len(self.y), len(self.x))
-            raise InvalidValueError(f"z must be (len(y), len(x)) = {expected}, got {self.z.shape}")
+        expected = (len(self.y), len(self.x))
+        if not self.computed.size:
+            object.__setattr__(self, "computed", np.ones(expected, bool))
+        for name, values in (("z", self.z), ("computed", self.computed), *self.quantities.items()):
+            if values.shape != expected:
+                raise InvalidValueError(f"{name} must be (len(y), len(x)) = {expected}, got {values.shape}")
+        if self.computed.dtype != np.bool_:
+            raise InvalidValueError(f"computed must be of bool, got {self.computed.dtype}")
 
     @property
     def tag(self) -> str:
@@ -172,7 +183,7 @@ class LossGrid:
         """Every field that is no array, as JSON can hold it."""
         apart = {*ARRAYS, "quantities"}
         meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
-        return meta | {"worker_seconds": dict(self.worker_seconds)}
+        return meta | {"worker_seconds": dict(self.worker_seconds), "rounding": dict(self.rounding)}
 
     def to_record(self) -> Landscape:
         """The value for event files.

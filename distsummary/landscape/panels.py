@@ -1,5 +1,6 @@
 """The panels of a picture of a loss grid, drawn with matplotlib onto axes that are given."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ MAX_LABELS = 12
 MAX_DOTS = 48
 MAX_POINTS = 81  # of a surface along each side: a picture shows no more
 TICKS = 9
+SHARES = (0, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of a line
+MAX_NAME = 30  # characters of a name in a row under a tick
 PATH, STEPS, STEPS_COLOR = "path of the training", "each step, by sketches", "C1"
 _TRUE = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
@@ -89,7 +92,8 @@ def draw_curve(axes: Any, grid: LossGrid, scale: LossScale) -> None:
         label = "straight between the ends" + (f"; barrier {grid.barrier:.4g}" if grid.kind == "line" else "")
         axes.plot(at[[0, -1]], ends[[0, -1]], ":", color="0.4", label=label)
         axes.plot(at, clipped(grid.true_loss), "o", color="black", label="true loss of the checkpoints")
-        for k in thinned(len(at), MAX_LABELS) if len(grid.numbers) == len(at) else ():
+        is_named = len(grid.numbers) == len(at) and grid.kind != "line"
+        for k in thinned(len(at), MAX_LABELS) if is_named else ():
             axes.annotate(_names(grid)[k], (at[k], clipped(grid.true_loss)[k]), xytext=(5, 5),
                           textcoords="offset points", fontsize=8)  # fmt: skip
     else:
@@ -97,8 +101,11 @@ def draw_curve(axes: Any, grid: LossGrid, scale: LossScale) -> None:
     if scale.stretch == "log":
         axes.set_yscale("log")
     axes.set(xlabel="share of the way" if grid.kind == "line" else _axis(grid, axis), ylabel="loss")
+    if grid.kind == "line":
+        start, end = (textwrap.fill(name, MAX_NAME, break_on_hyphens=False) for name in ends_of_line(grid))
+        axes.set_xticks(SHARES, labels=[f"0\n{start}", *map(str, SHARES[1:-1]), f"1\n{end}"])
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    _add_legend(axes.figure)
 
 
 def draw_losses(axes: Any, grid: LossGrid) -> None:
@@ -119,7 +126,7 @@ def draw_losses(axes: Any, grid: LossGrid) -> None:
     axes.set(xlabel=grid.unit, ylabel="loss")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8, ncols=2, frameon=False)
 
 
 def draw_text(axes: Any, lines: Sequence[str]) -> None:
@@ -248,6 +255,12 @@ def _label_checkpoints(axes: Any, grid: LossGrid) -> None:
     for k in thinned(len(grid.path), MAX_LABELS)[: None if grid.runs else -1]:
         axes.annotate(names[k], grid.path[k], xytext=(6, 5), textcoords="offset points",
                       fontsize=8, color="black", bbox=box)  # fmt: skip
+
+
+def ends_of_line(grid: LossGrid) -> tuple[str, str]:
+    """What the ends of a line are called: their runs, or their numbers."""
+    start, end = grid.runs or [f"{grid.unit} {number}" for number in (grid.numbers[0], grid.numbers[-1])]
+    return start, end
 
 
 def _names(grid: LossGrid) -> list[str]:

@@ -26,8 +26,6 @@ from distsummary.landscape.sketched import path_in_plane
 from distsummary.landscape.sources import Source
 
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or given
-DIRECTIONS = ("pca", "random", "hessian", "line", "triangle")
-OF_RUNS = ("pca", "line", "triangle")
 OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # (names=, centre=)
 # The leading eigenvectors at a state, over the parameters that move.
 FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]

@@ -9,10 +9,11 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions import Directions
 from distsummary.landscape.engines import MODES
+from distsummary.landscape.names import DIRECTIONS, OF_RUNS
 from distsummary.landscape.normalization import NORMALIZATIONS
 from distsummary.landscape.pca import CENTRINGS
 from distsummary.landscape.planner import EngineChoice
-from distsummary.landscape.prepare import DIRECTIONS, OF_RUNS, Direction
+from distsummary.landscape.prepare import Direction
 from distsummary.landscape.sources import Around, is_single
 
 

@@ -19,7 +19,7 @@ from distsummary.landscape.journal import Journal
 from distsummary.landscape.plan import GRID_CHUNK, Chunk, plan_chunks
 from distsummary.landscape.planes import Prepared
 from distsummary.landscape.planner import EngineChoice, MemoryTooSmallError, piece
-from distsummary.landscape.progress import Progress
+from distsummary.landscape.progress import Progress, ProgressCallback
 from distsummary.landscape.quantities import quantity_names
 from distsummary.landscape.refine import Mask, first_points, next_points
 from distsummary.landscape.scheduler import Scheduler
@@ -27,7 +27,6 @@ from distsummary.landscape.timing import plan_engine
 from distsummary.landscape.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 
 Keep = Callable[[Hashable, Chunk, ChunkResult], None]  # called with every chunk that a worker ended
-Tell = Callable[[Progress], None]
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +72,18 @@ class Workers(Protocol):
         """Workers for a task that has its engine."""
 
 
+class LandscapeCancelled(KeyboardInterrupt):
+    """A landscape was interrupted; `grids` are what there is of it, by direction, see `LossGrid.computed`."""
+
+    def __init__(self, grids: Mapping[str, LossGrid]) -> None:
+        super().__init__(grids)
+        self.grids = grids
+
+    def __str__(self) -> str:
+        parts = [f"{name}: {g.computed.sum()} of {g.computed.size} points" for name, g in self.grids.items()]
+        return f"the landscape was interrupted ({', '.join(parts)})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """The grids of a task; `was_cancelled` by an interrupt, so that they lack points."""
@@ -86,7 +97,7 @@ def generate(
     prepared: Sequence[Prepared],
     workers: Workers,
     *,
-    tell: Tell | None = None,
+    tell: ProgressCallback | None = None,
     journal: Journal | None = None,
     refine: float | None = None,
 ) -> Drawn:
@@ -131,7 +142,7 @@ class _Drawing:
         task: Task,
         prepared: Sequence[Prepared],
         *,
-        tell: Tell | None,
+        tell: ProgressCallback | None,
         journal: Journal | None,
         refine: float | None,
     ) -> None:
@@ -141,7 +152,7 @@ class _Drawing:
         self._abandoned: list[Chunk] = []
         data = list(task.batches) if isinstance(task.batches, Mapping) else [""]
         self._quantities = len(quantity_names(task.evaluation, data))
-        self._started, self._fresh = time.monotonic(), Counter[str]()
+        self._started, self._fresh, self._is_told = time.monotonic(), Counter[str](), False
 
     def draw(self, workers: Workers) -> Drawn:
         """Evaluate until nothing is wanted; an interrupt gives what there is, if there is anything."""
@@ -152,6 +163,7 @@ class _Drawing:
                     self._run(crew, wanted)
                     wanted = self._next(wanted)
                     if not any(mask.any() for mask in wanted):
+                        self._report(crew.seconds, sum(map(len, self._results)))
                         return Drawn(grids=self._grids(crew))
             except KeyboardInterrupt:
                 if crew.facts is None:
@@ -179,7 +191,7 @@ class _Drawing:
             self._task.planes, grid_chunk=piece(self._task.choice, GRID_CHUNK), wanted=wanted
         )
         scheduler = Scheduler(chunks, results=self._results, quantities=self._quantities)
-        before = sum(map(len, self._results)) - scheduler.progress().done  # of earlier rounds
+        total = sum(len(plane.y) * len(plane.x) + 2 * len(plane.states) for plane in self._task.planes)
 
         def keep(worker: Hashable, chunk: Chunk, result: ChunkResult) -> None:
             if scheduler.done(worker, chunk, result.measured):
@@ -187,7 +199,7 @@ class _Drawing:
                 self._fresh[str(worker)] += len(chunk)
                 if self._journal is not None:
                     self._journal.enter(chunk, result.measured, worker=str(worker), seconds=result.seconds)
-            self._report(scheduler, before, crew.seconds)
+            self._report(crew.seconds, total)
 
         crew.run(scheduler, keep)
         for chunk in scheduler.abandoned:
@@ -195,17 +207,19 @@ class _Drawing:
             self._results[chunk] = scheduler.results[chunk]
         self._abandoned += scheduler.abandoned
 
-    def _report(self, scheduler: Scheduler, before: int, seconds: Mapping[str, float]) -> None:
-        if self._tell is None:
+    def _report(self, seconds: Mapping[str, float], total: int) -> None:
+        """Of all points: how many refinement leaves out is known at its end."""
+        done = sum(map(len, self._results))
+        if self._tell is None or (done == total and self._is_told):
             return
-        now = scheduler.progress()
+        self._is_told = done == total
         self._tell(
             Progress(
-                done=before + now.done,
-                total=before + now.total,
+                done=done,
+                total=total,
                 seconds=time.monotonic() - self._started,
                 fresh=self._fresh.total(),
-                by_worker={name: count / max(seconds[name], 1e-9) for name, count in self._fresh.items()},
+                by_worker={name: n / seconds[name] for name, n in self._fresh.items() if seconds[name] > 0},
             )
         )
 

@@ -11,7 +11,7 @@ lines (of each run, of the steps, of a grid of one row), a quad for each grid ce
 
 import base64
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
@@ -22,6 +22,7 @@ from distsummary.landscape.grid import LossGrid, finite_bounds, make_finite
 
 SURFACE, PATH, STEPS_BETWEEN = 0, 1, 2
 NO_CHECKPOINT = -1
+QUANTITY = "quantity:"  # before the name of one whose name is taken
 STEPS = 16  # of the path from checkpoint to checkpoint
 _TYPES = {"f": ("Float64", "<f8"), "i": ("Int64", "<i8")}
 
@@ -35,8 +36,12 @@ def to_vtp(grid: LossGrid) -> bytes:
         true_loss: of a checkpoint its own; of the grid `loss`, for its points lie in the plane; NaN between.
         residual: how much of a checkpoint is outside the plane; 0 for the grid, NaN between.
         checkpoint: its number, -1 for other points. run: which one (joint planes), 0 for other points.
+        computed: 1 where the loss is that of the model, 0 where it is interpolated or missing.
+        each of the grid's quantities by its name, NaN for other points; one that is called as an array above
+        is "quantity:" and its name.
     Cell data: `part`, 0 for the surface, 1 for the path, 2 for the steps known by sketches.
-    Field data: `explained_variance`, if there is one.
+    Field data, if there is one: `explained_variance`, `precision_error`, `rounding` (along x and y),
+        `hardware` (a string).
 
     Losses that are not finite are so in `loss` and `true_loss`, but a coordinate must be finite: such a point
     lies at the largest finite loss (-Inf at the smallest) and is in no surface and no line, which have a hole
@@ -62,7 +67,7 @@ def to_vtp(grid: LossGrid) -> bytes:
         "Polys": len(quads),
     }
     numbers = " ".join(f'NumberOf{name}="{count}"' for name, count in counts.items())
-    fields = [_array("explained_variance", grid.explained_variance)] if grid.explained_variance.size else []
+    fields = _fields(grid)
     return "\n".join(
         (
             '<?xml version="1.0"?>',
@@ -76,6 +81,17 @@ def to_vtp(grid: LossGrid) -> bytes:
             "</VTKFile>\n",
         )
     ).encode()
+
+
+def _fields(grid: LossGrid) -> list[str]:
+    """The arrays that belong to the grid as a whole."""
+    known = {
+        "explained_variance": grid.explained_variance,
+        "precision_error": np.array([grid.precision_error] if grid.precision_error else []),
+        "rounding": np.array([grid.rounding.get(axis, np.nan) for axis in "xy"] if grid.rounding else []),
+    }
+    arrays = [_array(name, values) for name, values in known.items() if values.size]
+    return [*arrays, _string("hardware", grid.hardware)] if grid.hardware else arrays
 
 
 def _laid(grid: LossGrid) -> list[Array]:
@@ -112,15 +128,29 @@ def _points(grid: LossGrid, laid: list[Array]) -> tuple[Array, dict[str, Array]]
     unknown = np.full(len(extra), np.nan)
     numbers = np.array(grid.numbers or (0,) * len(grid.path), np.int64)
     runs = np.repeat(np.arange(len(grid.parts)), [len(part) for part in grid.parts.values()])
+    is_computed = np.concatenate((grid.computed.reshape(-1), np.ones(len(grid.path), bool)))
     before, after = grid.z.size, len(extra)
-    return np.column_stack((plane, heights)), {
+    data = {
         "loss": loss,
         "log10_loss": np.log10(loss, out=np.full(loss.shape, np.nan), where=loss > 0),
         "true_loss": np.concatenate((grid.z.reshape(-1), grid.true_loss, unknown)),
         "residual": np.concatenate((np.zeros(before), grid.residuals, unknown)),
         "checkpoint": np.pad(numbers, (before, after), constant_values=NO_CHECKPOINT),
         "run": np.pad(runs, (before, after)),
+        "computed": np.pad(is_computed.astype(np.int64), (0, after)),
     }
+    return np.column_stack((plane, heights)), data | _quantities(grid, data, len(loss))
+
+
+def _quantities(grid: LossGrid, taken: Container[str], points: int) -> dict[str, Array]:
+    """The quantities by names that are not taken, (points,), NaN behind the grid's own points."""
+    found: dict[str, Array] = {}
+    for name, values in grid.quantities.items():
+        while name in taken or name in found:
+            name = f"{QUANTITY}{name}"
+        padding = (0, points - values.size)
+        found[name] = np.pad(values.reshape(-1).astype(np.float64), padding, constant_values=np.nan)
+    return found
 
 
 def _cells(grid: LossGrid, laid: list[Array]) -> tuple[Array, list[tuple[int, Array]], Array]:
@@ -173,13 +203,18 @@ def _section(name: str, arrays: Sequence[str], attributes: str = "") -> str:
 
 def _array(name: str, values: Array) -> str:
     kind, dtype = _TYPES[values.dtype.kind]
-    data = np.ascontiguousarray(values, dtype).tobytes()
     shape = (
         f'NumberOfComponents="{values.shape[1]}"' if values.ndim > 1 else f'NumberOfTuples="{len(values)}"'
     )
+    head = f'<DataArray type="{kind}" Name={quoteattr(name)} {shape} format="binary">'
+    return "\n".join((head, _encoded(np.ascontiguousarray(values, dtype).tobytes()), "</DataArray>"))
+
+
+def _string(name: str, text: str) -> str:
+    head = f'<Array type="String" Name={quoteattr(name)} NumberOfTuples="1" format="binary">'
+    return "\n".join((head, _encoded(text.encode() + b"\0"), "</Array>"))
+
+
+def _encoded(data: bytes) -> str:
     # In one piece: with padding behind the count, VTK reads cell data from the wrong byte on.
-    encoded = base64.b64encode(struct.pack("<Q", len(data)) + data)
-    return (
-        f'<DataArray type="{kind}" Name={quoteattr(name)} {shape} format="binary">\n'
-        f"{encoded.decode()}\n</DataArray>"
-    )
+    return base64.b64encode(struct.pack("<Q", len(data)) + data).decode()

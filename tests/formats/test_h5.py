@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
-from tests.unit.landscape.test_grid import make_grid, random_grid
+from tests.unit.landscape.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'distsummary[h5]'")
 
@@ -45,3 +46,54 @@ def test_a_random_plane_has_no_explained_variance(tmp_path: Path) -> None:
         assert "explained_variance_ratio_" not in file
         assert file["proj_xcoord"][:].tolist() == [0.0]
         assert file["checkpoints"].shape == (0,)
+
+
+def test_every_quantity_is_a_dataset_of_its_own_under_its_name(nasty_tmp_path: Path) -> None:
+    grid = full_grid()
+    grid.save(nasty_tmp_path / "grid.h5")
+    with h5py.File(nasty_tmp_path / "grid.h5", "r") as file:
+        group = file["quantities"]
+        assert len(group) == len(QUANTITY_NAMES)
+        found = {dataset.attrs["name"]: dataset[:] for dataset in group.values()}
+        assert found.keys() == grid.quantities.keys()
+        for name, values in grid.quantities.items():
+            np.testing.assert_array_equal(found[name], values)
+        assert group["loss[3]"].shape == group["test%2Floss"].shape == (3, 4)
+        assert {unquote(link) for link in group} == set(QUANTITY_NAMES)
+
+
+def test_what_was_computed_and_where_steps_went_stands_in_the_file(tmp_path: Path) -> None:
+    grid = full_grid()
+    grid.save(tmp_path / "grid.h5")
+    with h5py.File(tmp_path / "grid.h5", "r") as file:
+        assert file["computed"].dtype == np.bool_
+        assert file["computed"][:].tolist() == grid.computed.tolist()
+        assert file["steps"][:].tolist() == [3, 4]
+        assert file["step_path"][:].tolist() == grid.step_path.tolist()
+        told = json.loads(file.attrs["distsummary"])
+    assert (told["hardware"], told["precision_error"]) == ("two of a kind é", 2.5e-4)
+    assert told["rounding"] == {"x": 0.23, "y": 0.0}
+
+
+@pytest.mark.parametrize(("accuracy", "percent"), [(0.5, 50.0), (1.0, 100.0), (62.5, 62.5)])
+def test_an_accuracy_is_the_peers_in_percent(tmp_path: Path, accuracy: float, percent: float) -> None:
+    measured = np.full((3, 4), accuracy)
+    measured[0, 0] = np.nan
+    make_grid(quantities={"accuracy": measured, "acc": measured}).save(tmp_path / "grid.h5")
+    with h5py.File(tmp_path / "grid.h5", "r") as file:
+        assert file["train_acc"].shape == file["train_loss"].shape
+        assert file["train_acc"][1, 1] == percent
+        assert file["quantities/accuracy"][1, 1] == accuracy
+        assert np.isnan(file["train_acc"][0, 0])
+    row = {"y": np.zeros(1), "z": np.ones((1, 4)), "quantities": {"accuracy": measured[1:2]}}
+    make_grid(**row).save(tmp_path / "line.h5")
+    with h5py.File(tmp_path / "line.h5", "r") as file:
+        assert file["train_acc"][:].tolist() == [percent] * 4
+
+
+def test_a_metric_of_another_name_is_no_accuracy_of_the_peers(tmp_path: Path) -> None:
+    make_grid(quantities={"test/accuracy": np.ones((3, 4)), "Accuracy": np.ones((3, 4))}).save(
+        tmp_path / "g.h5"
+    )
+    with h5py.File(tmp_path / "g.h5", "r") as file:
+        assert "train_acc" not in file

@@ -17,8 +17,13 @@ def main(path):
     data = reader.GetOutput()
 
     def arrays(fields):
-        names = [fields.GetArrayName(i) for i in range(fields.GetNumberOfArrays())]
-        return {name: vtk_to_numpy(fields.GetArray(name)).tolist() for name in names}
+        found = [fields.GetAbstractArray(i) for i in range(fields.GetNumberOfArrays())]
+        return {array.GetName(): numbers_or_texts(array) for array in found}
+
+    def numbers_or_texts(array):
+        if array.IsNumeric():
+            return vtk_to_numpy(array).tolist()
+        return [array.GetValue(i) for i in range(array.GetNumberOfValues())]
 
     def cells(array):
         ends = vtk_to_numpy(array.GetOffsetsArray()).tolist()

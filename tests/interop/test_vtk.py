@@ -10,7 +10,7 @@ import pytest
 
 from distsummary.landscape.grid import LossGrid
 from tests.conftest import ROOT
-from tests.unit.landscape.test_grid import make_grid, random_grid
+from tests.unit.landscape.test_grid import full_grid, make_grid, random_grid
 
 pytestmark = pytest.mark.interop
 
@@ -74,3 +74,15 @@ def test_vtk_reads_a_random_plane_and_a_line(nasty_tmp_path: Path) -> None:
     found = read(line, nasty_tmp_path / "line.vtp")
     assert found["lines"] == [[3, 4, 5], [0, 1, 2]]
     assert found["polys"] == []
+
+
+def test_vtk_reads_quantities_and_what_is_said_of_the_whole_grid(nasty_tmp_path: Path) -> None:
+    grid = full_grid()
+    found = read(grid, nasty_tmp_path / "full.vtp")
+    for name, values in grid.quantities.items():
+        array = np.array(found["point_data"]["quantity:run" if name == "run" else name])
+        np.testing.assert_array_equal(array[:12], values.reshape(-1))
+    assert found["point_data"]["computed"][:12] == grid.computed.reshape(-1).tolist()
+    assert found["field_data"]["hardware"] == [grid.hardware]
+    assert found["field_data"]["rounding"] == [0.23, 0.0]
+    assert found["field_data"]["precision_error"] == [2.5e-4]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeCancelled, LandscapeError
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.runner import LandscapeCancelled
 from distsummary.landscape.worker import LandscapeWorker
 from tests.unit.landscape.golden_mlp import Mlp, batches
 from tests.unit.landscape.test_generator import draw

@@ -11,11 +11,19 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from distsummary.landscape.draw import checkpoint_lines, draw, plane_lines, title
+from distsummary.landscape.draw import checkpoint_lines, draw, notes, plane_lines, title
 from distsummary.landscape.grid import LossGrid
 from distsummary.landscape.panels import draw_contours, draw_curve, draw_surface
 from distsummary.landscape.scale import scale_for
 from tests.unit.landscape.test_grid import make_grid, random_grid
+
+ENDS: dict[str, Any] = {
+    "path": np.array([[-1.0, 0.0], [0.0, 0.0]]),
+    "path_loss": np.array([2.0, 1.0]),
+    "true_loss": np.array([2.0, 1.0]),
+    "residuals": np.zeros(2),
+}
+MARKED: dict[str, Any] = {"computed": np.eye(3, 4) > 0, "rounding": {"x": 0.0, "y": 0.226}}
 
 
 @pytest.mark.parametrize("kind", ["contour", "surface"])
@@ -156,10 +164,74 @@ def test_a_line_says_the_share_of_the_way_and_its_barrier() -> None:
     axes = figure_for().subplots()
     draw_curve(axes, line, scale_for(line.z))
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [0, 1 / 3, 2 / 3, 1])
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
     assert "straight between the ends; barrier 2.333" in labels
     assert axes.get_xlabel() == "share of the way"
     assert title(line) == "from epoch 1 to epoch 9, straight"
+    ticks = dict(zip(axes.get_xticks(), [label.get_text() for label in axes.get_xticklabels()], strict=True))
+    assert (ticks[0.0], ticks[0.4], ticks[1.0]) == ("0\nepoch 1", "0.4", "1\nepoch 9")
+    assert list(axes.texts) == []  # the names of its ends stand nowhere else
+
+
+def test_long_names_of_the_ends_stand_in_several_rows() -> None:
+    names = "a run whose name says all of its settings", "runs/b"
+    line = make_grid(kind="line", y=np.zeros(1), z=np.ones((1, 4)), runs=names, run_lengths=(1, 1), **ENDS)
+    axes = figure_for().subplots()
+    draw_curve(axes, line, scale_for(line.z))
+    first, *_, last = (label.get_text() for label in axes.get_xticklabels())
+    assert first == "0\na run whose name says all of\nits settings"
+    assert last == "1\nruns/b"
+
+
+def every_legend(figure: Figure) -> list[Any]:
+    of_figures = [legend for part in (figure, *figure.subfigs) for legend in part.legends]
+    return of_figures + [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+
+
+@pytest.mark.parametrize("kind", ["contour", "surface", "curve", "joint"])
+def test_no_legend_lies_over_an_axes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    saved = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), saved(self, *a, **k)))
+    grid = make_grid(**MARKED)
+    if kind == "curve":
+        grid = make_grid(
+            y=np.zeros(1), z=np.array([[2.0, 4.0, 3.0, 1.0]]), kind="line", numbers=(1, 9), **ENDS
+        )
+    elif kind == "joint":
+        grid = make_grid(kind="joint", runs=("a run with a long name", "another"), run_lengths=(1, 2))
+    draw(grid, "surface" if kind == "surface" else "contour")
+    [figure] = drawn
+    legends = every_legend(figure)
+    assert len(legends) == 1 + (kind != "curve")  # of the picture, and of the losses beside it
+    below = [part._supxlabel for part in (figure, *figure.subfigs)]
+    notes_below = [text for text in below if text is not None and text.get_text()]
+    assert len(notes_below) == (kind in ("contour", "surface"))
+    for legend in legends:
+        box = legend.get_window_extent()
+        for axes in figure.axes:
+            if axes.name != "3d":  # whose box is the picture's, empty corners and all
+                assert not box.overlaps(axes.get_window_extent())
+        for text in notes_below:
+            assert not box.overlaps(text.get_window_extent())
+
+
+def test_a_picture_says_what_was_not_computed_and_what_is_rounding() -> None:
+    assert notes(make_grid()) == []
+    assert notes(make_grid(**MARKED)) == [
+        "3 of 12 points computed, the others interpolated",
+        "rounding: 23 % of the steps along y are below an ulp",
+    ]
+    some = np.arange(2601).reshape(51, 51) < 1204
+    large = make_grid(x=np.arange(51.0), y=np.arange(51.0), z=np.ones((51, 51)), computed=some)
+    assert notes(large) == ["1,204 of 2,601 points computed, the others interpolated"]
+    z = np.where(np.eye(3, 4) > 0, np.nan, 1.0)
+    assert notes(make_grid(z=z, computed=np.isfinite(z))) == ["9 of 12 points computed, the others missing"]
+    first_row = np.arange(12).reshape(3, 4) < 4
+    assert notes(make_grid(z=z, computed=first_row)) == [
+        "4 of 12 points computed, 6 interpolated, 2 missing",
+    ]
+    assert notes(make_grid(z=z, rounding={"x": 0.1, "y": 0.05})) == []  # computed, and not finite
 
 
 def test_the_axes_of_a_hessian_plane_say_their_eigenvalues() -> None:

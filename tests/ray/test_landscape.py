@@ -13,7 +13,7 @@ import ray
 import torch
 from torch import nn
 
-from distsummary.errors import LandscapeCancelled, LandscapeError
+from distsummary.errors import LandscapeError
 from distsummary.landscape.actor import RayWorkers
 from distsummary.landscape.actor_start import plan_workers
 from distsummary.landscape.generator import landscape
@@ -21,6 +21,7 @@ from distsummary.landscape.grid import LossGrid
 from distsummary.landscape.plan import plan_chunks
 from distsummary.landscape.planes import Settings, prepare_random
 from distsummary.landscape.progress import Progress
+from distsummary.landscape.runner import LandscapeCancelled
 from distsummary.landscape.scheduler import Scheduler
 from distsummary.landscape.worker import Task
 from tests.conftest import ROOT

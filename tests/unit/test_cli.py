@@ -7,6 +7,7 @@ from distsummary.cli import main
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
+from distsummary.landscape.names import DIRECTIONS
 from distsummary.run_dir import RunDir
 
 
@@ -83,3 +84,10 @@ def test_convert_writes_the_other_dialect_once(tmp_path, capsys):
     assert main(["convert", str(run_dir.base)]) == 1
     assert "double" in capsys.readouterr().err
     assert len(list(read_directory(run_dir.base / "rank_00001", "tensorboard"))) == 2
+
+
+def test_the_help_names_every_direction(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["landscape", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"one or several of {', '.join(DIRECTIONS)}," in told

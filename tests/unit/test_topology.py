@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, WorldMismatchError
-from distsummary.topology import LAUNCH_ID, Topology, detect, in_ray, is_alive
+from distsummary.topology import LAUNCH_ID, Topology, detect, in_notebook, in_ray, is_alive
 
 TORCHRUN = {
     "RANK": "5",
@@ -274,3 +274,19 @@ def test_ray_that_is_not_loaded_or_not_connected_is_no_cluster() -> None:
     assert not in_ray({})
     assert not in_ray({"ray": SimpleNamespace(is_initialized=lambda: False)})  # type: ignore[dict-item]  # stands for a module
     assert in_ray({"ray": SimpleNamespace(is_initialized=lambda: True)})  # type: ignore[dict-item]  # stands for a module
+
+
+def test_a_notebooks_kernel_is_known_without_importing_ipython() -> None:
+    kernel = type("ZMQInteractiveShell", (), {})
+    shells = {
+        "kernel": kernel(),
+        "of Colab": type("Shell", (kernel,), {})(),
+        "terminal": object(),
+        "none": None,
+    }
+    found = {
+        where: in_notebook({"IPython": SimpleNamespace(get_ipython=lambda shell=shell: shell)})  # type: ignore[dict-item]  # stands for a module
+        for where, shell in shells.items()
+    }
+    assert found == {"kernel": True, "of Colab": True, "terminal": False, "none": False}
+    assert not in_notebook({})

@@ -1,4 +1,6 @@
+import json
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,54 @@ def random_grid(**changes: Any) -> LossGrid:
     return make_grid(**(only_centre | changes))
 
 
-@pytest.mark.parametrize("grid", [make_grid(), random_grid(numbers=())], ids=["pca", "random"])
+def full_grid() -> LossGrid:
+    """A grid with a value in every field, with names that file formats stumble over."""
+    measured = {
+        name: np.full((3, 4), np.nan) if name == "stderr" else np.arange(12.0).reshape(3, 4) / (number + 3)
+        for number, name in enumerate(QUANTITY_NAMES)
+    }
+    return make_grid(
+        kind="joint",
+        runs=("a/b", "c"),
+        run_lengths=(1, 2),
+        steps=(3, 4),
+        step_path=np.array([[-0.5, 0.25], [0.0, 0.0]]),
+        eigenvalues=(2.5, 0.5),
+        eigenvalue_errors=(0.1, 0.2),
+        rng="philox",
+        normalization="layer",
+        mode="mindspore",
+        bn_mode="batch",
+        quantities=measured,
+        computed=np.eye(3, 4) > 0,
+        lost_points=2,
+        hardware="two of a kind é",
+        precision_error=2.5e-4,
+        rounding={"x": 0.23, "y": 0.0},
+    )
+
+
+QUANTITY_NAMES = (
+    *(
+        "accuracy",
+        "stderr",
+        "loss[3]",
+        "test/loss",
+        "test/a/../b",
+        "run",
+        "50%",
+        "50%2F",
+        ".",
+        "..",
+        "/",
+        "a b",
+    ),
+    *('<&">', "z", "x.npy", "meta", "雪"),
+)
+GRIDS = {"pca": make_grid(), "random": random_grid(numbers=()), "full": full_grid()}
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_a_saved_grid_is_loaded_as_it_was(grid: LossGrid, nasty_tmp_path: Path) -> None:
     path = nasty_tmp_path / "grid.npz"
     grid.save(path)
@@ -57,9 +106,56 @@ def test_a_saved_grid_is_loaded_as_it_was(grid: LossGrid, nasty_tmp_path: Path) 
     for name in LossGrid.__dataclass_fields__:
         one, other = getattr(grid, name), getattr(loaded, name)
         if isinstance(one, np.ndarray):
-            assert one.tobytes() == other.tobytes(), name
-        else:
+            assert (one.tobytes(), one.dtype, one.shape) == (other.tobytes(), other.dtype, other.shape), name
+        elif name != "quantities":
             assert one == other, name
+    assert list(loaded.quantities) == list(grid.quantities)
+    assert {n: a.tobytes() for n, a in loaded.quantities.items()} == {
+        n: np.asarray(a).tobytes() for n, a in grid.quantities.items()
+    }
+
+
+def test_the_full_grid_leaves_no_field_at_its_default() -> None:
+    grid = full_grid()
+    for field in fields(LossGrid):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        assert not np.array_equal(getattr(grid, field.name), default), field.name
+
+
+def test_a_file_of_before_has_all_points_computed(tmp_path: Path) -> None:
+    grid = make_grid()
+    grid.save(tmp_path / "grid.npz")
+    with np.load(tmp_path / "grid.npz") as saved:
+        arrays = {name: saved[name] for name in saved.files if name not in ("computed", "meta")}
+        meta = json.loads(str(saved["meta"]))
+    later = ("hardware", "precision_error", "rounding")
+    assert not any(meta.pop(name) for name in later)
+    np.savez(tmp_path / "older.npz", meta=np.array(json.dumps(meta)), **arrays)
+    older = LossGrid.load(tmp_path / "older.npz")
+    assert (older.computed.shape, older.computed.all()) == ((3, 4), True)
+    assert (older.hardware, older.precision_error, older.rounding) == ("", 0.0, {})
+
+
+def test_all_points_count_as_computed_where_nothing_else_is_said() -> None:
+    assert make_grid().computed.dtype == np.bool_
+    assert make_grid().computed.shape == (3, 4)
+    assert make_grid().computed.all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"computed": np.ones((4, 3), bool)},
+            r"computed must be \(len\(y\), len\(x\)\) = \(3, 4\), got \(4, 3\)",
+        ),
+        ({"computed": np.ones((3, 4))}, "computed must be of bool, got float64"),
+        ({"quantities": {"acc": np.ones(12)}}, r"acc must be .* = \(3, 4\), got \(12,\)"),
+    ],
+)
+def test_what_does_not_fit_the_grid_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        make_grid(**changes)
 
 
 def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:

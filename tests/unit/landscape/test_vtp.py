@@ -11,7 +11,7 @@ import pytest
 
 from distsummary.landscape.grid import LossGrid
 from distsummary.landscape.vtp import STEPS, to_vtp
-from tests.unit.landscape.test_grid import make_grid, random_grid
+from tests.unit.landscape.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
 
 
 class PolyData(NamedTuple):
@@ -39,7 +39,8 @@ def parse(data: bytes) -> PolyData:
     arrays = {}
     for section in [*piece, *root.findall("PolyData/FieldData")]:
         for array in section:
-            arrays[section.tag, array.attrib["Name"]] = decode(array)
+            if array.tag == "DataArray":
+                arrays[section.tag, array.attrib["Name"]] = decode(array)
     return PolyData({k.removeprefix("NumberOf"): int(v) for k, v in piece.attrib.items()}, arrays)
 
 
@@ -161,3 +162,53 @@ def test_steps_known_by_sketches_are_a_line_on_the_surface_of_a_part_of_its_own(
     np.testing.assert_allclose(points[:, :2], steps)
     np.testing.assert_allclose(points[:, 2], 10 * (steps[:, 1] + 2) / 2 + (steps[:, 0] + 1) * 1.5)
     assert read.arrays["CellData", "part"].tolist() == [1] * 3 + [1, 2] + [0] * 6
+
+
+def test_each_quantity_is_an_array_of_the_grids_points() -> None:
+    grid = full_grid()
+    read = parse(to_vtp(grid))
+    built_in = {"loss", "log10_loss", "true_loss", "residual", "checkpoint", "run", "computed"}
+    names = [name for section, name in read.arrays if section == "PointData"]
+    assert len(names) == len(built_in) + len(QUANTITY_NAMES)
+    assert built_in < set(names)
+    for name, values in grid.quantities.items():
+        array = read.arrays["PointData", "quantity:run" if name == "run" else name]
+        assert len(array) == read.counts["Points"]
+        np.testing.assert_array_equal(array[:12], values.reshape(-1))
+        assert np.isnan(array[12:]).all()
+
+
+def test_which_points_were_computed_is_an_array_and_facts_of_the_grid_are_fields() -> None:
+    grid = full_grid()
+    read = parse(to_vtp(grid))
+    computed = read.arrays["PointData", "computed"]
+    assert computed[:12].tolist() == grid.computed.reshape(-1).tolist()
+    assert computed[12:15].tolist() == [1, 1, 1]  # the checkpoints
+    assert not computed[15:].any()  # what lies between is interpolated
+    assert read.arrays["FieldData", "precision_error"].tolist() == [2.5e-4]
+    assert read.arrays["FieldData", "rounding"].tolist() == [0.23, 0.0]
+    text = ElementTree.fromstring(to_vtp(grid)).find("PolyData/FieldData/Array")
+    assert text is not None
+    assert text.attrib == {"type": "String", "Name": "hardware", "NumberOfTuples": "1", "format": "binary"}
+    assert base64.b64decode(text.text or "")[8:] == "two of a kind é\0".encode()
+    assert [name for section, name in parse(to_vtp(make_grid())).arrays if section == "FieldData"] == [
+        "explained_variance"
+    ]
+
+
+def test_two_runs_are_two_lines_and_none_leads_from_one_to_the_other() -> None:
+    joint = make_grid(
+        kind="joint",
+        runs=("a", "b"),
+        run_lengths=(2, 3),
+        numbers=(1, 2, 1, 2, 3),
+        path=np.array([[-0.9, 0.1], [-0.4, 1.5], [0.5, -1.0], [0.2, 0.1], [0.0, 0.0]]),
+        path_loss=np.arange(5.0),
+        true_loss=np.arange(5.0),
+        residuals=np.zeros(5),
+    )
+    read = parse(to_vtp(joint))
+    first, second = read.cells("Lines")
+    assert (first[::STEPS], second[::STEPS]) == ([12, 13], [14, 15, 16])
+    assert not set(first) & set(second)
+    assert read.arrays["CellData", "part"].tolist()[:7] == [1] * 7
