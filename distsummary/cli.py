@@ -16,6 +16,7 @@ from distsummary.landscape.names import DIRECTIONS
 
 if TYPE_CHECKING:
     from distsummary.aggregate.merge import MergeReport
+    from distsummary.landscape.grid import LossGrid
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,10 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DistSummaryError as error:
         print(f"distsummary {options.verb}: {error}", file=sys.stderr)
         return 2 if options.verb == "fsck" else 1
-    except KeyboardInterrupt:
-        print(
-            f"distsummary {options.verb}: interrupted; what was written so far is readable", file=sys.stderr
-        )
+    except KeyboardInterrupt as stop:
+        what = str(stop) or "interrupted"
+        print(f"distsummary {options.verb}: {what}; what was written so far is readable", file=sys.stderr)
         return 130
 
 
@@ -63,7 +63,16 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one or several of {', '.join(DIRECTIONS)}, with commas between (pca,random)",
     )
     landscape.add_argument("--seed", type=int, default=0, help="of the random directions (0)")
+    landscape.add_argument(
+        "--refine", type=float, help="leave out points that interpolation tells within this share"
+    )
     landscape.add_argument("--workers", default="auto", help="auto, or a number; 0 uses no Ray")
+    landscape.add_argument(
+        "--gpus-per-worker", type=float, default=1, help="GPUs of a worker, or a share of one (1)"
+    )
+    landscape.add_argument("--engine", default="auto", help="auto, row, or the engine that a grid names")
+    landscape.add_argument("--memory", choices=("inference",), help="move one layer at a time")
+    landscape.add_argument("--anew", action="store_true", help="do not go on with one that was stopped")
 
     dump = _verb(verbs, "dump", _dump, "print every value of event files, one JSON object a line")
     dump.add_argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir")
@@ -126,7 +135,7 @@ def _landscape(options: argparse.Namespace) -> None:
     from distsummary.landscape.generator import landscape
     from distsummary.launch import connected
 
-    parts = load_factory(options.factory)
+    parts, evaluation = load_factory(options.factory)
     workers = options.workers if options.workers == "auto" else int(options.workers)
     with nullcontext() if workers == 0 else connected(1, {"CPU": 1}):
         grids = landscape(
@@ -136,10 +145,32 @@ def _landscape(options: argparse.Namespace) -> None:
             size=options.size,
             directions=tuple(options.directions.split(",")),
             seed=options.seed,
+            evaluation=evaluation,
+            refine=options.refine,
             workers=workers,
+            gpus_per_worker=options.gpus_per_worker,
+            engine=options.engine,
+            memory=options.memory,
+            resume=not options.anew,
         )
-    names = sorted(grids) if isinstance(grids, dict) else []
-    print(json.dumps({"run_dir": options.run, "landscapes": names}) if options.json else ", ".join(names))
+    assert isinstance(grids, dict)  # several directions were asked for
+    if options.json:
+        print(json.dumps({"run_dir": options.run, "landscapes": sorted(grids)}))
+    else:
+        print("\n".join(_drawn(name, grid) for name, grid in sorted(grids.items())))
+
+
+def _drawn(name: str, grid: "LossGrid") -> str:
+    """What a landscape is, in a line."""
+    facts = [
+        f"{len(grid.x)} x {len(grid.y)} points by {grid.engine}",
+        f"loss {grid.true_loss[-1]:.4g} at its centre",
+    ]
+    if grid.explained_variance.size:
+        facts.append("explained variance " + " + ".join(f"{share:.3f}" for share in grid.explained_variance))
+    if grid.residuals.any():
+        facts.append(f"checkpoints up to {grid.residuals.max():.0%} out of the plane")
+    return f"{name}: {', '.join(facts)}"
 
 
 def _dump(options: argparse.Namespace) -> None:

@@ -8,12 +8,13 @@ from typing import Any, TypeAlias
 
 from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.landscape.quantities import Evaluation
 
 Parts: TypeAlias = tuple[Any, Any, Iterable[Any]]
 
 
-def load_factory(name: str) -> Parts:
-    """Call the function named `module:factory`; it returns (model, loss_fn, batches).
+def load_factory(name: str) -> tuple[Parts, Evaluation | None]:
+    """Call the function named `module:factory`: (model, loss_fn, batches), or also an `Evaluation` at the end.
 
     The current directory is searched for the module too. Raises InvalidValueError for a name that leads
     nowhere, InvalidTypeError for a function that returns something else.
@@ -31,6 +32,10 @@ def load_factory(name: str) -> Parts:
     if not callable(factory):
         raise InvalidTypeError(f"{name} must be a function, got {type(factory).__name__}")
     parts = factory()
-    if not isinstance(parts, tuple | list) or len(parts) != 3:
-        raise InvalidTypeError(f"{name} must return (model, loss_fn, batches), got {type(parts).__name__}")
-    return parts[0], parts[1], parts[2]
+    if not isinstance(parts, tuple | list) or len(parts) not in (3, 4):
+        raise InvalidTypeError(
+            f"{name} must return (model, loss_fn, batches), or also an Evaluation behind them, "
+            f"got {type(parts).__name__}{f' of {len(parts)}' if isinstance(parts, tuple | list) else ''}"
+        )
+    model, loss_fn, batches, *more = parts
+    return (model, loss_fn, batches), more[0] if more else None

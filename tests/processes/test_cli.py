@@ -1,9 +1,14 @@
 """The command line in a shell, and the verb that imports Ray."""
 
+import re
 import subprocess
 import sys
 
+import numpy as np
+
+from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
 from distsummary.cli import main
+from distsummary.run_dir import RunDir
 from tests.unit.test_cli import two_ranks
 
 
@@ -47,3 +52,34 @@ def test_landscape_of_a_factory_without_ray(tmp_path, capsys, monkeypatch):
     assert "train_metadata.json" in capsys.readouterr().err
     assert main(["landscape", str(run_dir.base), "nowhere:parts", "--workers", "0"]) == 1
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_an_interrupted_landscape_says_how_far_it_came_and_goes_on(tmp_path, capsys, monkeypatch):
+    run_dir = RunDir(tmp_path / "run").create()
+    spec = LandscapeSpec(intervals=((1, 2, 3),), landscape_size=5)
+    writer = TrajectoryWriter(run_dir.ckpt_dir, spec, model_name="Bowl", run_id="0" * 16, step_per_epoch=1)
+    for number, w in enumerate(([1, 2], [0.5, 0.5], [0.1, 0.3]), 1):
+        writer.save(number, {"w": np.array(w, np.float32)})
+    (tmp_path / "bowl_that_stops.py").write_text(
+        FACTORY.replace("    return float", STOP + "    return float")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = ["landscape", str(run_dir.base), "bowl_that_stops:parts", "--workers", "0", "--size", "9"]
+    stop = tmp_path / "stop"
+    monkeypatch.setenv("STOP_AT", str(stop))
+    stop.write_text("x" * 50)
+    assert main([*arguments, "--directions", "pca"]) == 130
+    assert re.search(r"interrupted \(pca: \d+ of 81 points\)", capsys.readouterr().err)
+    stop.write_text("x" * 1000)
+    assert main([*arguments, "--directions", "pca"]) == 0
+    assert re.search(r"pca: 9 x 9 points by numpy-naive, .*explained variance 0\.", capsys.readouterr().out)
+
+
+STOP = """
+    import os, pathlib
+    file = pathlib.Path(os.environ["STOP_AT"])
+    left = file.read_text()[1:]
+    file.write_text(left)
+    if not left:
+        raise KeyboardInterrupt
+"""

@@ -15,6 +15,7 @@ from distsummary.landscape.factory import load_factory
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.grid import LossGrid
 from distsummary.landscape.progress import Progress
+from distsummary.landscape.quantities import Evaluation
 from distsummary.run_dir import RunDir
 from tests.unit.landscape import golden_mlp
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
@@ -24,6 +25,10 @@ FACTORY = "tests.unit.landscape.test_generator:make_parts"
 
 def make_parts() -> tuple[Any, Any, Any]:
     return Mlp(), cross_entropy, batches()
+
+
+def make_parts_and_more() -> tuple[Any, Any, Any, Evaluation]:
+    return *make_parts(), Evaluation(stderr=True)
 
 
 def make_nothing() -> None:
@@ -267,10 +272,12 @@ def test_mindspores_mode_needs_a_whole_batch(tmp_path: Path) -> None:
 
 
 def test_a_factory_is_found_by_name() -> None:
-    model, loss_fn, data = load_factory(FACTORY)
+    (model, loss_fn, data), evaluation = load_factory(FACTORY)
     assert isinstance(model, Mlp)
     assert loss_fn is cross_entropy
     assert len(data) == 3
+    assert evaluation is None
+    assert load_factory(FACTORY + "_and_more")[1] == Evaluation(stderr=True)
 
 
 @pytest.mark.parametrize(
