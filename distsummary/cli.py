@@ -67,9 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--refine", type=float, help="leave out points that interpolation tells within this share"
     )
     landscape.add_argument("--workers", default="auto", help="auto, or a number; 0 uses no Ray")
-    landscape.add_argument(
-        "--gpus-per-worker", type=float, default=1, help="GPUs of a worker, or a share of one (1)"
-    )
+    landscape.add_argument("--gpus-per-worker", type=float, help="GPUs of a worker, or a share of one (1)")
     landscape.add_argument("--engine", default="auto", help="auto, row, or the engine that a grid names")
     landscape.add_argument("--memory", choices=("inference",), help="move one layer at a time")
     landscape.add_argument("--anew", action="store_true", help="do not go on with one that was stopped")

@@ -1,8 +1,9 @@
 """Workers on Ray: actors of the cluster that this process is connected to, or of a local one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import ray
@@ -25,13 +26,13 @@ class RayWorkers:
     """See `runner.Workers`; a context: a cluster that it started, with the first work, ends with it.
 
     Args:
-        count: None: one worker for each share of a GPU that is free, else one per free CPU, at least one. A
-            number is kept to: a worker for which no CPU is free runs without a reservation; on GPUs it waits
-            for one.
-        gpus_each: GPUs of each worker, or the share of one; only whole workers' worth that is free counts.
+        count: None: one worker for each `gpus_each` that are free, else one per free CPU, at least one; more
+            when more becomes free. A number is kept to: a worker for which no CPU is free runs without a
+            reservation; on GPUs it waits for one.
+        gpus_each: GPUs of each worker, or the share of one; None: 1 for torch models, 0 for others.
     """
 
-    def __init__(self, count: int | None = None, *, gpus_each: float = 1.0) -> None:
+    def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
         self._count, self._gpus_each = count, gpus_each
         self._stack = ExitStack()
         self._is_connected = False
@@ -68,7 +69,9 @@ class RayWorkers:
     def crew(self, task: Task) -> Iterator[RayCrew]:
         """See `runner.Workers`."""
         chunks = plan_chunks(task.planes, grid_chunk=piece(task.choice, GRID_CHUNK))
-        crew = RayCrew(send(_sendable(task)), self._resources(task.model, len(chunks)))
+        resources = self._resources(task.model, len(chunks))
+        more = partial(self._more, task.model, resources[0].keys()) if self._count is None else None
+        crew = RayCrew(send(_sendable(task)), resources, more)
         try:
             yield crew
         finally:
@@ -78,9 +81,17 @@ class RayWorkers:
         if not self._is_connected:
             self._stack.enter_context(cluster())
             self._is_connected = True
-        is_torch = framework_of(model).name == "torch"
-        free = ray.available_resources()
-        return plan_workers(free, jobs, self._count, gpus_each=self._gpus_each if is_torch else 0)
+        return plan_workers(ray.available_resources(), jobs, self._count, gpus_each=self._share(model))
+
+    def _more(self, model: Any, kind: Set[str], jobs: int) -> list[dict[str, float]]:
+        """The resources of workers that could be added for so many chunks; of one kind, for the same bits."""
+        found = plan_workers(ray.available_resources(), jobs, None, gpus_each=self._share(model))
+        return [one for one in found if one.keys() == kind and any(one.values())] if jobs else []
+
+    def _share(self, model: Any) -> float:
+        if self._gpus_each is not None:
+            return self._gpus_each
+        return 1.0 if framework_of(model).name == "torch" else 0.0
 
 
 def _sendable(task: Task) -> Task:

@@ -3,7 +3,7 @@
 import copy
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from distsummary.landscape.worker import ChunkResult, EngineFacts, LandscapeWork
 IN_FLIGHT = 2  # chunks per worker: the next one is there when it ends one
 WAIT_S = 1.0
 START_S = 30.0  # after which a worker without resources is added if none has started
+GROW_S = 10.0  # after which it is asked again what is free
 
 _log = logging.getLogger(__name__)
 
@@ -61,17 +62,23 @@ class RayCrew:
     Args:
         task: in the object store.
         resources: of each actor.
+        more: the resources of actors that could be added now for so many chunks; None adds none.
     """
 
-    def __init__(self, task: Any, resources: list[dict[str, float]]) -> None:
-        self._task = task
+    def __init__(
+        self,
+        task: Any,
+        resources: list[dict[str, float]],
+        more: Callable[[int], list[dict[str, float]]] | None = None,
+    ) -> None:
+        self._task, self._more = task, more
         self._actors: dict[str, Any] = {}
         self._resources: dict[str, dict[str, float]] = {}
         # what each call that is under way is for: nobody's scheduler and no chunk while a worker begins
         self._pending: dict[Any, tuple[str, Chunk | None, Scheduler | None]] = {}
         self._facts: EngineFacts | None = None
         self._deaths = 0
-        self._patience_ends = time.monotonic() + START_S
+        self._patience_ends, self._grows_at = time.monotonic() + START_S, time.monotonic() + GROW_S
         self._seconds: dict[str, float] = {}
         for options in resources:
             self._start(options)
@@ -94,12 +101,22 @@ class RayCrew:
             for reference in ready:
                 self._take(reference, scheduler, keep)
             self._lose_patience()
+            self._grow(scheduler)
 
     def _lose_patience(self) -> None:
         if self._facts is None and time.monotonic() > self._patience_ends:
             _log.warning("no landscape worker started in %g s; starting one without a reservation", START_S)
             self._patience_ends = float("inf")
             self._start({"num_cpus": 0})
+
+    def _grow(self, scheduler: Scheduler) -> None:
+        """Take what has become free since."""
+        now = time.monotonic()
+        if self._more is None or now < self._grows_at or any(c is None for _, c, _ in self._pending.values()):
+            return
+        self._grows_at = now + GROW_S
+        for options in self._more(scheduler.waiting):
+            self._start(options)
 
     def _start(self, options: dict[str, float]) -> None:
         worker = f"worker-{len(self._seconds)}"

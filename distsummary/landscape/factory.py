@@ -14,7 +14,7 @@ Parts: TypeAlias = tuple[Any, Any, Iterable[Any]]
 
 
 def load_factory(name: str) -> tuple[Parts, Evaluation | None]:
-    """Call the function named `module:factory`: (model, loss_fn, batches), or also an `Evaluation` at the end.
+    """Call the function `module:factory`; it returns (model, loss_fn, batches), or also an `Evaluation`.
 
     The current directory is searched for the module too. Raises InvalidValueError for a name that leads
     nowhere, InvalidTypeError for a function that returns something else.

@@ -52,7 +52,7 @@ def landscape(
     evaluation: Evaluation | None = None,
     refine: float | None = None,
     workers: int | str = "auto",
-    gpus_per_worker: float = 1,
+    gpus_per_worker: float | None = None,
     engine: str = "auto",
     memory: str | None = None,
     unit: str | None = None,
@@ -108,8 +108,11 @@ def landscape(
         workers: "auto" uses the Ray cluster this process is connected to, and this process alone without
             one; 0 is this process; a number is that many Ray workers.
         gpus_per_worker: of Ray workers: a share of a GPU, such as 0.25 beside a training, or whole ones.
-            Where
-            not as much is free, workers use CPUs: none waits for a training's GPUs.
+            Default: one for torch models, none for others, whose own code may use as many as it is given
+            here. Where not
+            as much is free, workers use CPUs: none waits for a training's GPUs; those that become free
+                meanwhile
+            are taken.
         engine: "auto" times what may be faster on this machine than the model's code at every point (recorded
             graphs, several points at once, other memory layouts), each held against it to 5e-6, if the
             landscape is long enough to pay for that. `LossGrid.engine` names the engine; given here it is
@@ -241,7 +244,7 @@ def _journal(
     return Journal(run_dir.landscape_journal(plan), plan, resume=resume)
 
 
-def _workers(workers: int | str, gpus_each: float) -> AbstractContextManager["Here | RayWorkers"]:
+def _workers(workers: int | str, gpus_each: float | None) -> AbstractContextManager["Here | RayWorkers"]:
     if workers == 0 or (workers == "auto" and not in_ray()):
         return nullcontext(Here())
     from distsummary.landscape.actor import RayWorkers

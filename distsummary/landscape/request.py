@@ -25,7 +25,7 @@ def check_numbers(
     normalization: str | None,
     centring: str | None,
     workers: int | str,
-    gpus_per_worker: float,
+    gpus_per_worker: float | None,
     refine: float | None,
 ) -> None:
     """Raise for an argument out of its range."""
@@ -38,7 +38,8 @@ def check_numbers(
         check_choice("centring", centring, CENTRINGS)
     if workers != "auto":
         check_int("workers (or 'auto')", workers, low=0)
-    _check_share("gpus_per_worker", gpus_per_worker)
+    if gpus_per_worker is not None:
+        _check_share("gpus_per_worker", gpus_per_worker)
     if refine is not None:
         check_type("refine", refine, (int, float))
         if isinstance(refine, bool) or not 0 < refine < 1:

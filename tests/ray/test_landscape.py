@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from distsummary.errors import LandscapeError
+from distsummary.landscape import actor_crew
 from distsummary.landscape.actor import RayWorkers
 from distsummary.landscape.actor_start import plan_workers
 from distsummary.landscape.generator import landscape
@@ -183,6 +185,27 @@ def test_a_cluster_that_is_fully_reserved_still_draws() -> None:
         assert len(grid.worker_seconds) == 1
     finally:
         ray.util.remove_placement_group(group)
+
+
+def test_what_becomes_free_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_crew, "GROW_S", 0.2)
+    group = ray.util.placement_group([{"CPU": 1}] * 3)
+    assert group.wait(60)
+
+    def slow(model: Any, batch: Any) -> float:
+        time.sleep(0.005)
+        return golden_mlp.cross_entropy(model(batch[0]), batch[1])
+
+    def release(progress: Progress) -> None:
+        if progress.fresh and groups:
+            ray.util.remove_placement_group(groups.pop())
+
+    groups = [group]
+    parts = (golden_mlp.Mlp(), slow, golden_mlp.batches())
+    grid = landscape(*parts, size=25, workers="auto", progress=release)
+    assert not groups
+    assert len(grid.worker_seconds) == 4
+    assert sum(seconds > 0 for seconds in grid.worker_seconds.values()) > 1
 
 
 def test_workers_leave_a_placement_group_that_captures_children() -> None:
