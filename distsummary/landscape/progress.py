@@ -25,7 +25,7 @@ class Progress:
 
     Attributes:
         done, total: points with a value, and all there are.
-        seconds: since this call began to evaluate.
+        seconds: since this call's first worker began to evaluate.
         fresh: how many of `done` this call evaluated; the others were read from a journal.
         by_worker: points per second of each worker, of its own working time.
     """

@@ -152,7 +152,8 @@ class _Drawing:
         self._abandoned: list[Chunk] = []
         data = list(task.batches) if isinstance(task.batches, Mapping) else [""]
         self._quantities = len(quantity_names(task.evaluation, data))
-        self._started, self._fresh, self._is_told = time.monotonic(), Counter[str](), False
+        self._started: float | None = None  # with the first chunk: starting workers is no pace
+        self._fresh, self._is_told = Counter[str](), False
 
     def draw(self, workers: Workers) -> Drawn:
         """Evaluate until nothing is wanted; an interrupt gives what there is, if there is anything."""
@@ -194,6 +195,8 @@ class _Drawing:
         total = sum(len(plane.y) * len(plane.x) + 2 * len(plane.states) for plane in self._task.planes)
 
         def keep(worker: Hashable, chunk: Chunk, result: ChunkResult) -> None:
+            if self._started is None:
+                self._started = time.monotonic() - result.seconds
             if scheduler.done(worker, chunk, result.measured):
                 self._results[chunk] = scheduler.results[chunk]
                 self._fresh[str(worker)] += len(chunk)
@@ -217,7 +220,7 @@ class _Drawing:
             Progress(
                 done=done,
                 total=total,
-                seconds=time.monotonic() - self._started,
+                seconds=0.0 if self._started is None else time.monotonic() - self._started,
                 fresh=self._fresh.total(),
                 by_worker={name: n / seconds[name] for name, n in self._fresh.items() if seconds[name] > 0},
             )
