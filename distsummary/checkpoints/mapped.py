@@ -3,10 +3,11 @@
 import math
 import mmap
 import os
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,31 @@ class Layout:
         return sum(stop - start for start, stop in self.spans)
 
 
-class MappedState(Mapping[str, Array]):
+class StoredState(Mapping[str, Array]):
+    """Arrays by name that lie in files and are read when they are asked for."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one array, without reading it."""
+
+    @abstractmethod
+    def part(self, name: str, start: int, stop: int) -> Array:
+        """Elements start .. stop-1 of one array in C order, up to its end; no other is read."""
+
+    @abstractmethod
+    def selected(self, names: Mapping[str, str]) -> Self:
+        """Some of the arrays, under new names: those that `names` leads from (new to old)."""
+
+    def own(self) -> dict[str, Array]:
+        """All arrays as aligned, writable copies."""
+        return {name: np.array(self[name]) for name in self}
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
+        """Another process may not see the files: it gets the arrays."""
+        return dict, ({name: self[name] for name in self},)
+
+
+class MappedState(StoredState):
     """Arrays by name, read-only views of the file where its dtype allows, else decoded at each access.
 
     bfloat16 becomes float32 (exactly), text a 0-d array of str. The file stays mapped as long as one of its
@@ -67,11 +92,11 @@ class MappedState(Mapping[str, Array]):
         return len(self._layouts)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one array, without reading it."""
+        """See StoredState."""
         return self._layouts[name].shape
 
     def part(self, name: str, start: int, stop: int) -> Array:
-        """Elements start .. stop-1 of one array in C order, up to its end; no other is read."""
+        """See StoredState."""
         layout = self._layouts[name]
         size = layout.stored.itemsize
         spans, at = [], 0
@@ -82,21 +107,13 @@ class MappedState(Mapping[str, Array]):
         count = sum(end - begin for begin, end in spans) // size
         return decode(self._data, Layout(dtype=layout.dtype, shape=(count,), spans=tuple(spans)))
 
-    def selected(self, names: Mapping[str, str]) -> "MappedState":
-        """Some of the arrays, under new names: those that `names` leads from (new to old)."""
-        return MappedState(self._data, {new: self._layouts[old] for new, old in names.items()})
-
-    def own(self) -> dict[str, Array]:
-        """All arrays as aligned, writable copies."""
-        return {name: np.array(self[name]) for name in self}
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
-        """Another process may not see the file: it gets the arrays."""
-        return dict, ({name: self[name] for name in self},)
+    def selected(self, names: Mapping[str, str]) -> Self:
+        """See StoredState."""
+        return type(self)(self._data, {new: self._layouts[old] for new, old in names.items()})
 
 
-def decode(data: mmap.mmap, layout: Layout) -> Array:
-    """The array that lies at `layout`."""
+def decode(data: mmap.mmap | Array, layout: Layout) -> Array:
+    """The array that lies at `layout` of these bytes."""
     stored = layout.stored
     pieces = [
         np.frombuffer(data, stored, count=(stop - start) // stored.itemsize, offset=start)

@@ -13,6 +13,7 @@ from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueE
 METADATA = "train_metadata.json"
 MAX_BYTES = 16 << 20
 MAX_INT = (1 << 31) - 1
+MAX_SHARDS = 1 << 20
 
 _NUMBER = re.compile(r"-?\d{1,10}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -20,15 +21,19 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
-    """One checkpoint as the metadata names it; `sha256` is empty when MindSpore wrote it."""
+    """One checkpoint as the metadata names it; `sha256` is empty when MindSpore wrote it.
+
+    Of a model in `shards` files `path` is rank 0's, and `sha256` is empty: each file has its own inside.
+    """
 
     path: str
     sha256: str = ""
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainMetadata:
-    """The content of train_metadata.json: MindSpore's keys, and ours (`run_id`, `sha256`).
+    """The content of train_metadata.json: MindSpore's keys, and ours (`run_id`, `sha256`, `shards`).
 
     `files` by number: those that exist, while the spec's intervals are what was planned. `step_per_epoch` is
     0 when the training did not know it; `run_id` is empty when MindSpore wrote the file.
@@ -42,6 +47,7 @@ class TrainMetadata:
     def to_bytes(self) -> bytes:
         """The JSON, MindSpore's keys first."""
         spec = self.spec
+        shards = {str(n): file.shards for n, file in self.files.items() if file.shards > 1}
         return json.dumps(
             {
                 "epoch_group": {str(index): group for index, group in enumerate(spec.intervals)},
@@ -53,6 +59,7 @@ class TrainMetadata:
                 "create_landscape": {"train": spec.create_train, "result": spec.create_result},
                 "run_id": self.run_id,
                 "sha256": {str(n): file.sha256 for n, file in self.files.items()},
+                **({"shards": shards} if shards else {}),
             }
         ).encode()
 
@@ -101,10 +108,18 @@ def _spec(content: dict[str, Any]) -> LandscapeSpec:
 
 def _files(content: dict[str, Any]) -> dict[int, CheckpointFile]:
     paths, digests = content["model_params_file_map"], content.get("sha256", {})
+    shards = content.get("shards", {})
     check_type("model_params_file_map", paths, dict)
     check_type("sha256", digests, dict)
+    check_type("shards", shards, dict)
+    for key, count in shards.items():
+        check_int(f"shards[{key[:40]!r}]", count, low=2, high=MAX_SHARDS)
     return {
-        _number(key): CheckpointFile(path=_path(key, path), sha256=_sha256(key, digests.get(key, "")))
+        _number(key): CheckpointFile(
+            path=_path(key, path),
+            sha256=_sha256(key, digests.get(key, "")),
+            shards=shards.get(key, 1),
+        )
         for key, path in sorted(paths.items(), key=lambda item: _number(item[0]))
     }
 

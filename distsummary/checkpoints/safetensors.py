@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,14 +48,20 @@ def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
     Raises MissingFileError, DamagedFileError for bytes that are not safetensors, InvalidValueError for a
     dtype that NumPy has not (floats of 8 bits and less), MissingExtraError.
     """
+    data, layouts, _ = open_safetensors(path)
+    return MappedState(data, layouts)
+
+
+def open_safetensors(path: str | os.PathLike[str]) -> tuple[mmap.mmap, dict[str, Layout], dict[str, str]]:
+    """The mapped file, where its arrays lie in it, and its metadata; raises as `map_safetensors`."""
     package = library()
     data = map_file(Path(path))
     try:
         # The library checks sizes, offsets and holes of the header before we believe it.
-        with package.safe_open(os.fspath(path), framework="np"):
-            pass
+        with package.safe_open(os.fspath(path), framework="np") as file:
+            metadata = dict(file.metadata() or {})
         size = int.from_bytes(data[:8], "little")
-        return MappedState(data, _layouts(json.loads(data[8 : 8 + size]), 8 + size, len(data)))
+        return data, _layouts(json.loads(data[8 : 8 + size]), 8 + size, len(data)), metadata
     except InvalidValueError as error:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
     except (package.SafetensorError, RecursionError, ValueError) as error:
@@ -63,23 +70,26 @@ def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
         ) from error
 
 
-def write_safetensors(path: str | os.PathLike[str], state: Mapping[str, Array]) -> None:
+def write_safetensors(
+    path: str | os.PathLike[str], state: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
     """Replace `path` by a safetensors file of these arrays (bool, integers, float16 to float64, complex64).
 
-    Raises InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, and
-    RunDirError when writing fails.
+    `metadata` is text by name, for the file's header; with it there may be no arrays. Raises InvalidTypeError
+    or InvalidValueError before anything is written, MissingExtraError, and RunDirError when writing fails.
     """
     library()
     save_file = importlib.import_module("safetensors.numpy").save_file
     check_type("state", state, Mapping)
-    if not state:
+    if not state and metadata is None:
         raise InvalidValueError("state must hold at least one array: an empty checkpoint has no use")
-    ready = {name: _checked(name, value) for name, value in state.items()}
+    ready = {name: writable(name, value) for name, value in state.items()}
     with replacing(Path(path)) as temporary:
-        save_file(ready, temporary)
+        save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
 
 
-def _checked(name: object, value: object) -> Array:
+def writable(name: object, value: object) -> Array:
+    """The array as it will lie in a file: little-endian, in C order; raises as `write_safetensors`."""
     check_type("a name in state", name, str)
     check_type(f"state[{name!r}]", value, np.ndarray)
     array: Array = np.asarray(value)

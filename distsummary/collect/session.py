@@ -5,18 +5,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from distsummary.checkpoints.sketch_file import SketchHeader, SketchWriter
-from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
+from distsummary.checkpoints.trajectory import LandscapeSpec
 from distsummary.collect.background import Background
 from distsummary.collect.export import Exports, written_as_events
 from distsummary.collect.guard import Guard
-from distsummary.collect.lineage import class_name
 from distsummary.collect.opening import open_rank_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
 from distsummary.collect.sketches import SketchKeeper
+from distsummary.collect.trajectory import KeptTrajectory, keep_trajectory
 from distsummary.coordination import Coordinator
 from distsummary.errors import WriteError
 from distsummary.events.event_files import Limits
@@ -93,7 +92,7 @@ class Session:
         stamp = int(time.time())
         self._exports = Exports(rank_dir, stamp, self._files) if options.exports_npy else None
         self._lineage = Lineage()
-        self._trajectory: _Trajectory | None = None
+        self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
         if topology.rank == 0:
             self._errand.submit("provenance", self._tell_provenance)
@@ -132,31 +131,25 @@ class Session:
     def keep_trajectory(
         self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
     ) -> None:
-        """Keep checkpoints of the network from now on, on rank 0 and of a network that is whole there; and
-        sketches of it, of which every rank keeps its shards.
+        """Keep checkpoints and sketches of the network from now on: rank 0 what is whole there, each rank its
+        shards.
         """
         if self.topology.role != "train":
             return
         if spec.sketch is not None:
             self._keep_sketches(spec.sketch, network, group)
-        if self.topology.rank != 0 or not spec.intervals:
-            return
-        framework = framework_of(network)
-        shards = [name for name, tensor in framework.named_parameters(network) if framework.shard(tensor)]
-        if shards or group.size != self.topology.world_size:
-            part = (
-                f"parameter {shards[0]} is sharded" if shards else f"the mesh is {dict(self.topology.mesh)}"
+        if spec.intervals:
+            self._trajectory = self._guard.call(
+                "no trajectory is kept",
+                keep_trajectory,
+                spec,
+                network,
+                self._run_dir.ckpt_dir,
+                self.topology,
+                group,
+                self._registration,
+                step_per_epoch=step_per_epoch,
             )
-            self._guard.fail(f"no trajectory is kept: {part}, so rank 0 holds a part of the model only")
-            return
-        writer = TrajectoryWriter(
-            self._run_dir.ckpt_dir,
-            spec,
-            model_name=class_name(network) or "model",
-            run_id=self._registration.run_id,
-            step_per_epoch=step_per_epoch,
-        )
-        self._trajectory = _Trajectory(writer, spec.unit, lambda: framework.state(network))
 
     def _keep_sketches(self, every: int, network: object, group: Group) -> None:
         rank, world_size = self.topology.rank, self.topology.world_size
@@ -188,13 +181,10 @@ class Session:
         if unit == "step" and self._sketches is not None:
             self._sketches.end_step(number)
         kept = self._trajectory
-        if kept is not None and kept.unit == unit and kept.writer.due(number):
-            state = kept.state()  # now: the next step changes it
+        if kept is not None and kept.due(unit, number):
+            save, nbytes = kept.take(number)  # now: the next step changes it
             self._files.submit(
-                f"checkpoint of {unit} {number}",
-                partial(kept.writer.save, number, state),
-                nbytes=sum(array.nbytes for array in state.values()),
-                wait_s=CHECKPOINT_WAIT_S,
+                f"checkpoint of {unit} {number}", save, nbytes=nbytes, wait_s=CHECKPOINT_WAIT_S
             )
 
     def health(self) -> Health:
@@ -235,13 +225,6 @@ class Session:
         if errors:
             raise errors[0]
         return final
-
-
-@dataclass(frozen=True, slots=True)
-class _Trajectory:
-    writer: TrajectoryWriter
-    unit: str
-    state: Callable[[], dict[str, Any]]
 
 
 def counters_of(health: Health) -> dict[str, int]:

@@ -59,8 +59,14 @@ class Framework(Protocol):
     def shard(self, tensor: Any) -> Shard | None:
         """The slice that this rank holds, None for a tensor that is whole here."""
 
+    def split_axes(self, tensor: Any) -> tuple[str, ...]:
+        """The axes of the mesh (see `mesh`) that split the tensor: along others ranks hold copies."""
+
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The trainable parameters of a model, in the model's order."""
+
+    def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """Parameters and buffers by name, in place: what `state` copies."""
 
     def state(self, model: Any) -> dict[str, Array]:
         """Parameters and buffers by name, copied to the host: what a checkpoint holds."""

@@ -69,13 +69,21 @@ class NumpyFramework:
         """None: arrays are whole."""
         return None
 
+    def split_axes(self, tensor: Any) -> tuple[str, ...]:
+        """None: arrays are whole."""
+        return ()
+
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The items of `model.parameters`."""
         return _parameters(model).items()
 
+    def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """Parameters and buffers; an array under two names is listed under its first one."""
+        return _entries(model).items()
+
     def state(self, model: Any) -> dict[str, Array]:
-        """Copies of parameters and buffers; an array under two names is listed under its first one."""
-        return {name: self.to_numpy(array) for name, array in _entries(model).items()}
+        """Copies of parameters and buffers."""
+        return {name: self.to_numpy(array) for name, array in self.tensors(model)}
 
     def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
         """Write into the model's own arrays; nothing is changed when the state does not fit."""

@@ -18,6 +18,7 @@ from distsummary.frameworks.state import refuse_misfit
 from distsummary.frameworks.torch_histogram import CountedHistogram, count
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
 
 Array = NDArray[Any]
@@ -112,13 +113,26 @@ class TorchFramework:
             raise InvalidValueError("the tensor has no part on this rank, which is not in its mesh; skip it")
         return Shard(global_shape=global_shape, offset=tuple(int(start) for start in offset))
 
+    def split_axes(self, tensor: Tensor) -> tuple[str, ...]:
+        """The axes of a DTensor's mesh, of more than one rank, along which it is no replica."""
+        dtensor = _as_dtensor(tensor)
+        if dtensor is None:
+            return ()
+        mesh, placements = dtensor.device_mesh, dtensor.placements
+        axes = zip(_axis_names(mesh), mesh.shape, placements, strict=True)
+        return tuple(name for name, size, placed in axes if size > 1 and not placed.is_replicate())
+
     def named_parameters(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         """The parameters that require a gradient, by their names in the unwrapped model, tied ones once."""
         module, _ = _unwrap(model)
         return [(name, value) for name, value in module.named_parameters() if value.requires_grad]
 
+    def tensors(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+        """All parameters and persistent buffers, tied ones once under their first name."""
+        return _entries(model)
+
     def state(self, model: nn.Module) -> dict[str, Array]:
-        """Host copies of all parameters and persistent buffers, tied ones once under their first name."""
+        """Host copies of `tensors`."""
         return {name: self.to_numpy(tensor) for name, tensor in _entries(model)}
 
     def load_state(self, model: nn.Module, state: Mapping[str, Array]) -> None:
@@ -257,8 +271,11 @@ def _mesh_axes(dtensor: "DTensor") -> dict[str, tuple[int, int]]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return {}  # this rank is not in the mesh
-    names = mesh.mesh_dim_names or tuple(f"dim_{axis}" for axis in range(mesh.ndim))
-    return {name: (coordinate[axis], mesh.size(axis)) for axis, name in enumerate(names)}
+    return {name: (coordinate[axis], mesh.size(axis)) for axis, name in enumerate(_axis_names(mesh))}
+
+
+def _axis_names(mesh: "DeviceMesh") -> tuple[str, ...]:
+    return mesh.mesh_dim_names or tuple(f"dim_{axis}" for axis in range(mesh.ndim))
 
 
 FRAMEWORK = TorchFramework()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.checkpoints.mapped import MappedState
+from distsummary.checkpoints.mapped import StoredState
 
 Array = NDArray[Any]
 
@@ -38,12 +38,12 @@ def displacements(
 
 def shape_of(state: Mapping[str, Array], name: str) -> tuple[int, ...]:
     """The shape of a parameter, without reading it where it lies in a file."""
-    return state.shape(name) if isinstance(state, MappedState) else np.shape(state[name])
+    return state.shape(name) if isinstance(state, StoredState) else np.shape(state[name])
 
 
 def _reader(state: Mapping[str, Array], name: str) -> Callable[[int, int], Array]:
     """What gives elements start .. stop-1 of a parameter."""
-    if isinstance(state, MappedState):
+    if isinstance(state, StoredState):
         return lambda start, stop: state.part(name, start, stop)
     flat = np.asarray(state[name]).reshape(-1)
     return lambda start, stop: flat[start:stop]

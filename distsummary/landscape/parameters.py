@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from distsummary.checkpoints.mapped import MappedState
+from distsummary.checkpoints.mapped import StoredState
 from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
@@ -177,7 +177,7 @@ def canonical(what: str, state: Weights, tied: Mapping[str, str]) -> Weights:
                 "give the model that made the checkpoints"
             )
         stored.setdefault(first, name)
-    if isinstance(state, MappedState):
+    if isinstance(state, StoredState):
         return state.selected(stored)
     return {first: state[name] for first, name in stored.items()}
 

@@ -123,6 +123,7 @@ class FrameworkSuite:
 
     def test_a_whole_tensor_has_no_shard_and_a_plain_model_no_mesh(self, framework):
         assert framework.shard(self.make_tensor(np.ones((4, 2)))) is None
+        assert framework.split_axes(self.make_tensor(np.ones((4, 2)))) == ()
         assert framework.mesh(self.make_model()) == {}
 
     def test_parameters_come_by_name_in_the_models_order(self, framework):
@@ -143,6 +144,14 @@ class FrameworkSuite:
             self.fill(parameter, 9.0)
         assert state["bias"].tolist() == before
         assert framework.state(model)["bias"].tolist() == [9, 9]
+
+    def test_the_tensors_of_a_model_are_those_of_its_state_in_place(self, framework):
+        model = self.make_model()
+        tensors = dict(framework.tensors(model))
+        assert list(tensors) == list(framework.state(model))
+        self.fill(tensors["bias"], 9.0)
+        assert framework.state(model)["bias"].tolist() == [9, 9]
+        assert list(dict(framework.tensors(self.make_tied_model()))) == ["first"]
 
     def test_a_state_goes_through_a_checkpoint_and_back_exactly(self, framework, tmp_path):
         model, inputs = self.make_model(), self.make_tensor(np.ones((1, 3), np.float32))

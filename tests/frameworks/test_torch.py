@@ -239,12 +239,27 @@ def test_the_mesh_has_the_axes_of_all_parameters(framework):
         assert framework.mesh(model) == {"dp2": (1, 2), "tp2": (0, 2)}
 
 
+def test_the_axes_that_split_a_tensor_are_told(framework):
+    with rank_of_four(1) as mesh:
+        axes = [
+            framework.split_axes(distribute_tensor(torch.ones(4, 4), mesh, placed, src_data_rank=None))
+            for placed in LAYOUTS.values()
+        ]
+    assert axes == [("dp1",), ("tp1",), ("dp1", "tp1"), ("dp1", "tp1")]
+    with process_group("fake", store=FakeStore(), rank=1, world_size=2):
+        unnamed = distribute_tensor(
+            torch.ones(4), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None
+        )
+        assert framework.split_axes(unnamed) == ("dim_0",)
+
+
 def test_a_replicated_dtensor_is_whole_and_a_pending_sum_is_refused(framework):
     with process_group("fake", store=FakeStore(), rank=1, world_size=2):
         mesh = init_device_mesh("cpu", (2,))
         replicated = DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False)
         pending = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
         assert framework.shard(replicated) is None
+        assert framework.split_axes(replicated) == ()
         with pytest.raises(InvalidValueError, match="pending sum"):
             framework.shard(pending)
 

@@ -1,0 +1,142 @@
+"""A training with FSDP2 on two processes: the trajectory that its ranks keep, each its shards."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import distsummary as ds
+from distsummary.checkpoints.trajectory import read
+from distsummary.landscape.pca import pca_plane
+from distsummary.run_dir import RunDir
+
+STEPS = (1, 2, 3, 4, 5)
+
+# A rank, or the whole training (RANK is not set). All ranks see the same batch, so that the mean of their
+# gradients is, bit for bit, that of the one process.
+TRAIN = """
+import os, sys
+import numpy as np
+import torch
+import distsummary as ds
+
+run_dir, store, gathered = sys.argv[1:]
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 3)
+)
+rank = int(os.environ.get("RANK", -1))
+if rank >= 0:
+    from torch.distributed.fsdp import fully_shard
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    fully_shard(model)
+
+def whole(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().numpy().copy()
+
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+inputs, targets = torch.randn(32, 6), torch.randint(0, 3, (32,))
+kept = {}
+options = {"collect_landscape": {"intervals": [[1, 2, 3, 4, 5]] + ([[5, 6, 7]] if rank >= 0 else [])}}
+collector = ds.SummaryCollector(run_dir, **options)
+with ds.Run(callbacks=collector, network=model, optimizer=optimizer) as run:
+    for x in run.steps([inputs] * 6):
+        loss = torch.nn.functional.cross_entropy(model(x), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+        kept |= {f"{run.step} {name}": whole(tensor) for name, tensor in model.state_dict().items()}
+        with torch.no_grad():
+            model.eval()(x)
+            model.train()
+        if rank >= 0 and run.step < 6:
+            model.reshard()
+if rank >= 0:
+    (reason,) = collector.health().errors
+    assert "0.weight is whole, and was in shards when the training began" in reason, reason
+if rank <= 0:
+    np.savez(gathered, **kept)
+if rank >= 0:
+    torch.distributed.destroy_process_group()
+"""
+
+
+def start(tmp_path: Path, name: str, rank: int | None = None) -> subprocess.Popen[bytes]:
+    place = (
+        {} if rank is None else {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    )
+    arguments = [str(tmp_path / part) for part in (name, "store", f"{name}.npz")]
+    return subprocess.Popen([sys.executable, "-c", TRAIN, *arguments], env={**os.environ, **place})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The run of two ranks, and that of one process with the same numbers."""
+    path = tmp_path_factory.mktemp("runs")
+    ranks = [start(path, "sharded", rank) for rank in range(2)]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    assert start(path, "whole").wait(120) == 0
+    return path / "sharded", path / "whole"
+
+
+def gathered(run: Path, number: int) -> dict[str, np.ndarray]:
+    """What the training itself put together at the end of a step."""
+    with np.load(f"{run}.npz") as arrays:
+        return {name.split(" ")[1]: arrays[name] for name in arrays if name.split(" ")[0] == str(number)}
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 3)
+    )
+
+
+def test_each_step_is_the_gathered_state_bit_for_bit(runs):
+    sharded, whole = runs
+    trajectory = read(RunDir(sharded).ckpt_dir)
+    assert (trajectory.numbers, trajectory.missing) == (STEPS, (6, 7)), "6 was gathered, 7 never reached"
+    for number in STEPS:
+        assert [file.header.rank for file in trajectory.shards(number)] == [0, 1]
+        state, expected = trajectory.open(number), gathered(sharded, number)
+        assert state.keys() == expected.keys()
+        for name, array in expected.items():
+            assert state[name].dtype == array.dtype
+            np.testing.assert_array_equal(state[name], array)
+        assert all(np.array_equal(array, gathered(whole, number)[name]) for name, array in expected.items())
+
+
+def test_each_rank_wrote_its_own_shards_and_rank_0_what_is_whole(runs):
+    files = read(RunDir(runs[0]).ckpt_dir).shards(3)
+    split = {name for name, _ in network().named_parameters()}
+    assert files[1].header.slices.keys() == split
+    assert files[0].header.slices.keys() == split | {name for name, _ in network().named_buffers()}
+    assert [file.layouts["0.weight"].shape for file in files] == [(3, 6), (2, 6)]
+
+
+def test_the_landscape_of_the_run_is_that_of_a_run_of_one_process(runs):
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.standard_normal((16, 6), np.float32))
+    batches = [(inputs, torch.from_numpy(rng.integers(0, 3, 16)))]
+    grids = [
+        ds.landscape(network(), torch.nn.functional.cross_entropy, batches, around=run, size=5, workers=0)
+        for run in runs
+    ]
+    sharded, whole = grids
+    assert sharded.numbers == STEPS
+    for what in ("z", "path", "path_loss", "true_loss", "residuals", "explained_variance"):
+        np.testing.assert_array_equal(getattr(sharded, what), getattr(whole, what))
+
+
+def test_its_directions_are_those_of_a_run_of_one_process(runs):
+    names = [name for name, _ in network().named_parameters()]
+    trajectories = [read(RunDir(run).ckpt_dir) for run in runs]
+    planes = [pca_plane([found.open(number) for number in STEPS], names) for found in trajectories]
+    for axis in ("x", "y"):
+        sharded, whole = (getattr(plane.directions, axis) for plane in planes)
+        assert all(np.array_equal(sharded[name], whole[name]) for name in names)
