@@ -73,7 +73,7 @@ def train(batch: int, steps: int, every: int, thin: int, directory: Path) -> dic
     background = Background(Health())
     jobs = Timed(lambda job: job())
     writer = SketchWriter(directory, SketchHeader(run_id="benchmark"))
-    sketching = open_sketching(framework, sketched_parts(framework, model, has_whole=True))
+    sketching = open_sketching(framework, sketched_parts(framework, model))
     taken = Timed(sketching.take)
     sketching.take = taken  # type: ignore[method-assign]  # only here
     keeper = SketchKeeper(

@@ -15,7 +15,7 @@ from distsummary.collect.opening import open_rank_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
 from distsummary.collect.sketches import SketchKeeper
-from distsummary.collect.trajectory import KeptTrajectory, keep_trajectory
+from distsummary.collect.trajectory import KeptTrajectory, keep_trajectory, share_of
 from distsummary.coordination import Coordinator
 from distsummary.errors import WriteError
 from distsummary.events.event_files import Limits
@@ -152,25 +152,19 @@ class Session:
             )
 
     def _keep_sketches(self, every: int, network: object, group: Group) -> None:
-        rank, world_size = self.topology.rank, self.topology.world_size
-        framework = framework_of(network)
-        parts = sketched_parts(framework, network, has_whole=rank == 0)
-        has_shards = any(part.is_shard for part in parts)
-        axes = [axis for axis, (_, size) in self.topology.mesh.items() if size > 1]
-        if group.size != world_size or (has_shards and len(axes) > 1):
-            self._guard.fail(
-                f"no sketches are kept: on the mesh {dict(self.topology.mesh)} ranks may hold copies, "
-                "which cannot be told from shards that add up"
-            )
-            return
-        if not parts:
-            return  # a replica: rank 0 has it all
+        framework, attempt = framework_of(network), self._registration.attempt
+        share = self._guard.call(
+            "no sketches are kept", share_of, network, self.topology, group, attempt=attempt
+        )
+        if share is None:
+            return  # others have it all
+        parts = sketched_parts(framework, network, is_mine=share.holds)
         header = SketchHeader(
             run_id=self._registration.run_id,
             parameters=parameters_digest(framework, network),
-            attempt=self._registration.attempt,
-            rank=rank,
-            parts=world_size if has_shards else 1,
+            attempt=attempt,
+            rank=share.part.rank if share.part else 0,
+            parts=share.part.ranks if share.part else 1,
         )
         sketching = open_sketching(framework, parts, header.seed)
         writer = SketchWriter(self._run_dir.ckpt_dir, header)

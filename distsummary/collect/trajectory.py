@@ -27,18 +27,13 @@ Mesh: TypeAlias = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTrajectory:
-    """The checkpoints that are due, copied from the network and handed to the writer.
-
-    `mesh` is that of a network in shards, empty for one that is whole here; `split` are the names of what is
-    in shards.
-    """
+    """The checkpoints that are due, copied from the network and handed to the writer."""
 
     writer: TrajectoryWriter
     unit: str
     framework: Framework
     network: Any
-    mesh: Mesh
-    split: frozenset[str]
+    share: "Share"
 
     def due(self, unit: str, number: int) -> bool:
         """Whether this step or epoch is planned and not yet saved."""
@@ -55,16 +50,16 @@ class KeptTrajectory:
         slices: dict[str, Shard] = {}
         for name, tensor in self.framework.tensors(self.network):
             shard = self.framework.shard(tensor)
-            if (shard is not None) != (name in self.split):
+            if (shard is not None) != (name in self.share.split):
                 was, is_now = ("in shards", "whole") if shard is None else ("whole", "in shards")
                 raise InvalidValueError(
                     f"{name} is {is_now}, and was {was} when the training began; FSDP2 gathers parameters "
                     "for an evaluation: call model.reshard() after it"
                 )
-            if is_first(self.mesh, self.framework.split_axes(tensor)):
+            if self.share.holds(self.framework.split_axes(tensor)):
                 state[name] = array = self.framework.to_numpy(tensor)
                 slices[name] = shard or Shard(global_shape=array.shape, offset=(0,) * array.ndim)
-        save = partial(self.writer.save, number, state, slices if self.mesh else None)
+        save = partial(self.writer.save, number, state, slices if self.share.part else None)
         return save, sum(array.nbytes for array in state.values())
 
 
@@ -83,15 +78,8 @@ def keep_trajectory(
     `group` are the ranks that hold the same whole tensors as this one. Raises InvalidValueError where copies
     cannot be told from parts of the model, so that nothing is kept.
     """
-    framework = framework_of(network)
-    split = {
-        name: axes for name, tensor in framework.tensors(network) if (axes := framework.split_axes(tensor))
-    }
-    mesh = framework.mesh(network) if split else {}
-    part = None
-    if split:
-        part = part_of(mesh, set(chain(*split.values())), topology, attempt=registration.attempt)
-    if part is None and (split or not has_whole(topology, group)):
+    share = share_of(network, topology, group, attempt=registration.attempt)
+    if share is None:
         return None
     writer = TrajectoryWriter(
         ckpt_dir,
@@ -99,16 +87,46 @@ def keep_trajectory(
         model_name=class_name(network) or "model",
         run_id=registration.run_id,
         step_per_epoch=step_per_epoch,
-        part=part,
+        part=share.part,
     )
-    return KeptTrajectory(
-        writer=writer,
-        unit=spec.unit,
-        framework=framework,
-        network=network,
-        mesh=mesh,
-        split=frozenset(split),
-    )
+    framework = framework_of(network)
+    return KeptTrajectory(writer=writer, unit=spec.unit, framework=framework, network=network, share=share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What this rank keeps of a model.
+
+    Attributes:
+        part: its place among the ranks that keep a part; None where it keeps the whole model alone.
+        mesh: of a model in shards, empty for one that is whole here.
+        split: the names of what is in shards.
+    """
+
+    part: Part | None
+    mesh: Mesh
+    split: frozenset[str]
+
+    def holds(self, split_axes: Collection[str]) -> bool:
+        """Whether this rank keeps a tensor that these axes split, or its slice of it."""
+        return is_first(self.mesh, split_axes)
+
+
+def share_of(network: Any, topology: Topology, group: Group, *, attempt: int) -> Share | None:
+    """What this rank keeps of the network, None if that is nothing.
+
+    `group` are the ranks that hold the same whole tensors as this one. Raises InvalidValueError where copies
+    cannot be told from parts of the model.
+    """
+    framework = framework_of(network)
+    split = {
+        name: axes for name, tensor in framework.tensors(network) if (axes := framework.split_axes(tensor))
+    }
+    if not split:
+        return Share(part=None, mesh={}, split=frozenset()) if has_whole(topology, group) else None
+    mesh = framework.mesh(network)
+    part = part_of(mesh, set(chain(*split.values())), topology, attempt=attempt)
+    return None if part is None else Share(part=part, mesh=mesh, split=frozenset(split))
 
 
 def has_whole(topology: Topology, group: Group) -> bool:

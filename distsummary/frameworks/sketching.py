@@ -1,6 +1,6 @@
 """Sketches of a model as it is now, whatever framework it is of and wherever its parameters lie."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,6 @@ class SketchedPart:
 
     name: str
     tensor: Any
-    is_shard: bool = False
     runs: tuple[tuple[int, slice], ...] = ((0, slice(None)),)
 
 
@@ -63,17 +62,24 @@ def add_part(sketcher: Sketcher, total: Array, part: SketchedPart, flat: Array) 
         sketcher.add(total, part.name, flat[run], start)
 
 
-def sketched_parts(framework: Framework, network: Any, *, has_whole: bool) -> list[SketchedPart]:
-    """What this rank adds to the sketch: its shards, and if `has_whole` the parameters that are not split."""
+def sketched_parts(
+    framework: Framework, network: Any, *, is_mine: Callable[[tuple[str, ...]], bool] = lambda _: True
+) -> list[SketchedPart]:
+    """What this rank adds to the sketch: parameters and shards that are its own, by the axes of their split.
+
+    Of copies on several ranks one alone may be somebody's.
+    """
     parts = []
     for name, tensor in framework.named_parameters(network):
+        if not is_mine(framework.split_axes(tensor)):
+            continue
         shard = framework.shard(tensor)
-        if shard is not None:
+        if shard is None:
+            parts.append(SketchedPart(name=name, tensor=tensor))
+        else:
             shape = framework.to_numpy(tensor).shape
             runs = tuple(contiguous(shape, shard.global_shape, shard.offset))
-            parts.append(SketchedPart(name=name, tensor=tensor, is_shard=True, runs=runs))
-        elif has_whole:
-            parts.append(SketchedPart(name=name, tensor=tensor))
+            parts.append(SketchedPart(name=name, tensor=tensor, runs=runs))
     return parts
 
 

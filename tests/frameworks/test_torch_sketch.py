@@ -40,7 +40,7 @@ def reference(model: nn.Module) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_sketch_is_that_of_the_reference_on_host_and_device(dtype: torch.dtype) -> None:
     model, framework = network().to(dtype), load("torch")
-    parts = sketched_parts(framework, model, has_whole=True)
+    parts = sketched_parts(framework, model)
     assert [part.name for part in parts] == [
         "0.weight",
         "0.bias",
@@ -64,7 +64,7 @@ def test_more_chunks_than_go_at_a_time_and_a_start_inside_of_one_are_added_on_a_
 def test_a_sketch_is_of_the_moment_it_is_taken_and_touches_nothing() -> None:
     model, framework = network(), load("torch")
     before = copy.deepcopy(model.state_dict())
-    sketching = open_sketching(framework, sketched_parts(framework, nn.DataParallel(model), has_whole=True))
+    sketching = open_sketching(framework, sketched_parts(framework, nn.DataParallel(model)))
     expected, taken = reference(model), sketching.take()
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
     with torch.no_grad():
@@ -95,8 +95,8 @@ def test_the_shards_of_ranks_add_up_to_the_whole() -> None:
     for rank in rows:
         with process_group("fake", store=FakeStore(), rank=rank, world_size=3):
             model = sharded(plain, rank, rows)
-            parts = sketched_parts(framework, model, has_whole=rank == 0)
-            assert [part.is_shard for part in parts] == ([True, False] * 2 if rank == 0 else [True] * 2)
+            parts = sketched_parts(framework, model, is_mine=any if rank else lambda axes: True)
+            assert len(parts) == (2 if rank else 4)
             total += open_sketching(framework, parts).take().result()
             assert parameters_digest(framework, model) == parameters_digest(framework, plain)
     np.testing.assert_allclose(total, reference(plain), atol=1e-6)
