@@ -140,7 +140,7 @@ def test_its_sketches_add_up_to_those_of_a_run_of_one_process(runs):
     assert (sharded.header.parts, whole.header.parts) == (2, 1)
     assert sharded.steps == whole.steps == (1, 2, 3, 4, 5, 6)
     for step in whole.steps:
-        np.testing.assert_allclose(sharded.read(step), whole.read(step), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(sharded.read(step), whole.read(step), atol=1e-5)  # two bytes each
 
 
 def test_its_directions_are_those_of_a_run_of_one_process(runs):
