@@ -45,6 +45,18 @@ class NumpyEngine:
         self._directions = Directions(x={}, y={})
         self.bn_mode = "eval" if mode == "standard" else "batch"
         self.hardware = f"{processor()}, numpy {np.__version__}"
+        self._refuse_random(first)
+
+    def _refuse_random(self, batches: Iterable[Any]) -> None:
+        for batch in batches:
+            once, again = (self._reading(batch)[0] for _ in range(2))
+            if not np.array_equal(once, again, equal_nan=True):
+                raise LandscapeError(
+                    "the model gives other losses for the same parameters and batch; "
+                    "switch off what is random in it"
+                )
+            return
+        raise InvalidValueError("batches must hold at least one batch, got none")
 
     def set_plane(self, centre: Weights, directions: Directions) -> None:
         """See Engine."""

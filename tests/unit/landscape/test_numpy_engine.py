@@ -78,3 +78,13 @@ def test_what_only_torch_models_have_is_refused() -> None:
             opened(**{field: value})
     with pytest.raises(InvalidTypeError, match="streamed batches are read again"):
         opened(data=iter(batches()), streamed=True)
+
+
+def test_a_random_loss_is_refused() -> None:
+    draws = np.random.default_rng(0)
+
+    def loss_fn(model: Any, batch: Any) -> float:
+        return cross_entropy(model(batch[0]), batch[1]) + draws.normal()
+
+    with pytest.raises(LandscapeError, match="other losses for the same parameters"):
+        opened(loss_fn)
