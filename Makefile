@@ -4,10 +4,12 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 MINDINSIGHT := .venv-mindinsight/bin
 MINDSPORE := .venv-mindspore/bin
+PEERS := .venv-peers/bin
+PEERS_NUMPY1 := .venv-peers-numpy1/bin
 # MindInsight's pins have no wheels beyond Python 3.11, and MindSpore has none beyond 3.12.
 PYTHON311 ?= $(shell command -v python3.11 || echo $(PYTHON))
 
-.PHONY: demo test check bench proto proto-check interop torture clean
+.PHONY: demo test check bench bench-landscape proto proto-check interop torture clean
 
 demo: .venv/.demo
 	$(BIN)/distsummary demo
@@ -26,6 +28,16 @@ BENCH ?= --peers ours,ours_by_name,ours_frozen,torch,tensorboardX,mindspore,raw 
 bench: .venv/.bench $(MINDSPORE)/.done
 	$(BIN)/python -m benchmarks.collect $(BENCH)
 	$(BIN)/python -m benchmarks.read --table
+
+# What a point of a landscape costs beside the peers: python -m benchmarks.landscape --help
+LANDSCAPE ?= --table
+LANDSCAPE_PEERS := --peers ours,naive,losscape,landscaper,loss-landscapes,loss-landscape-3d,mindspore \
+  --interpreter losscape=$(PEERS)/python --interpreter loss-landscapes=$(PEERS)/python \
+  --interpreter loss-landscape-3d=$(PEERS)/python --interpreter landscaper=$(PEERS_NUMPY1)/python \
+  --interpreter mindspore=$(MINDSPORE)/python
+bench-landscape: .venv/.bench $(MINDSPORE)/.done $(PEERS)/.done $(PEERS_NUMPY1)/.done
+	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 1 --workers 1,2 $(LANDSCAPE)
+	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 2 --workers 1 $(LANDSCAPE)
 
 proto: .venv-proto/.done
 	cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=.. --pyi_out=.. distsummary/pb/*.proto
@@ -75,10 +87,20 @@ $(MINDSPORE)/.done: tests/tools/requirements-mindspore.txt
 	$(MINDSPORE)/pip install -q --no-compile -r $<
 	touch $@
 
+$(PEERS)/.done: benchmarks/requirements-landscape-peers.txt
+	test -x $(PEERS)/python || $(PYTHON311) -m venv .venv-peers
+	$(PEERS)/pip install -q --no-compile "$(TORCH)" -r $<
+	touch $@
+
+$(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
+	test -x $(PEERS_NUMPY1)/python || $(PYTHON311) -m venv .venv-peers-numpy1
+	$(PEERS_NUMPY1)/pip install -q --no-compile "$(TORCH)" -r $<
+	touch $@
+
 .venv-vtk/.done: Makefile
 	test -x .venv-vtk/bin/python || $(PYTHON311) -m venv .venv-vtk
 	.venv-vtk/bin/pip install -q --no-compile "vtk==9.7.2" numpy
 	touch $@
 
 clean:
-	rm -rf .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-vtk .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-vtk .venv-peers .venv-peers-numpy1 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -183,7 +183,10 @@ def _figures(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """CPU milliseconds a point and, in brackets, ratios to ours; a row a contender, a column a task."""
+    """CPU milliseconds a point and, in brackets, ratios to ours with as many threads and processes.
+
+    A row a contender, a column a task.
+    """
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     lines = ["| CPU ms a point (x ours) | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
     keys = list(dict.fromkeys((row["peer"], row["threads"], row["workers"]) for row in rows))
@@ -192,7 +195,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = []
         for task in tasks:
             row = found.get((task, peer, threads, workers))
-            ours = found.get((task, "ours", 1, 1))
+            ours = found.get((task, "ours", threads, workers))
             ratio = f" ({row['cpu_ms_per_point'] / ours['cpu_ms_per_point']:.2f})" if row and ours else ""
             cells.append(f"{row['cpu_ms_per_point']:.3g}{ratio}" if row else "-")
         lines.append(f"| {peer}, {threads} threads x {workers} | " + " | ".join(cells) + " |")

@@ -71,13 +71,21 @@ class Recorded(NamedTuple):
 
 @pytest.fixture(scope="session")
 def mindspore_wrote(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Made by the MindSpore that `make interop` installs, in a process whose helpers end with it."""
+    """Made by the MindSpore that `make interop` installs."""
+    place = tmp_path_factory.mktemp("mindspore")
+    run_mindspore("mindspore_records.py", place)
+    with np.load(place / "inputs.npz") as inputs:
+        arrays = dict(inputs)
+    told = json.loads((place / "told.json").read_text())
+    return Recorded(place / "record", place / "training", arrays, told)
+
+
+def run_mindspore(script: str, place: Path) -> None:
+    """A script of this folder, told `place`, in MindSpore's interpreter; its helpers end with it."""
     python = ROOT / ".venv-mindspore" / "bin" / "python"
     assert python.exists(), f"there is no {python}; run: make interop"
-    place = tmp_path_factory.mktemp("mindspore")
-    command = [python, ROOT / "tests" / "interop" / "mindspore_records.py", place]
     with subprocess.Popen(
-        command,
+        [python, ROOT / "tests" / "interop" / script, place],
         cwd=place,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -90,10 +98,6 @@ def mindspore_wrote(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, output
-    with np.load(place / "inputs.npz") as inputs:
-        arrays = dict(inputs)
-    told = json.loads((place / "told.json").read_text())
-    return Recorded(place / "record", place / "training", arrays, told)
 
 
 def _environment_of_a_user(home: Path) -> dict[str, str]:

@@ -42,9 +42,9 @@ def cross_entropy(logits: Any, labels: Any) -> float:
     return float(-log_p[np.arange(len(labels)), labels].mean())
 
 
-def legacy_directions(parameters: Mapping[str, Any]) -> Directions:
+def legacy_directions(parameters: Mapping[str, Any], seed: int = SEED) -> Directions:
     """MindSpore's random directions: numpy's global generator, x for all parameters, then y."""
-    state = np.random.RandomState(SEED)
+    state = np.random.RandomState(seed)
     size = sum(a.size for a in parameters.values())
     axes = []
     for flat in (state.normal(size=size), state.normal(size=size)):
