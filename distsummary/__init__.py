@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from distsummary.collect.record import SummaryRecord
     from distsummary.errors import DistSummaryError
     from distsummary.init import init
+    from distsummary.landscape.directions import Directions
     from distsummary.landscape.generator import landscape
+    from distsummary.landscape.grid import LossGrid
     from distsummary.landscape.quantities import Evaluation
     from distsummary.landscape.runner import LandscapeCancelled
     from distsummary.landscape.sketched import training_path
@@ -27,9 +29,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Callback",
+    "Directions",
     "DistSummaryError",
     "Evaluation",
     "LandscapeCancelled",
+    "LossGrid",
     "LossMonitor",
     "Run",
     "RunContext",
@@ -46,9 +50,11 @@ __all__ = [
 
 _MODULE_OF = {
     "Callback": "distsummary.training.callbacks",
+    "Directions": "distsummary.landscape.directions",
     "DistSummaryError": "distsummary.errors",
     "Evaluation": "distsummary.landscape.quantities",
     "LandscapeCancelled": "distsummary.landscape.runner",
+    "LossGrid": "distsummary.landscape.grid",
     "LossMonitor": "distsummary.training.callbacks",
     "Run": "distsummary.training.run",
     "RunContext": "distsummary.training.callbacks",
