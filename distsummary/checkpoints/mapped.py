@@ -62,6 +62,9 @@ class StoredState(Mapping[str, Array]):
     def selected(self, names: Mapping[str, str]) -> Self:
         """Some of the arrays, under new names: those that `names` leads from (new to old)."""
 
+    def release(self, name: str) -> None:
+        """Give back the memory that reading one array took; what looks at it reads the file again."""
+
     def own(self) -> dict[str, Array]:
         """All arrays as aligned, writable copies."""
         return {name: np.array(self[name]) for name in self}
@@ -106,6 +109,14 @@ class MappedState(StoredState):
             at += end - begin
         count = sum(end - begin for begin, end in spans) // size
         return decode(self._data, Layout(dtype=layout.dtype, shape=(count,), spans=tuple(spans)))
+
+    def release(self, name: str) -> None:
+        """See StoredState."""
+        if not hasattr(mmap, "MADV_DONTNEED"):  # not on this system
+            return
+        for start, stop in self._layouts[name].spans:
+            begin = start - start % mmap.PAGESIZE
+            self._data.madvise(mmap.MADV_DONTNEED, begin, stop - begin)
 
     def selected(self, names: Mapping[str, str]) -> Self:
         """See StoredState."""

@@ -129,15 +129,15 @@ class TorchFramework:
 
     def tensors(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         """All parameters and persistent buffers, tied ones once under their first name."""
-        return _entries(model)
+        return entries(model)
 
     def state(self, model: nn.Module) -> dict[str, Array]:
         """Host copies of `tensors`."""
-        return {name: self.to_numpy(tensor) for name, tensor in _entries(model)}
+        return {name: self.to_numpy(tensor) for name, tensor in entries(model)}
 
     def load_state(self, model: nn.Module, state: Mapping[str, Array]) -> None:
         """Write into the model's own tensors; nothing is changed when the state does not fit."""
-        targets = {name: _local(tensor) for name, tensor in _entries(model)}
+        targets = {name: _local(tensor) for name, tensor in entries(model)}
         refuse_misfit({name: (tuple(t.shape), _array_dtype(t.dtype)) for name, t in targets.items()}, state)
         with torch.no_grad():
             for name, target in targets.items():
@@ -247,7 +247,7 @@ def _unwrap(model: nn.Module) -> tuple[nn.Module, nn.parallel.DistributedDataPar
         model = inner
 
 
-def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then persistent buffers; not by state_dict(), whose hooks may be collectives."""
     module, _ = _unwrap(model)
     yield from module.named_parameters()

@@ -1,7 +1,7 @@
 """Directions: the two axes of a loss grid, as data or as a recipe that any worker repeats bit for bit."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from distsummary.checks import check_choice, check_int
 from distsummary.errors import InvalidValueError
 from distsummary.landscape.displacements import shape_of
-from distsummary.landscape.normalization import NORMALIZATIONS, FilterAxis, normalize_one
-from distsummary.landscape.normals import random_direction
+from distsummary.landscape.normalization import NORMALIZATIONS, FilterAxis, normalize_one, normalized
+from distsummary.landscape.normals import random_direction, random_normals
+from distsummary.landscape.rows import Rows, array_rows
 
 Array: TypeAlias = NDArray[Any]
 Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name: of tied ones the first
@@ -38,6 +39,11 @@ class Directions:
     def one(self, axis: int, name: str, weights: Array) -> Array:
         """The part of direction `axis` (0: x, 1: y) that moves the parameter `name`."""
         return (self.x, self.y)[axis][name]
+
+    def rows(self, axis: int, name: str, weights: Rows) -> Rows:
+        """The same in rows."""
+        array = self.one(axis, name, np.empty(0))
+        return replace(array_rows(array), is_zero=not array.any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,16 @@ class RandomDirections:
         drawn = random_direction(self.seed, axis, name, np.shape(weights))
         return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
+    def rows(self, axis: int, name: str, weights: Rows) -> Rows:
+        """The same, bit for bit, in rows that are drawn when they are read."""
+
+        def draw(start: int, stop: int) -> Array:
+            drawn = random_normals(self.seed, axis, name, start * weights.width, stop * weights.width)
+            return drawn.reshape(stop - start, *weights.shape[1:])
+
+        drawn = Rows(weights.shape, draw)
+        return normalized(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
+
 
 class Recipe(Protocol):
     """Whatever makes the directions of a grid around a centre, all at once or one parameter at a time."""
@@ -77,6 +93,9 @@ class Recipe(Protocol):
 
     def one(self, axis: int, name: str, weights: Array) -> Array:
         """The part of direction `axis` (0: x, 1: y) of one parameter with these weights, float32."""
+
+    def rows(self, axis: int, name: str, weights: Rows) -> Rows:
+        """The same, bit for bit, in rows. What is read of it is not kept."""
 
 
 def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str] | None = None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from distsummary.checks import check_choice
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions import Array, Directions, Weights
+from distsummary.landscape.directions import Array, Recipe, Weights
 from distsummary.landscape.planner import EngineChoice
 from distsummary.landscape.quantities import BatchFacts, Evaluation
 
@@ -33,8 +33,8 @@ class Engine(Protocol):
     def hardware(self) -> str:
         """Where it computes, by name."""
 
-    def set_plane(self, centre: Weights, directions: Directions) -> None:
-        """Take the plane through `centre` (all values by name) along the directions."""
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
+        """Take the plane through `centre` (all values by name) along the directions that `recipe` makes."""
 
     def row_values(self, y: float, xs: Array) -> Array:
         """Quantities float64 (len(xs), quantities) at centre + xs[j] * directions.x + y * directions.y.
@@ -45,9 +45,6 @@ class Engine(Protocol):
 
     def state_values(self, state: Weights) -> Array:
         """The quantities (quantities,) of a whole checkpoint; the plane stays."""
-
-    def smaller(self, error: Exception) -> EngineChoice | None:
-        """What to go on with if `error` says that memory was too small; None where it does not."""
 
     def close(self) -> None:
         """Give the model back bit for bit: values, buffers and training flags. A second call does nothing."""
@@ -80,6 +77,15 @@ def open_engine(
     from distsummary.landscape.numpy_engine import NumpyEngine
 
     return NumpyEngine(model, loss_fn, batches, mode=mode, evaluation=evaluation)
+
+
+def is_out_of_memory(model: Any, error: BaseException) -> bool:
+    """Whether an error of its engine says that memory was too small; numpy models have no smaller engine."""
+    if framework_of(model).name != "torch":
+        return False
+    from distsummary.landscape.torch_memory import is_full
+
+    return is_full(error)
 
 
 def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], tuple[Any, Any, Any]]:

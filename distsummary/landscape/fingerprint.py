@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.frameworks.base import framework_of
+from distsummary.landscape.parameters import own_state
 from distsummary.landscape.worker import Task
 
 DIGEST = 16  # bytes
@@ -18,8 +19,7 @@ def fingerprint(task: Task, refine: float | None = None) -> dict[str, str]:
     Of the model its class and the names, dtypes and shapes of its values, of functions their names: a changed
     forward() or criterion is not noticed. Of streamed data the first batch alone.
     """
-    model = framework_of(task.model)
-    state = {name: (array.dtype.str, array.shape) for name, array in model.state(task.model).items()}
+    state = {name: (array.dtype.str, array.shape) for name, array in own_state(task.model).items()}
     evaluation = task.evaluation
     return {
         "model": _hash((type(task.model).__qualname__, state)),

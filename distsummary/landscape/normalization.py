@@ -13,7 +13,7 @@ tensors with less than two dimensions become 0 (the `biasbn` rule of their code)
 
 "layer": each tensor gets the norm of the weights' tensor. "mindspore": the same, and 0 for parameters that
 MindSpore does not move (`mindspore_moves`). "none": as it is. A direction of norm 0 is 0, and so is one where
-the weights have norm 0. Norms are sums in float64, results float32.
+the weights have norm 0. Norms are sums in float64, in blocks of rows (see `rows`), results float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,6 +24,7 @@ import numpy as np
 from distsummary.checks import check_choice, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.normals import Array
+from distsummary.landscape.rows import Rows, array_rows
 
 NORMALIZATIONS = ("none", "filter", "layer", "mindspore")
 _TINY = 1e-10  # Li et al.'s guard against a filter of norm 0
@@ -51,27 +52,35 @@ def normalize(
 def normalize_one(name: str, array: Array, weights: Array, how: str, filter_axis: FilterAxis = 0) -> Array:
     """One parameter's direction scaled to its weights; raises LandscapeError where they are not finite."""
     check_choice("normalization", how, NORMALIZATIONS)
-    d, w = np.asarray(array), np.asarray(weights)
     if how == "none":
-        return d.astype(np.float32, copy=False)
-    if (how == "filter" and d.ndim <= 1) or (how == "mindspore" and not mindspore_moves(name)):
-        return np.zeros(d.shape, np.float32)
-    kept: list[int] = []
-    if how == "filter":
-        axis, groups = _axis(d, filter_axis)
-        d = d.reshape(groups, d.shape[0] // groups, *d.shape[1:])
-        kept = [0, axis + 1]
-    norms, wanted = _norms(d, kept), _norms(w.reshape(d.shape), kept)
-    if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
-        raise LandscapeError(
-            f"{name} holds NaN or Inf, in the weights or in their direction, so no norm can be given to it; "
-            "choose a checkpoint from before the training diverged"
-        )
-    tiny = _TINY if how == "filter" else 0.0
-    scale = np.divide(wanted, norms + tiny, out=np.zeros_like(norms), where=norms > 0)
-    out = np.empty(d.shape, np.float32)
-    np.multiply(d, scale, out=out, dtype=np.float64, casting="same_kind")
-    return out.reshape(w.shape)
+        return np.asarray(array).astype(np.float32, copy=False)
+    return normalized(name, array_rows(array), array_rows(weights), how, filter_axis).whole()
+
+
+def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis: FilterAxis = 0) -> Rows:
+    """One parameter's direction scaled to its weights, in rows that are made when they are read.
+
+    Norms over several rows are taken here, and both are read for them once; nothing but the norms is kept.
+    Raises LandscapeError for norms that are not finite, here or when the row is read.
+    """
+    if how == "none":
+        return direction
+    shape = direction.shape
+    is_still = (how == "filter" and len(shape) <= 1) or (how == "mindspore" and not mindspore_moves(name))
+    if is_still or 0 in shape:
+        return Rows(shape, lambda start, stop: np.zeros((stop - start, *shape[1:]), np.float32), is_zero=True)
+    if how != "filter":
+        return _by_groups(name, direction, weights, groups=1, kept=[])
+    axis, groups = _axis(len(shape), filter_axis)
+    if axis:
+        return _by_groups(name, direction, weights, groups=groups, kept=[axis], tiny=_TINY)
+
+    def read(start: int, stop: int) -> Array:
+        d, w = direction(start, stop), weights(start, stop)
+        scales = _scale(name, _squares(d, [0]), _squares(w, [0]), _TINY)
+        return _times(d, scales.reshape(-1, *(1 for _ in shape[1:])))
+
+    return Rows(shape, read)
 
 
 def resolve_filter_axes(
@@ -107,9 +116,9 @@ def mindspore_moves(name: str) -> bool:
     return ("weight" in name or "bias" in name) and "moment" not in name
 
 
-def _axis(array: Array, filter_axis: FilterAxis) -> tuple[int, int]:
+def _axis(dimensions: int, filter_axis: FilterAxis) -> tuple[int, int]:
     axis, groups = filter_axis if isinstance(filter_axis, tuple) else (filter_axis, 1)
-    return axis % array.ndim, groups
+    return axis % dimensions, groups
 
 
 def _check_axis(name: str, shape: tuple[int, ...], filter_axis: FilterAxis) -> None:
@@ -130,9 +139,46 @@ def _check_axis(name: str, shape: tuple[int, ...], filter_axis: FilterAxis) -> N
         )
 
 
-def _norms(array: Array, kept: list[int]) -> Array:
-    """Norms over all axes but the kept ones, which stay in place: float64, without a copy in float64."""
+def _by_groups(
+    name: str, direction: Rows, weights: Rows, *, groups: int, kept: list[int], tiny: float = 0.0
+) -> Rows:
+    """Each group of rows scaled as one; of the axes behind the first each place on the kept one as one."""
+    shape, each = direction.shape, len(direction) // groups
+
+    def sums(rows: Rows) -> Array:
+        return np.stack([_sum_squares(rows, at * each, (at + 1) * each, kept) for at in range(groups)])
+
+    scales = _scale(name, sums(direction), sums(weights), tiny)
+    scales = scales.reshape(groups, *(size if at in kept else 1 for at, size in enumerate(shape[1:], 1)))
+
+    def read(start: int, stop: int) -> Array:
+        return _times(direction(start, stop), scales[np.arange(start, stop) // each])
+
+    return Rows(shape, read)
+
+
+def _sum_squares(rows: Rows, start: int, stop: int, kept: list[int]) -> Array:
+    """The sums of squares of some rows over all axes but the kept ones, float64."""
+    return np.asarray(sum(_squares(rows(*block), kept) for block in rows.blocks(start, stop)))
+
+
+def _squares(array: Array, kept: list[int]) -> Array:
+    """Sums of squares over all axes but the kept ones, float64, without a copy in float64."""
     axes = list(range(array.ndim))
-    squares = np.einsum(array, axes, array, axes, kept, dtype=np.float64)
-    shape = [array.shape[axis] if axis in kept else 1 for axis in axes]
-    return np.asarray(np.sqrt(squares).reshape(shape))
+    return np.asarray(np.einsum(array, axes, array, axes, kept, dtype=np.float64))
+
+
+def _scale(name: str, squares: Array, wanted: Array, tiny: float) -> Array:
+    """What makes norms the wanted ones, both given as their squares; 0 where there is no norm."""
+    norms, wanted = np.sqrt(squares), np.sqrt(wanted)
+    if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
+        raise LandscapeError(
+            f"{name} holds NaN or Inf, in the weights or in their direction, so no norm can be given to it; "
+            "choose a checkpoint from before the training diverged"
+        )
+    return np.divide(wanted, norms + tiny, out=np.zeros_like(norms), where=norms > 0)
+
+
+def _times(array: Array, scale: Array) -> Array:
+    out = np.empty(array.shape, np.float32)
+    return np.multiply(array, scale, out=out, dtype=np.float64, casting="same_kind")

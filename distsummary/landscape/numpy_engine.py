@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscape.directions import Array, Directions, Weights
+from distsummary.landscape.directions import Array, Directions, Recipe, Weights
 from distsummary.landscape.engines import Data, batch_facts, batch_labels, bind_loss, data_sets
 from distsummary.landscape.hardware import processor
 from distsummary.landscape.quantities import Evaluation, Tally, quantity_names
@@ -58,9 +58,9 @@ class NumpyEngine:
             return
         raise InvalidValueError("batches must hold at least one batch, got none")
 
-    def set_plane(self, centre: Weights, directions: Directions) -> None:
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
-        self._centre, self._directions = centre, directions
+        self._centre, self._directions = centre, recipe.make(centre)
 
     def row_values(self, y: float, xs: Array) -> Array:
         """See Engine."""
@@ -116,9 +116,6 @@ class NumpyEngine:
             raise LandscapeError(CLASSES_NEED_ROWS)
         labels = np.asarray(batch_labels(batch))
         return [float(losses[labels == number].sum()) for number in range(self._evaluation.classes)]
-
-    def smaller(self, error: Exception) -> None:
-        """See Engine: there is no smaller one."""
 
     def close(self) -> None:
         """See Engine."""

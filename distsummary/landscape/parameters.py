@@ -105,6 +105,15 @@ def _told_by_modules(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]
     return {}, {name: known for name, known in names.items() if name != known}
 
 
+def own_state(model: Any) -> Weights:
+    """The values of a model by canonical name; a torch model's are not copied, see `OwnState`."""
+    if framework_of(model).name == "torch":
+        from distsummary.landscape.torch_parameters import OwnState
+
+        return OwnState.of(model)
+    return framework_of(model).state(model)
+
+
 def select(
     names: Iterable[str], patterns: Patterns, others: Callable[[], Iterable[str]] = tuple
 ) -> list[str]:

@@ -15,6 +15,7 @@ from distsummary.landscape.normalization import FilterAxis, normalize
 from distsummary.landscape.normals import RNG
 from distsummary.landscape.pca import locate, pca_plane
 from distsummary.landscape.plan import PlanePlan
+from distsummary.landscape.rows import Rows, rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +143,14 @@ def prepare_line(
 def prepare_random(state: Weights, number: int | None, names: Sequence[str], settings: Settings) -> Prepared:
     """A random plane through one checkpoint."""
     normalization = settings.pick_normalization("filter")
-    centre = {name: state[name] for name in names}
     recipe = RandomDirections(
         names=tuple(names),
         seed=settings.seed,
         normalization=normalization,
         filter_axes=settings.filter_axes,
     )
-    _refuse_infinite(centre)
-    _refuse_no_filters(centre, normalization)
+    _refuse_infinite(state, names)
+    _refuse_no_filters(state, names, normalization)
     known = {
         "kind": "random",
         "decomposition": "Random",
@@ -167,7 +167,7 @@ def prepare_given(
     """The plane of directions that the user made, normalised here; what they do not name stays."""
     normalization = settings.pick_normalization("filter")
     centre = {name: state[name] for name in names}
-    _refuse_infinite(centre)
+    _refuse_infinite(centre, names)
     fitting = _complete(given.make(centre), centre)
     recipe = _normalized(fitting, centre, normalization, settings)
     known = {"kind": "given", "decomposition": "Random", "normalization": normalization}
@@ -250,20 +250,26 @@ def _complete(given: Directions, centre: Weights) -> Directions:
     return Directions(x=found[0], y=found[1])
 
 
-def _refuse_infinite(centre: Weights) -> None:
-    for name, array in centre.items():
-        if not np.isfinite(array).all():
+def _refuse_infinite(centre: Weights, names: Sequence[str]) -> None:
+    for name in names:
+        rows = rows_of(centre, name)
+        if not all(np.isfinite(rows(*block)).all() for block in rows.blocks()):
             raise LandscapeError(
                 f"{name} of the centre holds NaN or Inf, so every loss around it would; "
                 "choose a checkpoint from before the training diverged"
             )
 
 
-def _refuse_no_filters(centre: Weights, normalization: str) -> None:
+def _refuse_no_filters(centre: Weights, names: Sequence[str], normalization: str) -> None:
     """Under "filter" only tensors with two dimensions move, and only where they are not zero."""
-    arrays = [array for array in centre.values() if array.ndim > 1 or normalization != "filter"]
-    if not any(array.any() or normalization == "none" for array in arrays):
+    every = (rows_of(centre, name) for name in names)
+    filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
+    if not any(normalization == "none" or _has_values(rows) for rows in filters):
         raise LandscapeError(
             f"normalization={normalization!r} leaves random directions without any parameter to move; "
             "use normalization='none' or a model with weights that are not zero"
         )
+
+
+def _has_values(rows: Rows) -> bool:
+    return any(rows(*block).any() for block in rows.blocks())

@@ -8,7 +8,7 @@ from typing import Any
 from distsummary.checks import check_choice, check_int, check_keys, check_type
 from distsummary.errors import InvalidValueError, LandscapeError
 
-ENGINES = ("naive", "row", "graph")
+ENGINES = ("naive", "row", "graph", "inference")
 OPTIONS = ("channels_last", "compile", "cuda_graph")
 EXACT = 5e-6  # relative error that an engine may have
 LOOSE = 1e-2  # where autocast was asked for
@@ -37,7 +37,7 @@ class EngineChoice:
     """An engine as a journal's header holds it: with it results are bit for bit the same on equal hardware.
 
     Attributes:
-        engine: "naive", "row" or "graph", see `torch_engines`.
+        engine: "naive", "row", "graph" or "inference", see `torch_engines`.
         chunk: points evaluated together; pieces of rows must begin at its multiples.
         options: of OPTIONS, in their order.
         threads: of a worker on the CPU.
@@ -61,6 +61,8 @@ class EngineChoice:
             check_choice("options", option, OPTIONS)
         if self.chunk > 1 and self.engine != "graph":
             raise InvalidValueError(f"chunk must be 1 for the engine {self.engine!r}, got {self.chunk}")
+        if self.options and self.engine == "inference":
+            raise InvalidValueError(f"options must be empty for the engine 'inference', got {self.options}")
         if {"compile", "cuda_graph"} <= set(self.options):
             raise InvalidValueError("options must hold compile or cuda_graph, got both; leave out one")
 
@@ -84,13 +86,16 @@ class EngineChoice:
         return cls(engine=engine, chunk=chunk, options=tuple(more))
 
     def smaller(self) -> "EngineChoice | None":
-        """What to try when memory was too small: half the chunk, then the row engine; None: that was it."""
+        """What to try when memory was too small; None: that was it.
+
+        Half the chunk, then the row engine, at last the one that keeps nothing of the model's size.
+        """
         if self.chunk > 1:
             return replace(self, chunk=self.chunk // 2)
         if self.engine == "graph":
             kept = tuple(option for option in self.options if option == "channels_last")
             return replace(self, engine="row", options=kept)
-        return None
+        return replace(self, engine="inference", options=()) if self.engine == "row" else None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -19,6 +19,7 @@ from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeErr
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions import Weights
 from distsummary.landscape.engines import batch_rows
+from distsummary.landscape.parameters import own_state
 from distsummary.run_dir import RunDir
 
 Around: TypeAlias = RunDir | str | os.PathLike[str] | Trajectory | Weights | None
@@ -128,7 +129,7 @@ def is_single(around: Around) -> bool:
 def _single(model: Any, around: Any) -> tuple[str, Weights]:
     """The label and the values of one state."""
     if around is None:
-        return "model", framework_of(model).state(model)
+        return "model", own_state(model)
     if isinstance(around, Mapping):
         framework = framework_of(model)
         values = around.items()

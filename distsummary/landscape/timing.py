@@ -12,7 +12,7 @@ import numpy as np
 
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions import Array, Directions
-from distsummary.landscape.engines import open_engine
+from distsummary.landscape.engines import is_out_of_memory, open_engine
 from distsummary.landscape.plan import PlanePlan
 from distsummary.landscape.planner import EXACT, LOOSE, EngineChoice, Timing, budget_s, candidates, choose
 from distsummary.landscape.quantities import REDUCED
@@ -62,11 +62,19 @@ def plan_engine(
     plane = max(task.planes, key=lambda plane: len(plane.x) * len(plane.y))
     points = points or sum(len(p.x) * len(p.y) + 2 * len(p.states) for p in task.planes)
     bench = _Bench(task, plane, device, clock)
-    planned = bench.plan(points, threads, can_compile) if task.choice is None else Planned(choice=task.choice)
+    try:
+        planned = (
+            bench.plan(points, threads, can_compile) if task.choice is None else Planned(choice=task.choice)
+        )
+    except Exception as error:  # of any kind: a device tells in its own way that it is full
+        if not is_out_of_memory(task.model, error):
+            raise
+        _log.warning("memory does not hold what the row engine needs; one layer at a time is moved instead")
+        planned = Planned(choice=EngineChoice(engine="inference", threads=threads))
     if task.evaluation.precision not in REDUCED:
         return planned
-    error = bench.precision_error(planned.choice)
-    return replace(planned, choice=replace(planned.choice, precision_error=error))
+    choice = replace(planned.choice, precision_error=bench.precision_error(planned.choice))
+    return replace(planned, choice=choice)
 
 
 class _Bench:

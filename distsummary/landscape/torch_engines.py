@@ -3,12 +3,13 @@
 - naive: every parameter anew at every point. The reference; in float64 what all are compared with.
 - row: theta + y * v once a row into a flat buffer, + x * u once a point.
 
-`torch_graph_engine` has the one that records the code and evaluates what it does.
+`torch_graph_engine` has the one that records the code and evaluates what it does, `torch_inference_engine`
+the one that needs hardly more memory than the model.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscape.directions import Array, Directions, Weights
+from distsummary.landscape.directions import Array, Recipe, Weights
 from distsummary.landscape.engines import Data, batch_facts, batch_rows, data_sets
 from distsummary.landscape.planner import EngineChoice
 from distsummary.landscape.quantities import BatchFacts, Evaluation, Tally, quantity_names
 from distsummary.landscape.torch_measure import Measure, join
-from distsummary.landscape.torch_memory import Flat, Loan, hardware, plane_tensors, to_device
+from distsummary.landscape.torch_memory import Flat, Loan, copies, hardware, plane_tensors, to_device
 
 REPEATED = 1e-5  # relative: GPUs add in any order
 
@@ -75,6 +76,7 @@ class TorchEngine:
             threads=self.choice.threads,
             dtype=self._dtype,
             tf32=self._evaluation.precision == "tf32",
+            memory=self._memory,
         )
         try:
             self.bn_mode = self._set_bn_mode()
@@ -130,6 +132,10 @@ class TorchEngine:
             norm.train(asked == "batch")
         return asked or "eval"
 
+    def _memory(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterable[Tensor]:
+        """What the model's tensors look at while they are on loan, see Loan."""
+        return copies(tensors, dtype)
+
     def _layout(self) -> None:
         """Choose the memory of the parameters that move."""
 
@@ -184,15 +190,19 @@ class TorchEngine:
         for batch in self._data[name]:
             yield batch if isinstance(batch, Loaded) else self._loaded(batch)
 
-    def set_plane(self, centre: Weights, directions: Directions) -> None:
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
         self._centre, self._is_at_centre = centre, False
+
+    def _place(self, state: Weights) -> None:
+        """Take whole values by name."""
+        self._loan.place(state)
 
     @torch.inference_mode()
     def row_values(self, y: float, xs: Array) -> Array:
         """See Engine."""
         if not self._is_at_centre:
-            self._loan.place(self._centre)
+            self._place(self._centre)
             self._is_at_centre = True
         return self._values(len(xs), lambda points, batches: self._readings(y, xs[points], batches))
 
@@ -200,7 +210,7 @@ class TorchEngine:
     def state_values(self, state: Weights) -> Array:
         """See Engine."""
         self._is_at_centre = False
-        self._loan.place(state)
+        self._place(state)
         return np.asarray(self._values(1, lambda _, batches: self._here(batches)[:, None])[0])
 
     def _values(self, count: int, read: Any) -> Array:
@@ -248,12 +258,6 @@ class TorchEngine:
         for norm in self._norms:
             norm.eval()
 
-    def smaller(self, error: Exception) -> EngineChoice | None:
-        """See Engine."""
-        is_full = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
-        is_full = is_full or "can't allocate memory" in str(error)  # what torch says on a CPU
-        return self.choice.smaller() if is_full else None
-
     def close(self) -> None:
         """See Engine."""
         self._loan.give_back()
@@ -262,11 +266,11 @@ class TorchEngine:
 class TorchNaiveEngine(TorchEngine):
     """The plain loop, with `precision="float64"` the reference of all engines."""
 
-    def set_plane(self, centre: Weights, directions: Directions) -> None:
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
-        super().set_plane(centre, directions)
+        super().set_plane(centre, recipe)
         names = list(self._loan.moved)
-        parts = plane_tensors(centre, directions, names)
+        parts = plane_tensors(centre, recipe.make(centre), names)
         self._plane = [
             (self._loan.moved[n], *(part[n].to(self._loan.moved[n]) for part in parts)) for n in names
         ]
@@ -296,11 +300,11 @@ class TorchRowEngine(TorchEngine):
                 self._loan.moved[name].data = memory.copy_(self._loan.moved[name].data)
         self._row: float | None = None
 
-    def set_plane(self, centre: Weights, directions: Directions) -> None:
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
-        super().set_plane(centre, directions)
+        super().set_plane(centre, recipe)
         self._row = None
-        parts = plane_tensors(centre, directions, list(self._loan.moved))
+        parts = plane_tensors(centre, recipe.make(centre), list(self._loan.moved))
         for group in self._groups:
             group.set_plane(*parts)
 
@@ -329,6 +333,10 @@ def open_torch_engine(
         from distsummary.landscape.torch_graph_engine import TorchGraphEngine
 
         return TorchGraphEngine(model, loss_fn, batches, choice=choice, **more)
+    if choice.engine == "inference":
+        from distsummary.landscape.torch_inference_engine import TorchInferenceEngine
+
+        return TorchInferenceEngine(model, loss_fn, batches, choice=choice, **more)
     engine = TorchNaiveEngine if choice.engine == "naive" else TorchRowEngine
     return engine(model, loss_fn, batches, choice=choice, **more)
 

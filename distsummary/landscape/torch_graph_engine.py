@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from distsummary.landscape.directions import Array, Directions, Weights
+from distsummary.landscape.directions import Array, Recipe, Weights
 from distsummary.landscape.planner import LOOSE
 from distsummary.landscape.quantities import REDUCED
 from distsummary.landscape.torch_affine import Parts, cut
@@ -58,8 +58,9 @@ class TorchGraphEngine(TorchRowEngine):
         self._bound: dict[Loaded, Bound] = {}
         self._unique = list({id(t): (n, t) for n, t in self._loan.tensors.items()}.values())
 
-    def set_plane(self, centre: Weights, directions: Directions) -> None:
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
+        directions = recipe.make(centre)
         super().set_plane(centre, directions)
         self._programs.clear()
         self._bound.clear()

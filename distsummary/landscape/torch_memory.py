@@ -2,9 +2,9 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +17,19 @@ from distsummary.landscape.hardware import processor
 ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
 DROPOUT_SEED = 0
 _NOTHING = np.empty(0)
+
+# Of tensors by their first names, and of what values of floating point become: what each looks at instead.
+Memory: TypeAlias = Callable[[Mapping[str, Tensor], torch.dtype | None], Iterable[Tensor]]
+
+
+def copies(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[Tensor]:
+    """Memory of its own for each tensor, with its values."""
+    return (tensor.data.to(loan_dtype(tensor, dtype), copy=True) for tensor in tensors.values())
+
+
+def loan_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """What a tensor is while it is on loan, if values of floating point become `dtype` (None: nothing)."""
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
 class Loan:
@@ -32,6 +45,7 @@ class Loan:
         threads: on the CPU.
         dtype: what values of floating point become while the loan lasts; None: what they are.
         tf32: whether a GPU may round products to TF32.
+        memory: what the tensors look at while the loan lasts.
     """
 
     def __init__(
@@ -44,6 +58,7 @@ class Loan:
         threads: int = 1,
         dtype: torch.dtype | None = None,
         tf32: bool = False,
+        memory: Memory = copies,
     ) -> None:
         inner = unwrap(model)
         self.model = inner if device is None else inner.to(device)
@@ -55,7 +70,7 @@ class Loan:
         try:
             if self.device.type == "cuda":
                 self._allow_tf32(tf32)
-            self._take(training, threads, dtype)
+            self._take(training, threads, memory, dtype)
         except BaseException:
             self.give_back()
             raise
@@ -66,7 +81,7 @@ class Loan:
             self._restore.callback(setattr, library, "allow_tf32", library.allow_tf32)
             library.allow_tf32 = allowed
 
-    def _take(self, training: bool, threads: int, dtype: torch.dtype | None) -> None:
+    def _take(self, training: bool, threads: int, memory: Memory, dtype: torch.dtype | None) -> None:
         self._restore.enter_context(preserved(self.model))
         for module in self.model.modules():
             self._restore.callback(setattr, module, "training", module.training)
@@ -76,10 +91,13 @@ class Loan:
             torch.set_num_threads(threads)
         devices = [self.device] if self.device.type == "cuda" else []
         self._restore.enter_context(torch.random.fork_rng(devices=devices))
-        for tensor in {id(t): t for t in self.tensors.values()}.values():
+        once: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in self.tensors.items():
+            once.setdefault(id(tensor), (name, tensor))
+        tensors = dict(once.values())
+        for tensor, other in zip(tensors.values(), memory(tensors, dtype), strict=True):
             self._restore.callback(setattr, tensor, "data", tensor.data)
-            wider = dtype if tensor.is_floating_point() else None
-            tensor.data = tensor.data.to(wider or tensor.dtype, copy=True)
+            tensor.data = other
         refuse_unmovable(self.moved)
 
     def place(self, state: Weights) -> None:
@@ -258,6 +276,12 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
 def _on_host(batches: Any) -> Any:
     """Lists of batches; a loader is sent as it is."""
     return [to_device(batch, "cpu") for batch in batches] if isinstance(batches, list | tuple) else batches
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that memory was too small, in torch's ways and Python's."""
+    is_one = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+    return is_one or "can't allocate memory" in str(error)  # what torch says on a CPU
 
 
 def hardware(device: torch.device) -> str:

@@ -1,8 +1,13 @@
-"""What the modules of a torch model tell of its parameters: where filters lie, and which are tied."""
+"""What a torch model tells of its parameters: where filters lie, which are tied, their values in place."""
 
-from torch import nn
+from collections.abc import Iterator, Mapping
 
+from torch import Tensor, nn
+
+from distsummary.frameworks.torch import FRAMEWORK, entries
 from distsummary.landscape.normalization import FilterAxis
+from distsummary.landscape.normals import Array
+from distsummary.landscape.rows import Rows
 from distsummary.landscape.torch_memory import unwrap
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -40,3 +45,46 @@ def tied_names(model: nn.Module) -> dict[str, str]:
         if known != name:
             found[name] = known
     return found
+
+
+class OwnState(Mapping[str, Array]):
+    """Values of tensors where they lie: read-only arrays that look at them, as they are now.
+
+    Arrays of other devices, and of precisions that NumPy does not know, are copies, made at each access.
+    Another process gets the arrays.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "OwnState":
+        """What `state` of the framework copies."""
+        return cls(dict(entries(model)))
+
+    def __getitem__(self, name: str) -> Array:
+        return _array(self.tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def rows(self, name: str) -> Rows:
+        """See InRows: no more is copied than is asked for."""
+        tensor = self.tensors[name]
+        by_row = tensor if tensor.dim() else tensor[None]
+        return Rows(tuple(tensor.shape), lambda start, stop: _array(by_row[start:stop]))
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
+        return dict, ({name: self[name] for name in self},)
+
+
+def _array(tensor: Tensor) -> Array:
+    try:
+        array: Array = tensor.numpy()
+    except (TypeError, RuntimeError):  # it is elsewhere, or NumPy has no such numbers
+        return FRAMEWORK.to_numpy(tensor)
+    array.flags.writeable = False
+    return array

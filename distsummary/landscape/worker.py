@@ -1,14 +1,15 @@
 """A worker: one engine and the planes, asked for chunks; `actor.py` puts it into a process."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from distsummary.landscape.directions import Array
-from distsummary.landscape.engines import Data, open_engine
+from distsummary.landscape.engines import Data, is_out_of_memory, open_engine
 from distsummary.landscape.plan import Chunk, PlanePlan
 from distsummary.landscape.planner import EngineChoice, MemoryTooSmallError
 from distsummary.landscape.quantities import Evaluation
@@ -66,16 +67,18 @@ class LandscapeWorker:
         self._planes = task.planes
         self._clock = clock
         self._plane: int | None = None
-        self._engine = open_engine(
-            task.model,
-            task.loss_fn,
-            task.batches,
-            names=task.planes[0].names,
-            mode=task.mode,
-            device=device,
-            evaluation=task.evaluation,
-            choice=task.choice,
-        )
+        self._task = task
+        with self._within_memory("when it was opened"):
+            self._engine = open_engine(
+                task.model,
+                task.loss_fn,
+                task.batches,
+                names=task.planes[0].names,
+                mode=task.mode,
+                device=device,
+                evaluation=task.evaluation,
+                choice=task.choice,
+            )
 
     @property
     def facts(self) -> EngineFacts:
@@ -93,23 +96,25 @@ class LandscapeWorker:
         """The quantities of the chunk's points; they depend on nothing but the task and the chunk."""
         start = self._clock()
         plane = self._planes[chunk.plane]
-        if self._plane != chunk.plane:
-            centre = plane.states[-1]
-            self._engine.set_plane(centre, plane.recipe.make({name: centre[name] for name in plane.names}))
-            self._plane = chunk.plane
-        measured = self._measured(chunk, plane)
+        with self._within_memory(f"at {chunk}"):
+            if self._plane != chunk.plane:
+                self._engine.set_plane(plane.states[-1], plane.recipe)
+                self._plane = chunk.plane
+            measured = self._values(chunk, plane)
         return ChunkResult(values=measured[:, 0], seconds=self._clock() - start, measured=measured)
 
-    def _measured(self, chunk: Chunk, plane: PlanePlan) -> Array:
-        """Raises MemoryTooSmallError, which says what to go on with, when there is a smaller engine."""
+    @contextmanager
+    def _within_memory(self, when: str) -> Iterator[None]:
+        """Raise MemoryTooSmallError, which says what to go on with, where there is a smaller engine."""
         try:
-            return self._values(chunk, plane)
+            yield
         except Exception as error:  # of any kind: a device tells in its own way that it is full
-            smaller = self._engine.smaller(error)
+            choice = self._task.choice or EngineChoice()
+            smaller = choice.smaller() if is_out_of_memory(self._task.model, error) else None
             if smaller is None:
                 raise
             raise MemoryTooSmallError(
-                f"{self._engine.name} ran out of memory at {chunk}; go on with {smaller.label}", smaller
+                f"{choice.label} ran out of memory {when}; go on with {smaller.label}", smaller
             ) from error
 
     def _values(self, chunk: Chunk, plane: PlanePlan) -> Array:

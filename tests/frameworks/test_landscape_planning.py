@@ -128,7 +128,11 @@ def test_too_little_memory_names_the_engine_to_go_on_with() -> None:
         return CRITERION(model(batch[0]), batch[1])
 
     point = Chunk(plane=0, kind="path", row=0, columns=(0,))
-    for choice, smaller in ((EngineChoice(engine="graph", chunk=4), "torch-graph x2"), (EngineChoice(), "")):
+    for choice, smaller in (
+        (EngineChoice(engine="graph", chunk=4), "torch-graph x2"),
+        (EngineChoice(), "torch-inference"),
+        (EngineChoice(engine="inference"), ""),
+    ):
         full.clear()
         worker = LandscapeWorker(task_of(make_net(Mlp), loss_fn, choice=choice))
         full.append(True)

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import distsummary as ds
 from distsummary.errors import InvalidValueError
-from distsummary.landscape import planner
+from distsummary.landscape import planner, torch_engines
 
 
 def parts():
@@ -66,3 +66,24 @@ def test_reduced_precision_is_told_with_its_error():
     grid = ds.landscape(*parts(), evaluation=ds.Evaluation(precision="bf16"), **arguments)
     assert 1e-6 < grid.precision_error < 0.05
     assert grid.rounding["x"] > ds.landscape(*parts(), **arguments).rounding["x"]
+
+
+def test_memory_inference_gives_the_bits_of_the_row_engine():
+    arguments = {"size": 5, "workers": 0, "progress": False}
+    row = ds.landscape(*parts(), engine="row", **arguments)
+    inference = ds.landscape(*parts(), memory="inference", **arguments)
+    assert inference.engine == "torch-inference"
+    assert inference.z.tobytes() == row.z.tobytes()
+
+
+@pytest.mark.parametrize("engine", ["auto", "row"])
+def test_where_memory_does_not_hold_a_copy_one_layer_at_a_time_is_moved(monkeypatch, caplog, engine):
+    def full(tensors, dtype):
+        if any(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
+            raise MemoryError("for a copy of the model")
+        return ()
+
+    monkeypatch.setattr(torch_engines, "copies", full)
+    grid = ds.landscape(*parts(), size=5, workers=0, engine=engine, progress=False)
+    assert grid.engine == "torch-inference"
+    assert "one layer at a time" in caplog.text or "go on with torch-inference" in caplog.text

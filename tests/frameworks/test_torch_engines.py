@@ -41,6 +41,7 @@ CHOICES = [
     EngineChoice(engine="graph"),
     EngineChoice(engine="graph", options=("channels_last",)),
     EngineChoice(engine="graph", chunk=4),
+    EngineChoice(engine="inference"),
 ]
 
 
@@ -331,6 +332,7 @@ ON_GPU = [
     EngineChoice(engine="graph", options=("channels_last", "cuda_graph")),
     EngineChoice(engine="graph", chunk=4),
     EngineChoice(engine="graph", chunk=4, options=("cuda_graph",)),
+    EngineChoice(engine="inference"),
 ]
 
 

@@ -91,7 +91,7 @@ def test_a_choice_survives_a_journal() -> None:
         EngineChoice.from_dict({"speed": 3})
 
 
-def test_with_less_memory_the_chunk_is_halved_until_only_the_row_engine_is_left() -> None:
+def test_with_less_memory_the_chunk_is_halved_and_at_last_nothing_is_kept() -> None:
     choice, labels = EngineChoice(engine="graph", chunk=5, options=("channels_last", "cuda_graph")), []
     while (smaller := choice.smaller()) is not None:
         choice = smaller
@@ -100,7 +100,9 @@ def test_with_less_memory_the_chunk_is_halved_until_only_the_row_engine_is_left(
         "torch-graph x2 channels_last cuda_graph",
         "torch-graph channels_last cuda_graph",
         "torch-row channels_last",
+        "torch-inference",
     ]
+    assert EngineChoice(engine="naive").smaller() is None
 
 
 def test_the_error_for_too_little_memory_survives_pickling() -> None:
@@ -117,5 +119,7 @@ def test_choices_that_cannot_be_are_refused() -> None:
         EngineChoice(options=("turbo",))
     with pytest.raises(InvalidValueError, match="leave out one"):
         EngineChoice(engine="graph", options=("compile", "cuda_graph"))
+    with pytest.raises(InvalidValueError, match="options must be empty"):
+        EngineChoice(engine="inference", options=("channels_last",))
     with pytest.raises(InvalidTypeError, match="options must be tuple"):
         EngineChoice(options="compile")  # type: ignore[arg-type]
