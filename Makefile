@@ -14,8 +14,10 @@ PYTHON311 ?= $(shell command -v python3.11 || echo $(PYTHON))
 demo: .venv/.demo
 	$(BIN)/distsummary demo
 
+# In two processes. Bytecode is kept, whatever the shell says: some 200 others import the package.
+JOBS ?= 2
 test: .venv/.dev
-	$(BIN)/python -m pytest tests -m "not interop"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "not interop" -n $(JOBS)
 
 check: .venv/.dev proto-check
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ os.environ["MPLBACKEND"] = "Agg"
 
 import gc
 import glob
+import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +24,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests import parallel
 
 gc.disable()  # until everything is imported and collected, which makes no garbage
 
@@ -54,9 +58,25 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use the session's Ray cluster come last: a process that is connected works on Ray."""
-    items.sort(key=lambda item: "ray_cluster" in getattr(item, "fixturenames", ()))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One process leaves the tests that take long, those of the Ray cluster above all, to the end."""
+    items.sort(key=lambda item: parallel.turn(item.nodeid), reverse=not parallel.is_parallel(config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return parallel.make_scheduler(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One of several processes has a temporary directory of its own: what is there, its own tests left."""
+    if parallel.is_parallel(config):
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-", dir="/tmp")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if parallel.is_parallel(config):
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 @pytest.fixture
@@ -65,6 +85,12 @@ def nasty_tmp_path(tmp_path: Path) -> Path:
     path = tmp_path / 'it\'s a "run" [1] 100%41 #é雪 {x}'
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is not installed: landscapes are written without their pictures, which take the longest."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
 # One fixture and plain system calls, because every test pays for it.

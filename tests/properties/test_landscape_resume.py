@@ -18,6 +18,8 @@ from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscape.test_generator import draw
 
+pytestmark = pytest.mark.usefixtures("no_matplotlib")
+
 
 @pytest.fixture
 def evaluated(monkeypatch) -> list[Any]:

@@ -46,6 +46,7 @@ MESSAGES = {
     "tensorboard": tensorboard_pb2.Event.DESCRIPTOR,
 }
 TAGS = ("loss", "acc/ü", "t" * 100, "rate", "x", "")
+FIRST_SEQS = (1, 100, 5_400, 16_300, 699_000, 2_097_100)  # of events whose step is three times their seq
 NUMBERS = (0.5, -0.0, 3.0, math.nan, math.inf, 1e-40)
 
 
@@ -177,7 +178,7 @@ def last_seq(path: Path, run_id: str) -> int:
 
 def scalars(draw: Random, dialect: str) -> list[bytes]:
     """A run of frames of one writer's scalars; steps and seqs cross the lengths of their varints."""
-    count, first = draw.choice((5, 70, 600)), draw.choice((1, 100, 16_000, 2_000_000))
+    count, first = draw.choice((5, 70, 600)), draw.choice(FIRST_SEQS)
     seqs = range(first, first + count)
     tags = tuple(draw.sample(TAGS[:5], draw.randint(1, 3)))
     wide = draw.random() < 0.3  # tags of several lengths in turns
@@ -226,7 +227,7 @@ def a_file(draw: Random, dialect: str) -> bytes:
     return mutated(data, draw) if draw.random() < 0.5 else data
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.sampled_from(DIALECTS))
 def test_columns_and_frames_tell_the_same(nasty_tmp_path: Path, seed: int, dialect: str):
     path = nasty_tmp_path / NAMES[dialect]
@@ -238,7 +239,7 @@ def test_columns_and_frames_tell_the_same(nasty_tmp_path: Path, seed: int, diale
 def test_most_events_come_in_columns(nasty_tmp_path: Path, dialect: str):
     path = nasty_tmp_path / NAMES[dialect]
     in_columns = events = 0
-    for seed in range(25):
+    for seed in range(8):
         path.write_bytes(a_file(Random(seed), dialect))
         in_columns += check(path)
         events += len(reference(path, "skip").events)

@@ -35,6 +35,13 @@ def ray_cluster() -> Iterator[None]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Disconnect after the last test of the cluster: a process that is connected works on Ray."""
+    if nextitem is None or "ray_cluster" not in getattr(nextitem, "fixturenames", ()):
+        ray.shutdown()
+
+
 @pytest.fixture(autouse=True)
 def no_actors_left_behind(ray_cluster: None, leak_grace_s: float) -> Iterator[None]:
     """Fail a test after which a process of the cluster is still an actor's or runs a task."""

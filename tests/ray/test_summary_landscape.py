@@ -22,6 +22,7 @@ import ray
 from distsummary.landscape.summary_landscape import SummaryLandscape
 from tests.unit.landscape.test_generator import make_parts
 
+sys.modules["matplotlib.figure"] = None  # the pictures would take longest
 landscapes = SummaryLandscape(sys.argv[1])
 grids = landscapes.gen_landscapes_with_multi_process(make_parts, {"landscape_size": 5}, output=sys.argv[2])
 workers = {name: sorted(grid.worker_seconds) for name, grid in grids.items()}
@@ -35,7 +36,7 @@ def draw(output: Path, device_ids: list[int] | None) -> dict[str, LossGrid]:
     )
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("ray_cluster", "no_matplotlib")
 def test_the_ids_pick_as_many_workers_and_none_picks_those_that_are_free(tmp_path: Path) -> None:
     one, two, free = draw(tmp_path / "1", [4]), draw(tmp_path / "2", [0, 7]), draw(tmp_path / "3", None)
     for grids, count in ((one, 1), (two, 2)):

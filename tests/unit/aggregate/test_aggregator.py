@@ -33,9 +33,9 @@ class Life:
         self.run_dir = run_dir
         self._started: list[tuple[Aggregator, threading.Event]] = []
 
-    def start(self, *, lease_s: float = 60.0) -> Aggregator:
+    def start(self, *, lease_s: float = 60.0, grace_s: float = 0.0) -> Aggregator:
         ended = threading.Event()
-        aggregator = Aggregator(str(self.run_dir.base), lease_s=lease_s, grace_s=0.0, on_end=ended.set)
+        aggregator = Aggregator(str(self.run_dir.base), lease_s=lease_s, grace_s=grace_s, on_end=ended.set)
         self._started.append((aggregator, ended))
         return aggregator
 
@@ -176,6 +176,12 @@ def test_an_aggregator_without_its_run_dir_ends_and_lets_a_launch_end(life: Life
     aggregator.settle("launch-1")
     life.end()
     life.run_dir.create()
+
+
+def test_after_the_end_of_a_launch_it_waits_for_no_other_word(life: Life) -> None:
+    join(life)
+    life.start(grace_s=1000.0, lease_s=2000.0).settle("launch-1")
+    life.end()
 
 
 def test_only_the_launch_that_ended_is_settled(life: Life) -> None:
