@@ -37,9 +37,9 @@ class Aggregator:
     What it must not forget is the run's manifest, so that a restarted aggregator goes on where the last one
     was: a role is open until its newest attempt was merged with its ranks' final states. It is merged when
     every rank has finished, when the aggregator is told to settle, or when no rank was heard of for `lease_s`
-    seconds; ranks that did not finish are then lost, and one that comes back opens its role again. With nothing
-    open it calls `on_end`: `grace_s` seconds after the last word of a rank, or at once when it was told to
-    settle. It does, too, when a merge failed in vain.
+    seconds; ranks that did not finish are then lost, and one that comes back opens its role again. With
+    nothing open it calls `on_end`: `grace_s` seconds after the last word of a rank, or at once when it was
+    told to settle. It does, too, when a merge failed in vain.
 
     Args:
         path: the run dir. lease_s, grace_s: seconds.
