@@ -33,12 +33,12 @@ from torch import Tensor, nn
 
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions import RandomDirections, Weights
-from distsummary.landscape.engines import open_engine
-from distsummary.landscape.planner import EngineChoice
-from distsummary.landscape.torch_graph_engine import TorchGraphEngine  # noqa: F401  # imports count nowhere
-from distsummary.landscape.torch_inference_engine import TorchInferenceEngine  # noqa: F401  # nor here
-from distsummary.landscape.torch_parameters import OwnState
+from distsummary.landscape.directions.recipe import RandomDirections, Weights
+from distsummary.landscape.directions.torch_parameters import OwnState
+from distsummary.landscape.engines.base import open_engine
+from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.torch_graph_engine import TorchGraphEngine  # noqa: F401  # imports count nowhere
+from distsummary.landscape.engines.torch_inference_engine import TorchInferenceEngine  # noqa: F401  # nor here
 
 WHAT = ("forward", "loss", "inference", "checkpoint", "row")
 WORDS, WIDTH, HEADS, LAYERS, PLACES = 50257, 768, 12, 12, 1024

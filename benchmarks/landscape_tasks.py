@@ -99,7 +99,7 @@ def make_batch(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
 def write_task(name: str, directory: Path) -> Path:
     """Train the task's model a little, draw filter-normalised directions, write all to a file."""
     from distsummary.frameworks.base import framework_of
-    from distsummary.landscape.directions import RandomDirections
+    from distsummary.landscape.directions.recipe import RandomDirections
 
     task = TASKS[name]
     torch.manual_seed(0)

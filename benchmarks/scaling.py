@@ -37,7 +37,7 @@ import torch
 
 import distsummary as ds
 from benchmarks.landscape_tasks import Problem, write_task
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 
 TASK = "mlp1797"
 KILL_EVERY_S = 5.0

@@ -32,8 +32,8 @@ from distsummary.collect.sketches import SketchKeeper
 from distsummary.events.records import Health
 from distsummary.frameworks.base import load
 from distsummary.frameworks.sketching import open_sketching, sketched_parts
-from distsummary.landscape.pca import gram, pca_axes
-from distsummary.landscape.sketched import sketched_path
+from distsummary.landscape.directions.pca import gram, pca_axes
+from distsummary.landscape.directions.sketched import sketched_path
 
 
 class Timed:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from distsummary.collect.record import SummaryRecord
     from distsummary.errors import DistSummaryError
     from distsummary.init import init
-    from distsummary.landscape.directions import Directions
+    from distsummary.landscape.directions.recipe import Directions
+    from distsummary.landscape.directions.sketched import training_path
+    from distsummary.landscape.engines.quantities import Evaluation
     from distsummary.landscape.generator import landscape
-    from distsummary.landscape.grid import LossGrid
-    from distsummary.landscape.quantities import Evaluation
-    from distsummary.landscape.runner import LandscapeCancelled
-    from distsummary.landscape.sketched import training_path
+    from distsummary.landscape.output.grid import LossGrid
     from distsummary.landscape.summary_landscape import SummaryLandscape
+    from distsummary.landscape.workers.runner import LandscapeCancelled
     from distsummary.launch import launch
     from distsummary.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.run import Run
@@ -50,11 +50,11 @@ __all__ = [
 
 _MODULE_OF = {
     "Callback": "distsummary.training.callbacks",
-    "Directions": "distsummary.landscape.directions",
+    "Directions": "distsummary.landscape.directions.recipe",
     "DistSummaryError": "distsummary.errors",
-    "Evaluation": "distsummary.landscape.quantities",
-    "LandscapeCancelled": "distsummary.landscape.runner",
-    "LossGrid": "distsummary.landscape.grid",
+    "Evaluation": "distsummary.landscape.engines.quantities",
+    "LandscapeCancelled": "distsummary.landscape.workers.runner",
+    "LossGrid": "distsummary.landscape.output.grid",
     "LossMonitor": "distsummary.training.callbacks",
     "Run": "distsummary.training.run",
     "RunContext": "distsummary.training.callbacks",
@@ -66,7 +66,7 @@ _MODULE_OF = {
     "landscape": "distsummary.landscape.generator",
     "launch": "distsummary.launch",
     "merge_run": "distsummary.aggregate.merge",
-    "training_path": "distsummary.landscape.sketched",
+    "training_path": "distsummary.landscape.directions.sketched",
 }
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
-from distsummary.landscape.names import DIRECTIONS
+from distsummary.landscape.directions.names import DIRECTIONS
 
 if TYPE_CHECKING:
     from distsummary.aggregate.merge import MergeReport
-    from distsummary.landscape.grid import LossGrid
+    from distsummary.landscape.output.grid import LossGrid
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

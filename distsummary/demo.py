@@ -19,7 +19,7 @@ import distsummary as ds
 from distsummary.checks import check_int
 from distsummary.errors import MissingExtraError
 from distsummary.events.reader import read_directory
-from distsummary.landscape.progress import Progress, line
+from distsummary.landscape.workers.progress import Progress, line
 from distsummary.launch import connected
 from distsummary.run_dir import RunDir
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.landscape.quantities import Evaluation
+from distsummary.landscape.engines.quantities import Evaluation
 
 Parts: TypeAlias = tuple[Any, Any, Iterable[Any]]
 

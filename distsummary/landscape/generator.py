@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 from distsummary.checkpoints.metadata import METADATA
 from distsummary.checks import check_type
 from distsummary.errors import InvalidValueError
-from distsummary.landscape.directions import Directions
-from distsummary.landscape.engines import Data, check_data
-from distsummary.landscape.fingerprint import fingerprint
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.journal import Journal
-from distsummary.landscape.normalization import FilterAxisHook
-from distsummary.landscape.output import write_landscapes
-from distsummary.landscape.parameters import Patterns, moving
-from distsummary.landscape.planes import Prepared, Settings
-from distsummary.landscape.prepare import Direction, find_eigenpairs, prepare, prepare_runs
-from distsummary.landscape.progress import ProgressCallback, open_teller
-from distsummary.landscape.quantities import Evaluation
+from distsummary.landscape.directions.normalization import FilterAxisHook
+from distsummary.landscape.directions.parameters import Patterns, moving
+from distsummary.landscape.directions.planes import Prepared, Settings
+from distsummary.landscape.directions.prepare import Direction, find_eigenpairs, prepare, prepare_runs
+from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.directions.sources import Around, Source, open_runs, open_source
+from distsummary.landscape.engines.base import Data, check_data, mindspore_batches
+from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.worker import Task
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.output.write import write_landscapes
 from distsummary.landscape.request import check_directions, check_numbers, choose_engine
-from distsummary.landscape.runner import Here, LandscapeCancelled, Workers, generate
-from distsummary.landscape.sources import Around, Source, mindspore_batches, open_runs, open_source
-from distsummary.landscape.worker import Task
+from distsummary.landscape.workers.fingerprint import fingerprint
+from distsummary.landscape.workers.journal import Journal
+from distsummary.landscape.workers.progress import ProgressCallback, open_teller
+from distsummary.landscape.workers.runner import Here, LandscapeCancelled, Workers, generate
 from distsummary.publish import ensure_directory
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
 if TYPE_CHECKING:
-    from distsummary.landscape.actor import RayWorkers
+    from distsummary.landscape.workers.actor import RayWorkers
 
 
 def landscape(
@@ -247,6 +247,6 @@ def _journal(
 def _workers(workers: int | str, gpus_each: float | None) -> AbstractContextManager["Here | RayWorkers"]:
     if workers == 0 or (workers == "auto" and not in_ray()):
         return nullcontext(Here())
-    from distsummary.landscape.actor import RayWorkers
+    from distsummary.landscape.workers.actor import RayWorkers
 
     return RayWorkers(None if workers == "auto" else int(workers), gpus_each=gpus_each)

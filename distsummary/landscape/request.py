@@ -7,14 +7,14 @@ from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions import Directions
-from distsummary.landscape.engines import MODES
-from distsummary.landscape.names import DIRECTIONS, OF_RUNS
-from distsummary.landscape.normalization import NORMALIZATIONS
-from distsummary.landscape.pca import CENTRINGS
-from distsummary.landscape.planner import EngineChoice
-from distsummary.landscape.prepare import Direction
-from distsummary.landscape.sources import Around, is_single
+from distsummary.landscape.directions.names import DIRECTIONS, OF_RUNS
+from distsummary.landscape.directions.normalization import NORMALIZATIONS
+from distsummary.landscape.directions.pca import CENTRINGS
+from distsummary.landscape.directions.prepare import Direction
+from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.directions.sources import Around, is_single
+from distsummary.landscape.engines.base import MODES
+from distsummary.landscape.engines.planner import EngineChoice
 
 
 def check_numbers(

@@ -10,12 +10,11 @@ from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
-from distsummary.landscape.engines import MODES, check_batches
+from distsummary.landscape.engines.base import MODES, check_batches, mindspore_batches
 from distsummary.landscape.factory import Parts
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.output import write_landscapes
-from distsummary.landscape.sources import mindspore_batches
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.output.write import write_landscapes
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
@@ -137,7 +136,7 @@ def landscape_on(device_ids: list[int] | None, *parts: Any, **options: Any) -> A
     workers = count_workers(device_ids, is_connected=in_ray())
     if workers is not None:
         return landscape(*parts, workers=workers, **options)
-    from distsummary.landscape.actor import cluster
+    from distsummary.landscape.workers.actor import cluster
 
     with cluster():
         return landscape(*parts, workers="auto", **options)

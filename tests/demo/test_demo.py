@@ -11,7 +11,7 @@ import pytest
 
 from distsummary.events.reader import read_directory
 from distsummary.events.records import DIALECTS
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 from distsummary.run_dir import RunDir
 
 TIMEOUT_S = 170

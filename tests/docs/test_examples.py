@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distsummary.events.reader import read_directory, read_lineage
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.conftest import ROOT
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions import Directions, RandomDirections, Weights
-from distsummary.landscape.engines import open_engine
-from distsummary.landscape.planner import EngineChoice
-from distsummary.landscape.quantities import Evaluation
+from distsummary.landscape.directions.recipe import Directions, RandomDirections, Weights
+from distsummary.landscape.engines.base import open_engine
+from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.quantities import Evaluation
 
 CRITERION = nn.CrossEntropyLoss()
 XS, YS = np.linspace(-0.8, 1.1, 6), (-0.7, 0.9)

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions import RandomDirections
-from distsummary.landscape.plan import Chunk, PlanePlan, plan_chunks
-from distsummary.landscape.planner import EXACT, EngineChoice, MemoryTooSmallError, piece
-from distsummary.landscape.quantities import Evaluation
-from distsummary.landscape.timing import plan_engine, relative_difference
-from distsummary.landscape.worker import LandscapeWorker, Task
+from distsummary.landscape.directions.planes import PlanePlan
+from distsummary.landscape.directions.recipe import RandomDirections
+from distsummary.landscape.engines.plan import Chunk, plan_chunks
+from distsummary.landscape.engines.planner import EXACT, EngineChoice, MemoryTooSmallError, piece
+from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.timing import plan_engine, relative_difference
+from distsummary.landscape.engines.worker import LandscapeWorker, Task
 from tests.frameworks.landscape_nets import CRITERION, Mlp, ResNet8, fingerprint, make_net
 from tests.unit.landscape import golden_mlp
 

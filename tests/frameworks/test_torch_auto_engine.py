@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import distsummary as ds
 from distsummary.errors import InvalidValueError
-from distsummary.landscape import planner, torch_engines
+from distsummary.landscape.engines import planner, torch_engines
 
 
 def parts():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.planner import EngineChoice
+from distsummary.landscape.engines.planner import EngineChoice
 from tests.frameworks.landscape_nets import (
     CRITERION,
     XS,

@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions.hessian import lanczos, mean_product
+from distsummary.landscape.engines.torch_hessian import TorchHessian
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.hessian import lanczos, mean_product
-from distsummary.landscape.torch_hessian import TorchHessian
+from distsummary.landscape.output.grid import LossGrid
 from tests.frameworks.test_torch_landscape import conv_net, fingerprint, images
 from tests.unit.landscape import golden_mlp
 

@@ -15,17 +15,17 @@ from torch import nn
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape import torch_by_rows, torch_filling
-from distsummary.landscape.directions import RandomDirections, Recipe, Weights
-from distsummary.landscape.engines import open_engine
-from distsummary.landscape.interpolate import line
-from distsummary.landscape.pca import pca_plane
-from distsummary.landscape.plan import plan_chunks
-from distsummary.landscape.planes import Settings, prepare_random
-from distsummary.landscape.planner import EngineChoice
-from distsummary.landscape.quantities import Evaluation
-from distsummary.landscape.torch_parameters import OwnState, filter_axes
-from distsummary.landscape.worker import LandscapeWorker, Task
+from distsummary.landscape.directions.interpolate import line
+from distsummary.landscape.directions.pca import pca_plane
+from distsummary.landscape.directions.planes import Settings, prepare_random
+from distsummary.landscape.directions.recipe import RandomDirections, Recipe, Weights
+from distsummary.landscape.directions.torch_parameters import OwnState, filter_axes
+from distsummary.landscape.engines import torch_by_rows, torch_filling
+from distsummary.landscape.engines.base import open_engine
+from distsummary.landscape.engines.plan import plan_chunks
+from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.worker import LandscapeWorker, Task
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,
@@ -323,7 +323,7 @@ def test_small_values_are_made_once_a_point_and_large_ones_for_each_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []
-    module = importlib.import_module("distsummary.landscape.torch_inference_engine")
+    module = importlib.import_module("distsummary.landscape.engines.torch_inference_engine")
     whole = module.Point.whole
     monkeypatch.setattr(module.Point, "whole", lambda self, name: made.append(name) or whole(self, name))
     net = make_net(Words)

@@ -11,11 +11,11 @@ from torch import nn
 from distsummary.checkpoints.trajectory import read
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions import Directions, RandomDirections
+from distsummary.landscape.directions.recipe import Directions, RandomDirections
+from distsummary.landscape.engines.torch_engines import TorchRowEngine
+from distsummary.landscape.engines.torch_memory import portable
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.torch_engines import TorchRowEngine
-from distsummary.landscape.torch_memory import portable
+from distsummary.landscape.output.grid import LossGrid
 from tests.unit.landscape import golden_mlp
 
 CRITERION = nn.CrossEntropyLoss()

@@ -11,11 +11,11 @@ from torch import nn
 from distsummary.checkpoints.safetensors import write_safetensors
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions import RandomDirections
+from distsummary.landscape.directions.parameters import moving
+from distsummary.landscape.directions.recipe import RandomDirections
+from distsummary.landscape.directions.torch_parameters import filter_axes, tied_names
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.parameters import moving
-from distsummary.landscape.torch_parameters import filter_axes, tied_names
+from distsummary.landscape.output.grid import LossGrid
 
 
 class Language(nn.Module):
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_adapters_alone_is_enough_for_their_subspace() -> None:
 
 
 def test_a_direction_may_name_a_tied_parameter_by_its_second_name() -> None:
-    from distsummary.landscape.directions import Directions
+    from distsummary.landscape.directions.recipe import Directions
 
     model = language()
     array = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)

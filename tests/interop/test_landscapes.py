@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.landscape.output import write_landscapes
+from distsummary.landscape.output.write import write_landscapes
 from distsummary.run_dir import RunDir
 from tests.interop.test_mindinsight import Verdict, check
 from tests.unit.landscape.test_generator import recorded_run

@@ -12,7 +12,7 @@ from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.events.reader import read_values
 from distsummary.events.records import Landscape
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.summary_landscape import SummaryLandscape
 from tests.interop.conftest import run_mindspore
 from tests.unit.landscape.golden_mlp import cross_entropy, legacy_directions

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 from tests.conftest import ROOT
 from tests.unit.landscape.test_grid import full_grid, make_grid, random_grid
 

@@ -8,9 +8,9 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.runner import LandscapeCancelled
-from distsummary.landscape.worker import LandscapeWorker
+from distsummary.landscape.engines.worker import LandscapeWorker
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.workers.runner import LandscapeCancelled
 from tests.unit.landscape.golden_mlp import Mlp, batches
 from tests.unit.landscape.test_generator import draw
 

@@ -12,9 +12,9 @@ import pytest
 from distsummary.checkpoints.shard_file import Part
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
 from distsummary.events.records import Shard
-from distsummary.landscape.displacements import BLOCK_BYTES
-from distsummary.landscape.pca import locate, pca_plane
-from distsummary.landscape.planes import Settings, prepare_pca
+from distsummary.landscape.directions.displacements import BLOCK_BYTES
+from distsummary.landscape.directions.pca import locate, pca_plane
+from distsummary.landscape.directions.planes import Settings, prepare_pca
 
 CHECKPOINTS, SIZE = 10, 800_000
 SPEC = LandscapeSpec(intervals=(tuple(range(1, CHECKPOINTS + 1)),))

@@ -15,9 +15,9 @@ from distsummary.errors import (
     LandscapeError,
     MissingFileError,
 )
-from distsummary.landscape.directions import Directions
+from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscape.test_generator import draw, save_path, walk

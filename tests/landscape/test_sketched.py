@@ -14,11 +14,11 @@ from distsummary.checkpoints.sketch_file import Sketches, SketchHeader, SketchWr
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
 from distsummary.frameworks.sketching import TakenSketch
-from distsummary.landscape import sketched
-from distsummary.landscape.directions import Directions, RandomDirections
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.pca import locate, pca_plane
-from distsummary.landscape.sketched import path_in_plane, sketched_path, training_path
+from distsummary.landscape.directions import sketched
+from distsummary.landscape.directions.pca import locate, pca_plane
+from distsummary.landscape.directions.recipe import Directions, RandomDirections
+from distsummary.landscape.directions.sketched import path_in_plane, sketched_path, training_path
+from distsummary.landscape.output.grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp
 from tests.unit.landscape.test_generator import draw, walk

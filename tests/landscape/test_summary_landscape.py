@@ -21,7 +21,7 @@ from distsummary.errors import (
 from distsummary.events.reader import read_directory
 from distsummary.landscape import summary_landscape
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.summary_landscape import SummaryLandscape, count_workers, parts_of
 from distsummary.run_dir import RunDir
 from tests.unit.landscape import golden_mlp

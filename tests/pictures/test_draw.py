@@ -11,10 +11,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from distsummary.landscape.draw import checkpoint_lines, draw, notes, plane_lines, title
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.panels import draw_contours, draw_curve, draw_surface
-from distsummary.landscape.scale import scale_for
+from distsummary.landscape.output.draw import checkpoint_lines, draw, notes, plane_lines, title
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.output.panels import draw_contours, draw_curve, draw_surface
+from distsummary.landscape.output.scale import scale_for
 from tests.unit.landscape.test_grid import make_grid, random_grid
 
 ENDS: dict[str, Any] = {

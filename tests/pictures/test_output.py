@@ -11,8 +11,8 @@ from distsummary.errors import DamagedFileError
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Image, Landscape
 from distsummary.events.segment import segments
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.output import write_landscapes
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.output.write import write_landscapes
 from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp, cross_entropy
 from tests.unit.landscape.test_generator import draw, recorded_run, save_path, walk

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from distsummary.landscape.journal import Journal
+from distsummary.landscape.workers.journal import Journal
 from tests.conftest import ROOT
 from tests.unit.landscape.test_journal import PLAN
 

@@ -12,7 +12,7 @@ import torch
 import distsummary as ds
 from distsummary.checkpoints.sketch_file import read_sketches
 from distsummary.checkpoints.trajectory import read
-from distsummary.landscape.pca import pca_plane
+from distsummary.landscape.directions.pca import pca_plane
 from distsummary.run_dir import RunDir
 
 STEPS = (1, 2, 3, 4, 5)

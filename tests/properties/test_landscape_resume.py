@@ -8,12 +8,12 @@ import pytest
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape import generator
-from distsummary.landscape.directions import RandomDirections
-from distsummary.landscape.fingerprint import fingerprint
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.plan import PlanePlan
-from distsummary.landscape.quantities import Evaluation
-from distsummary.landscape.worker import LandscapeWorker, Task
+from distsummary.landscape.directions.planes import PlanePlan
+from distsummary.landscape.directions.recipe import RandomDirections
+from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.worker import LandscapeWorker, Task
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.workers.fingerprint import fingerprint
 from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscape.test_generator import draw

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distsummary.landscape.pca import CENTRINGS, pca_plane
+from distsummary.landscape.directions.pca import CENTRINGS, pca_plane
 from tests.unit.landscape.test_pca import random_path, svd_plane
 
 

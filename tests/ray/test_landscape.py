@@ -15,17 +15,17 @@ import torch
 from torch import nn
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape import actor_crew
-from distsummary.landscape.actor import RayWorkers
-from distsummary.landscape.actor_start import plan_workers
+from distsummary.landscape.directions.planes import Settings, prepare_random
+from distsummary.landscape.engines.plan import plan_chunks
+from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.plan import plan_chunks
-from distsummary.landscape.planes import Settings, prepare_random
-from distsummary.landscape.progress import Progress
-from distsummary.landscape.runner import LandscapeCancelled
-from distsummary.landscape.scheduler import Scheduler
-from distsummary.landscape.worker import Task
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.workers import actor_crew
+from distsummary.landscape.workers.actor import RayWorkers
+from distsummary.landscape.workers.actor_start import plan_workers
+from distsummary.landscape.workers.progress import Progress
+from distsummary.landscape.workers.runner import LandscapeCancelled
+from distsummary.landscape.workers.scheduler import Scheduler
 from tests.conftest import ROOT
 from tests.unit.landscape import golden_mlp
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.summary_landscape import SummaryLandscape
 from tests.conftest import ROOT
 from tests.unit.landscape import golden_mlp

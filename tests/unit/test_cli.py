@@ -7,7 +7,7 @@ from distsummary.cli import main
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
-from distsummary.landscape.names import DIRECTIONS
+from distsummary.landscape.directions.names import DIRECTIONS
 from distsummary.run_dir import RunDir
 
 

@@ -10,8 +10,8 @@ import pytest
 from distsummary.events.files import Files
 from distsummary.events.frames import OVERHEAD, frame
 from distsummary.events.fsck import FsckReport, fsck
-from distsummary.landscape.journal import Journal
-from distsummary.landscape.plan import Chunk
+from distsummary.landscape.engines.plan import Chunk
+from distsummary.landscape.workers.journal import Journal
 from distsummary.run_dir import RunDir
 from tests.unit.events.test_fsck import a_run, kinds
 

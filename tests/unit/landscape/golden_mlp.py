@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.landscape.directions import Directions
+from distsummary.landscape.directions.recipe import Directions
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms" / "landscape_pca_random"
 CKPT_DIR = GOLDEN / "summary" / "ckpt_dir"

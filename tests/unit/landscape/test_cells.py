@@ -1,6 +1,6 @@
 import numpy as np
 
-from distsummary.landscape.cells import drape, finite_runs, thinned, whole_cells
+from distsummary.landscape.output.cells import drape, finite_runs, thinned, whole_cells
 
 
 def test_a_cell_is_whole_if_its_four_corners_are_finite() -> None:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError
-from distsummary.landscape.directions import Directions, RandomDirections
-from distsummary.landscape.normalization import NORMALIZATIONS
+from distsummary.landscape.directions.normalization import NORMALIZATIONS
+from distsummary.landscape.directions.recipe import Directions, RandomDirections
 
 WEIGHTS = {
     "fc.weight": np.arange(12, dtype=np.float32).reshape(3, 4),

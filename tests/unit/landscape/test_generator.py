@@ -10,12 +10,12 @@ from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
-from distsummary.landscape.directions import Directions
+from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.factory import load_factory
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.progress import Progress
-from distsummary.landscape.quantities import Evaluation
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.workers.progress import Progress
 from distsummary.run_dir import RunDir
 from tests.unit.landscape import golden_mlp
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy

@@ -7,7 +7,7 @@ import pytest
 
 from distsummary.checkpoints.trajectory import read
 from distsummary.landscape.generator import landscape
-from distsummary.landscape.grid import LossGrid
+from distsummary.landscape.output.grid import LossGrid
 from tests.unit.landscape import golden_mlp
 
 STORED = golden_mlp.stored()

@@ -14,7 +14,8 @@ from distsummary.errors import (
     MissingFileError,
     RunDirError,
 )
-from distsummary.landscape.grid import LossGrid, finite_bounds, path_axes
+from distsummary.landscape.directions.planes import path_axes
+from distsummary.landscape.output.grid import LossGrid, finite_bounds
 
 
 def make_grid(**changes: Any) -> LossGrid:

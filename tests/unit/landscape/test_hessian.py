@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscape.hessian import GROUPS, flat_size, grouped, lanczos, mean_product, unflatten
+from distsummary.landscape.directions.hessian import (
+    GROUPS,
+    flat_size,
+    grouped,
+    lanczos,
+    mean_product,
+    unflatten,
+)
 
 
 def symmetric(eigenvalues: Sequence[float], seed: int = 0) -> tuple[Any, Any]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape.interpolate import barrier, line, triangle
-from distsummary.landscape.pca import locate
+from distsummary.landscape.directions.interpolate import barrier, line, triangle
+from distsummary.landscape.directions.pca import locate
 
 NAMES = ["a", "b"]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from distsummary.errors import DamagedFileError, LandscapeError
-from distsummary.landscape.journal import Journal
-from distsummary.landscape.plan import Chunk
+from distsummary.landscape.engines.plan import Chunk
+from distsummary.landscape.workers.journal import Journal
 
 PLAN = {"checkpoints": "ab", "seed": "7"}
 

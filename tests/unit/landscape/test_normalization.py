@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.normalization import normalize, normalize_one, resolve_filter_axes
-from distsummary.landscape.normals import random_direction
+from distsummary.landscape.directions.normalization import normalize, normalize_one, resolve_filter_axes
+from distsummary.landscape.directions.normals import random_direction
 
 WEIGHTS = {
     "fc.weight": np.arange(12, dtype=np.float32).reshape(3, 4),

@@ -1,6 +1,6 @@
 import numpy as np
 
-from distsummary.landscape.normals import BLOCK, random_direction, random_normals
+from distsummary.landscape.directions.normals import BLOCK, random_direction, random_normals
 
 
 def test_normals_do_not_depend_on_the_slice_they_are_asked_in() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.directions import Directions
-from distsummary.landscape.engines import open_engine
-from distsummary.landscape.quantities import Evaluation
+from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.engines.base import open_engine
+from distsummary.landscape.engines.quantities import Evaluation
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
 
 

@@ -6,7 +6,7 @@ import pytest
 from distsummary.checkpoints.mapped import MappedState
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.parameters import canonical, moving, near, select
+from distsummary.landscape.directions.parameters import canonical, moving, near, select
 
 NAMES = [
     "model.layers.0.q_proj.weight",

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscape import displacements, products
-from distsummary.landscape.directions import Directions
-from distsummary.landscape.normalization import normalize
-from distsummary.landscape.pca import (
+from distsummary.landscape.directions import displacements, products
+from distsummary.landscape.directions.normalization import normalize
+from distsummary.landscape.directions.pca import (
     CENTRINGS,
     Plane,
     add_grams,
@@ -22,6 +21,7 @@ from distsummary.landscape.pca import (
     pca_plane,
     solve,
 )
+from distsummary.landscape.directions.recipe import Directions
 
 States = Sequence[Mapping[str, Any]]
 

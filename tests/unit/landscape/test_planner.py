@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.landscape.planner import (
+from distsummary.landscape.engines.planner import (
     EngineChoice,
     MemoryTooSmallError,
     Timing,

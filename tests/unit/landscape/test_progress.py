@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidTypeError
-from distsummary.landscape.progress import Progress, fitting, line, open_teller
+from distsummary.landscape.workers.progress import Progress, fitting, line, open_teller
 
 
 class Clock:
@@ -134,7 +134,7 @@ def test_without_a_terminal_the_log_has_a_line_now_and_then_and_one_at_the_end(
 ) -> None:
     stream, clock = io.StringIO(), Clock()
     monkeypatch.setattr(sys, "stderr", stream)
-    caplog.set_level(logging.INFO, "distsummary.landscape.progress")
+    caplog.set_level(logging.INFO, "distsummary.landscape.workers.progress")
     tell = open_teller(True, clock=clock)
     assert tell is not None
     for second in range(100):
@@ -151,7 +151,7 @@ def test_a_process_without_stderr_tells_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    caplog.set_level(logging.INFO, "distsummary.landscape.progress")
+    caplog.set_level(logging.INFO, "distsummary.landscape.workers.progress")
     tell = open_teller(True, clock=Clock())
     assert tell is not None
     tell(at(2601))

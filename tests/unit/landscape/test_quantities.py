@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.landscape.quantities import MIN_BATCHES, BatchFacts, Evaluation, Tally, quantity_names
+from distsummary.landscape.engines.quantities import (
+    MIN_BATCHES,
+    BatchFacts,
+    Evaluation,
+    Tally,
+    quantity_names,
+)
 
 HERE = np.zeros(1, int)
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from distsummary.landscape.refine import (
+from distsummary.landscape.workers.refine import (
     between_rows,
     coarsest,
     first_points,

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from distsummary.landscape.directions import Directions
-from distsummary.landscape.rounding import rounding_floors, ulp
+from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.directions.rounding import rounding_floors, ulp
 
 
 def test_an_ulp_is_numpys_spacing() -> None:

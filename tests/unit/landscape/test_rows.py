@@ -8,10 +8,10 @@ import pytest
 
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
 from distsummary.errors import LandscapeError
-from distsummary.landscape import rows as module
-from distsummary.landscape.directions import Directions, RandomDirections
-from distsummary.landscape.normalization import NORMALIZATIONS, FilterAxis
-from distsummary.landscape.rows import Rows, array_rows, rows_of
+from distsummary.landscape.directions import rows as module
+from distsummary.landscape.directions.normalization import NORMALIZATIONS, FilterAxis
+from distsummary.landscape.directions.recipe import Directions, RandomDirections
+from distsummary.landscape.directions.rows import Rows, array_rows, rows_of
 
 SHAPES: list[tuple[int, ...]] = [(), (0, 4), (7,), (9, 10), (40, 3, 5, 5), (6, 70_000), (300, 1001)]
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from distsummary.landscape.scale import LARGEST, LEVELS, contour_levels, scale_for
+from distsummary.landscape.output.scale import LARGEST, LEVELS, contour_levels, scale_for
 
 BOWL = np.add.outer(np.linspace(-1, 1, 21) ** 2, np.linspace(-1, 1, 21) ** 2)
 

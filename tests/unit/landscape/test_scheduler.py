@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError
-from distsummary.landscape.directions import Directions
-from distsummary.landscape.plan import Chunk, PlanePlan, plan_chunks, spread
-from distsummary.landscape.scheduler import Counts, Scheduler
+from distsummary.landscape.directions.planes import PlanePlan
+from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.engines.plan import Chunk, plan_chunks, spread
+from distsummary.landscape.workers.scheduler import Counts, Scheduler
 
 
 def chunks(count: int, size: int = 2) -> list[Chunk]:

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from distsummary.landscape.grid import LossGrid
-from distsummary.landscape.vtp import STEPS, to_vtp
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.output.vtp import STEPS, to_vtp
 from tests.unit.landscape.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
 
 

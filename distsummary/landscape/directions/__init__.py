@@ -1,0 +1,1 @@
+"""Checkpoints -> planes: which two directions a landscape has."""

@@ -1,0 +1,195 @@
+"""Which parameters of a model move, under which names, and where their filters lie."""
+
+import difflib
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from distsummary.checkpoints.mapped import StoredState
+from distsummary.checks import check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions.normalization import (
+    FilterAxis,
+    FilterAxisHook,
+    mindspore_moves,
+    resolve_filter_axes,
+)
+from distsummary.landscape.directions.normals import Array
+from distsummary.landscape.directions.recipe import Weights, check_fit
+
+Patterns: TypeAlias = str | Sequence[str] | None
+
+NEAR = 0.5  # of difflib's ratio: how alike a name must be to be offered
+SHOWN = 5
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moving:
+    """The parameters that move: their shapes by canonical name, in the order of the model.
+
+    `is_all`: these are all trainable parameters and no others. `tied` leads from every other name of a tied
+    parameter to its canonical, first one. `filter_axes` are those that are not 0.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    is_all: bool = True
+    tied: Mapping[str, str] = field(default_factory=dict)
+    filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their canonical names."""
+        return tuple(self.shapes)
+
+    def named(self, what: str, weights: Weights) -> Weights:
+        """`weights` under canonical names; raises InvalidValueError where tied parameters differ."""
+        return canonical(what, weights, self.tied)
+
+    def check(self, what: str, state: Weights) -> Weights:
+        """`state` under canonical names; raises InvalidValueError unless it has all that moves, fitting."""
+        named = self.named(what, state)
+        nothing = np.float32(0)
+        check_fit(what, named, {n: np.broadcast_to(nothing, s) for n, s in self.shapes.items()}, self.shapes)
+        return named
+
+
+def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: FilterAxisHook = None) -> Moving:
+    """What moves: the trainable parameters, or those of them that a pattern is found in.
+
+    Mode "mindspore" moves what MindSpore moves, frozen parameters too. Raises InvalidValueError for a pattern
+    that is found nowhere, LandscapeError for a model without anything to move.
+    """
+    framework = framework_of(model)
+    axes, tied = _told_by_modules(model)
+    trainable = [(name, tensor) for name, tensor in framework.named_parameters(model) if name not in tied]
+    shapes = {name: tuple(map(int, tensor.shape)) for name, tensor in trainable}
+    if mode == "mindspore":
+        shapes = _mindspore_shapes(framework.state(model), trainable=shapes)
+    elif not shapes:
+        raise LandscapeError("the model has no trainable parameters, so there is no landscape around it")
+    if patterns is not None:
+        names = select(shapes, patterns, others=lambda: framework.state(model))
+        shapes = {name: shapes[name] for name in names}
+    return Moving(
+        shapes=shapes,
+        is_all=shapes.keys() == {name for name, _ in trainable},
+        tied=tied,
+        filter_axes=resolve_filter_axes(filter_axis, shapes, axes),
+    )
+
+
+def _mindspore_shapes(state: Weights, trainable: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    names = [name for name in state if mindspore_moves(name)]
+    frozen = sorted(set(names) - set(trainable))
+    if frozen:
+        _log.warning("mode='mindspore' moves frozen parameters as MindSpore does: %s", ", ".join(frozen[:5]))
+    if not names:
+        raise LandscapeError("no parameter's name has 'weight' or 'bias'; use mode='standard'")
+    return {name: state[name].shape for name in names}
+
+
+def _told_by_modules(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
+    if framework_of(model).name == "torch":
+        from distsummary.landscape.directions.torch_parameters import filter_axes, tied_names
+
+        return filter_axes(model), tied_names(model)
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(array), name) for name, array in model.parameters.items()}
+    return {}, {name: known for name, known in names.items() if name != known}
+
+
+def own_state(model: Any) -> Weights:
+    """The values of a model by canonical name; a torch model's are not copied, see `OwnState`."""
+    if framework_of(model).name == "torch":
+        from distsummary.landscape.directions.torch_parameters import OwnState
+
+        return OwnState.of(model)
+    return framework_of(model).state(model)
+
+
+def select(
+    names: Iterable[str], patterns: Patterns, others: Callable[[], Iterable[str]] = tuple
+) -> list[str]:
+    """Those of `names` in which at least one of the regular expressions is found (`re.search`), in order.
+
+    Raises InvalidValueError, with names that are near, for an expression that none has; `others` gives names
+    that are there but cannot move (frozen parameters, buffers).
+    """
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    check_type("parameters", patterns, Sequence)
+    names = list(names)
+    chosen: set[str] = set()
+    for pattern in patterns or ():
+        found = _search(pattern, names)
+        if not found:
+            fixed = _search(pattern, others())
+            raise InvalidValueError(
+                f"parameters={pattern!r} is found in no trainable parameter"
+                + (f", only in what is frozen or a buffer: {', '.join(fixed[:SHOWN])}" if fixed else "")
+                + f"; near are {', '.join(near(pattern, names))}"
+            )
+        chosen.update(found)
+    if not chosen:
+        raise InvalidValueError("parameters must hold at least one name or regular expression, got none")
+    return [name for name in names if name in chosen]
+
+
+def near(pattern: str, names: Sequence[str]) -> list[str]:
+    """Up to five names that have a part like `pattern`, the likest first; without any, the first names."""
+    plain = re.sub(r"\W+", ".", pattern).strip(".").lower()
+    matcher = difflib.SequenceMatcher(b=plain)
+
+    def likeness(part: str) -> float:
+        matcher.set_seq1(part.lower())
+        return matcher.ratio()
+
+    parts = {part: likeness(part) for name in names for part in (name, *name.split("."))}
+    score = {name: max(parts[part] for part in (name, *name.split("."))) for name in names}
+    alike = sorted((name for name in names if score[name] >= NEAR), key=lambda name: -score[name])
+    return (alike or list(names))[:SHOWN]
+
+
+def _search(pattern: object, names: Iterable[str]) -> list[str]:
+    check_type("an item of parameters", pattern, str)
+    try:
+        expression = re.compile(str(pattern))
+    except re.error as error:
+        raise InvalidValueError(
+            f"parameters={pattern!r} is not a regular expression ({error}); escape it with re.escape"
+        ) from error
+    return [name for name in names if expression.search(name)]
+
+
+def canonical(what: str, state: Weights, tied: Mapping[str, str]) -> Weights:
+    """`state` with tied parameters under their first names, whichever of them it lists.
+
+    Raises InvalidValueError when it lists several that are not equal: one tensor cannot be both.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidTypeError(f"{what} must be arrays by name, got {type(state).__name__}")
+    if not any(name in tied for name in state):
+        return state
+    stored: dict[str, str] = {}  # names in the state by canonical name
+    for name in state:
+        first = tied.get(name, name)
+        if first != name and first in state and not _equal(state[first], state[name]):
+            raise InvalidValueError(
+                f"{what} has different values for {first} and {name}, which are one parameter of the model; "
+                "give the model that made the checkpoints"
+            )
+        stored.setdefault(first, name)
+    if isinstance(state, StoredState):
+        return state.selected(stored)
+    return {first: state[name] for first, name in stored.items()}
+
+
+def _equal(one: Array, other: Array) -> bool:
+    return np.shape(one) == np.shape(other) and bool(np.array_equal(one, other, equal_nan=True))

@@ -1,0 +1,160 @@
+"""The planes that were asked for, made from the checkpoints."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TypeAlias
+
+from distsummary.checkpoints.sketch import digest
+from distsummary.errors import InvalidValueError
+from distsummary.landscape.directions.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
+from distsummary.landscape.directions.parameters import Moving
+from distsummary.landscape.directions.planes import (
+    Prepared,
+    Settings,
+    prepare_given,
+    prepare_hessian,
+    prepare_joint,
+    prepare_line,
+    prepare_pca,
+    prepare_random,
+    prepare_triangle,
+)
+from distsummary.landscape.directions.recipe import Directions, Weights
+from distsummary.landscape.directions.sketched import path_in_plane
+from distsummary.landscape.directions.sources import Source
+
+Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or given
+OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # (names=, centre=)
+# The leading eigenvectors at a state, over the parameters that move.
+FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The states of a source, each loaded once and refused if it is not the model's."""
+
+    def __init__(self, source: Source, moving: Moving) -> None:
+        self._source, self._moving = source, moving
+        self._loaded: dict[int | None, Weights] = {}
+
+    def __getitem__(self, number: int | None) -> Weights:
+        if number not in self._loaded:
+            what = f"the state {self._source.label}" if number is None else f"checkpoint {number}"
+            self._loaded[number] = self._moving.check(what, self._source.load(number))
+        return self._loaded[number]
+
+
+def prepare(
+    source: Source,
+    moving: Moving,
+    request: Sequence[Direction],
+    settings: Settings,
+    find_eigenpairs: FindEigenpairs,
+) -> dict[str, Prepared]:
+    """The planes around one run, by the keys of `landscape`'s result."""
+    states = Checkpoints(source, moving)
+    found: dict[str, Prepared] = {}
+    for direction in request:
+        if direction == "pca":
+            for numbers in source.intervals:
+                key = "pca" if len(source.intervals) == 1 else f"pca[{numbers[0]}, {numbers[-1]}]"
+                plane = prepare_pca([states[n] for n in numbers], numbers, moving.names, settings)
+                found[key] = _with_steps(plane, source, moving, numbers)
+        elif isinstance(direction, Directions):
+            given = Directions(
+                x=moving.named("the x direction", direction.x), y=moving.named("the y direction", direction.y)
+            )
+            found["given"] = prepare_given(states[source.last], source.last, moving.names, settings, given)
+        elif direction == "line":
+            ends = _of_path(source, 2)
+            found["line"] = prepare_line(states[ends[0]], states[ends[1]], ends, moving.names, settings)
+        elif direction == "triangle":
+            corners = _of_path(source, 3)
+            labelled = {f"{source.unit} {number}": states[number] for number in corners}
+            found["triangle"] = prepare_triangle(labelled, corners, moving.names, settings)
+        elif direction == "hessian":
+            pairs = find_eigenpairs(states[source.last], moving.names, settings.seed)
+            found["hessian"] = prepare_hessian(
+                states[source.last], source.last, moving.names, settings, pairs
+            )
+        else:
+            found["random"] = prepare_random(states[source.last], source.last, moving.names, settings)
+    return found
+
+
+def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Sequence[int]) -> Prepared:
+    """The plane of a path with the steps between its checkpoints, if the training kept sketches of them."""
+    sketches = source.sketches() if moving.is_all else None
+    if sketches is None or sketches.header.parameters != digest(moving.shapes):
+        return prepared
+    scale = source.step_per_epoch if source.unit == "epoch" else 1
+    first, last = numbers[0] * scale, numbers[-1] * scale
+    between = tuple(step for step in sketches.steps if first <= step <= last)
+    plane = prepared.plane
+    centre = plane.states[-1]
+    directions = plane.recipe.make({name: centre[name] for name in moving.names})
+    path = path_in_plane(replace(sketches, steps=between), directions, centre, moving.names)
+    return replace(prepared, known={**prepared.known, "steps": path.steps, "step_path": path.points})
+
+
+def prepare_runs(
+    sources: Sequence[Source], moving: Moving, request: Sequence[Direction], settings: Settings
+) -> dict[str, Prepared]:
+    """The planes through several runs, by the keys of `landscape`'s result.
+
+    "pca" takes all checkpoints of all runs, "line" and "triangle" the last of each of two or three.
+    """
+    states = {source.label: Checkpoints(source, moving) for source in sources}
+    ends = {source.label: states[source.label][source.last] for source in sources}
+    last = [0 if source.last is None else source.last for source in sources]
+    found: dict[str, Prepared] = {}
+    for direction in request:
+        if direction == "pca":
+            runs = {s.label: [states[s.label][number] for number in s.points] for s in sources}
+            numbers = [0 if number is None else number for s in sources for number in s.points]
+            found["pca"] = prepare_joint(runs, numbers, moving.names, settings)
+            continue
+        wanted = 2 if direction == "line" else 3
+        if len(sources) != wanted:
+            raise InvalidValueError(
+                f"directions={direction!r} goes through {wanted} runs, got {len(sources)} in runs="
+            )
+        if direction == "line":
+            start, end = ends.values()
+            found["line"] = prepare_line(start, end, last, moving.names, settings, list(ends))
+        else:
+            found["triangle"] = prepare_triangle(ends, last, moving.names, settings)
+    return found
+
+
+def _of_path(source: Source, count: int) -> list[int]:
+    """The first, last and (of three) middle checkpoint of a run."""
+    numbers = source.numbers
+    if len(numbers) < count:
+        raise InvalidValueError(
+            f"a {'line' if count == 2 else 'triangle'} needs {count} checkpoints, got {len(numbers)}; "
+            "save more, or give several runs= or checkpoint files"
+        )
+    middle = [numbers[len(numbers) // 2]] if count == 3 else []
+    return [numbers[0], *middle, numbers[-1]]
+
+
+def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[str], seed: int) -> Eigenpairs:
+    """The two leading eigenpairs of the Hessian of the mean loss at `state`.
+
+    Raises LandscapeError where there is no Hessian to be had.
+    """
+    size = flat_size(state, names)
+    if size < 2:
+        raise InvalidValueError("directions='hessian' needs at least two numbers that move; use 'line'")
+    with open_hessian(names=names, centre=state) as hessian:
+        pairs = lanczos(mean_product(hessian), size, seed=seed)
+    if not pairs.has_converged:
+        _log.warning(
+            "the Hessian's eigenvectors have not converged after %d products: eigenvalues %s, each within %s",
+            pairs.products, pairs.values.tolist(), pairs.residuals.tolist(),
+        )  # fmt: skip
+    return pairs

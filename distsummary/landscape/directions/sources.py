@@ -1,0 +1,174 @@
+"""Where a landscape's checkpoints come from: runs, trajectories, files, or the model itself."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from distsummary.checkpoints.landscape_spec import MIN_INTERVAL
+from distsummary.checkpoints.metadata import METADATA
+from distsummary.checkpoints.sketch_file import Sketches, has_sketches, read_sketches
+from distsummary.checkpoints.trajectory import SUFFIXES, Trajectory, map_checkpoint, read
+from distsummary.checks import check_type
+from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions.parameters import own_state
+from distsummary.landscape.directions.recipe import Weights
+from distsummary.run_dir import RunDir
+
+Around: TypeAlias = RunDir | str | os.PathLike[str] | Trajectory | Weights | None
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Checkpoints to draw around: `load(number)` gives parameters and buffers by name, mapped files in place.
+
+    `intervals` are the paths, `numbers` all that was saved; `last` is the number to draw other planes around,
+    None for a single state without a number. `label` names it among several. `sketches()` are those of the
+    training's steps, if it kept some.
+    """
+
+    label: str
+    intervals: tuple[tuple[int, ...], ...]
+    numbers: tuple[int, ...]
+    last: int | None
+    load: Callable[[int | None], Weights]
+    unit: str = "step"
+    step_per_epoch: int = 1
+    num_samples: int | None = None
+    sketches: Callable[[], Sketches | None] = lambda: None
+
+    @property
+    def points(self) -> tuple[int | None, ...]:
+        """What to load for the whole path, in order."""
+        return self.numbers or (None,)
+
+
+def open_source(
+    model: Any, around: Around, unit: str | None = None, step_per_epoch: int | None = None
+) -> Source:
+    """The checkpoints `around` names; None: the model's values as the only one.
+
+    Raises MissingFileError and DamagedFileError for a trajectory or file that cannot be read.
+    """
+    if is_single(around):
+        label, state = _single(model, around)
+        return Source(
+            label=label,
+            intervals=(),
+            numbers=(),
+            last=None,
+            load=lambda _: state,
+            unit=unit or "step",
+            step_per_epoch=step_per_epoch or 1,
+        )
+    assert not isinstance(around, Mapping | None)
+    trajectory = around if isinstance(around, Trajectory) else read(ckpt_dir_of(around, _has_metadata))
+    intervals = saved_intervals(trajectory.intervals, trajectory.numbers)
+    return Source(
+        label=_label(trajectory.ckpt_dir),
+        intervals=intervals,
+        numbers=trajectory.numbers,
+        last=intervals[-1][-1],
+        load=lambda number: trajectory.open(trajectory.numbers[-1] if number is None else number),
+        unit=unit or trajectory.unit,
+        step_per_epoch=trajectory.step_per_epoch if step_per_epoch is None else step_per_epoch,
+        num_samples=trajectory.spec.num_samples,
+        sketches=partial(_sketches, trajectory),
+    )
+
+
+def _sketches(trajectory: Trajectory) -> Sketches | None:
+    """Those of the run that wrote the trajectory; a path is drawn without them rather than not at all."""
+    if not has_sketches(trajectory.ckpt_dir):
+        return None
+    try:
+        sketches = read_sketches(trajectory.ckpt_dir)
+    except (DamagedFileError, OSError) as error:
+        _log.warning("the steps between checkpoints are not shown: %s", error)
+        return None
+    if sketches.header.run_id != trajectory.run_id:
+        _log.warning("the sketches in %s are another run's; they are not shown", trajectory.ckpt_dir)
+        return None
+    return sketches
+
+
+def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
+    """The checkpoints of each of several runs, under labels that differ.
+
+    Raises InvalidValueError for less than two, and as `open_source`.
+    """
+    check_type("runs", runs, Sequence)
+    if isinstance(runs, str) or len(runs) < 2:
+        raise InvalidValueError(
+            f"runs must be a list of at least two runs, checkpoint files or states, got {runs!r}; "
+            "use around= for one"
+        )
+    sources = [open_source(model, run) for run in runs]
+    labels = [source.label for source in sources]
+    return [
+        replace(source, label=f"{label} ({number})") if labels.count(label) > 1 else source
+        for number, (source, label) in enumerate(zip(sources, labels, strict=True), 1)
+    ]
+
+
+def is_single(around: Around) -> bool:
+    """Whether `around` is one state, which has no path, and not a run."""
+    is_file = isinstance(around, str | os.PathLike) and Path(around).suffix in SUFFIXES
+    return around is None or isinstance(around, Mapping) or is_file
+
+
+def _single(model: Any, around: Any) -> tuple[str, Weights]:
+    """The label and the values of one state."""
+    if around is None:
+        return "model", own_state(model)
+    if isinstance(around, Mapping):
+        framework = framework_of(model)
+        values = around.items()
+        return "state", {
+            n: framework.to_numpy(v) if framework.is_tensor(v) else np.asarray(v) for n, v in values
+        }
+    return Path(around).stem, map_checkpoint(Path(around))
+
+
+def _label(ckpt_dir: Path) -> str:
+    """The name of the run that a ckpt_dir belongs to."""
+    return ckpt_dir.parent.name if ckpt_dir.name == "ckpt_dir" else ckpt_dir.name
+
+
+def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path], bool]) -> Path:
+    """Where a run keeps checkpoints; `around` itself where it is such a directory already."""
+    if isinstance(around, RunDir):
+        return around.ckpt_dir
+    check_type("around", around, (str, os.PathLike))
+    return Path(around) if is_one(Path(around)) else RunDir(around).ckpt_dir
+
+
+def _has_metadata(directory: Path) -> bool:
+    return (directory / METADATA).is_file()
+
+
+def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The planned paths with the checkpoints that exist; all that exist if no path has three.
+
+    Raises LandscapeError when there is no checkpoint at all.
+    """
+    if not numbers:
+        raise LandscapeError(
+            "the trajectory has no checkpoints yet; train to the first number of its intervals"
+        )
+    found = []
+    for interval in planned:
+        saved = tuple(number for number in interval if number in numbers)
+        if len(saved) < len(interval):
+            _log.warning("of the interval %s only %s were saved", list(interval), list(saved))
+        if len(saved) >= MIN_INTERVAL:
+            found.append(saved)
+    return tuple(found) or (tuple(numbers),)

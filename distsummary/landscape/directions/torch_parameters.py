@@ -1,0 +1,112 @@
+"""What a torch model tells of its parameters: where filters lie, which are tied, their values in place."""
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+from distsummary.errors import InvalidTypeError
+from distsummary.frameworks.torch import FRAMEWORK, entries
+from distsummary.landscape.directions.normalization import FilterAxis
+from distsummary.landscape.directions.normals import Array
+from distsummary.landscape.directions.rows import Rows
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DDP, DataParallel and torch.compile: names and values without their wrapping."""
+    while True:
+        is_parallel = isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel)
+        inner = getattr(model, "module" if is_parallel else "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by every name they have."""
+    found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    found |= dict(model.named_buffers(remove_duplicate=False))
+    for name, tensor in found.items():
+        if type(tensor.data) is not Tensor:
+            raise InvalidTypeError(
+                f"{name} is a {type(tensor.data).__name__}; gather a sharded model on one device first"
+            )
+    return found
+
+
+def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
+    """The filter axes that are not 0, by the first name of the parameter; see `normalization`."""
+    found: dict[str, FilterAxis] = {}
+    tied = tied_names(model)
+    for path, module in unwrap(model).named_modules():
+        axis = _filter_axis(module)
+        if axis is not None:
+            name = f"{path}.weight" if path else "weight"
+            found[tied.get(name, name)] = axis
+    return found
+
+
+def _filter_axis(module: nn.Module) -> FilterAxis | None:
+    if isinstance(module, _TRANSPOSED):  # (in, out / groups, ...)
+        return (1, module.groups) if module.groups > 1 else 1
+    kind = type(module)
+    if kind.__name__ == "Conv1D" and kind.__module__.startswith(
+        "transformers."
+    ):  # GPT-2's Linear, transposed
+        return 1
+    return None
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Of parameters with several names: each other name, and the first one."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in unwrap(model).named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(parameter), name)
+        if known != name:
+            found[name] = known
+    return found
+
+
+class OwnState(Mapping[str, Array]):
+    """Values of tensors where they lie: read-only arrays that look at them, as they are now.
+
+    Arrays of other devices, and of precisions that NumPy does not know, are copies, made at each access.
+    Another process gets the arrays.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "OwnState":
+        """What `state` of the framework copies."""
+        return cls(dict(entries(model)))
+
+    def __getitem__(self, name: str) -> Array:
+        return _array(self.tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def rows(self, name: str) -> Rows:
+        """See InRows: no more is copied than is asked for."""
+        tensor = self.tensors[name]
+        by_row = tensor if tensor.dim() else tensor[None]
+        return Rows(tuple(tensor.shape), lambda start, stop: _array(by_row[start:stop]))
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
+        return dict, ({name: self[name] for name in self},)
+
+
+def _array(tensor: Tensor) -> Array:
+    try:
+        array: Array = tensor.numpy()
+    except (TypeError, RuntimeError):  # it is elsewhere, or NumPy has no such numbers
+        return FRAMEWORK.to_numpy(tensor)
+    array.flags.writeable = False
+    return array

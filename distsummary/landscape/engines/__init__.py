@@ -1,0 +1,1 @@
+"""Points -> losses: the model's code evaluated along rows of a plane."""

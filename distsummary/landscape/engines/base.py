@@ -1,0 +1,206 @@
+"""Engines: a model, its loss and its data, asked for quantities in a plane; what is common to them."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from distsummary.checks import check_choice
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions.recipe import Array, Recipe, Weights
+from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.quantities import BatchFacts, Evaluation
+
+MODES = ("standard", "mindspore")
+Data = Mapping[str, Iterable[Any]]
+
+
+class Engine(Protocol):
+    """What evaluates points. While it is open the model's values are its own; `close` puts the user's back.
+
+    The loss of a point is the mean of the batches' losses, weighted by their rows in mode "standard" and not
+    weighted in mode "mindspore".
+    """
+
+    name: str
+    bn_mode: str  # see Evaluation
+    samples: int  # rows behind each loss, of the first data set
+    quantities: tuple[str, ...]  # the first is the loss of the first data set
+
+    @property
+    def hardware(self) -> str:
+        """Where it computes, by name."""
+
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
+        """Take the plane through `centre` (all values by name) along the directions that `recipe` makes."""
+
+    def row_values(self, y: float, xs: Array) -> Array:
+        """Quantities float64 (len(xs), quantities) at centre + xs[j] * directions.x + y * directions.y.
+
+        They depend on nothing but the arguments; where points are evaluated together (chunks), on the place
+        of a point in `xs` too, in the last digits.
+        """
+
+    def state_values(self, state: Weights) -> Array:
+        """The quantities (quantities,) of a whole checkpoint; the plane stays."""
+
+    def close(self) -> None:
+        """Give the model back bit for bit: values, buffers and training flags. A second call does nothing."""
+
+
+def open_engine(
+    model: Any,
+    loss_fn: Any,
+    batches: Iterable[Any] | Data,
+    *,
+    names: Sequence[str],
+    mode: str,
+    device: str | None = None,
+    evaluation: Evaluation | None = None,
+    choice: EngineChoice | None = None,
+) -> Engine:
+    """The engine for the framework that owns `model`; `names` are the parameters that will move.
+
+    `choice` None: the row engine for torch models. Numpy models have the naive engine only.
+    """
+    check_choice("mode", mode, MODES)
+    evaluation = evaluation or Evaluation()
+    if framework_of(model).name == "torch":
+        from distsummary.landscape.engines.torch_engines import open_torch_engine
+
+        return open_torch_engine(
+            model, loss_fn, batches,
+            names=names, mode=mode, device=device, evaluation=evaluation, choice=choice or EngineChoice(),
+        )  # fmt: skip
+    from distsummary.landscape.engines.numpy_engine import NumpyEngine
+
+    return NumpyEngine(model, loss_fn, batches, mode=mode, evaluation=evaluation)
+
+
+def is_out_of_memory(model: Any, error: BaseException) -> bool:
+    """Whether an error of its engine says that memory was too small; numpy models have no smaller engine."""
+    if framework_of(model).name != "torch":
+        return False
+    from distsummary.landscape.engines.torch_memory import is_full
+
+    return is_full(error)
+
+
+def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """How a batch becomes (loss, outputs, targets), told by the first parameter of `loss_fn`.
+
+    Called `model`: `loss_fn(model, batch)` returns the loss or (loss, outputs); the batch counts as the
+    targets. Anything else is a criterion: each batch is a pair (inputs, targets), and the loss is
+    `loss_fn(model(inputs), targets)`. A loss is the mean over the rows of the batch, or one number for each
+    row.
+    """
+    if not callable(loss_fn):
+        raise InvalidTypeError(
+            f"loss_fn must be callable, got {loss_fn!r}; give a criterion or def loss(model, batch)"
+        )
+    if _first_parameter(loss_fn) == "model" or not callable(model):
+
+        def whole(batch: Any) -> tuple[Any, Any, Any]:
+            found = loss_fn(model, batch)
+            return (*found, batch) if isinstance(found, tuple) and len(found) == 2 else (found, None, batch)
+
+        return whole
+
+    def criterion(batch: Any) -> tuple[Any, Any, Any]:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InvalidTypeError(
+                f"a criterion needs batches (inputs, targets), got a {type(batch).__name__}; "
+                "for others give a function whose first parameter is called model: def loss(model, batch)"
+            )
+        outputs = model(batch[0])
+        return loss_fn(outputs, batch[1]), outputs, batch[1]
+
+    return criterion
+
+
+def _first_parameter(function: Any) -> str:
+    try:
+        return next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):  # a builtin without a signature
+        return ""
+
+
+def data_sets(batches: Iterable[Any] | Data, *, streamed: bool = False) -> dict[str, Iterable[Any]]:
+    """The data sets by name, "" for one without; lists, or if `streamed` what can be read again."""
+    named = dict(batches) if isinstance(batches, Mapping) else {"": batches}
+    if not named:
+        raise InvalidValueError("batches must hold at least one data set, got none")
+    if streamed:
+        for name, source in named.items():
+            if not isinstance(source, Iterable) or iter(source) is source:
+                raise InvalidTypeError(
+                    f"streamed batches{f' of {name}' if name else ''} are read again and again: "
+                    f"give a list or a loader, got {type(source).__name__}"
+                )
+        return named
+    return {name: check_batches(source) for name, source in named.items()}
+
+
+def check_batches(batches: Iterable[Any]) -> list[Any]:
+    """The batches as a list; raises InvalidValueError for none."""
+    if not isinstance(batches, Iterable):
+        raise InvalidTypeError(
+            f"batches must be iterable, got {batches!r}; give a list of batches or a loader"
+        )
+    found = list(batches)
+    if not found:
+        raise InvalidValueError("batches must hold at least one batch, got none")
+    return found
+
+
+def check_data(batches: Iterable[Any] | Data, *, streamed: bool) -> list[Any] | dict[str, Any]:
+    """One data set, or several by name, each a list; as they are where they are streamed."""
+    if streamed:
+        return data_sets(batches, streamed=True) if isinstance(batches, Mapping) else batches  # type: ignore[return-value]
+    if not isinstance(batches, Mapping):
+        return check_batches(batches)
+    return {name: check_batches(source) for name, source in data_sets(batches).items()}
+
+
+def batch_rows(batch: Any) -> int:
+    """Rows of a batch: the first axis of its first array; 1 if it has none."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, tuple | list) and batch:
+        return batch_rows(batch[0])
+    shape: Sequence[int] = getattr(batch, "shape", ())
+    return int(shape[0]) if len(shape) else 1
+
+
+def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
+    """The first num_samples // batch size batches, as MindSpore takes them."""
+    count = num_samples // max(1, batch_rows(batches[0]))
+    if count < 1:
+        raise InvalidValueError(
+            f"num_samples must be at least the batch size {batch_rows(batches[0])}, got {num_samples}; "
+            "give smaller batches"
+        )
+    return list(batches[:count])
+
+
+def batch_facts(batch: Any, mode: str, evaluation: Evaluation) -> BatchFacts:
+    """What a batch counts; raises for one without rows, and without labels where classes are."""
+    rows = batch_rows(batch)
+    if rows <= 0:
+        raise LandscapeError("a batch holds no rows; give batches with data")
+    class_rows = np.zeros(evaluation.classes)
+    if evaluation.classes:
+        labels = np.asarray(batch_labels(batch)).reshape(-1)
+        class_rows += (labels[None] == np.arange(evaluation.classes)[:, None]).sum(axis=1)
+    return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows, class_rows=class_rows)
+
+
+def batch_labels(batch: Any) -> Any:
+    """The second of a pair; raises InvalidTypeError for anything else."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InvalidTypeError(
+            f"losses by class need batches (inputs, labels), got a {type(batch).__name__}; use classes=0"
+        )
+    return batch[1]

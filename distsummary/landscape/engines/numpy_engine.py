@@ -1,0 +1,137 @@
+"""The engine for numpy models: the plain loop, every parameter written anew at every point."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
+from distsummary.landscape.engines.base import Data, batch_facts, batch_labels, bind_loss, data_sets
+from distsummary.landscape.engines.hardware import processor
+from distsummary.landscape.engines.quantities import Evaluation, Tally, quantity_names
+
+
+class NumpyEngine:
+    """The reference the others are compared with; parameters are moved in place, in the dtype they have.
+
+    `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`.
+    """
+
+    name = "numpy-naive"
+
+    def __init__(
+        self,
+        model: Any,
+        loss_fn: Any,
+        batches: Iterable[Any] | Data,
+        *,
+        mode: str = "standard",
+        evaluation: Evaluation | None = None,
+    ) -> None:
+        self._arrays: Mapping[str, Array] = {**model.parameters, **getattr(model, "buffers", {})}
+        self._evaluation, self._mode = evaluation or Evaluation(), mode
+        if self._evaluation.precision or self._evaluation.bn_mode:
+            raise InvalidValueError(
+                "precision and bn_mode are for torch models; a numpy model computes as it is written"
+            )
+        self._data = data_sets(batches, streamed=self._evaluation.streamed)
+        self._loss = bind_loss(model, loss_fn)
+        first = next(iter(self._data.values()))
+        self.samples = sum(batch_facts(batch, mode, self._evaluation).rows for batch in first)
+        self.quantities = quantity_names(self._evaluation, list(self._data))
+        self._originals: dict[str, Array] | None = {n: np.copy(a) for n, a in self._arrays.items()}
+        self._centre: Weights = {}
+        self._directions = Directions(x={}, y={})
+        self.bn_mode = "eval" if mode == "standard" else "batch"
+        self.hardware = f"{processor()}, numpy {np.__version__}"
+        self._refuse_random(first)
+
+    def _refuse_random(self, batches: Iterable[Any]) -> None:
+        for batch in batches:
+            once, again = (self._reading(batch)[0] for _ in range(2))
+            if not np.array_equal(once, again, equal_nan=True):
+                raise LandscapeError(
+                    "the model gives other losses for the same parameters and batch; "
+                    "switch off what is random in it"
+                )
+            return
+        raise InvalidValueError("batches must hold at least one batch, got none")
+
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
+        """See Engine."""
+        self._centre, self._directions = centre, recipe.make(centre)
+
+    def row_values(self, y: float, xs: Array) -> Array:
+        """See Engine."""
+        return np.stack([self._at(float(x), float(y)) for x in xs])
+
+    def _at(self, x: float, y: float) -> Array:
+        self._place(self._centre)
+        for name, along_x in self._directions.x.items():
+            target = self._arrays[name]
+            kind = target.dtype.type
+            target[...] = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
+        return self._values()
+
+    def state_values(self, state: Weights) -> Array:
+        """See Engine."""
+        self._place(state)
+        return self._values()
+
+    def _place(self, state: Weights) -> None:
+        for name, target in self._arrays.items():
+            if name in state:
+                target[...] = state[name]
+
+    def _values(self) -> Array:
+        return np.concatenate([self._values_of(batches) for batches in self._data.values()])
+
+    def _values_of(self, batches: Iterable[Any]) -> Array:
+        tally, point = None, np.zeros(1, int)
+        for batch in batches:
+            reading, has_rows = self._reading(batch)
+            tally = tally or Tally(self._evaluation, 1, has_rows=has_rows)
+            tally.add(point, reading[None], batch_facts(batch, self._mode, self._evaluation))
+            if not len(tally.active):
+                break
+        if tally is None:
+            raise LandscapeError("a data set holds no batches; give a loader that can be read again")
+        return np.asarray(tally.values()[0])
+
+    def _reading(self, batch: Any) -> tuple[Array, bool]:
+        loss, outputs, targets = self._loss(batch)
+        losses = np.asarray(loss, np.float64)
+        has_rows = losses.ndim == 1 and self._evaluation.wants_rows
+        if losses.ndim > 1:
+            raise LandscapeError(loss_shape_error(losses.shape))
+        metrics = [float(metric(outputs, targets)) for metric in self._evaluation.metrics.values()]
+        squares = [float((losses**2).mean())] if has_rows else []
+        return np.array([losses.mean(), *squares, *metrics, *self._class_sums(losses, batch)]), has_rows
+
+    def _class_sums(self, losses: Array, batch: Any) -> Sequence[float]:
+        if not self._evaluation.classes:
+            return ()
+        if losses.ndim != 1:
+            raise LandscapeError(CLASSES_NEED_ROWS)
+        labels = np.asarray(batch_labels(batch))
+        return [float(losses[labels == number].sum()) for number in range(self._evaluation.classes)]
+
+    def close(self) -> None:
+        """See Engine."""
+        for name, original in (self._originals or {}).items():
+            self._arrays[name][...] = original
+        self._originals = None
+
+
+CLASSES_NEED_ROWS = (
+    "losses by class need a loss_fn that returns one loss for each row of the batch (reduction='none')"
+)
+
+
+def loss_shape_error(shape: Sequence[int]) -> str:
+    """What is said of a loss that is neither a number nor one number per row."""
+    return (
+        f"loss_fn must return one number for a batch, or one for each row, got shape {tuple(shape)}; "
+        "return the mean over the batch"
+    )

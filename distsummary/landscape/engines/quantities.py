@@ -1,0 +1,192 @@
+"""What is computed at a point: an evaluation asked for, and the sums that become its quantities; pure.
+
+A batch gives one *reading* per point: a row of numbers, the columns below. A data set's quantities follow
+from the weighted sums of its readings. All points see the batches in the same order, so two points differ by
+their parameters alone (a paired comparison), also where the sums stop early.
+
+Standard error of the loss, with m = sum w l / sum w:
+
+- from rows, where the loss of every row is known: sqrt((mean of l^2 - m^2) n/(n-1) / n), n the rows;
+- from batches, where only means are: sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, B the batches.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.landscape.directions.recipe import Array
+
+BN_MODES = ("eval", "batch", "recompute")
+PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
+REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
+MIN_BATCHES = 4  # before a standard error from batches is believed
+LOSS, SQUARE = "loss", "loss^2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What is computed at each point, and how.
+
+    Attributes:
+        metrics: further numbers by name, `f(outputs, targets)`: the mean over a batch's rows. Where the loss
+            function takes (model, batch) it must return (loss, outputs), and metrics get (outputs, batch).
+        classes: also the mean loss of the rows of each class 0 .. classes-1, "loss[0]" and so on; targets
+            are labels then.
+        stderr: also the standard error of the loss.
+        tolerance: stop adding batches to a point when its standard error is at most this; the order of the
+            batches is the same for all points, so they should be shuffled.
+        cap: stop after the first batch where the loss is above it or not finite; the point keeps that loss.
+        bn_mode: of models with BN. "eval": running statistics; "batch": those of each batch; "recompute":
+            running statistics made anew at every point from all batches of the first data set. "" is "eval",
+            in mode "mindspore" its training mode.
+        precision: "" as the model is, without TF32; "tf32" with it (on GPUs that have it); "bf16" or "fp16":
+            torch's autocast; "float64".
+        streamed: read the batches once for each block of points instead of keeping them on the device.
+    """
+
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    classes: int = 0
+    stderr: bool = False
+    tolerance: float | None = None
+    cap: float | None = None
+    bn_mode: str = ""
+    precision: str = ""
+    streamed: bool = False
+
+    def __post_init__(self) -> None:
+        check_type("metrics", self.metrics, Mapping)
+        for name, metric in self.metrics.items():
+            if not isinstance(name, str) or not callable(metric):
+                raise InvalidTypeError(f"metrics must map names to functions, got {name!r}: {metric!r}")
+        if reserved := sorted(set(self.metrics) & {LOSS, SQUARE, "stderr", "rows"}):
+            raise InvalidValueError(f"metrics must not be called {', '.join(reserved)}; choose other names")
+        check_int("classes", self.classes, low=0)
+        for name, number in (("tolerance", self.tolerance), ("cap", self.cap)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
+                raise InvalidTypeError(f"{name} must be a number, got {number!r}")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise InvalidValueError(f"tolerance must be > 0, got {self.tolerance!r}")
+        check_choice("bn_mode", self.bn_mode, ("", *BN_MODES))
+        check_choice("precision", self.precision, PRECISIONS)
+        if self.bn_mode == "recompute" and (self.streamed or self.stops_early):
+            raise InvalidValueError(
+                "bn_mode='recompute' sees all batches twice at every point, got streamed, tolerance or cap; "
+                "leave these out or use bn_mode='batch'"
+            )
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether a point may end before the last batch."""
+        return self.tolerance is not None or self.cap is not None
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether the loss of every row is of use."""
+        return self.stderr or self.tolerance is not None or self.classes > 0
+
+    def columns(self, *, has_rows: bool) -> tuple[str, ...]:
+        """The columns of a reading; `has_rows`: the loss of every row is known, not only the batch's mean."""
+        squares = (SQUARE,) if has_rows else ()
+        return (LOSS, *squares, *self.metrics, *self._class_losses())
+
+    def quantities(self) -> tuple[str, ...]:
+        """What a data set gives at a point."""
+        errors = ("stderr",) if self.stderr or self.tolerance is not None else ()
+        rows = ("rows",) if self.stops_early else ()
+        return (LOSS, *self.metrics, *self._class_losses(), *errors, *rows)
+
+    def _class_losses(self) -> tuple[str, ...]:
+        return tuple(f"{LOSS}[{number}]" for number in range(self.classes))
+
+
+def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ...]:
+    """All quantities of a point, data set by data set; those of a data set called "" have no prefix."""
+    names = evaluation.quantities()
+    return tuple(f"{name}/{quantity}" if name else quantity for name in data for quantity in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """What a batch counts: its weight in a point's loss, its rows, and how many of them each class has."""
+
+    weight: float
+    rows: int
+    class_rows: Array
+
+
+class Tally:
+    """The sums of one data set for a block of points.
+
+    `readings` are float64 (points, columns): the loss, its mean square where `has_rows`, the metrics, and of
+    each class the SUM of its rows' losses.
+    """
+
+    def __init__(self, evaluation: Evaluation, points: int, *, has_rows: bool) -> None:
+        self._evaluation, self._has_rows = evaluation, has_rows
+        self._means = 1 + has_rows + len(evaluation.metrics)
+        self._sums = np.zeros((points, self._means))
+        self._class_sums = np.zeros((points, evaluation.classes))
+        self._class_rows = np.zeros((points, evaluation.classes))
+        self._weight, self._rows, self._batches = np.zeros(points), np.zeros(points), np.zeros(points)
+        self._squares = np.zeros((points, 3))  # of the batches: sum w^2, w^2 l, w^2 l^2
+        self._is_cut = np.zeros(points, bool)
+
+    @property
+    def active(self) -> Array:
+        """The points that need more batches, by index."""
+        return np.flatnonzero(~self._is_done())
+
+    def add(self, points: Array, readings: Array, facts: BatchFacts) -> None:
+        """Add a batch's readings at `points`."""
+        weight = facts.weight
+        with np.errstate(invalid="ignore", over="ignore"):  # diverged points are data
+            self._sums[points] += weight * readings[:, : self._means]
+            loss = readings[:, 0]
+            if self._evaluation.classes:
+                self._class_sums[points] += readings[:, self._means :]
+                self._class_rows[points] += facts.class_rows
+            if self._evaluation.wants_rows and not self._has_rows:
+                self._squares[points] += weight**2 * np.stack((np.ones_like(loss), loss, loss**2), axis=1)
+        self._weight[points] += weight
+        self._rows[points] += facts.rows
+        self._batches[points] += 1
+        if self._evaluation.cap is not None:
+            is_first = self._batches[points] == 1
+            self._is_cut[points] |= is_first & ~(loss <= self._evaluation.cap)
+
+    def _is_done(self) -> Array:
+        tolerance = self._evaluation.tolerance
+        if tolerance is None:
+            return self._is_cut
+        enough = 1 if self._has_rows else MIN_BATCHES
+        return self._is_cut | ((self._batches >= enough) & (self.stderr() <= tolerance))
+
+    def stderr(self) -> Array:
+        """The standard error of each point's loss so far, (points,); NaN before it can be known."""
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            mean = self._sums[:, 0] / self._weight
+            if self._has_rows:
+                variance = self._sums[:, 1] / self._weight - mean**2
+                error = np.sqrt(np.clip(variance, 0, None) / (self._rows - 1))
+                return np.where(self._rows > 1, error, np.nan)
+            spread = self._squares @ np.array([0, 0, 1.0])
+            spread = spread - 2 * mean * self._squares[:, 1] + mean**2 * self._squares[:, 0]
+            factor = self._batches / (self._batches - 1)
+            error = np.sqrt(np.clip(factor * spread, 0, None)) / self._weight
+            return np.where(self._batches > 1, error, np.nan)
+
+    def values(self) -> Array:
+        """The quantities, float64 (points, quantities); a class without rows is NaN."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = self._sums / self._weight[:, None]
+            kept = np.delete(means, 1, axis=1) if self._has_rows else means
+            parts = [kept, self._class_sums / self._class_rows]
+        if "stderr" in self._evaluation.quantities():
+            parts.append(self.stderr()[:, None])
+        if self._evaluation.stops_early:
+            parts.append(self._rows[:, None])
+        return np.concatenate(parts, axis=1)

@@ -1,0 +1,358 @@
+"""Engines for torch models that run the user's code as it is: the naive loop and the row engine.
+
+- naive: every parameter anew at every point. The reference; in float64 what all are compared with.
+- row: theta + y * v once a row into a flat buffer, + x * u once a point.
+
+`torch_graph_engine` has the one that records the code and evaluates what it does, `torch_inference_engine`
+the one that needs hardly more memory than the model.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.landscape.directions.recipe import Array, Recipe, Weights
+from distsummary.landscape.engines.base import Data, batch_facts, batch_rows, data_sets
+from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.quantities import BatchFacts, Evaluation, Tally, quantity_names
+from distsummary.landscape.engines.torch_measure import Measure, join
+from distsummary.landscape.engines.torch_memory import Flat, Loan, copies, hardware, plane_tensors, to_device
+
+REPEATED = 1e-5  # relative: GPUs add in any order
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A batch on the device, and what it counts."""
+
+    batch: Any
+    facts: BatchFacts
+
+
+class TorchEngine:
+    """What all engines for torch models share: the loan of the model, the data, the way through the batches.
+
+    Args:
+        model: moved to `device` if one is given, else it stays where it is.
+        loss_fn, batches: see `engines.bind_loss`; batches may be data sets by name. They are kept on the
+            model's device, or read once for each call of `row_values` (`Evaluation.streamed`).
+        names: the parameters that move. All others, and the buffers, keep the values of the centre.
+        mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Any,
+        batches: Iterable[Any] | Data,
+        *,
+        names: Sequence[str],
+        mode: str = "standard",
+        device: str | None = None,
+        evaluation: Evaluation | None = None,
+        choice: EngineChoice | None = None,
+    ) -> None:
+        self.choice = choice or EngineChoice()
+        self.name = self.choice.label
+        self._evaluation, self._mode = evaluation or Evaluation(), mode
+        data = data_sets(batches, streamed=self._evaluation.streamed)
+        self.quantities = quantity_names(self._evaluation, list(data))
+        self._dtype = torch.float64 if self._evaluation.precision == "float64" else None
+        self._loan = Loan(
+            model,
+            names,
+            device=device,
+            training=mode == "mindspore",
+            threads=self.choice.threads,
+            dtype=self._dtype,
+            tf32=self._evaluation.precision == "tf32",
+            memory=self._memory,
+        )
+        try:
+            self.bn_mode = self._set_bn_mode()
+            self._measure = Measure(self._loan.model, loss_fn, self._evaluation, self._loan.device)
+            self._layout()
+            self._data = {name: self._kept(source) for name, source in data.items()}
+            self.samples = self._begin(next(iter(data.values())))
+        except BaseException:
+            self.close()
+            raise
+        self._centre: Weights = {}
+        self._is_at_centre = False
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU."""
+        return self._loan.device.type == "cuda"
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What its work is timed with: CPU seconds, or those of the wall where a GPU is waited for."""
+        return time.process_time if self._loan.device.type == "cpu" else time.perf_counter
+
+    @property
+    def hardware(self) -> str:
+        """Where it computes, by name."""
+        return hardware(self._loan.device)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers move."""
+        return sum(tensor.numel() for tensor in self._loan.moved.values())
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether convolutions over pictures may be in it: weights and data with four axes."""
+        found = next(iter(self._data.values()))
+        batch = next(iter(found))
+        leaves = pytree.tree_leaves(batch.batch if isinstance(batch, Loaded) else batch)
+        data, weights = (x for x in leaves if isinstance(x, Tensor)), self._loan.moved.values()
+        return any(t.dim() == 4 for t in weights) and any(t.dim() == 4 for t in data)
+
+    def _set_bn_mode(self) -> str:
+        asked = self._evaluation.bn_mode
+        if self._mode == "mindspore":
+            if asked not in ("", "batch"):
+                raise InvalidValueError(f"bn_mode must be 'batch' in mode 'mindspore', got {asked!r}")
+            return "batch"
+        self._norms = [
+            m for m in self._loan.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        ]
+        for norm in self._norms:
+            norm.train(asked == "batch")
+        return asked or "eval"
+
+    def _memory(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterable[Tensor]:
+        """What the model's tensors look at while they are on loan, see Loan."""
+        return copies(tensors, dtype)
+
+    def _layout(self) -> None:
+        """Choose the memory of the parameters that move."""
+
+    def _kept(self, source: Iterable[Any]) -> Iterable[Any]:
+        """The batches on the device, or the loader."""
+        return source if self._evaluation.streamed else [self._loaded(batch) for batch in source]
+
+    def _loaded(self, batch: Any) -> Loaded:
+        moved = to_device(batch, self._loan.device, self._dtype)
+        if "channels_last" in self.choice.options:
+            moved = as_channels_last(moved)
+        counted = to_device(batch, "cpu") if self._evaluation.classes else batch
+        return Loaded(moved, batch_facts(counted, self._mode, self._evaluation))
+
+    def _begin(self, first: Iterable[Any]) -> int:
+        """Probe the loss with the first batch; returns the rows of the first data set."""
+        rows = 0
+        for batch in first:
+            if not rows:
+                self._probe(self._loaded(batch).batch)
+            rows += batch_rows(batch)
+        if not rows:
+            raise InvalidValueError("batches must hold at least one batch, got none")
+        return rows
+
+    def _probe(self, batch: Any) -> None:
+        """Learn what the loss is like; raises LandscapeError for one that is another each time."""
+        self._measure.probe(batch)
+        self._is_random = self._mode == "mindspore"  # dropout is on
+        if not self._is_random and not self._repeats(batch):
+            _log.warning("the loss is random; it gets the same random numbers at every point")
+            self._is_random = True
+        if self._is_random and not self._repeats(batch):
+            raise LandscapeError(
+                "the model gives other losses for the same parameters and batch, also with the same random "
+                "numbers of torch; switch off what is random in it, such as augmentation"
+            )
+
+    @torch.inference_mode()
+    def _repeats(self, batch: Any) -> bool:
+        """Whether a second evaluation gives the same."""
+        first, second = (on_host(self._reading(batch)) for _ in range(2))
+        return np.allclose(first, second, rtol=REPEATED, atol=0, equal_nan=True)
+
+    def _reading(self, batch: Any) -> Tensor:
+        """The reading (columns,) of the model as it is."""
+        if self._is_random:
+            self._loan.seed()
+        return join(self._measure(batch))
+
+    def _batches(self, name: str) -> Iterator[Loaded]:
+        for batch in self._data[name]:
+            yield batch if isinstance(batch, Loaded) else self._loaded(batch)
+
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
+        """See Engine."""
+        self._centre, self._is_at_centre = centre, False
+
+    def _place(self, state: Weights) -> None:
+        """Take whole values by name."""
+        self._loan.place(state)
+
+    @torch.inference_mode()
+    def row_values(self, y: float, xs: Array) -> Array:
+        """See Engine."""
+        if not self._is_at_centre:
+            self._place(self._centre)
+            self._is_at_centre = True
+        return self._values(len(xs), lambda points, batches: self._readings(y, xs[points], batches))
+
+    @torch.inference_mode()
+    def state_values(self, state: Weights) -> Array:
+        """See Engine."""
+        self._is_at_centre = False
+        self._place(state)
+        return np.asarray(self._values(1, lambda _, batches: self._here(batches)[:, None])[0])
+
+    def _values(self, count: int, read: Any) -> Array:
+        """The quantities of `count` points; `read(points, batches)` gives (batches, points, columns)."""
+        tallies = {
+            name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
+        }
+        if self._evaluation.streamed or self._evaluation.stops_early:
+            for name, tally in tallies.items():
+                self._in_turns(name, tally, read)
+        else:
+            batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
+            everywhere = np.arange(count)
+            readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
+            for (tally, loaded), reading in zip(batches, readings, strict=True):
+                tally.add(everywhere, reading, loaded.facts)
+        return np.concatenate([tally.values() for tally in tallies.values()], axis=1)
+
+    def _in_turns(self, name: str, tally: Tally, read: Any) -> None:
+        """Batch by batch, for the points that still need one."""
+        for loaded in self._batches(name):
+            points = tally.active
+            if not len(points):
+                return
+            tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
+
+    def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
+        """Readings (batches, points, columns) in a row of the plane."""
+        raise NotImplementedError
+
+    def _here(self, batches: Sequence[Loaded]) -> Tensor:
+        """Readings (batches, columns) of the model as it is."""
+        if self.bn_mode == "recompute":
+            self._recompute_statistics()
+        return torch.stack([self._reading(loaded.batch) for loaded in batches])
+
+    def _recompute_statistics(self) -> None:
+        """Running statistics of these parameters: the mean over the first data set's batches."""
+        for norm in self._norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a cumulative average
+            norm.train()
+        for loaded in self._batches(next(iter(self._data))):
+            self._measure(loaded.batch)
+        for norm in self._norms:
+            norm.eval()
+
+    def close(self) -> None:
+        """See Engine."""
+        self._loan.give_back()
+
+
+class TorchNaiveEngine(TorchEngine):
+    """The plain loop, with `precision="float64"` the reference of all engines."""
+
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
+        """See Engine."""
+        super().set_plane(centre, recipe)
+        names = list(self._loan.moved)
+        parts = plane_tensors(centre, recipe.make(centre), names)
+        self._plane = [
+            (self._loan.moved[n], *(part[n].to(self._loan.moved[n]) for part in parts)) for n in names
+        ]
+
+    def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
+        found = []
+        for x in xs:
+            for tensor, centre, along_x, along_y in self._plane:
+                tensor.copy_(centre).add_(along_x, alpha=float(x)).add_(along_y, alpha=float(y))
+            found.append(self._here(batches))
+        return torch.stack(found, dim=1)
+
+
+class TorchRowEngine(TorchEngine):
+    """One operation moves all parameters of a dtype; see `Flat`."""
+
+    def _layout(self) -> None:
+        groups: dict[torch.dtype, dict[str, Tensor]] = {}
+        if "channels_last" in self.choice.options:
+            for tensor in self._loan.tensors.values():
+                tensor.data = as_channels_last(tensor.data)
+        for name, tensor in self._loan.moved.items():
+            groups.setdefault(tensor.dtype, {})[name] = tensor
+        self._groups = [Flat(group, self._loan.device) for group in groups.values()]
+        for group in self._groups:
+            for name, memory in group.points():
+                self._loan.moved[name].data = memory.copy_(self._loan.moved[name].data)
+        self._row: float | None = None
+
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
+        """See Engine."""
+        super().set_plane(centre, recipe)
+        self._row = None
+        parts = plane_tensors(centre, recipe.make(centre), list(self._loan.moved))
+        for group in self._groups:
+            group.set_plane(*parts)
+
+    def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
+        if self._row != y:
+            for group in self._groups:
+                group.set_row(float(y))
+            self._row = float(y)
+        found = []
+        for x in xs:
+            for group in self._groups:
+                group.load([float(x)])
+                group.move()
+            found.append(self._here(batches))
+        return torch.stack(found, dim=1)
+
+
+def open_torch_engine(
+    model: nn.Module, loss_fn: Any, batches: Iterable[Any] | Data, *, choice: EngineChoice, **more: Any
+) -> TorchEngine:
+    """The engine chosen; see TorchEngine for the arguments.
+
+    Raises CannotTraceError (a LandscapeError) for a graph engine on a model whose code cannot be recorded.
+    """
+    if choice.engine == "graph":
+        from distsummary.landscape.engines.torch_graph_engine import TorchGraphEngine
+
+        return TorchGraphEngine(model, loss_fn, batches, choice=choice, **more)
+    if choice.engine == "inference":
+        from distsummary.landscape.engines.torch_inference_engine import TorchInferenceEngine
+
+        return TorchInferenceEngine(model, loss_fn, batches, choice=choice, **more)
+    engine = TorchNaiveEngine if choice.engine == "naive" else TorchRowEngine
+    return engine(model, loss_fn, batches, choice=choice, **more)
+
+
+def on_host(readings: Tensor) -> Array:
+    """Readings as float64; the one place where the device is waited for."""
+    return np.asarray(readings.double().cpu().numpy())
+
+
+def as_channels_last(batch: Any) -> Any:
+    """The batch with its pictures (n, c, h, w) in the layout that convolutions prefer.
+
+    With strides that say so: those of a picture of one channel may mean either layout.
+    """
+    if not isinstance(batch, Tensor):
+        return pytree.tree_map_only(Tensor, as_channels_last, batch)
+    if batch.dim() != 4:
+        return batch
+    return torch.empty_like(batch, memory_format=torch.channels_last).copy_(batch)

@@ -1,0 +1,166 @@
+"""The graph engine: the loss recorded once, cut at what is affine in the point, and only the rest done there.
+
+For each plane and batch the slots (see `torch_affine`) get memory; a point is two additions and the rest of
+the graph. Chunks of points go through the same graph with one more axis (torch.func.vmap, so that matrix
+products become batched ones). Data that is streamed has no slots of its own.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from distsummary.landscape.directions.recipe import Array, Recipe, Weights
+from distsummary.landscape.engines.planner import LOOSE
+from distsummary.landscape.engines.quantities import REDUCED
+from distsummary.landscape.engines.torch_affine import Parts, cut
+from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
+from distsummary.landscape.engines.torch_memory import plane_tensors, preserved
+from distsummary.landscape.engines.torch_rewrites import ANYWHERE, ON_CPU, rewrite
+from distsummary.landscape.engines.torch_slots import Bound, Program
+from distsummary.landscape.engines.torch_trace import (
+    CannotTraceError,
+    batch_tensors,
+    placeholders,
+    record,
+    results,
+    signature,
+    trace,
+)
+
+PROOF = 1e-4  # relative difference from the model's own code that a recording may show
+STEP = 0.5  # of the parameters' length: where it is proved, far enough that what is left out shows
+
+SLOT_BYTES = 1 << 30  # that the slots of data may take; beyond, moving them costs what they save
+
+
+class TorchGraphEngine(TorchRowEngine):
+    """See `Engine`. Checkpoints, and a single point where chunks are asked for, go the row engine's way.
+
+    Raises CannotTraceError when the loss cannot be recorded.
+    """
+
+    def _layout(self) -> None:
+        super()._layout()
+        if self.bn_mode == "recompute":
+            raise CannotTraceError("the graph engine does not recompute running statistics")
+        kinds = {tensor.dtype for tensor in self._loan.moved.values()}
+        if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+            raise CannotTraceError(
+                f"the graph engine moves parameters all float32 or all float64, not {kinds}"
+            )
+        self._graphs: dict[Any, fx.Graph] = {}
+        self._programs: dict[Any, Program] = {}
+        self._bound: dict[Loaded, Bound] = {}
+        self._unique = list({id(t): (n, t) for n, t in self._loan.tensors.items()}.values())
+
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
+        """See Engine."""
+        directions = recipe.make(centre)
+        super().set_plane(centre, directions)
+        self._programs.clear()
+        self._bound.clear()
+        names = [n for n in self._loan.moved if directions.x[n].any() or directions.y[n].any()]
+        parts = plane_tensors(centre, directions, names or list(self._loan.moved)[:1])
+        self._plane = {n: tuple(t[n].to(self._loan.device) for t in parts) for n in parts[0]}
+
+    def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
+        if len(xs) == 1 and self.choice.chunk > 1:
+            return super()._readings(y, xs, batches)
+        bound = [self._bind(loaded) for loaded in batches]
+        shared = {id(b.program): b.program.shared for b in bound if b.program.shared is not None}.values()
+        for flat in shared:
+            flat.set_row(float(y))
+        for one in bound:
+            one.set_row(float(y))
+        step, found = self.choice.chunk, []
+        for start in range(0, len(xs), step):
+            part = [float(x) for x in xs[start : start + step]]
+            for flat in shared:
+                flat.load(part)
+                if "cuda_graph" not in self.choice.options:
+                    flat.move()
+            found.append(torch.stack([b.read(part) for b in bound]))
+        return torch.cat(found, dim=1)
+
+    def _bind(self, loaded: Loaded) -> Bound:
+        """The batch's program, proved when it is new, with the batch in it; kept unless data is streamed."""
+        if loaded in self._bound:
+            return self._bound[loaded]
+        key = signature(loaded.batch)
+        if key not in self._graphs:
+            self._graphs[key] = self._record(loaded.batch)
+        if key not in self._programs:
+            plane: Any = list(self._plane.values())  # triples
+            parts = self._cut(self._graphs[key], self._kept_like(key))
+            self._programs[key] = Program(parts, plane, self.choice.chunk, self.choice.options)
+            bound = Bound(self._programs[key], self._fixed(loaded.batch))
+            self._prove(bound, loaded)
+        else:
+            bound = Bound(self._programs[key], self._fixed(loaded.batch))
+        if not self._evaluation.streamed:
+            self._bound[loaded] = bound
+        return bound
+
+    def _prove(self, bound: Bound, loaded: Loaded) -> None:
+        """Raise CannotTraceError unless the program gives what the model's own code gives, off the centre."""
+        step = STEP * self._reach()
+        found = on_host(bound.at(step, step))
+        expected = on_host(super()._readings(step, np.array([step]), [loaded])[0, 0])
+        size = np.abs(expected).max(initial=0.0, where=np.isfinite(expected))
+        rtol = LOOSE if self._evaluation.precision in REDUCED else PROOF
+        if not np.allclose(found, expected, rtol=rtol, atol=rtol * size, equal_nan=True):
+            raise CannotTraceError(
+                f"the recorded loss gives {found.tolist()} where the model gives {expected.tolist()}: "
+                "it depends on more than parameters, buffers and batch"
+            )
+
+    def _reach(self) -> float:
+        """Where in the plane the parameters have changed by as much as they are."""
+        centre, *along = (
+            float(sum(t.double().square().sum() for t in part) ** 0.5)
+            for part in zip(*self._plane.values(), strict=True)
+        )
+        return centre / max(along) if centre and max(along) else 1.0
+
+    def _record(self, batch: Any) -> fx.Graph:
+        on_cpu = self._loan.device.type == "cpu"
+        # Attention as products and a softmax has a form for chunks, the fused kernels have none.
+        attention = sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext()
+        with attention, preserved(self._loan.model):  # tensors without values must not stay in it
+            graph = trace(
+                self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
+            )
+        rewrite(graph, by_layout=on_cpu and self.choice.chunk == 1)
+        return graph
+
+    def _kept_like(self, key: Any) -> int:
+        """How many batches that are kept share a graph; 0 where none is."""
+        if self._evaluation.streamed:
+            return 0
+        return sum(signature(loaded.batch) == key for name in self._data for loaded in self._batches(name))
+
+    def _cut(self, graph: fx.Graph, batches: int) -> Parts:
+        """The graph's parts; with data in slots only where that of so many batches is not too large."""
+        inputs = placeholders(graph)
+        nodes = {id(tensor): node for (_, tensor), node in zip(self._unique, inputs, strict=False)}
+        moved = [nodes[id(self._loan.moved[name])] for name in self._plane]
+        data = inputs[len(self._unique) :]
+        parts = cut(graph, moved, data, with_data=batches > 0)
+        own = [node.meta["val"] for node in results(parts.affine.graph)][parts.shared :]
+        size = sum(slot.numel() * slot.element_size() for slot in own) * (4 + self.choice.chunk) * batches
+        return parts if size <= SLOT_BYTES else cut(graph, moved, data, with_data=False)
+
+    def _fixed(self, batch: Any) -> list[Tensor]:
+        """What the constants are made of: tensors that do not move, and the batch."""
+        moving = {id(self._loan.moved[name]) for name in self._plane}
+        return [t.data for _, t in self._unique if id(t) not in moving] + batch_tensors(batch)
+
+
+def warm_up() -> None:
+    """Load what recording needs, a second's work: once a process."""
+    record(torch.neg, [torch.zeros(1)])

@@ -1,0 +1,159 @@
+"""Hessian-vector products of a torch model's loss at a checkpoint, exact by differentiating twice.
+
+H v = d/dtheta (g . v) with g the gradient (Pearlmutter 1994), batch by batch; sums are float64, first over
+the batches of a group, then over the groups, so that they are the same bits whoever makes which group.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from distsummary.errors import LandscapeError
+from distsummary.landscape.directions.hessian import grouped
+from distsummary.landscape.directions.recipe import Array, Weights, check_fit
+from distsummary.landscape.directions.torch_parameters import unwrap
+from distsummary.landscape.engines.base import batch_rows, bind_loss, check_batches
+from distsummary.landscape.engines.torch_memory import to_device
+
+_SEED = 0  # of dropout in training mode: the same noise in every product
+
+
+class TorchHessian:
+    """A `hessian.Hessian` at `centre` over the parameters `names`.
+
+    While it is open the model has the values of `centre` and torch one thread; `close` (or leaving the
+    context) puts back what was, the model bit for bit. Mode "standard" differentiates in eval mode,
+    "mindspore" in training mode.
+
+    Args:
+        model, loss_fn, batches: see `engines.bind_loss`.
+        centre: values by name; what it does not name keeps the model's.
+        device: to move the model to; None: it stays where it is.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Any,
+        batches: Iterable[Any],
+        *,
+        names: Sequence[str],
+        centre: Weights,
+        mode: str = "standard",
+        device: str | None = None,
+    ) -> None:
+        inner = unwrap(model)
+        self._model = inner if device is None else inner.to(device)
+        self._loss = bind_loss(self._model, loss_fn)
+        self._is_training = mode == "mindspore"
+        found = dict(self._model.named_parameters(remove_duplicate=False))
+        shapes = {name: np.broadcast_to(np.float32(0), tuple(p.shape)) for name, p in found.items()}
+        check_fit("the plane", {name: centre[name] for name in names}, shapes)
+        self._moved = [found[name] for name in names]
+        place = self._moved[0].device
+        self._groups = grouped([to_device(batch, place) for batch in check_batches(batches)])
+        self.weight = float(sum(self._weight(batch) for group in self._groups for batch in group))
+        self._restore = ExitStack()
+        try:
+            self._take_over(centre, place)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def groups(self) -> int:
+        """How many groups of batches there are."""
+        return len(self._groups)
+
+    def _weight(self, batch: Any) -> int:
+        return 1 if self._is_training else batch_rows(batch)
+
+    def _take_over(self, centre: Weights, device: torch.device) -> None:
+        if device.type == "cpu":
+            self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
+        for module in self._model.modules():
+            self._restore.callback(setattr, module, "training", module.training)
+        self._model.train(self._is_training)
+        devices = [device] if device.type == "cuda" else []
+        self._restore.enter_context(torch.random.fork_rng(devices=devices))
+        named = [
+            *self._model.named_parameters(remove_duplicate=False),
+            *self._model.named_buffers(remove_duplicate=False),
+        ]
+        seen: set[int] = set()
+        for name, tensor in named:
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            self._restore.callback(setattr, tensor, "data", tensor.data)
+            tensor.data = tensor.data.clone()
+            if name in centre:
+                tensor.data.copy_(torch.tensor(np.asarray(centre[name])))
+        for tensor in self._moved:
+            self._restore.callback(tensor.requires_grad_, tensor.requires_grad)
+            tensor.requires_grad_(True)
+
+    def product(self, vector: Array) -> Array:
+        """See `hessian.Hessian`."""
+        total = np.zeros(len(vector))
+        for number in range(self.groups):
+            total += self.group_product(vector, number)
+        return total
+
+    def group_product(self, vector: Array, number: int) -> Array:
+        """The part of the product that one group of batches makes."""
+        along = self._split(vector)
+        total = np.zeros(len(vector))
+        # Flash and memory-efficient attention have no second derivative.
+        with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
+            for batch in self._groups[number]:
+                parts = self._one(batch, along)
+                flat = torch.cat([part.detach().reshape(-1).to("cpu", torch.float64) for part in parts])
+                total += self._weight(batch) * flat.numpy()
+        return total
+
+    def _split(self, vector: Array) -> list[torch.Tensor]:
+        flat = torch.from_numpy(np.ascontiguousarray(vector, np.float64))
+        parts = torch.split(flat, [tensor.numel() for tensor in self._moved])
+        return [
+            part.view(tensor.shape).to(tensor.device, tensor.dtype)
+            for part, tensor in zip(parts, self._moved, strict=True)
+        ]
+
+    def _one(self, batch: Any, along: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self._is_training:
+            torch.default_generator.manual_seed(_SEED)
+            if self._moved[0].device.type == "cuda":
+                torch.cuda.manual_seed(_SEED)
+        loss, _, _ = self._loss(batch)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise LandscapeError(
+                "directions='hessian' needs a loss_fn that returns one tensor with a gradient for a batch; "
+                "return the mean over the batch, not detached"
+            )
+        gradient = torch.autograd.grad(loss, self._moved, create_graph=True, materialize_grads=True)
+        slope = torch.stack([(g * v).sum() for g, v in zip(gradient, along, strict=True)]).sum()
+        if not slope.requires_grad:  # the loss is linear in the parameters
+            return [torch.zeros_like(tensor) for tensor in self._moved]
+        return torch.autograd.grad(slope, self._moved, materialize_grads=True)
+
+    def close(self) -> None:
+        """Give the model back bit for bit. A second call does nothing."""
+        self._restore.close()
+
+    def __enter__(self) -> "TorchHessian":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,88 @@
+"""What a torch model gives for a batch: the loss and whatever else an evaluation asks for, as tensors."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distsummary.errors import LandscapeError
+from distsummary.landscape.engines.base import batch_labels, bind_loss
+from distsummary.landscape.engines.numpy_engine import CLASSES_NEED_ROWS, loss_shape_error
+from distsummary.landscape.engines.quantities import Evaluation
+
+SAME = 1e-4  # relative: a criterion's mean and the mean of its rows
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Measure:
+    """Readings (see `quantities`) of the model as it is: `measure(batch)` is a tuple of tensors.
+
+    Every one is a number but the last, which is (classes,) where classes are asked for. Nothing is waited
+    for.
+
+    Raises LandscapeError for a loss of another shape.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
+        self._evaluation, self._device = evaluation, device
+        self._loss = bind_loss(model, loss_fn)
+        self._by_rows = bind_loss(model, _rows_of(loss_fn)) if evaluation.wants_rows else None
+        self._autocast = AUTOCAST.get(evaluation.precision)
+        self.has_rows = False
+
+    @torch.inference_mode()
+    def probe(self, batch: Any) -> None:
+        """Find out with a batch whether the loss of each row is to be had; a criterion is asked for it."""
+        if self._by_rows is not None:
+            rows, mean = (torch.as_tensor(loss(batch)[0]).double() for loss in (self._by_rows, self._loss))
+            agree = bool((rows.mean() - mean.mean()).abs() <= SAME * mean.mean().abs())
+            self.has_rows = rows.dim() == 1 and (agree or not bool(mean.isfinite().all()))
+        if self._evaluation.classes and not self.has_rows:
+            raise LandscapeError(CLASSES_NEED_ROWS)
+        self(batch)
+
+    def __call__(self, batch: Any) -> tuple[Tensor, ...]:
+        """The columns of a reading."""
+        with torch.autocast(
+            self._device.type, dtype=self._autocast, enabled=self._autocast is not None, cache_enabled=False
+        ):
+            return self._columns(batch)
+
+    def _columns(self, batch: Any) -> tuple[Tensor, ...]:
+        bound = self._by_rows if self.has_rows and self._by_rows is not None else self._loss
+        found, outputs, targets = bound(batch)
+        losses = torch.as_tensor(found, device=self._device).detach()
+        if losses.dim() > 1:
+            raise LandscapeError(loss_shape_error(losses.shape))
+        columns = [losses.mean() if losses.dim() else losses]
+        if self.has_rows:
+            columns.append((losses * losses).mean())
+        for metric in self._evaluation.metrics.values():
+            columns.append(
+                torch.as_tensor(metric(outputs, targets), device=self._device).detach().reshape(())
+            )
+        if self._evaluation.classes:
+            columns.append(self._class_sums(losses, batch))
+        return tuple(columns)
+
+    def _class_sums(self, losses: Tensor, batch: Any) -> Tensor:
+        numbers = torch.arange(self._evaluation.classes, device=self._device)
+        members = torch.as_tensor(batch_labels(batch), device=self._device).reshape(1, -1) == numbers[:, None]
+        return members.to(losses.dtype) @ losses
+
+
+def join(columns: Sequence[Tensor]) -> Tensor:
+    """A reading as one tensor (columns,)."""
+    if len(columns) == 1 and columns[0].numel() == 1:
+        return columns[0].reshape(1)
+    return torch.cat([column.reshape(-1).double() for column in columns])
+
+
+def _rows_of(loss_fn: Any) -> Callable[..., Any]:
+    """A criterion of torch.nn with its loss by row; other functions are what they are."""
+    if isinstance(loss_fn, nn.Module) and getattr(loss_fn, "reduction", None) == "mean":
+        loss_fn = copy.copy(loss_fn)
+        loss_fn.reduction = "none"
+    return loss_fn  # type: ignore[no-any-return]  # checked by bind_loss

@@ -1,0 +1,277 @@
+"""A torch model on loan: its tensors look at memory of ours, and come back bit for bit."""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distsummary.errors import InvalidTypeError
+from distsummary.landscape.directions.recipe import Array, Directions, Weights, check_fit
+from distsummary.landscape.directions.torch_parameters import named_tensors, unwrap
+from distsummary.landscape.engines.hardware import processor
+
+ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
+DROPOUT_SEED = 0
+_NOTHING = np.empty(0)
+
+# Of tensors by their first names, and of what values of floating point become: what each looks at instead.
+Memory: TypeAlias = Callable[[Mapping[str, Tensor], torch.dtype | None], Iterable[Tensor]]
+
+
+def copies(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[Tensor]:
+    """Memory of its own for each tensor, with its values."""
+    return (tensor.data.to(loan_dtype(tensor, dtype), copy=True) for tensor in tensors.values())
+
+
+def loan_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """What a tensor is while it is on loan, if values of floating point become `dtype` (None: nothing)."""
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+class Loan:
+    """The model between taking over and giving back.
+
+    While it lasts no value of the user's tensors is written to: every parameter and buffer has other memory.
+    `give_back` restores memory, the modules' attributes, the number of threads, the generators of random
+    numbers and whether TF32 is allowed.
+
+    Args:
+        names: the parameters that move; raises InvalidValueError for unknown ones.
+        training: MindSpore's way: the whole model in training mode. False: evaluation mode.
+        threads: on the CPU.
+        dtype: what values of floating point become while the loan lasts; None: what they are.
+        tf32: whether a GPU may round products to TF32.
+        memory: what the tensors look at while the loan lasts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        *,
+        device: str | None = None,
+        training: bool = False,
+        threads: int = 1,
+        dtype: torch.dtype | None = None,
+        tf32: bool = False,
+        memory: Memory = copies,
+    ) -> None:
+        inner = unwrap(model)
+        self.model = inner if device is None else inner.to(device)
+        self.tensors = named_tensors(self.model)
+        check_fit("the plane", dict.fromkeys(names, _NOTHING), dict.fromkeys(self.tensors, _NOTHING))
+        self.moved = {name: self.tensors[name] for name in names}
+        self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
+        self._restore = ExitStack()
+        try:
+            if self.device.type == "cuda":
+                self._allow_tf32(tf32)
+            self._take(training, threads, memory, dtype)
+        except BaseException:
+            self.give_back()
+            raise
+
+    def _allow_tf32(self, allowed: bool) -> None:
+        libraries: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]  # modules made of classes
+        for library in libraries:
+            self._restore.callback(setattr, library, "allow_tf32", library.allow_tf32)
+            library.allow_tf32 = allowed
+
+    def _take(self, training: bool, threads: int, memory: Memory, dtype: torch.dtype | None) -> None:
+        self._restore.enter_context(preserved(self.model))
+        for module in self.model.modules():
+            self._restore.callback(setattr, module, "training", module.training)
+        self.model.train(training)
+        if self.device.type == "cpu":  # the same bits in every process
+            self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(threads)
+        devices = [self.device] if self.device.type == "cuda" else []
+        self._restore.enter_context(torch.random.fork_rng(devices=devices))
+        once: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in self.tensors.items():
+            once.setdefault(id(tensor), (name, tensor))
+        tensors = dict(once.values())
+        for tensor, other in zip(tensors.values(), memory(tensors, dtype), strict=True):
+            self._restore.callback(setattr, tensor, "data", tensor.data)
+            tensor.data = other
+        refuse_unmovable(self.moved)
+
+    def place(self, state: Weights) -> None:
+        """Write whole values by name."""
+        for name, tensor in self.tensors.items():
+            if name in state:
+                tensor.copy_(as_tensor(state[name]))
+
+    def seed(self) -> None:
+        """The same random numbers at every point and in every worker."""
+        torch.default_generator.manual_seed(DROPOUT_SEED)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(DROPOUT_SEED)
+
+    def give_back(self) -> None:
+        """The model as it was; a second call does nothing."""
+        self._restore.close()
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """The modules' attributes, and what lists, dicts and sets among them hold, are afterwards what they were.
+
+    Code that runs a model may leave things in it: counts, caches, the last activations.
+    """
+    saved = [
+        (vars(module), dict(vars(module)), [(v, copy.copy(v)) for v in vars(module).values() if _holds(v)])
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for attributes, before, containers in saved:
+            attributes.clear()
+            attributes.update(before)
+            for container, held in containers:
+                container.clear()
+                container.extend(held) if isinstance(container, list) else container.update(held)
+
+
+def _holds(value: Any) -> bool:
+    return type(value) in (list, dict, set, OrderedDict)
+
+
+class Flat:
+    """Tensors of one dtype and device as one vector, so that a move is one operation.
+
+    Sums are made in float32, in float64 for float64; half precision is rounded once, at the point. Each view
+    has the strides of its tensor (dense, or they become contiguous); the tensors may be outlines on "meta".
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        first = next(iter(tensors.values()))
+        step = max(1, ALIGNMENT_BYTES // first.element_size())
+        self._views: dict[str, tuple[int, torch.Size, tuple[int, ...]]] = {}
+        end = 0
+        for name, tensor in tensors.items():
+            self._views[name] = (end, tensor.shape, dense_strides(tensor))
+            end += -(-tensor.numel() // step) * step
+        kind = torch.float64 if first.dtype == torch.float64 else torch.float32
+        self._base, self._x, self._y, self._row = torch.zeros((4, end), dtype=kind, device=device)
+        self._point = torch.zeros(end, dtype=first.dtype, device=device)
+        self._sum = self._point if first.dtype == kind else torch.zeros_like(self._row)
+        self._at = 0.0
+
+    def points(self) -> Iterator[tuple[str, Tensor]]:
+        """By name what the point's values are read from."""
+        return ((name, self._view(self._point, name)) for name in self._views)
+
+    def _view(self, flat: Tensor, name: str) -> Tensor:
+        start, shape, strides = self._views[name]
+        return flat.as_strided(shape, strides, flat.storage_offset() + start)
+
+    def set_plane(
+        self, centre: Mapping[str, Tensor], x: Mapping[str, Tensor], y: Mapping[str, Tensor]
+    ) -> None:
+        """Take the values at the centre and along the directions."""
+        for flat, values in ((self._base, centre), (self._x, x), (self._y, y)):
+            for name in self._views:
+                self._view(flat, name).copy_(values[name])
+
+    def set_row(self, y: float) -> None:
+        """Once a row."""
+        torch.add(self._base, self._y, alpha=y, out=self._row)
+
+    def load(self, xs: Sequence[float]) -> None:
+        """Say where the next point is."""
+        self._at = xs[0]
+
+    def move(self) -> None:
+        """Go there."""
+        torch.add(self._row, self._x, alpha=self._at, out=self._sum)
+        if self._sum is not self._point:
+            self._point.copy_(self._sum)
+
+
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor that has neither holes nor overlaps; contiguous ones for another."""
+    order = sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d]))
+    expected = 1
+    for dim in order:
+        if tensor.shape[dim] != 1 and tensor.stride(dim) != expected:
+            return tuple(torch.empty(tensor.shape, device="meta").stride())
+        expected *= tensor.shape[dim]
+    return tuple(tensor.stride())
+
+
+def plane_tensors(
+    centre: Weights, directions: Directions, names: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Centre and directions of these parameters, as tensors on the host."""
+    x, y, z = ({n: as_tensor(w[n]) for n in names} for w in (centre, directions.x, directions.y))
+    return x, y, z
+
+
+def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
+    """Raise InvalidTypeError for a parameter that is not of floating point."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise InvalidTypeError(f"only floating point parameters can move, {name} is {tensor.dtype}")
+
+
+def as_tensor(array: Array) -> Tensor:
+    """A copy: arrays out of Ray's store are read-only."""
+    return torch.tensor(np.asarray(array))
+
+
+def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
+    """The batch with its tensors (also in tuples, lists and dicts) on the device; others as they are.
+
+    `dtype`: what tensors of floating point become.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, dtype if batch.is_floating_point() else None)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(item, device, dtype) for item in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(item, device, dtype) for item in batch)
+    if isinstance(batch, dict):
+        return {key: to_device(item, device, dtype) for key, item in batch.items()}
+    return batch
+
+
+def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
+    """Model and batches that any process can unpickle: copies on the host if they are elsewhere."""
+    model = unwrap(model)
+    if any(tensor.device.type != "cpu" for tensor in named_tensors(model).values()):
+        model = copy.deepcopy(model).cpu()
+    if isinstance(batches, Mapping):
+        return model, {name: _on_host(source) for name, source in batches.items()}
+    return model, _on_host(batches)
+
+
+def _on_host(batches: Any) -> Any:
+    """Lists of batches; a loader is sent as it is."""
+    return [to_device(batch, "cpu") for batch in batches] if isinstance(batches, list | tuple) else batches
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that memory was too small, in torch's ways and Python's."""
+    is_one = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+    return is_one or "can't allocate memory" in str(error)  # what torch says on a CPU
+
+
+def hardware(device: torch.device) -> str:
+    """The processor and the torch that compute there: results are the same bits where this is the same."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{name}, torch {torch.__version__}"
+
+
+def worker_device(has_gpu: bool) -> str:
+    """Where a worker that was given a GPU, or none, computes."""
+    return "cuda" if has_gpu and torch.cuda.is_available() else "cpu"

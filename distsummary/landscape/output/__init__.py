@@ -1,0 +1,1 @@
+"""Grids -> files and pictures."""

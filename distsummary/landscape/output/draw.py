@@ -1,0 +1,129 @@
+"""A picture of a loss grid: contours, a surface or a curve, with the path on it and its numbers beside."""
+
+import io
+from typing import Any
+
+import numpy as np
+
+from distsummary.checks import check_choice
+from distsummary.errors import MissingExtraError
+from distsummary.landscape.output import panels
+from distsummary.landscape.output.cells import thinned
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.output.scale import scale_for
+
+KINDS = ("contour", "surface")
+FORMATS = ("png", "pdf", "svg")
+DPI = 120
+PAD = 0.08  # inches
+MAX_ROWS = 12  # of checkpoints in print
+MUCH_ROUNDING = 0.1  # a share of the steps that a picture must not be silent about
+
+
+def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
+    """The grid as a picture; a grid of one row is drawn as a curve, whatever the kind.
+
+    No global state of matplotlib is touched. Raises InvalidValueError for an unknown kind or format,
+    MissingExtraError without matplotlib.
+    """
+    check_choice("kind", kind, KINDS)
+    check_choice("format", format, FORMATS)
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
+            name="matplotlib",
+        ) from error
+
+    has_path = len(grid.path) > 1 and grid.kind != "line"
+    figure = Figure(
+        figsize=(12.0 if has_path else 6.8, 5.6),
+        dpi=DPI,
+        layout=ConstrainedLayoutEngine(w_pad=PAD, h_pad=PAD),
+    )
+    FigureCanvasAgg(figure)
+    main, beside = _split(figure, has_path)
+    main.suptitle(title(grid), fontsize="large")
+    figure.supxlabel("\n".join(notes(grid)), fontsize=8, color="0.4")
+    scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
+    if min(grid.z.shape) == 1:
+        panels.draw_curve(main.subplots(), grid, scale)
+    elif kind == "surface":
+        panels.draw_surface(main, grid, scale)
+    else:
+        panels.draw_contours(main, grid, scale)
+    if beside is not None:
+        losses, numbers = beside.subplots(2, 1, height_ratios=[1.1, 1])
+        panels.draw_losses(losses, grid)
+        panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=format)
+    return buffer.getvalue()
+
+
+def _split(figure: Any, has_path: bool) -> tuple[Any, Any]:
+    """The figure's part for the picture, and its part for the path if there is one.
+
+    What the figure itself has below stands under both, and under their legends.
+    """
+    if not has_path:
+        return figure.subfigures(1, 1), None
+    main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
+    return main, beside
+
+
+def title(grid: LossGrid) -> str:
+    """What the picture shows, in one line."""
+    if grid.kind in ("joint", "triangle"):
+        return f"{'joint PCA plane of' if grid.kind == 'joint' else 'plane through'} {', '.join(grid.runs)}"
+    if grid.kind == "line":
+        start, end = panels.ends_of_line(grid)
+        return f"from {start} to {end}, straight"
+    if grid.decomposition == "PCA" and grid.numbers:
+        return f"{grid.unit}s {grid.numbers[0]} to {grid.numbers[-1]}, PCA plane ({grid.mode})"
+    where = f"{grid.unit} {grid.numbers[-1]}" if grid.numbers else "the model"
+    if grid.kind == "hessian":
+        return f"around {where}, leading eigenvectors of the Hessian"
+    return f"around {where}, {grid.kind or 'random'} plane ({grid.normalization} normalisation)"
+
+
+def notes(grid: LossGrid) -> list[str]:
+    """What the losses of the picture are not: computed, or apart from rounding; nothing if they are."""
+    found = []
+    is_missing = ~grid.computed & ~np.isfinite(grid.z)
+    left, missing = int((~grid.computed).sum()), int(is_missing.sum())
+    if left:
+        others = f"{left - missing:,} interpolated, {missing:,} missing"
+        if missing in (0, left):
+            others = f"the others {'missing' if missing else 'interpolated'}"
+        found.append(f"{grid.z.size - left:,} of {grid.z.size:,} points computed, {others}")
+    share, axis = max(((share, axis) for axis, share in grid.rounding.items()), default=(0.0, ""))
+    if share > MUCH_ROUNDING:
+        found.append(f"rounding: {100 * share:.0f} % of the steps along {axis} are below an ulp")
+    return found
+
+
+def checkpoint_lines(grid: LossGrid) -> list[str]:
+    """A table of the path: true loss, loss in the plane, distance from the plane."""
+    lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
+    run_of = {k: run for run, part in grid.parts.items() for k in part}
+    for k in thinned(len(grid.path), MAX_ROWS):
+        number = str(grid.numbers[k]) if grid.numbers else "-"
+        losses = f"{grid.true_loss[k]:>11.4g} {grid.path_loss[k]:>11.4g}"
+        lines.append(f"{number:>8} {losses} {grid.residuals[k]:>8.1%}  {run_of[int(k)]}".rstrip())
+    return lines
+
+
+def plane_lines(grid: LossGrid) -> list[str]:
+    """What the plane has of the path."""
+    lines = [""]
+    if grid.explained_variance.size:
+        shares = " + ".join(f"{share:.1%}" for share in grid.explained_variance)
+        lines.append(f"explained variance {shares} = {grid.explained_variance.sum():.1%}")
+    if grid.eigenvalues:
+        lines.append("eigenvalues " + ", ".join(f"{value:.4g}" for value in grid.eigenvalues))
+    lines.append("outside: distance from the plane / distance from the end")
+    return lines

@@ -1,0 +1,151 @@
+"""Landscapes into a run dir: events for MindInsight, pictures for TensorBoard, and the grids themselves."""
+
+import logging
+import secrets
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from distsummary.errors import DamagedFileError, MissingExtraError
+from distsummary.events.reader import read_directory
+from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Value
+from distsummary.events.segment import segments
+from distsummary.events.writer import RankWriter
+from distsummary.landscape.output.grid import LossGrid
+from distsummary.publish import ensure_directory, publish
+from distsummary.run_dir import RunDir
+
+LOSS_TAGS = ("loss", "loss/auto")  # ours, MindSpore's
+SHOWN_LOSS_TAG = "loss/auto"  # the only one that MindInsight's landscape page asks for
+
+_log = logging.getLogger(__name__)
+
+
+def write_landscapes(
+    run_dir: RunDir, grids: Sequence[LossGrid], *, loss_of: RunDir | None = None
+) -> list[Path]:
+    """Write `landscape/` of a run; returns the files made. A landscape replaces an older one of its tag.
+
+    The MindSpore dialect holds the planes (it has no lines) and a copy of a run's loss curve, nothing else:
+    MindInsight's page wants that scalar in the same job. The TensorBoard dialect holds the pictures. The
+    grids themselves are saved first, so that they are not lost when the rest fails.
+
+    Args:
+        run_dir: the run to write to.
+        grids: of different tags; of equal ones viewers show one.
+        loss_of: the run whose loss curve to copy, `run_dir` itself by default.
+    """
+    ensure_directory(run_dir.landscape_dir)
+    with run_dir.locked("landscape"):
+        made = _save_grids(run_dir, grids)
+        pictures = _draw_all(grids)
+        made += _save_pictures(run_dir, grids, pictures)
+        _replace_events(run_dir, grids, pictures, loss_of or run_dir)
+        return [path for dialect in DIALECTS for path in segments(run_dir.landscape_dir, dialect)] + made
+
+
+def _save_grids(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
+    paths = [run_dir.landscape_file(grid.tag, ".npz") for grid in grids]
+    for path, grid in zip(paths, grids, strict=True):
+        grid.save(path)
+    return paths
+
+
+def _save_pictures(run_dir: RunDir, grids: Sequence[LossGrid], pictures: Mapping[str, Image]) -> list[Path]:
+    """The pictures as files; that of an older grid goes, also where there is no new one."""
+    tags = [tag for grid in grids for tag in _picture_tags(grid)]
+    for tag in tags:
+        path = run_dir.landscape_file(tag, ".png")
+        if tag in pictures:
+            publish(path, pictures[tag].encoded)
+        else:
+            path.unlink(missing_ok=True)
+    return [run_dir.landscape_file(tag, ".png") for tag in tags if tag in pictures]
+
+
+def _replace_events(
+    run_dir: RunDir, grids: Sequence[LossGrid], pictures: Mapping[str, Image], loss_of: RunDir
+) -> None:
+    """New segments of both dialects; the older ones go once these are complete."""
+    directory = run_dir.landscape_dir
+    older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
+    now = time.time()
+    planes = [grid for grid in grids if min(grid.z.shape) > 1]
+    landscapes = [Event(0, now, [Value("landscape", grid.tag, grid.to_record())]) for grid in planes]
+    images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
+    replaced = {tag for grid in grids for tag in (grid.tag, *_picture_tags(grid))}
+    landscapes = [*_kept(directory, MINDSPORE, replaced), *landscapes]
+    curve = read_loss_curve(loss_of) if landscapes else []
+    _write_events(run_dir, MINDSPORE, [*landscapes, *curve])
+    _write_events(run_dir, TENSORBOARD, [*_kept(directory, TENSORBOARD, replaced), *images])
+    for path in older:
+        path.unlink(missing_ok=True)
+
+
+def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
+    """The landscapes, or their pictures, that stand there already and that nothing new replaces."""
+    kept = {
+        value.tag: Event(0, event.wall_time, [value])
+        for event in read_directory(directory, dialect, mode="skip")
+        for value in event.values
+        if value.plugin in ("landscape", "image") and value.tag not in replaced
+    }
+    return list(kept.values())
+
+
+def read_loss_curve(run_dir: RunDir) -> list[Event]:
+    """The loss of the run by step, as MindInsight's page wants it: the merged one, else the first rank's."""
+    for directory in (run_dir.base, *run_dir.rank_dirs().values()):
+        try:
+            events = list(read_directory(directory, mode="skip"))
+        except (OSError, DamagedFileError) as error:
+            _log.warning("no loss curve from %s: %s", directory, error)
+            continue
+        for tag in LOSS_TAGS:
+            curve = {  # by step: a later attempt has taken an earlier one's steps again
+                event.step: Event(event.step, event.wall_time, [Value("scalar", SHOWN_LOSS_TAG, value.data)])
+                for event in events
+                for value in event.values
+                if value.plugin == "scalar" and value.tag == tag
+            }
+            if curve:
+                return [curve[step] for step in sorted(curve)]
+    return []
+
+
+def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
+    if not events:
+        return
+    run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # MindSpore's runs have none
+    writer = RankWriter(run_dir.landscape_dir, run_id=run_id, dialects=(dialect,))
+    try:
+        first = writer.last_seq + 1  # those of an older landscape are still there
+        writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=first, events=events))
+        writer.flush()
+    finally:
+        writer.close()
+
+
+def _draw_all(grids: Sequence[LossGrid]) -> dict[str, Image]:
+    """Pictures by tag; none, and a line in the log, without matplotlib."""
+    from distsummary.landscape.output.draw import draw
+
+    try:
+        return {tag: _image(draw(grid, kind)) for grid in grids for tag, kind in _picture_tags(grid).items()}
+    except MissingExtraError as error:
+        _log.warning("no pictures: %s", error)
+        return {}
+
+
+def _picture_tags(grid: LossGrid) -> dict[str, str]:
+    """The kind of each picture of a grid, by tag."""
+    is_line = min(grid.z.shape) == 1
+    return {grid.tag: "contour"} if is_line else {grid.tag: "contour", f"{grid.tag}/surface": "surface"}
+
+
+def _image(png: bytes) -> Image:
+    width, height = struct.unpack(
+        ">II", png[16:24]
+    )  # the first chunk of a PNG: length, "IHDR", width, height
+    return Image(height=height, width=width, encoded=png)

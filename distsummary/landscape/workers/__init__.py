@@ -1,0 +1,1 @@
+"""Chunks -> grids: who evaluates what, in this process or on Ray, and what is kept of it."""

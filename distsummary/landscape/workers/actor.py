@@ -1,0 +1,118 @@
+"""Workers on Ray: actors of the cluster that this process is connected to, or of a local one."""
+
+from collections.abc import Iterator, Sequence, Set
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self
+
+import ray
+from ray.exceptions import RayTaskError
+
+from distsummary.errors import LandscapeError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions.hessian import GROUPS
+from distsummary.landscape.engines.plan import GRID_CHUNK, plan_chunks
+from distsummary.landscape.engines.planner import EngineChoice, piece
+from distsummary.landscape.engines.timing import plan_engine
+from distsummary.landscape.engines.worker import Task
+from distsummary.landscape.workers.actor_crew import LandscapeActor, RayCrew
+from distsummary.landscape.workers.actor_hessian import RayHessian
+from distsummary.landscape.workers.actor_start import plan_workers, portable, send, spawn
+from distsummary.topology import cluster_address
+
+
+class RayWorkers:
+    """See `runner.Workers`; a context: a cluster that it started, with the first work, ends with it.
+
+    Args:
+        count: None: one worker for each `gpus_each` that are free, else one per free CPU, at least one; more
+            when more becomes free. A number is kept to: a worker for which no CPU is free runs without a
+            reservation; on GPUs it waits for one.
+        gpus_each: GPUs of each worker, or the share of one; None: 1 for torch models, 0 for others.
+    """
+
+    def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
+        self._count, self._gpus_each = count, gpus_each
+        self._stack = ExitStack()
+        self._is_connected = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def plan(self, task: Task) -> EngineChoice:
+        """See `runner.Workers`: in this process, or on a worker where they have GPUs and it need not have."""
+        resources = self._resources(task.model, 1)[0]
+        if not resources.get("num_gpus"):
+            return plan_engine(_sendable(task)).choice
+        actor = spawn(LandscapeActor, resources, send(_sendable(task)))
+        try:
+            choice: EngineChoice = ray.get(actor.plan.remote())
+        except RayTaskError as error:
+            raise LandscapeError(f"the engine could not be planned: {error}") from error
+        finally:
+            ray.kill(actor, no_restart=True)
+        return choice
+
+    def hessian(
+        self, model: Any, loss_fn: Any, batches: Sequence[Any], **options: Any
+    ) -> AbstractContextManager[RayHessian]:
+        """See `runner.Workers`."""
+        resources = self._resources(model, min(GROUPS, len(batches)))
+        model, batches = portable(model, batches)
+        return RayHessian(send((model, loss_fn, batches)), options, resources)
+
+    @contextmanager
+    def crew(self, task: Task) -> Iterator[RayCrew]:
+        """See `runner.Workers`."""
+        chunks = plan_chunks(task.planes, grid_chunk=piece(task.choice, GRID_CHUNK))
+        resources = self._resources(task.model, len(chunks))
+        more = partial(self._more, task.model, resources[0].keys()) if self._count is None else None
+        crew = RayCrew(send(_sendable(task)), resources, more)
+        try:
+            yield crew
+        finally:
+            crew.end()
+
+    def _resources(self, model: Any, jobs: int) -> list[dict[str, float]]:
+        if not self._is_connected:
+            self._stack.enter_context(cluster())
+            self._is_connected = True
+        return plan_workers(ray.available_resources(), jobs, self._count, gpus_each=self._share(model))
+
+    def _more(self, model: Any, kind: Set[str], jobs: int) -> list[dict[str, float]]:
+        """The resources of workers that could be added for so many chunks; of one kind, for the same bits."""
+        found = plan_workers(ray.available_resources(), jobs, None, gpus_each=self._share(model))
+        return [one for one in found if one.keys() == kind and any(one.values())] if jobs else []
+
+    def _share(self, model: Any) -> float:
+        if self._gpus_each is not None:
+            return self._gpus_each
+        return 1.0 if framework_of(model).name == "torch" else 0.0
+
+
+def _sendable(task: Task) -> Task:
+    model, batches = portable(task.model, task.batches)
+    return replace(task, model=model, batches=batches)
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    """Be connected to Ray: as now, else to the cluster this process was started for, else to a local one.
+
+    What was not connected before is left, or ended, with the block.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    if cluster_address() is not None:
+        ray.init(log_to_driver=False)
+    else:  # "local": the trace of an older cluster must not make this a connection
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()

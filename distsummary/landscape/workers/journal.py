@@ -1,0 +1,155 @@
+"""The journal of a landscape: every finished chunk, so that nothing is evaluated twice after a stop.
+
+A file of frames (`events.frames`), only ever appended to. The first is the header, JSON:
+
+    {"format": 2, "plan": {what the losses depend on: its hash}}
+
+then {"choice": {the engine}}, and each later one a chunk: JSON, a line feed, and its quantities, float64
+little-endian (points, quantities). Another choice (memory was too small) voids the chunks before it: all
+losses of a landscape are the same engine's. A torn end is cut when the journal is opened; a damaged frame
+costs the chunk in it, which is evaluated again.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from distsummary.errors import DamagedFileError, LandscapeError
+from distsummary.events.frames import frame, read_frames, whole_length
+from distsummary.landscape.directions.recipe import Array
+from distsummary.landscape.engines.plan import Chunk
+
+FORMAT = 2
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Journal:
+    """An open journal; one process at a time holds it.
+
+    Args:
+        path: made if absent.
+        plan: what the losses depend on, name -> hash. A journal of another plan is refused.
+        resume: False begins anew, whatever the file holds.
+
+    Attributes:
+        results: the finished chunks, with their quantities float64 (points, quantities).
+        choice: the engine choice of the results, as its `to_dict` gave it; None until one is entered.
+
+    Raises:
+        LandscapeError: another process holds the journal, or it is of another plan.
+        DamagedFileError: the file is no journal.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], plan: Mapping[str, str], *, resume: bool = True) -> None:
+        self.path = Path(path)
+        self.results: dict[Chunk, Array] = {}
+        self.choice: dict[str, Any] | None = None
+        self._descriptor = os.open(self.path, _FLAGS, 0o666)
+        try:
+            self._lock()
+            if not resume:
+                os.ftruncate(self._descriptor, 0)
+            os.ftruncate(self._descriptor, whole_length(self.path))
+            self._read(plan)
+            if not os.fstat(self._descriptor).st_size:
+                self._append({"format": FORMAT, "plan": dict(plan)})
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LandscapeError(
+                f"{self.path} is held by another process that draws this landscape; wait for it or end it"
+            ) from None
+
+    def _read(self, plan: Mapping[str, str]) -> None:
+        frames = read_frames(self.path, resync=True)
+        header = next(frames, None)
+        if header is None:
+            return
+        self._check_header(b"" if header.damage else header.payload, plan)
+        for framed in frames:
+            if framed.damage is None:
+                self._take(framed.payload)
+
+    def _check_header(self, payload: bytes, plan: Mapping[str, str]) -> None:
+        try:
+            known = json.loads(payload)
+            if known["format"] != FORMAT:
+                raise ValueError(f"its format is {known['format']}")
+            found = dict(known["plan"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedFileError(
+                f"{self.path} is not a landscape's journal ({error}); remove it, or use resume=False"
+            ) from error
+        changed = sorted(name for name in {*plan, *found} if plan.get(name) != found.get(name))
+        if changed:
+            raise LandscapeError(
+                f"{self.path} is the journal of another landscape: {', '.join(changed)} differ(s); "
+                "give the arguments that it was begun with, or resume=False to begin anew"
+            )
+
+    def _take(self, payload: bytes) -> None:
+        head, _, data = payload.partition(b"\n")
+        try:
+            entry = json.loads(head)
+            if "choice" in entry:
+                self.choice = dict(entry["choice"])
+                self.results.clear()
+                return
+            fields = entry["chunk"]
+            chunk = Chunk(**{**fields, "columns": tuple(fields["columns"])})
+            self.results[chunk] = np.frombuffer(data, "<f8").reshape(len(chunk), -1)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedFileError(
+                f"{self.path} holds a record that is none ({error}); use resume=False to begin anew"
+            ) from error
+
+    def enter_choice(self, choice: Mapping[str, Any]) -> None:
+        """Enter the engine of the chunks to come; those of another are void. An OSError changes nothing."""
+        self._append({"choice": dict(choice)})
+        self.choice = dict(choice)
+        self.results.clear()
+
+    def enter(self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0) -> None:
+        """Enter a finished chunk: quantities float64 (points, quantities), by whom and in what time."""
+        values = np.ascontiguousarray(measured, "<f8")
+        entry = {"chunk": asdict(chunk), "worker": worker, "seconds": round(seconds, 6)}
+        self._append(entry, values.tobytes())
+        self.results[chunk] = values
+
+    def _append(self, entry: Mapping[str, Any], data: bytes = b"") -> None:
+        framed = frame(json.dumps(entry).encode() + b"\n" + data)
+        end = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, framed) < len(framed):
+                raise OSError(f"the disk of {self.path} took a part of a record only")
+        except OSError:
+            os.ftruncate(self._descriptor, end)
+            raise
+
+    def remove(self) -> None:
+        """Close and remove it: its landscape is saved."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Give it up for others to go on with; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
