@@ -103,11 +103,13 @@ class Contender:
 
     def prepare(self, task: str, path: Path, seconds: float) -> dict[str, Any]:
         """Check the losses, then find out how many points take `seconds`; {"absent": why} if it cannot."""
-        checked = path.with_name(f"check-{task}.npz")
-        for answer in (found := self.ask(task=str(path), check=str(checked))):
+        checked = [path.with_name(f"check-{task}-{number}.npz") for number in range(self.workers)]
+        for process, file in zip(self._processes, checked, strict=True):
+            process.ask(task=str(path), check=str(file))
+        for answer in (found := [process.answer() for process in self._processes]):
             if "absent" in answer:
                 return answer
-        error = relative_error(Problem(path), checked)
+        error = max(relative_error(Problem(path), file) for file in checked)
         self.rows, self.columns = 1, SIZE
         for answer in self.ask(task=str(path), rows=1, columns=SIZE):
             if "absent" in answer:
