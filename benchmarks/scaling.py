@@ -38,6 +38,7 @@ import torch
 import distsummary as ds
 from benchmarks.landscape_tasks import Problem, write_task
 from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.workers.progress import Progress
 
 TASK = "mlp1797"
 KILL_EVERY_S = 5.0
@@ -51,12 +52,11 @@ class Watch:
         self.told: list[tuple[float, int]] = []
         self._then = then
 
-    def __call__(self, *progress: Any) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Note it, unless it was a chunk that another worker had ended already."""
-        done, total, _ = progress
-        if not self.told or done > self.told[-1][1]:
-            self.told.append((time.monotonic(), done))
-            self._then(done, total)
+        if not self.told or progress.done > self.told[-1][1]:
+            self.told.append((time.monotonic(), progress.done))
+            self._then(progress.done, progress.total)
 
     @property
     def seconds(self) -> float:
