@@ -1,4 +1,4 @@
-"""Every example runs as it stands, and leaves what it says."""
+"""Every example runs as it stands, and leaves what it says; that of many ranks does so in tests/ray."""
 
 import subprocess
 import sys
@@ -48,14 +48,6 @@ def test_the_own_loop_records_everything(tmp_path: Path) -> None:
     lineage = read_lineage(tmp_path / "run").train
     assert lineage is not None
     assert lineage.algorithm.network == "Sequential"
-
-
-@pytest.mark.timeout(180)
-def test_many_ranks_become_one_run(tmp_path: Path) -> None:
-    assert "last loss of each rank:" in run("many_ranks.py", str(tmp_path / "run"), "2")
-    run_dir = RunDir(tmp_path / "run")
-    assert sorted(run_dir.rank_dirs()) == [0, 1]
-    assert tags(run_dir.base)["loss/max"] == set(range(1, 41))
 
 
 def test_the_landscape_has_its_path(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def report(reader: str, *paths: str) -> None:
         print(peak_kib())
 
 
-@pytest.mark.parametrize(("reader", "megabytes"), [("values", 64), ("events", 64), ("dump", 16)])
+@pytest.mark.parametrize(("reader", "megabytes"), [("values", 32), ("events", 32), ("dump", 16)])
 def test_a_large_file_is_streamed(nasty_tmp_path: Path, reader: str, megabytes: int):
     histogram = encode_event(Event(1, 1.0, [Value("histogram", "h", np.ones(9))]), None, ("tensorboard",))
     piece = b"".join([*foreign(15_000, "loss"), frame(histogram[0]["tensorboard"] or b"")])

@@ -40,12 +40,20 @@ MARKED: dict[str, Any] = {"computed": np.eye(3, 4) > 0, "rounding": {"x": 0.0, "
     ids=["plain", "wide", "flat", "nan", "inf", "huge"],
 )
 def test_any_grid_has_a_picture(z: np.ndarray, kind: str) -> None:
-    for grid in (make_grid(z=z), random_grid(z=z)):
-        png = draw(grid, kind)
-        assert png.startswith(b"\x89PNG")
-        width, height = struct.unpack(">II", png[16:24])
-        assert width > 500
-        assert height > 500
+    check_picture(draw(make_grid(z=z), kind))
+
+
+@pytest.mark.parametrize("kind", ["contour", "surface"])
+@pytest.mark.parametrize("z", [np.add.outer(np.arange(3.0), np.arange(4.0)), np.full((3, 4), np.nan)])
+def test_a_grid_without_a_path_has_one(z: np.ndarray, kind: str) -> None:
+    check_picture(draw(random_grid(z=z), kind))
+
+
+def check_picture(png: bytes) -> None:
+    assert png.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", png[16:24])
+    assert width > 500
+    assert height > 500
 
 
 @pytest.mark.parametrize("z", [[[1.0, 2.0, 4.0]], [[np.nan, 2.0, np.inf]], [[np.nan] * 3]])

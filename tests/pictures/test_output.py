@@ -66,6 +66,7 @@ def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> No
     assert len(segments(run_dir.landscape_dir, "tensorboard")) == 1
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_a_run_without_loss_or_manifest_gets_its_landscape(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "bare").create()
     save_path(run, walk(3), [[1, 2, 3]])
@@ -74,6 +75,7 @@ def test_a_run_without_loss_or_manifest_gets_its_landscape(tmp_path: Path) -> No
     assert [v.plugin for v in values] == ["landscape"]
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
     limit = np.median(draw(around=run_dir, directions="random", normalization="none").z)
 
@@ -115,6 +117,7 @@ def test_a_line_is_a_picture_and_no_landscape_event(run_dir: RunDir) -> None:
     assert run_dir.landscape_file(line.tag, ".npz").exists()
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_a_landscape_written_elsewhere_takes_the_loss_curve_of_its_run_along(
     run_dir: RunDir, tmp_path: Path
 ) -> None:
@@ -140,6 +143,7 @@ def test_without_matplotlib_an_older_picture_does_not_stay(
     assert LossGrid.load(run_dir.landscape_file("landscape_[1, 9]", ".npz")).z.tolist() == 3 * [4 * [1.0]]
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_the_grids_are_saved_even_if_the_events_cannot_be_written(run_dir: RunDir) -> None:
     run_dir.manifest_path.write_text("no JSON")
     with pytest.raises(DamagedFileError):

@@ -48,7 +48,7 @@ def test_what_a_rank_hands_over_is_in_both_files(tmp_path):
 def test_a_killed_collector_costs_no_event_and_doubles_none(tmp_path):
     remote, writer = open_remote(tmp_path)
     sent = 0
-    for _ in range(3):
+    for _ in range(2):
         for _ in range(200):
             writer.write(Event(sent, 0.0, [Value("scalar", "loss", float(sent))]))
             sent += 1
@@ -116,7 +116,7 @@ def test_a_collector_that_cannot_write_gets_the_same_batches_again(tmp_path):
     for step in range(1, 50):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     with pytest.raises(WriteError, match="could not be flushed"):
-        writer.flush(timeout_s=2)
+        writer.flush(timeout_s=1)
     (tmp_path / "run").unlink()
     writer.close()
     for dialect in DIALECTS:
