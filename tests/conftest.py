@@ -7,7 +7,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # else a new local cluster writes ~/.r
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # what Ray's warning about num_gpus=0 asks for
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_BACKEND_LOG_LEVEL"] = "error"
-os.environ["RAY_worker_niceness"] = "0"  # else 15: workers hardly move while two other processes compute
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else 15: workers hardly move beside busy tests
 os.environ["GRPC_VERBOSITY"] = "ERROR"
 os.environ["MPLBACKEND"] = "Agg"
 
