@@ -3,13 +3,13 @@
 Prints one JSON line for each part. The task is the MLP with 1797 rows, engine "row", one thread a worker;
 "load" is the load average of the minute before a part: the figures are the machine's only where it is near 0.
 
-- workers: points/s with one worker and with two, from the first finished chunk to the last, in turns;
+- workers: points/s with one worker and with two, in turns, from when each had ended a chunk to the end;
   "ratio" is that of the medians. "ms_per_point" is what the workers say that a point took them: where that
   grows too, the cores are in each other's way; where not, workers waited.
 - kills: every 5 s a worker, chosen at random, gets SIGKILL. "identical": the grid, losses and path, has the
   bytes of an undisturbed one. "seconds" from the first finished chunk to the last, of both.
 - driver: the process that asked is killed at half of the points and the landscape is asked for again.
-  "finished" chunks were told of before the kill, "recomputed" of them are evaluated again.
+  "finished" points were told of before the kill, "recomputed" of them are evaluated again.
 
 Only processes that this command started are killed.
 """
@@ -37,7 +37,6 @@ import torch
 
 import distsummary as ds
 from benchmarks.landscape_tasks import Problem, write_task
-from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers.progress import Progress
 
 TASK = "mlp1797"
@@ -46,41 +45,41 @@ WORKER = "ray::LandscapeActor"  # how Ray titles the processes of the workers
 
 
 class Watch:
-    """A `progress` callback that keeps when how many points were done: one entry a finished chunk."""
+    """A `progress` callback that keeps what it was told and when."""
 
-    def __init__(self, then: Callable[[int, int], None] = lambda done, total: None) -> None:
-        self.told: list[tuple[float, int]] = []
+    def __init__(self, then: Callable[[Progress], None] = lambda progress: None) -> None:
+        self.told: list[tuple[float, Progress]] = []
         self._then = then
 
     def __call__(self, progress: Progress) -> None:
-        """Note it, unless it was a chunk that another worker had ended already."""
-        if not self.told or progress.done > self.told[-1][1]:
-            self.told.append((time.monotonic(), progress.done))
-            self._then(progress.done, progress.total)
+        """Note it."""
+        self.told.append((time.monotonic(), progress))
+        self._then(progress)
 
     @property
     def seconds(self) -> float:
         """From the first chunk's end to the last's."""
         return self.told[-1][0] - self.told[0][0]
 
-    @property
-    def points_per_s(self) -> float:
-        """Of the chunks after the first."""
-        return (self.told[-1][1] - self.told[0][1]) / self.seconds
+    def points_per_s(self, workers: int) -> float:
+        """From when each of so many workers had ended a chunk."""
+        start, first = next(entry for entry in self.told if len(entry[1].by_worker) == workers)
+        end, last = self.told[-1]
+        return (last.done - first.done) / (end - start)
 
 
-def draw(path: Path, size: int, workers: int, watch: Watch, output: Path | None = None) -> LossGrid:
+def draw(path: Path, size: int, workers: int, watch: Watch, output: Path | None = None) -> ds.LossGrid:
     """The random plane of the task in the file."""
     model, batch = Problem(path).torch_parts()
     grid = ds.landscape(
         model, torch.nn.CrossEntropyLoss(), [batch],
         size=size, workers=workers, engine="row", output=output, progress=watch,
     )  # fmt: skip
-    assert isinstance(grid, LossGrid)
+    assert isinstance(grid, ds.LossGrid)
     return grid
 
 
-def is_identical(one: LossGrid, other: LossGrid) -> bool:
+def is_identical(one: ds.LossGrid, other: ds.LossGrid) -> bool:
     """Whether the losses of the grid, of the path and of the checkpoints are the same to the bit."""
     names = ("x", "y", "z", "path", "path_loss", "true_loss")
     return all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in names)
@@ -97,7 +96,7 @@ def compare_workers(path: Path, size: int, rounds: int) -> dict[str, Any]:
         for workers in paces:
             watch = Watch()
             grid = draw(path, size, workers, watch)
-            paces[workers].append(round(watch.points_per_s, 1))
+            paces[workers].append(round(watch.points_per_s(workers), 1))
             costs[workers].append(round(1e3 * sum(grid.worker_seconds.values()) / size**2, 4))
     ratio = statistics.median(paces[2]) / statistics.median(paces[1])
     return {"points": size**2, "points_per_s": paces, "ms_per_point": costs, "ratio": round(ratio, 3)}
@@ -152,16 +151,15 @@ def survive_kills(path: Path, size: int) -> dict[str, Any]:
 
 
 def draw_half(path: Path, size: int, output: Path, address: str, answers: IO[str]) -> None:
-    """The driver that is killed: told of half of the points, it says how many chunks that were and dies."""
+    """The driver that is killed: told of half of the points, it says how many that were and dies."""
 
-    def die(done: int, total: int) -> None:
-        if 2 * done >= total:
-            print(len(watch.told), file=answers, flush=True)
+    def die(progress: Progress) -> None:
+        if 2 * progress.done >= progress.total:
+            print(progress.done, file=answers, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    watch = Watch(die)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    draw(path, size, 2, watch, output)
+    draw(path, size, 2, Watch(die), output)
 
 
 def resume_driver(path: Path, size: int) -> dict[str, Any]:
@@ -172,15 +170,14 @@ def resume_driver(path: Path, size: int) -> dict[str, Any]:
     killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=600)
     if killed.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the driver was to be killed, but it ended with {killed.returncode}")
-    finished = int(killed.stdout)
-    resumed, whole = Watch(), Watch()
+    resumed = Watch()
     grid = draw(path, size, 2, resumed, output)
-    expected = draw(path, size, 0, whole)
+    expected = draw(path, size, 0, Watch())
+    finished, last = int(killed.stdout), resumed.told[-1][1]
     return {
-        "points": size**2,
-        "chunks": len(whole.told),
+        "points": last.total,
         "finished": finished,
-        "recomputed": finished + len(resumed.told) - len(whole.told),
+        "recomputed": finished + last.fresh - last.total,
         "identical": is_identical(grid, expected),
     }
 

@@ -2,7 +2,10 @@
 
 import copy
 import importlib
+import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from distsummary.landscape.directions.pca import pca_plane
 from distsummary.landscape.directions.planes import Settings, prepare_random
 from distsummary.landscape.directions.recipe import RandomDirections, Recipe, Weights
 from distsummary.landscape.directions.torch_parameters import OwnState, filter_axes
-from distsummary.landscape.engines import torch_by_rows, torch_filling
+from distsummary.landscape.engines import torch_by_rows, torch_filling, torch_outlines
 from distsummary.landscape.engines.base import open_engine
 from distsummary.landscape.engines.plan import plan_chunks
 from distsummary.landscape.engines.planner import EngineChoice
@@ -53,10 +56,11 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hardly anything is kept, and parameters of the test's size are large."""
+    """Hardly anything is kept, parameters of the test's size are large, and memory is the system's."""
     monkeypatch.setattr(torch_filling, "KEPT_BYTES", 1 << 10)
     monkeypatch.setattr(torch_by_rows, "LARGE_BYTES", 1 << 12)
     monkeypatch.setattr(torch_by_rows, "PART_BYTES", 1 << 13)
+    monkeypatch.setattr(torch_outlines, "MAPPED_BYTES", 1)
 
 
 def names_of(net: nn.Module) -> list[str]:
@@ -124,7 +128,7 @@ def test_the_losses_are_the_row_engines_bit_for_bit(kind: type[Net], normalizati
         {"streamed": True},
         {"metrics": {"first": lambda outputs, targets: outputs.flatten()[0]}},
     ],
-    ids=str,
+    ids=lambda how: "-".join(how),
 )
 @pytest.mark.parametrize("kind", [Cnn, Words], ids=lambda kind: kind.__name__)
 def test_however_it_is_evaluated(kind: type[Net], how: dict[str, Any]) -> None:
@@ -145,7 +149,7 @@ def test_nets_that_cannot_be_mapped_are_refused_by_the_name_of_the_parameter(nam
     make, match = REFUSED[name]
     net: Any = make_net(make)  # type: ignore[arg-type]  # as above
     before = fingerprint(net)
-    with pytest.raises(LandscapeError, match=rf"{match}.*engine='row'"):
+    with pytest.raises(LandscapeError, match=rf"{match}.*memory='inference'"):
         values_of(net, net.batches(), INFERENCE, random_recipe(net))
     assert fingerprint(net) == before
 
@@ -370,3 +374,25 @@ def test_the_own_state_is_the_state_without_a_copy() -> None:
     half = OwnState.of(copy.deepcopy(net).bfloat16())
     assert half["head.weight"].dtype == half.rows("head.weight")(1, 3).dtype == np.float32
     assert half.rows("head.weight")(1, 3).tobytes() == half["head.weight"][1:3].tobytes()
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import benchmarks.inference as benchmark
+benchmark.WORDS, benchmark.WIDTH, benchmark.HEADS, benchmark.LAYERS = 20_000, 512, 8, 6
+benchmark.XS = np.array([0.4])
+print(json.dumps(benchmark.measure(sys.argv[1], 1, 128, Path(sys.argv[2]))))
+"""
+
+
+def test_no_copy_of_the_model_is_made(tmp_path: Path) -> None:
+    """Of 29 million parameters, 112 MB; what is needed beside them does not grow with the model."""
+    peaks = {}
+    for what in ("save", "loss", "inference", "checkpoint"):
+        command = [sys.executable, "-W", "ignore", "-c", MEASURE, what, str(tmp_path / "a.safetensors")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        peaks[what] = json.loads(done.stdout)["peak_mb"]
+    assert max(peaks["inference"], peaks["checkpoint"]) < peaks["loss"] + 70, peaks

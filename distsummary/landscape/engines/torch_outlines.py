@@ -19,7 +19,7 @@ from torch import Tensor
 from distsummary.errors import LandscapeError
 from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES, dense_strides, loan_dtype
 
-REMEDY = "use engine='row', which needs a dozen times the model's memory"
+REMEDY = "leave out memory='inference': engine='row' can, with a dozen times the model's memory"
 MAPPED_BYTES = 1 << 20  # from here on fresh memory is the system's own
 _POISON_BYTES = 1 << 12  # at the beginning of every outline
 _NAN = 0xFF  # in all its bytes a number of any precision is NaN
