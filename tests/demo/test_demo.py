@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import psutil
@@ -48,19 +49,29 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
 def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
     demo = start(tmp_path / "demo", "--ranks", "2", "--epochs", "200")
     assert any("epoch 2" in line for line in demo.stderr)
+    run_dir, deadline = RunDir(tmp_path / "demo"), time.monotonic() + TIMEOUT_S
+    while not have_begun(run_dir):
+        assert time.monotonic() < deadline, "the collectors wrote nothing"
+        time.sleep(0.2)
     family = psutil.Process(demo.pid).children(recursive=True)
     demo.send_signal(signal.SIGINT)
     _, errors = demo.communicate(timeout=TIMEOUT_S)
     assert demo.returncode == 130
     assert "interrupted" in errors
     assert psutil.wait_procs(family, timeout=30)[1] == []
-    for path in RunDir(tmp_path / "demo").rank_dirs().values():
+    for path in run_dir.rank_dirs().values():
         for dialect in DIALECTS:
-            steps = [
-                e.step
-                for e in read_directory(path, dialect, mode="strict")
-                for v in e.values
-                if v.tag == "loss"
-            ]
+            steps = steps_of(path, dialect, "strict")
             assert steps == list(range(1, len(steps) + 1))
             assert len(steps) > 10
+
+
+def have_begun(run_dir):
+    """Whether both ranks' files hold more than ten steps."""
+    found = [steps_of(path, dialect, "tail") for path in run_dir.rank_dirs().values() for dialect in DIALECTS]
+    return len(found) == 2 * len(DIALECTS) and min(map(len, found)) > 10
+
+
+def steps_of(path, dialect, mode):
+    """The steps whose loss stands in a rank's files."""
+    return [e.step for e in read_directory(path, dialect, mode=mode) for v in e.values if v.tag == "loss"]
