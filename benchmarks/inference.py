@@ -8,6 +8,7 @@ thread:
     inference   a row of three points of a random plane, memory="inference", around the model as it is
     checkpoint  the same around a .safetensors file: the values of another training
     row         the same row by the row engine
+    landscape   `ds.landscape(size=3, memory="inference")`, from the model to its grid: 11 points
 
 Each runs in a process of its own. Peak memory is the largest resident set that the system saw (ru_maxrss)
 less the resident set after the imports: the model counts, and so do pages of the mapped file. The allocator
@@ -39,8 +40,10 @@ from distsummary.landscape.engines.base import open_engine
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.torch_graph_engine import TorchGraphEngine  # noqa: F401  # imports count nowhere
 from distsummary.landscape.engines.torch_inference_engine import TorchInferenceEngine  # noqa: F401  # nor here
+from distsummary.landscape.generator import landscape
 
-WHAT = ("forward", "loss", "inference", "checkpoint", "row")
+WHAT = ("forward", "loss", "inference", "checkpoint", "row", "landscape")
+POINTS = {"inference": 3, "checkpoint": 3, "row": 3, "landscape": 11}
 WORDS, WIDTH, HEADS, LAYERS, PLACES = 50257, 768, 12, 12, 1024
 XS, Y = np.array([-0.3, 0.0, 0.4]), 0.2
 
@@ -107,6 +110,9 @@ def measure(what: str, rows: int, length: int, checkpoint: Path) -> dict[str, An
     elif what in ("forward", "loss"):
         with torch.inference_mode():
             losses = [float(loss_fn(model, batch))] if what == "loss" else [float(model(tokens).mean())]
+    elif what == "landscape":
+        grid = landscape(model, loss_fn, [batch], size=3, memory="inference", workers=0, progress=False)
+        losses = [float(loss) for loss in grid.z[1]]  # type: ignore[union-attr]  # one direction, one grid
     else:
         losses = row_of(model, batch, what, checkpoint)
     cpu_s = time.process_time() - begun
@@ -117,7 +123,7 @@ def measure(what: str, rows: int, length: int, checkpoint: Path) -> dict[str, An
         "sequence": length,
         "parameters": sum(p.numel() for p in model.parameters()),
         "peak_mb": round(peak / 2**20, 1),
-        "cpu_s_per_point": round(cpu_s / len(XS if what in WHAT[2:] else [0]), 2),
+        "cpu_s_per_point": round(cpu_s / POINTS.get(what, 1), 2),
         "losses": losses,
     }
 

@@ -327,7 +327,7 @@ def test_small_values_are_made_once_a_point_and_large_ones_for_each_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []
-    module = importlib.import_module("distsummary.landscape.engines.torch_inference_engine")
+    module = importlib.import_module("distsummary.landscape.engines.torch_point")
     whole = module.Point.whole
     monkeypatch.setattr(module.Point, "whole", lambda self, name: made.append(name) or whole(self, name))
     net = make_net(Words)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from distsummary.landscape.directions.recipe import Array, Recipe, Weights
+from distsummary.landscape.directions.rows import rows_of
 
 EXPLICIT_BITS = {"float64": 52, "float32": 23, "fp16": 10, "bf16": 7}  # of the significand
 OF_DTYPE = {"float64": "float64", "float16": "fp16"}
@@ -23,9 +24,11 @@ def rounding_floors(
     shares = {}
     for axis, step in enumerate(steps):
         counts = np.zeros(2, np.int64)
-        for name in names:  # one parameter at a time is held
-            weights = np.asarray(centre[name])
-            counts += _lost(weights, recipe.one(axis, name, weights), step, precision)
+        for name in names:  # some rows of one parameter at a time are held
+            weights = rows_of(centre, name)
+            along = recipe.rows(axis, name, weights)
+            for block in weights.blocks():
+                counts += _lost(weights(*block), along(*block), step, precision)
         shares["xy"[axis]] = float(counts[0] / counts[1]) if counts[1] else 0.0
     return shares
 

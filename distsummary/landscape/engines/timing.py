@@ -6,6 +6,7 @@ Timed points are not kept: the workers evaluate them again, with the engine chos
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,13 +93,16 @@ class _Bench:
         self, task: Task, plane: PlanePlan, device: str | None, clock: Callable[[], float] | None
     ) -> None:
         self._task, self._plane, self._device = task, plane, device
-        centre = plane.states[-1]
-        self._directions: Directions = plane.recipe.make({name: centre[name] for name in plane.names})
         self._clock = clock
         step = max(1, len(plane.x) // PROBES)
         self._probes = plane.x[::step][:PROBES]
         self._rows = sorted({float(plane.y[0]), float(plane.y[-1])})
         self._base: Array = np.empty(0)
+
+    @cached_property
+    def _directions(self) -> Directions:
+        """Made once for all candidates that want them whole."""
+        return self._plane.recipe.make(self._plane.states[-1])
 
     def plan(self, points: int, threads: int, can_compile: bool) -> Planned:
         """See `plan_engine`."""
@@ -176,7 +180,8 @@ class _Bench:
             device=self._device, evaluation=replace(task.evaluation, **evaluation), choice=choice,
         )  # fmt: skip
         try:
-            engine.set_plane(self._plane.states[-1], self._directions)
+            recipe = self._plane.recipe if choice.engine == "inference" else self._directions
+            engine.set_plane(self._plane.states[-1], recipe)
         except BaseException:
             engine.close()
             raise
