@@ -58,15 +58,20 @@ KILLS ?= 100
 torture: .venv/.dev
 	@$(BIN)/python -m tests.torture --level $(LEVEL) --seed $(SEED) --kills $(KILLS) $(TORTURE)
 
+# pip compiles in one process. Not compiled: what nobody imports, some of it for other versions of Python.
+COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' .venv/lib
+
 # TORCH pins the tested release; a GPU user installs another build into .venv first: make demo TORCH=torch
 .venv/.demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q "$(TORCH)" -e ".[demo]"
+	$(BIN)/pip install -q --no-compile "$(TORCH)" -e ".[demo]"
+	-$(COMPILE)
 	touch $@
 
 .venv/.dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q "$(TORCH)" -e ".[dev]"
+	$(BIN)/pip install -q --no-compile "$(TORCH)" -e ".[dev]"
+	-$(COMPILE)
 	touch $@ .venv/.demo
 
 .venv/.bench: .venv/.dev
