@@ -140,8 +140,8 @@ class Tally:
         """The points that need more batches, by index."""
         return np.flatnonzero(~self._is_done())
 
-    def add(self, points: Array, readings: Array, facts: BatchFacts) -> None:
-        """Add a batch's readings at `points`."""
+    def add(self, points: Array | slice, readings: Array, facts: BatchFacts) -> None:
+        """Add a batch's readings at `points`, indices or a slice."""
         weight = facts.weight
         with np.errstate(invalid="ignore", over="ignore"):  # diverged points are data
             self._sums[points] += weight * readings[:, : self._means]

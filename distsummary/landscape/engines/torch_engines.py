@@ -223,7 +223,7 @@ class TorchEngine:
                 self._in_turns(name, tally, read)
         else:
             batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
-            everywhere = np.arange(count)
+            everywhere = slice(None)
             readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
             for (tally, loaded), reading in zip(batches, readings, strict=True):
                 tally.add(everywhere, reading, loaded.facts)

@@ -135,7 +135,7 @@ class TorchGraphEngine(TorchRowEngine):
             graph = trace(
                 self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
             )
-        rewrite(graph, by_layout=on_cpu and self.choice.chunk == 1)
+        rewrite(graph, on_cpu=on_cpu, by_layout=on_cpu and self.choice.chunk == 1)
         return graph
 
     def _kept_like(self, key: Any) -> int:

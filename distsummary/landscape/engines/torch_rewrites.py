@@ -1,7 +1,6 @@
 """Rewrites of a recorded loss that keep its numbers, to rounding, and cost less.
 
-ON_CPU are those of single operations, made while a graph is recorded; `rewrite` makes those of several, and
-`in_place` the last one.
+ON_CPU are those of single operations, made while a graph is recorded; `rewrite` makes those of several.
 """
 
 import operator
@@ -10,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from distsummary.landscape.engines.torch_columns import turn_chains
 from distsummary.landscape.engines.torch_trace import (
     Decompositions,
     Node,
     aten,
-    depends_on,
     emit,
     is_getitem,
-    is_view,
-    placeholders,
 )
 
 NARROW = 32  # columns; below, the CPU's kernels for rows are several times slower than those for columns
@@ -38,7 +35,9 @@ def _mm(left: Tensor, right: Tensor) -> Any:
 
 
 def _bmm(left: Tensor, right: Tensor) -> Any:
-    return aten.bmm.default(right.mT, left.mT).mT if _is_tall(left, right) else NotImplemented
+    if right.is_contiguous() or not _is_tall(left, right):
+        return NotImplemented
+    return aten.bmm.default(right.mT, left.mT).mT
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
@@ -99,12 +98,15 @@ BATCH_NORMS: dict[Any, tuple[int, int | None]] = {
 }
 
 
-def rewrite(graph: fx.Graph, *, by_layout: bool) -> None:
+def rewrite(graph: fx.Graph, *, on_cpu: bool, by_layout: bool) -> None:
     """The rewrites of several operations; `by_layout`: also those for how pictures lie in a CPU's memory."""
     fold_batch_norms(graph)
     if by_layout:
         pool_late(graph)
         flatten_as_it_lies(graph)
+    if on_cpu:
+        turn_chains(graph)
+        turn_weights(graph)
 
 
 def fold_batch_norms(graph: fx.Graph) -> None:
@@ -252,37 +254,20 @@ def _flattened(rows: Node) -> Node | None:
     return copied.args[0] if is_whole and _is_channels_last(picture) else None
 
 
-IN_PLACE: dict[Any, Any] = {aten.relu.default: aten.relu_.default, aten.add.Tensor: aten.add_.Tensor}
+def turn_weights(graph: fx.Graph) -> None:
+    """A weight that is used transposed, and nowhere else, is kept transposed.
 
-
-def in_place(graph: fx.Graph, shared: int, slots: int) -> None:
-    """Let `relu` and `add` write to an input that nobody else reads: less memory traffic, the same numbers.
-
-    Only to what is made anew at every point: results that slots, the first inputs of the graph, are in; and
-    the slots from number `shared` on.
+    It is put there once a plane; small matrix products are up to 1.5 times faster by it.
     """
-    inputs = placeholders(graph)
-    ours = depends_on(graph, inputs[:slots]) - set(inputs[:shared])
-    for node in graph.nodes:
-        if node.op != "call_function" or node.target not in IN_PLACE:
-            continue
-        orders = [node.args]
-        if len(node.args) == 2 and not node.kwargs:
-            orders.append(node.args[::-1])  # a sum
-        for args in orders:
-            if _may_overwrite(node, args, ours):
-                node.args, node.target = args, IN_PLACE[node.target]
-                break
+    for node in list(graph.nodes):
+        if node.target is aten.t.default and node.args[0].op == "placeholder" and _is_right_alone(node):
+            with graph.inserting_after(node):
+                turned = emit(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+            node.replace_all_uses_with(turned, lambda user, kept=turned: user is not kept)
 
 
-def _may_overwrite(node: Node, args: Any, ours: set[Node]) -> bool:
-    first = args[0]
-    if not isinstance(first, fx.Node) or first in args[1:] or len(first.users) != 1:
-        return False
-    before, after = first.meta["val"], node.meta["val"]
-    if (before.shape, before.dtype) != (after.shape, after.dtype):
-        return False
-    root: Node = first
-    while is_view(root) and len(root.users) == 1:
-        root = root.args[0]
-    return root in ours and len(root.users) == 1 and not is_view(root) and not is_getitem(root)
+def _is_right_alone(turned: Node) -> bool:
+    """Whether a transposed weight is but the right side of one product."""
+    users = list(turned.users)
+    is_product = len(users) == 1 and users[0].target in (aten.addmm.default, aten.mm.default)
+    return is_product and users[0].args[-1] is turned and len(turned.args[0].users) == 1

@@ -1,6 +1,7 @@
 """A cut graph at work: the memory of its slots, and its point part bound to a plane and a batch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,11 +9,14 @@ from torch import Tensor, fx
 from torch.func import vmap
 
 from distsummary.landscape.engines.torch_affine import InDouble, Parts, hoist, widened
+from distsummary.landscape.engines.torch_calls import bind
+from distsummary.landscape.engines.torch_fusions import in_place, take_relu
 from distsummary.landscape.engines.torch_measure import join
 from distsummary.landscape.engines.torch_memory import Flat
-from distsummary.landscape.engines.torch_rewrites import ANYWHERE, ON_CPU, in_place
-from distsummary.landscape.engines.torch_trace import record, results
+from distsummary.landscape.engines.torch_rewrites import ANYWHERE, ON_CPU
+from distsummary.landscape.engines.torch_trace import aten, record, results
 
+FAR = 1e38  # what a sum in float32 can be without overflow
 WARM_UPS = 3  # before a CUDA graph is captured: libraries choose their kernels in them
 Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # of each moved tensor: centre, along x, along y
 
@@ -68,6 +72,36 @@ class DeviceFlat(Flat):
         torch.addcmul(self._row, self._x, self._step, out=self._point)
 
 
+class RectifiedFlat(Flat):
+    """Slots of one point that are read through a ReLU alone, on a CPU: they are kept behind it.
+
+    The operation that does both at once makes infinity the largest number: it is used where none can be.
+    """
+
+    _sizes: tuple[float, ...] = ()
+    _row_size = 0.0
+
+    def set_plane(
+        self, centre: Mapping[str, Tensor], x: Mapping[str, Tensor], y: Mapping[str, Tensor]
+    ) -> None:
+        """See Flat."""
+        super().set_plane(centre, x, y)
+        self._sizes = tuple(float(flat.abs().max()) for flat in (self._base, self._x, self._y))
+
+    def set_row(self, y: float) -> None:
+        """See Flat."""
+        super().set_row(y)
+        self._row_size = self._sizes[0] + abs(y) * self._sizes[2]
+
+    def move(self) -> None:
+        """Go there."""
+        if self._row_size + abs(self._at) * self._sizes[1] < FAR:
+            aten._add_relu.out(self._row, self._x, alpha=self._at, out=self._point)
+        else:  # also where a size is NaN
+            super().move()
+            self._point.relu_()
+
+
 class Program:
     """A cut graph for one kind of batch in one plane, and the slots that all its batches share."""
 
@@ -76,15 +110,21 @@ class Program:
         self._plane = plane
         self._device = plane[0][0].device
         self._outlines = [node.meta["val"] for node in results(parts.affine.graph)]
-        self._steps: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._steps: tuple[fx.GraphModule, fx.GraphModule] | None = None
+        self._results: dict[Any, Tensor] = {}
         self.shared: Flat | None = None
+        self._is_eager_cpu = self._device.type == "cpu" and "compile" not in options
+        self._is_rectified = (
+            self._is_eager_cpu and chunk == 1 and take_relu(parts.point.graph, parts.shared, parts.slots)
+        )
 
     def memory(self, constants: Sequence[Tensor]) -> Flat | None:
         """The memory of a batch's own slots, filled; the first batch also fills the shared one."""
         values, shared = self._values(constants), self.parts.shared
+        kind = DeviceFlat if "cuda_graph" in self.options else Flat
         if self.shared is None:
-            self.shared = self._filled(slice(0, shared), values)
-        return self._filled(slice(shared, None), values)
+            self.shared = self._filled(slice(0, shared), values, kind)
+        return self._filled(slice(shared, None), values, RectifiedFlat if self._is_rectified else kind)
 
     def _values(self, constants: Sequence[Tensor]) -> list[list[Tensor]]:
         """The slots at the centre, and along x and y, in float64."""
@@ -97,30 +137,34 @@ class Program:
             along.append([there - here for there, here in zip(end, centre, strict=True)])
         return [list(centre), *along]
 
-    def _filled(self, part: slice, values: Sequence[Sequence[Tensor]]) -> Flat | None:
+    def _filled(self, part: slice, values: Sequence[Sequence[Tensor]], kind: type[Flat]) -> Flat | None:
         outlines = {str(n): outline for n, outline in enumerate(self._outlines[part])}
         if not outlines:
             return None
-        if self.chunk > 1:
-            flat: Flat = ChunkFlat(outlines, self._device, self.chunk)
-        else:
-            flat = (DeviceFlat if "cuda_graph" in self.options else Flat)(outlines, self._device)
+        is_one = self.chunk == 1
+        flat = kind(outlines, self._device) if is_one else ChunkFlat(outlines, self._device, self.chunk)
         flat.set_plane(*({str(n): t for n, t in enumerate(row[part])} for row in values))
         return flat
 
-    def steps(
-        self, slots: Sequence[Tensor], constants: Sequence[Tensor]
-    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """(prepare, point), see `torch_affine.hoist`; made with the first batch's tensors."""
+    def bind(self, slots: Sequence[Tensor], constants: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+        """The point part with these tensors, which stay where they are."""
         if self._steps is None:
-            point = self.parts.point if self.chunk == 1 else self._over_points(slots, constants)
-            is_compiled = "compile" in self.options
-            if not is_compiled:
-                in_place(point.graph, self.parts.shared, self.parts.slots)
-            prepare, rest = hoist(point, self.parts.slots)
-            step = torch.compile(rest, dynamic=False, fullgraph=True) if is_compiled else rest.forward
-            self._steps = (prepare.forward, step)
-        return self._steps
+            self._steps = self._made_steps(slots, constants)
+        prepare, step = self._steps
+        arguments = prepare(*slots, *constants)
+        if "compile" in self.options:
+            return partial(torch.compile(step, dynamic=False, fullgraph=True), *arguments)
+        calls = bind(step.graph, arguments, self._results) if self._is_eager_cpu else None
+        return calls or partial(step.forward, *arguments)
+
+    def _made_steps(
+        self, slots: Sequence[Tensor], constants: Sequence[Tensor]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """(prepare, point), see `torch_affine.hoist`."""
+        point = self.parts.point if self.chunk == 1 else self._over_points(slots, constants)
+        if "compile" not in self.options:
+            in_place(point.graph, self.parts.shared, self.parts.slots)
+        return hoist(point, self.parts.slots)
 
     def _over_points(self, slots: Sequence[Tensor], constants: Sequence[Tensor]) -> fx.GraphModule:
         """The point part with one more axis, the first, for its slots and results."""
@@ -138,8 +182,7 @@ class Bound:
         self.program = program
         self._flats = [flat for flat in (program.shared, self._own) if flat is not None]
         slots = [memory for flat in self._flats for _, memory in flat.points()]
-        prepare, self._step = program.steps(slots, constants)
-        self._arguments = prepare(*slots, *constants)
+        self._step = program.bind(slots, constants)
         self._captured: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def at(self, x: float, y: float) -> Tensor:
@@ -166,11 +209,11 @@ class Bound:
         return self._readings()[: len(xs)]
 
     def _readings(self) -> Tensor:
-        columns = self._step(*self._arguments)
+        columns = self._step()
         if self.program.chunk == 1:
             return join(columns).unsqueeze(0)
         if len(columns) == 1:
-            return columns[0].reshape(self.program.chunk, -1)  # type: ignore[no-any-return]  # a tensor
+            return columns[0].reshape(self.program.chunk, -1)
         return torch.cat([column.reshape(self.program.chunk, -1).double() for column in columns], dim=1)
 
     def _replay(self) -> Tensor:

@@ -1,0 +1,175 @@
+"""Rewrites of recorded losses: what they leave, and that the numbers stay."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, fx, nn  # noqa: E402
+
+from distsummary.landscape.engines.torch_calls import KEPT_BYTES, bind  # noqa: E402
+from distsummary.landscape.engines.torch_columns import turn_chains  # noqa: E402
+from distsummary.landscape.engines.torch_fusions import in_place, take_relu  # noqa: E402
+from distsummary.landscape.engines.torch_rewrites import ON_CPU, rewrite  # noqa: E402
+from distsummary.landscape.engines.torch_slots import RectifiedFlat  # noqa: E402
+from distsummary.landscape.engines.torch_trace import aten, record  # noqa: E402
+
+ROWS = 40
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def values(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Random tensors of these shapes, float64."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def run(graph: fx.Graph, arguments: list[Tensor]) -> Any:
+    return fx.GraphModule({}, graph).forward(*arguments)
+
+
+def calls(graph: fx.Graph, *targets: Any) -> list[Any]:
+    return [node for node in graph.nodes if node.target in targets]
+
+
+def layers(x: Tensor, *parameters: Tensor, activation: Callable[[Tensor], Tensor] = torch.relu) -> Tensor:
+    """A network of linear layers of weights and biases."""
+    *hidden, last = zip(parameters[::2], parameters[1::2], strict=True)
+    for weight, bias in hidden:
+        x = activation(nn.functional.linear(x, weight, bias))
+    return nn.functional.linear(x, *last)
+
+
+def loss_of_layers(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(layers(x, *parameters), labels)
+
+
+def mlp(classes: int = 10) -> list[Tensor]:
+    labels = torch.arange(ROWS) % classes
+    x, *parameters = values((ROWS, 24), (64, 24), (64,), (48, 64), (48,), (classes, 48), (classes,))
+    return [x, labels, *parameters]
+
+
+@pytest.mark.parametrize("activation", [torch.relu, torch.tanh, lambda x: x + 0.5 * torch.sigmoid(x)])
+def test_layers_between_a_fixed_input_and_a_transposed_reader_are_evaluated_in_columns(activation) -> None:
+    def loss(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(layers(x, *parameters, activation=activation), labels)
+
+    arguments = mlp()
+    expected = loss(*arguments)
+    graph = record(loss, arguments, ON_CPU)
+    rewrite(graph, on_cpu=True, by_layout=True)
+    torch.testing.assert_close(run(graph, arguments), expected, **EXACT)
+    products = calls(graph, aten.addmm.default, aten.mm.default)
+    assert len(products) == 3
+    assert all(node.args[-1].meta["val"].is_contiguous() for node in products)  # no side is transposed
+    assert all(node.args[-2].meta["val"].is_contiguous() for node in products)
+
+
+def with_norm(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
+    hidden = nn.functional.layer_norm(nn.functional.linear(x, *parameters[:2]), (64,))
+    return nn.functional.cross_entropy(layers(hidden, *parameters[2:]), labels)
+
+
+def with_sum_over_rows(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
+    first = torch.relu(nn.functional.linear(x, *parameters[:2]))
+    return nn.functional.cross_entropy(layers(first - first.mean(0), *parameters[2:]), labels)
+
+
+def with_tied_weight(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
+    return loss_of_layers(x, labels, *parameters) + parameters[2].t().sum(1).square().sum()
+
+
+@pytest.mark.parametrize("loss", [with_norm, with_sum_over_rows, with_tied_weight])
+def test_what_else_reads_rows_or_weights_gets_what_it_had(loss) -> None:
+    arguments = mlp()
+    expected = loss(*arguments)
+    graph = record(loss, arguments, ON_CPU)
+    rewrite(graph, on_cpu=True, by_layout=True)
+    torch.testing.assert_close(run(graph, arguments), expected, **EXACT)
+
+
+def test_a_wide_last_layer_keeps_all_rows_and_turns_weights_that_one_product_uses() -> None:
+    arguments = mlp(classes=40)
+    expected = loss_of_layers(*arguments)
+    graph = record(loss_of_layers, arguments, ON_CPU)
+    before = len(list(graph.nodes))
+    turn_chains(graph)
+    assert len(list(graph.nodes)) == before
+    rewrite(graph, on_cpu=True, by_layout=True)
+    assert len(calls(graph, aten.clone.default)) == 3  # of the weights
+    torch.testing.assert_close(run(graph, arguments), expected, **EXACT)
+
+
+def test_slots_take_over_their_relu_only_if_nobody_reads_them_without() -> None:
+    def function(shared: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        return torch.relu(one) @ shared + torch.relu(other)
+
+    arguments = values((4, 4), (5, 4), (5, 4))
+    graph = record(function, arguments)
+    assert not take_relu(graph, 0, 3)
+    assert len(calls(graph, aten.relu.default)) == 2
+    assert take_relu(graph, 1, 3)
+    assert not calls(graph, aten.relu.default)
+    shared, one, other = arguments
+    torch.testing.assert_close(run(graph, [shared, one.relu(), other.relu()]), function(*arguments), **EXACT)
+    assert not take_relu(graph, 1, 1)
+
+
+@pytest.mark.parametrize("far", [1.0, 1e38, np.inf, np.nan])
+def test_slots_behind_a_relu_are_what_a_sum_and_a_relu_give(far: float) -> None:
+    base, x, y = (v.float() for v in values((6, 4), (6, 4), (6, 4)))
+    base[0, 0], x[0, 0], y[1, 1] = 3 * min(far, 1e38), far, -far
+    flat = RectifiedFlat({"0": torch.empty((6, 4), device="meta")}, torch.device("cpu"))
+    flat.set_plane({"0": base}, {"0": x}, {"0": y})
+    (memory,) = (tensor for _, tensor in flat.points())
+    for row, column in ((0.5, 0.25), (-1.0, 4.0)):
+        flat.set_row(row)
+        flat.load([column])
+        flat.move()
+        torch.testing.assert_close(memory, torch.relu(base + row * y + column * x), equal_nan=True)
+
+
+def two_layers(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    hidden = torch.relu(torch.addmm(bias, weight, x))
+    return torch.tanh(hidden.t().mm(hidden))
+
+
+def bound(arguments: list[Tensor], memory: dict[Any, Tensor], graph: fx.Graph) -> Callable[[], Any]:
+    found = bind(graph, arguments, memory)
+    assert found is not None
+    return found
+
+
+def test_bound_calls_give_what_the_graph_gives_and_follow_their_arguments() -> None:
+    arguments = values((5, 6), (7, 5), (7, 1))
+    graph = record(two_layers, arguments)
+    in_place(graph, 0, 3)
+    call = bound(arguments, {}, graph)
+    for _ in range(2):
+        torch.testing.assert_close(call()[0], two_layers(*arguments), **EXACT)
+        arguments[0].mul_(0.5)
+
+
+def test_bound_calls_of_two_batches_share_memory_but_for_their_results() -> None:
+    first, second = values((5, 6), (7, 5), (7, 1)), values((5, 6), (7, 5), (7, 1))
+    second[0] *= 3
+    graph = record(two_layers, first)
+    in_place(graph, 0, 3)
+    memory: dict[Any, Tensor] = {}
+    one, other = bound(first, memory, graph), bound(second, memory, graph)
+    found, another = one(), other()
+    torch.testing.assert_close(found[0], two_layers(*first), **EXACT)
+    torch.testing.assert_close(another[0], two_layers(*second), **EXACT)
+    assert found[0].data_ptr() != another[0].data_ptr()
+    assert len(memory) == 3  # two products and the result
+
+
+def test_a_graph_with_other_operations_or_large_results_is_not_bound() -> None:
+    numbers = values((4, 4))
+    assert bind(record(lambda a: a.cumsum(0), numbers), numbers, {}) is None
+    wide = [torch.empty(KEPT_BYTES // 4 + 1)]
+    assert bind(record(torch.tanh, wide), wide, {}) is None
