@@ -1,8 +1,10 @@
 """`landscape`: the loss landscapes around what was trained: a run, a trajectory or the model itself."""
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,8 @@ from distsummary.landscape.directions.planes import Prepared, Settings
 from distsummary.landscape.directions.prepare import Direction, find_eigenpairs, prepare, prepare_runs
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.directions.sources import Around, Source, open_runs, open_source
-from distsummary.landscape.engines.base import Data, check_data, mindspore_batches
+from distsummary.landscape.engines.data import Data, mindspore_batches, read_data
+from distsummary.landscape.engines.hardware import host_bytes
 from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.output.grid import LossGrid
@@ -29,6 +32,9 @@ from distsummary.landscape.workers.runner import Here, LandscapeCancelled, Worke
 from distsummary.publish import ensure_directory
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
+
+HOST_SHARE = 4  # what batches may take of the memory: a quarter; workers may have copies
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from distsummary.landscape.workers.actor import RayWorkers
@@ -74,7 +80,8 @@ def landscape(
         loss_fn: a criterion `loss_fn(model(inputs), targets)` for batches (inputs, targets); or, if its first
             parameter is called `model`, `loss_fn(model, batch)` for batches of any kind. It returns the mean
             over the batch; batches count by their rows.
-        batches: the data, the same for every point, held in memory; or several data sets by name, such as
+        batches: the data, the same for every point, held in memory where it fits (see
+            `Evaluation.streamed`); or several data sets by name, such as
             {"train": a, "test": b}: the first one's loss is `LossGrid.z`, of all others every quantity stands
             in `LossGrid.quantities`, as "test/loss".
         around: whose checkpoints make the path: a run, its directory, its ckpt_dir or a trajectory; or one
@@ -159,7 +166,7 @@ def landscape(
         step_per_epoch=sources[0].step_per_epoch if step_per_epoch is None else step_per_epoch,
         filter_axes=moved.filter_axes,
     )
-    data = _data(batches, evaluation, mode, sources[0])
+    data, evaluation = _data(batches, evaluation, mode, sources[0])
     with _workers(workers, gpus_per_worker) as crew:
         prepared: dict[str, Prepared]
         if source is None:
@@ -207,17 +214,25 @@ def _drawn(
     return found
 
 
-def _data(batches: Iterable[Any] | Data, evaluation: Evaluation, mode: str, source: Source) -> Any:
-    """The data of every point: lists of batches, or what can be read again where it is streamed."""
-    data = check_data(batches, streamed=evaluation.streamed)
-    if mode != "mindspore" or source.num_samples is None:
-        return data
-    if evaluation.streamed or isinstance(data, Mapping):
+def _data(
+    batches: Iterable[Any] | Data, evaluation: Evaluation, mode: str, source: Source
+) -> tuple[Any, Evaluation]:
+    """(the data of every point, how it is evaluated): lists of batches, or what is read again and again."""
+    samples = source.num_samples if mode == "mindspore" else None
+    needs_all = samples is not None or evaluation.bn_mode == "recompute"
+    asked = bool(evaluation.streamed) if needs_all else evaluation.streamed
+    data, streamed = read_data(batches, streamed=asked, limit=host_bytes() // HOST_SHARE)
+    if streamed and not evaluation.streamed:
+        _log.info("the batches would take more than 1 / %d of the memory: they are streamed", HOST_SHARE)
+    evaluation = replace(evaluation, streamed=streamed)
+    if samples is None:
+        return data, evaluation
+    if streamed or isinstance(data, Mapping):
         raise InvalidValueError(
             "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
             "use mode='standard'"
         )
-    return mindspore_batches(data, source.num_samples)
+    return mindspore_batches(data, samples), evaluation
 
 
 def _first(data: Any) -> Any:

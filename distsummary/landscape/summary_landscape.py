@@ -10,7 +10,8 @@ from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
-from distsummary.landscape.engines.base import MODES, check_batches, mindspore_batches
+from distsummary.landscape.engines.base import MODES
+from distsummary.landscape.engines.data import check_batches, mindspore_batches
 from distsummary.landscape.factory import Parts
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid

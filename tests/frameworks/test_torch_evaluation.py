@@ -1,5 +1,6 @@
 """What is computed at a point beside the loss, and how the batches are gone through."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.torch_engines import TorchEngine
+from distsummary.landscape.engines.torch_memory import exceeds_device, to_device
 from tests.frameworks.landscape_nets import (
     CRITERION,
     XS,
@@ -169,6 +172,25 @@ def test_streamed_data_is_read_once_for_a_block_of_points(choice: EngineChoice) 
         np.testing.assert_allclose(streamed[name], values, rtol=5e-6)
     with pytest.raises(InvalidTypeError, match="streamed batches are read again"):
         engine_at(net, iter(batches), choice, streamed=True)
+
+
+@ENGINES
+def test_data_that_does_not_fit_into_a_gpu_is_brought_there_batch_by_batch(
+    choice: EngineChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = make_net(Cnn)
+    batches = net.batches()
+    resident = values_of(engine_at(net, batches, choice))
+    moved: list[Any] = []
+    engines = sys.modules[TorchEngine.__module__]
+    monkeypatch.setattr(sys.modules[exceeds_device.__module__], "device_bytes", lambda _: 1)
+    monkeypatch.setattr(engines, "to_device", lambda batch, *to: moved.append(batch) or to_device(batch, *to))
+    engine = engine_at(net, batches, choice)
+    begun = len(moved)
+    streamed = values_of(engine)
+    assert len(moved) - begun == len(batches)
+    for name, values in resident.items():
+        np.testing.assert_allclose(streamed[name], values, rtol=5e-6)
 
 
 @ENGINES

@@ -1,6 +1,8 @@
 """Hessian-vector products of torch models, and the landscapes along the eigenvectors they lead to."""
 
+import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.hessian import lanczos, mean_product
 from distsummary.landscape.engines.torch_hessian import TorchHessian
+from distsummary.landscape.engines.torch_memory import exceeds_device
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 from tests.frameworks.test_torch_landscape import conv_net, fingerprint, images
@@ -82,6 +85,27 @@ def test_the_product_is_the_sum_of_its_groups_in_order() -> None:
         parts = [h.group_product(v, number) for number in range(h.groups)]
         assert h.product(v).tobytes() == sum(parts, start=np.zeros_like(v)).tobytes()
     assert torch.get_num_threads() == THREADS
+
+
+def test_batches_that_are_read_again_or_do_not_fit_into_a_gpu_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(data)
+
+    model, data = mlp(), batches()
+    centre, names = framework_of(model).state(model), names_of(model)
+    v = np.random.default_rng(0).normal(size=sum(centre[name].size for name in names))
+
+    def product(source: Any) -> bytes:
+        with TorchHessian(model, CRITERION, source, names=names, centre=centre) as h:
+            return bytes(h.product(v).tobytes())
+
+    expected = product(data)
+    assert product(Loader()) == expected
+    monkeypatch.setattr(sys.modules[exceeds_device.__module__], "device_bytes", lambda _: 1)
+    assert product(data) == expected
 
 
 def test_the_hessian_is_that_of_the_checkpoint_over_the_parameters_that_move() -> None:

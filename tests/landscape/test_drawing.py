@@ -1,5 +1,7 @@
 """What `landscape` computes beside the loss, leaves out, and keeps when it is interrupted."""
 
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,28 @@ def test_streamed_data_gives_the_same_bits() -> None:
 
     streamed = random_plane(batches=Loader(), evaluation=ds.Evaluation(streamed=True))
     assert streamed.z.tobytes() == random_plane().z.tobytes()
+
+
+def test_a_loader_that_does_not_fit_is_streamed_unless_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Loader:
+        read = 0
+
+        def __iter__(self) -> Any:
+            self.read += 1
+            return iter(batches())
+
+    monkeypatch.setattr(sys.modules["distsummary.landscape.generator"], "host_bytes", lambda: 1)
+    loader = Loader()
+    with caplog.at_level(logging.INFO, "distsummary"):
+        streamed = random_plane(batches=loader)
+    assert loader.read > 2
+    assert "they are streamed" in caplog.text
+    held = Loader()
+    resident = random_plane(batches=held, evaluation=ds.Evaluation(streamed=False))
+    assert held.read == 1
+    assert streamed.z.tobytes() == resident.z.tobytes()
 
 
 def test_what_is_asked_wrongly_is_named() -> None:

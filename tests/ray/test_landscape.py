@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.hessian import mean_product
 from distsummary.landscape.directions.planes import Settings, prepare_random
 from distsummary.landscape.engines.plan import plan_chunks
+from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
@@ -51,8 +53,10 @@ def batches() -> list[Any]:
 
 def draw(workers: int | str, loss_fn: Any = None, size: int = 7, **more: Any) -> LossGrid:
     loss_fn = loss_fn or nn.CrossEntropyLoss()
-    arguments = {"size": size, "workers": workers, "engine": "row", "progress": False}
-    grid = landscape(make_model(), loss_fn, batches(), **(arguments | more))
+    arguments = {
+        "batches": batches(), "size": size, "workers": workers, "engine": "row", "progress": False
+    }  # fmt: skip
+    grid = landscape(make_model(), loss_fn, **(arguments | more))
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -318,8 +322,17 @@ def test_hessian_products_of_any_number_of_workers_are_the_same_bytes() -> None:
     assert product(criterion, 0) == product(criterion, 1) == product(criterion, 3)
 
 
-def test_a_landscape_along_the_hessian_has_its_products_from_workers() -> None:
-    grid, here = (draw(n, directions="hessian", size=3) for n in (2, 0))
+class Loader:
+    """Batches that are read again and again; it has no length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(batches())
+
+
+def test_a_landscape_along_the_hessian_has_its_products_from_workers_also_of_streamed_data() -> None:
+    more: Any = {"directions": "hessian", "size": 3, "evaluation": Evaluation(streamed=True)}
+    grid = draw(2, batches=Loader(), **more)
+    here = draw(0, **(more | {"evaluation": None}))
     assert grid.z.tobytes() == here.z.tobytes()
     assert grid.eigenvalues == here.eigenvalues
 

@@ -10,8 +10,9 @@ residual |H v - theta v| without another product; theta is within it of an eigen
 as eigenvectors are wanted find an eigenvalue as often as it is there; a single one would find it once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -70,9 +71,9 @@ def mean_product(hessian: Hessian) -> Multiply:
     return lambda vector: hessian.product(vector) / hessian.weight
 
 
-def grouped(batches: Sequence[Any]) -> list[list[Any]]:
-    """The batches in at most GROUPS groups: products are added up group by group, whoever makes them."""
-    return [list(batches[start::GROUPS]) for start in range(min(GROUPS, len(batches)))]
+def members(batches: Iterable[Any], group: int) -> Iterator[Any]:
+    """The batches of one of GROUPS groups: products are added up group by group, whoever makes them."""
+    return islice(batches, group, None, GROUPS)
 
 
 def lanczos(

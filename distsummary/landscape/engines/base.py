@@ -1,20 +1,18 @@
 """Engines: a model, its loss and its data, asked for quantities in a plane; what is common to them."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from distsummary.checks import check_choice
-from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.recipe import Array, Recipe, Weights
+from distsummary.landscape.engines.data import Data
 from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.quantities import BatchFacts, Evaluation
+from distsummary.landscape.engines.quantities import Evaluation
 
 MODES = ("standard", "mindspore")
-Data = Mapping[str, Iterable[Any]]
 
 
 class Engine(Protocol):
@@ -125,82 +123,3 @@ def _first_parameter(function: Any) -> str:
         return next(iter(inspect.signature(function).parameters), "")
     except (TypeError, ValueError):  # a builtin without a signature
         return ""
-
-
-def data_sets(batches: Iterable[Any] | Data, *, streamed: bool = False) -> dict[str, Iterable[Any]]:
-    """The data sets by name, "" for one without; lists, or if `streamed` what can be read again."""
-    named = dict(batches) if isinstance(batches, Mapping) else {"": batches}
-    if not named:
-        raise InvalidValueError("batches must hold at least one data set, got none")
-    if streamed:
-        for name, source in named.items():
-            if not isinstance(source, Iterable) or iter(source) is source:
-                raise InvalidTypeError(
-                    f"streamed batches{f' of {name}' if name else ''} are read again and again: "
-                    f"give a list or a loader, got {type(source).__name__}"
-                )
-        return named
-    return {name: check_batches(source) for name, source in named.items()}
-
-
-def check_batches(batches: Iterable[Any]) -> list[Any]:
-    """The batches as a list; raises InvalidValueError for none."""
-    if not isinstance(batches, Iterable):
-        raise InvalidTypeError(
-            f"batches must be iterable, got {batches!r}; give a list of batches or a loader"
-        )
-    found = list(batches)
-    if not found:
-        raise InvalidValueError("batches must hold at least one batch, got none")
-    return found
-
-
-def check_data(batches: Iterable[Any] | Data, *, streamed: bool) -> list[Any] | dict[str, Any]:
-    """One data set, or several by name, each a list; as they are where they are streamed."""
-    if streamed:
-        return data_sets(batches, streamed=True) if isinstance(batches, Mapping) else batches  # type: ignore[return-value]
-    if not isinstance(batches, Mapping):
-        return check_batches(batches)
-    return {name: check_batches(source) for name, source in data_sets(batches).items()}
-
-
-def batch_rows(batch: Any) -> int:
-    """Rows of a batch: the first axis of its first array; 1 if it has none."""
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, tuple | list) and batch:
-        return batch_rows(batch[0])
-    shape: Sequence[int] = getattr(batch, "shape", ())
-    return int(shape[0]) if len(shape) else 1
-
-
-def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
-    """The first num_samples // batch size batches, as MindSpore takes them."""
-    count = num_samples // max(1, batch_rows(batches[0]))
-    if count < 1:
-        raise InvalidValueError(
-            f"num_samples must be at least the batch size {batch_rows(batches[0])}, got {num_samples}; "
-            "give smaller batches"
-        )
-    return list(batches[:count])
-
-
-def batch_facts(batch: Any, mode: str, evaluation: Evaluation) -> BatchFacts:
-    """What a batch counts; raises for one without rows, and without labels where classes are."""
-    rows = batch_rows(batch)
-    if rows <= 0:
-        raise LandscapeError("a batch holds no rows; give batches with data")
-    class_rows = np.zeros(evaluation.classes)
-    if evaluation.classes:
-        labels = np.asarray(batch_labels(batch)).reshape(-1)
-        class_rows += (labels[None] == np.arange(evaluation.classes)[:, None]).sum(axis=1)
-    return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows, class_rows=class_rows)
-
-
-def batch_labels(batch: Any) -> Any:
-    """The second of a pair; raises InvalidTypeError for anything else."""
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise InvalidTypeError(
-            f"losses by class need batches (inputs, labels), got a {type(batch).__name__}; use classes=0"
-        )
-    return batch[1]

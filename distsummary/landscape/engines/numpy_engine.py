@@ -7,7 +7,8 @@ import numpy as np
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
-from distsummary.landscape.engines.base import Data, batch_facts, batch_labels, bind_loss, data_sets
+from distsummary.landscape.engines.base import bind_loss
+from distsummary.landscape.engines.data import Data, batch_facts, batch_labels, data_sets
 from distsummary.landscape.engines.hardware import processor
 from distsummary.landscape.engines.quantities import Evaluation, Tally, quantity_names
 

@@ -45,7 +45,9 @@ class Evaluation:
             in mode "mindspore" its training mode.
         precision: "" as the model is, without TF32; "tf32" with it (on GPUs that have it); "bf16" or "fp16":
             torch's autocast; "float64".
-        streamed: read the batches once for each block of points instead of keeping them on the device.
+        streamed: read the batches once for each block of points instead of keeping them on the device. None:
+            where they do not fit: a loader with more than a quarter of the host's memory, batches with more
+            than half of the GPU's.
     """
 
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class Evaluation:
     cap: float | None = None
     bn_mode: str = ""
     precision: str = ""
-    streamed: bool = False
+    streamed: bool | None = None
 
     def __post_init__(self) -> None:
         check_type("metrics", self.metrics, Mapping)
@@ -65,6 +67,7 @@ class Evaluation:
         if reserved := sorted(set(self.metrics) & {LOSS, SQUARE, "stderr", "rows"}):
             raise InvalidValueError(f"metrics must not be called {', '.join(reserved)}; choose other names")
         check_int("classes", self.classes, low=0)
+        check_type("streamed", self.streamed, bool, optional=True)
         for name, number in (("tolerance", self.tolerance), ("cap", self.cap)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
                 raise InvalidTypeError(f"{name} must be a number, got {number!r}")

@@ -20,11 +20,19 @@ from torch.utils import _pytree as pytree
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Recipe, Weights
-from distsummary.landscape.engines.base import Data, batch_facts, batch_rows, data_sets
+from distsummary.landscape.engines.data import Data, batch_facts, batch_rows, data_sets
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.quantities import BatchFacts, Evaluation, Tally, quantity_names
 from distsummary.landscape.engines.torch_measure import Measure, join
-from distsummary.landscape.engines.torch_memory import Flat, Loan, copies, hardware, plane_tensors, to_device
+from distsummary.landscape.engines.torch_memory import (
+    Flat,
+    Loan,
+    copies,
+    exceeds_device,
+    hardware,
+    plane_tensors,
+    to_device,
+)
 
 REPEATED = 1e-5  # relative: GPUs add in any order
 
@@ -81,6 +89,7 @@ class TorchEngine:
         try:
             self.bn_mode = self._set_bn_mode()
             self._measure = Measure(self._loan.model, loss_fn, self._evaluation, self._loan.device)
+            self._is_streamed = self._streams(data)
             self._layout()
             self._data = {name: self._kept(source) for name, source in data.items()}
             self.samples = self._begin(next(iter(data.values())))
@@ -139,9 +148,15 @@ class TorchEngine:
     def _layout(self) -> None:
         """Choose the memory of the parameters that move."""
 
+    def _streams(self, data: Data) -> bool:
+        """Whether the data is asked to be streamed, or takes too much of the device's own memory."""
+        if self._evaluation.streamed or self.bn_mode == "recompute":
+            return bool(self._evaluation.streamed)
+        return exceeds_device((batch for source in data.values() for batch in source), self._loan.device)
+
     def _kept(self, source: Iterable[Any]) -> Iterable[Any]:
         """The batches on the device, or the loader."""
-        return source if self._evaluation.streamed else [self._loaded(batch) for batch in source]
+        return source if self._is_streamed else [self._loaded(batch) for batch in source]
 
     def _loaded(self, batch: Any) -> Loaded:
         moved = to_device(batch, self._loan.device, self._dtype)
@@ -218,7 +233,7 @@ class TorchEngine:
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self._evaluation.streamed or self._evaluation.stops_early:
+        if self._is_streamed or self._evaluation.stops_early:
             for name, tally in tallies.items():
                 self._in_turns(name, tally, read)
         else:

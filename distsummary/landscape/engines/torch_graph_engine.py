@@ -102,7 +102,7 @@ class TorchGraphEngine(TorchRowEngine):
             self._prove(bound, loaded)
         else:
             bound = Bound(self._programs[key], self._fixed(loaded.batch))
-        if not self._evaluation.streamed:
+        if not self._is_streamed:
             self._bound[loaded] = bound
         return bound
 
@@ -140,7 +140,7 @@ class TorchGraphEngine(TorchRowEngine):
 
     def _kept_like(self, key: Any) -> int:
         """How many batches that are kept share a graph; 0 where none is."""
-        if self._evaluation.streamed:
+        if self._is_streamed:
             return 0
         return sum(signature(loaded.batch) == key for name in self._data for loaded in self._batches(name))
 

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from distsummary.errors import LandscapeError
-from distsummary.landscape.directions.hessian import grouped
+from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.landscape.directions.hessian import GROUPS, members
 from distsummary.landscape.directions.recipe import Array, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import unwrap
-from distsummary.landscape.engines.base import batch_rows, bind_loss, check_batches
-from distsummary.landscape.engines.torch_memory import to_device
+from distsummary.landscape.engines.base import bind_loss
+from distsummary.landscape.engines.data import batch_rows
+from distsummary.landscape.engines.torch_memory import exceeds_device, to_device
 
 _SEED = 0  # of dropout in training mode: the same noise in every product
 
@@ -31,7 +32,8 @@ class TorchHessian:
     "mindspore" in training mode.
 
     Args:
-        model, loss_fn, batches: see `engines.bind_loss`.
+        model, loss_fn: see `engines.bind_loss`.
+        batches: lists are kept on the device where they fit, others are read again for each group.
         centre: values by name; what it does not name keeps the model's.
         device: to move the model to; None: it stays where it is.
     """
@@ -56,19 +58,19 @@ class TorchHessian:
         check_fit("the plane", {name: centre[name] for name in names}, shapes)
         self._moved = [found[name] for name in names]
         place = self._moved[0].device
-        self._groups = grouped([to_device(batch, place) for batch in check_batches(batches)])
-        self.weight = float(sum(self._weight(batch) for group in self._groups for batch in group))
+        self._batches = batches
+        if isinstance(batches, list) and not exceeds_device(batches, place):
+            self._batches = [to_device(batch, place) for batch in batches]
+        weights = [self._weight(batch) for batch in self._batches]
+        if not weights:
+            raise InvalidValueError("batches must hold at least one batch, got none")
+        self.weight, self.groups = float(sum(weights)), min(GROUPS, len(weights))
         self._restore = ExitStack()
         try:
             self._take_over(centre, place)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def groups(self) -> int:
-        """How many groups of batches there are."""
-        return len(self._groups)
 
     def _weight(self, batch: Any) -> int:
         return 1 if self._is_training else batch_rows(batch)
@@ -112,8 +114,8 @@ class TorchHessian:
         total = np.zeros(len(vector))
         # Flash and memory-efficient attention have no second derivative.
         with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
-            for batch in self._groups[number]:
-                parts = self._one(batch, along)
+            for batch in members(self._batches, number):
+                parts = self._one(to_device(batch, self._moved[0].device), along)
                 flat = torch.cat([part.detach().reshape(-1).to("cpu", torch.float64) for part in parts])
                 total += self._weight(batch) * flat.numpy()
         return total

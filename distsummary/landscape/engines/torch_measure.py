@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape.engines.base import batch_labels, bind_loss
+from distsummary.landscape.engines.base import bind_loss
+from distsummary.landscape.engines.data import batch_labels
 from distsummary.landscape.engines.numpy_engine import CLASSES_NEED_ROWS, loss_shape_error
 from distsummary.landscape.engines.quantities import Evaluation
 

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from distsummary.errors import InvalidTypeError
 from distsummary.landscape.directions.recipe import Array, Directions, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import named_tensors, unwrap
+from distsummary.landscape.engines.data import batch_bytes
 from distsummary.landscape.engines.hardware import processor
 
 ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
 DROPOUT_SEED = 0
+DEVICE_SHARE = 0.5  # of a GPU's memory, that batches may take; the rest is the model's and its activations'
 _NOTHING = np.empty(0)
 
 # Of tensors by their first names, and of what values of floating point become: what each looks at instead.
@@ -270,6 +272,17 @@ def hardware(device: torch.device) -> str:
     else:
         name = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
     return f"{name}, torch {torch.__version__}"
+
+
+def exceeds_device(batches: Iterable[Any], device: torch.device) -> bool:
+    """Whether batches take more than their share of a device that has memory of its own."""
+    room = device_bytes(device)
+    return room is not None and sum(map(batch_bytes, batches)) > DEVICE_SHARE * room
+
+
+def device_bytes(device: torch.device) -> int | None:
+    """The memory of a GPU; None for the CPU, which has the host's."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def worker_device(has_gpu: bool) -> str:

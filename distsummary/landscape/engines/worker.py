@@ -10,7 +10,8 @@ import numpy as np
 
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.directions.recipe import Array
-from distsummary.landscape.engines.base import Data, is_out_of_memory, open_engine
+from distsummary.landscape.engines.base import is_out_of_memory, open_engine
+from distsummary.landscape.engines.data import Data
 from distsummary.landscape.engines.plan import Chunk
 from distsummary.landscape.engines.planner import EngineChoice, MemoryTooSmallError
 from distsummary.landscape.engines.quantities import Evaluation

@@ -1,9 +1,10 @@
 """Workers on Ray: actors of the cluster that this process is connected to, or of a local one."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from operator import length_hint
 from typing import Any, Self
 
 import ray
@@ -58,10 +59,10 @@ class RayWorkers:
         return choice
 
     def hessian(
-        self, model: Any, loss_fn: Any, batches: Sequence[Any], **options: Any
+        self, model: Any, loss_fn: Any, batches: Iterable[Any], **options: Any
     ) -> AbstractContextManager[RayHessian]:
         """See `runner.Workers`."""
-        resources = self._resources(model, min(GROUPS, len(batches)))
+        resources = self._resources(model, min(GROUPS, length_hint(batches) or GROUPS))
         model, batches = portable(model, batches)
         return RayHessian(send((model, loss_fn, batches)), options, resources)
 

@@ -1,0 +1,122 @@
+"""The data that losses are computed on: one list of batches or several by name, in memory or read again."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscape.engines.quantities import BatchFacts, Evaluation
+
+Data = Mapping[str, Iterable[Any]]
+
+
+def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: int) -> tuple[Any, bool]:
+    """(one data set, or several by name; whether they are streamed): lists, unless they are.
+
+    `streamed` None: where a source that can be read again, such as a loader, takes more than `limit` bytes.
+    """
+    named = dict(batches) if isinstance(batches, Mapping) else {"": batches}
+    if streamed is None:
+        held = _held(named, limit)
+        streamed, named = held is None, named if held is None else held
+    found = data_sets(named, streamed=streamed)
+    return (found if isinstance(batches, Mapping) else found[""]), streamed
+
+
+def _held(named: Data, limit: int) -> dict[str, Iterable[Any]] | None:
+    """All sources as lists; None once those that can be read again are known to exceed `limit` bytes."""
+    held: dict[str, Iterable[Any]] = {}
+    total = 0
+    for name, source in named.items():
+        if not isinstance(source, Iterable) or isinstance(source, list | tuple):
+            held[name] = source
+            continue
+        held[name] = read = []
+        for batch in source:
+            read.append(batch)
+            total += batch_bytes(batch)
+            unread = max(0, length_hint(source) - len(read))
+            if total + unread * batch_bytes(batch) > limit and not isinstance(source, Iterator):
+                return None
+    return held
+
+
+def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -> dict[str, Iterable[Any]]:
+    """The data sets by name, "" for one without; lists, or if `streamed` what can be read again."""
+    named = dict(batches) if isinstance(batches, Mapping) else {"": batches}
+    if not named:
+        raise InvalidValueError("batches must hold at least one data set, got none")
+    if streamed:
+        for name, source in named.items():
+            if not isinstance(source, Iterable) or isinstance(source, Iterator):
+                raise InvalidTypeError(
+                    f"streamed batches{f' of {name}' if name else ''} are read again and again: "
+                    f"give a list or a loader, got {type(source).__name__}"
+                )
+        return named
+    return {name: check_batches(source) for name, source in named.items()}
+
+
+def check_batches(batches: Iterable[Any]) -> list[Any]:
+    """The batches as a list; raises InvalidValueError for none."""
+    if not isinstance(batches, Iterable):
+        raise InvalidTypeError(
+            f"batches must be iterable, got {batches!r}; give a list of batches or a loader"
+        )
+    found = list(batches)
+    if not found:
+        raise InvalidValueError("batches must hold at least one batch, got none")
+    return found
+
+
+def batch_bytes(batch: Any) -> int:
+    """What the arrays of a batch take."""
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, tuple | list):
+        return sum(batch_bytes(item) for item in batch)
+    return int(getattr(batch, "nbytes", 0))
+
+
+def batch_rows(batch: Any) -> int:
+    """Rows of a batch: the first axis of its first array; 1 if it has none."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, tuple | list) and batch:
+        return batch_rows(batch[0])
+    shape: Sequence[int] = getattr(batch, "shape", ())
+    return int(shape[0]) if len(shape) else 1
+
+
+def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
+    """The first num_samples // batch size batches, as MindSpore takes them."""
+    count = num_samples // max(1, batch_rows(batches[0]))
+    if count < 1:
+        raise InvalidValueError(
+            f"num_samples must be at least the batch size {batch_rows(batches[0])}, got {num_samples}; "
+            "give smaller batches"
+        )
+    return list(batches[:count])
+
+
+def batch_facts(batch: Any, mode: str, evaluation: Evaluation) -> BatchFacts:
+    """What a batch counts; raises for one without rows, and without labels where classes are."""
+    rows = batch_rows(batch)
+    if rows <= 0:
+        raise LandscapeError("a batch holds no rows; give batches with data")
+    class_rows = np.zeros(evaluation.classes)
+    if evaluation.classes:
+        labels = np.asarray(batch_labels(batch)).reshape(-1)
+        class_rows += (labels[None] == np.arange(evaluation.classes)[:, None]).sum(axis=1)
+    return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows, class_rows=class_rows)
+
+
+def batch_labels(batch: Any) -> Any:
+    """The second of a pair; raises InvalidTypeError for anything else."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InvalidTypeError(
+            f"losses by class need batches (inputs, labels), got a {type(batch).__name__}; use classes=0"
+        )
+    return batch[1]

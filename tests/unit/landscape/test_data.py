@@ -1,0 +1,100 @@
+"""Which data is held in memory, and which is read again and again."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.landscape.engines.data import batch_bytes, read_data
+from distsummary.landscape.engines.hardware import host_bytes
+
+BATCH_BYTES = 8 * 4 + 8
+
+
+def batch() -> Any:
+    return np.zeros(4), {"labels": np.zeros(1), "names": ["a"]}
+
+
+class Loader:
+    """Batches that can be read again; counts those that were read."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read = count, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.count):
+            self.read += 1
+            yield batch()
+
+
+class Sized(Loader):
+    def __len__(self) -> int:
+        return self.count
+
+
+def test_the_arrays_of_a_batch_count() -> None:
+    assert batch_bytes(batch()) == BATCH_BYTES
+
+
+def test_a_loader_is_held_where_it_fits_and_read_again_where_not() -> None:
+    held, streamed = read_data(Loader(3), streamed=None, limit=3 * BATCH_BYTES)
+    assert isinstance(held, list)
+    assert (len(held), streamed) == (3, False)
+    loader = Loader(30)
+    assert read_data(loader, streamed=None, limit=3 * BATCH_BYTES) == (loader, True)
+    assert loader.read == 4
+
+
+def test_a_length_tells_with_the_first_batch() -> None:
+    loader = Sized(30)
+    assert read_data(loader, streamed=None, limit=29 * BATCH_BYTES) == (loader, True)
+    assert loader.read == 1
+    assert read_data(Sized(30), streamed=None, limit=30 * BATCH_BYTES)[1] is False
+
+
+def test_what_is_in_memory_already_or_cannot_be_read_again_is_held() -> None:
+    batches = [batch() for _ in range(9)]
+    assert read_data(batches, streamed=None, limit=1) == (batches, False)
+    held, streamed = read_data(iter(batches), streamed=None, limit=1)
+    assert (held, streamed) == (batches, False)
+
+
+def test_several_data_sets_are_held_or_streamed_together() -> None:
+    small, large = Loader(1), Sized(50)
+    data, streamed = read_data({"a": small, "b": large}, streamed=None, limit=9 * BATCH_BYTES)
+    assert (data, streamed) == ({"a": small, "b": large}, True)
+    data, streamed = read_data({"a": small, "b": [batch()]}, streamed=None, limit=9 * BATCH_BYTES)
+    assert not streamed
+    assert [len(batches) for batches in data.values()] == [1, 1]
+
+
+def test_what_is_asked_for_is_done() -> None:
+    loader = Loader(2)
+    assert read_data(loader, streamed=True, limit=10**9) == (loader, True)
+    held, streamed = read_data(loader, streamed=False, limit=1)
+    assert (len(held), streamed) == (2, False)
+
+
+def test_data_that_is_none_is_refused() -> None:
+    for batches, message in (([], "at least one batch"), ({}, "at least one data set"), (Loader(0), "batch")):
+        with pytest.raises(InvalidValueError, match=message):
+            read_data(batches, streamed=None, limit=1)
+    with pytest.raises(InvalidTypeError, match="must be iterable, got 3"):
+        read_data(3, streamed=None, limit=1)  # type: ignore[arg-type]
+
+
+def test_the_memory_is_the_hosts_or_the_containers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    module = sys.modules[host_bytes.__module__]
+    monkeypatch.setattr(module, "CONTAINER_LIMITS", ())
+    physical = host_bytes()
+    assert physical > 1 << 28
+    limits = [tmp_path / name for name in ("absent", "unlimited", "limit")]
+    limits[1].write_text("max\n")
+    monkeypatch.setattr(module, "CONTAINER_LIMITS", limits[:2])
+    assert host_bytes() == physical
+    limits[2].write_text("1000000\n")
+    monkeypatch.setattr(module, "CONTAINER_LIMITS", limits)
+    assert host_bytes() == 1_000_000
