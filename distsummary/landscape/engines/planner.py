@@ -16,6 +16,7 @@ MAX_CHUNK = 64
 MAX_CHUNKED_S = 0.02  # a point that takes longer than this on a CPU fills it alone
 MAX_RECORDED = 100_000_000  # parameters: the graph engine needs some 40 bytes for each, and saves little then
 LEAST_GAIN = 0.03  # a candidate must save this share to take the place of a simpler one
+NOISE = 0.15  # of two timings of the same work, seconds apart, on a machine that others use too
 LEAST_PLAN_S = 1.0  # landscapes shorter than this are not worth timing anything
 PLAN_SHARE = 0.02  # of the landscape's time, that timing may take
 LEAST_BUDGET_S = 0.5
@@ -172,6 +173,13 @@ def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: fl
     if best is None:
         raise InvalidValueError(f"timings must hold a candidate within {tolerance:g}, got {list(timings)}")
     return best
+
+
+def close(timings: Mapping[EngineChoice, Timing]) -> list[EngineChoice]:
+    """The candidates worth timing once more, since what else a machine does can explain the difference."""
+    best_s = min(timing.point_s for timing in timings.values())
+    found = [choice for choice, timing in timings.items() if timing.point_s <= best_s * (1 + NOISE)]
+    return found if len(found) > 1 else []
 
 
 def piece(choice: EngineChoice | None, least: int) -> int:

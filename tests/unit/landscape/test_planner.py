@@ -12,6 +12,7 @@ from distsummary.landscape.engines.planner import (
     candidates,
     choose,
     chunks,
+    close,
 )
 
 ROW, GRAPH, CHUNKED = EngineChoice(), EngineChoice(engine="graph"), EngineChoice(engine="graph", chunk=17)
@@ -36,6 +37,14 @@ def test_what_comes_before_the_first_point_counts() -> None:
 def test_a_little_gain_does_not_replace_a_simpler_engine() -> None:
     assert choose({ROW: Timing(point_s=1.0), GRAPH: Timing(point_s=0.98)}, 100) == ROW
     assert choose({ROW: Timing(point_s=1.0), GRAPH: Timing(point_s=0.9)}, 100) == GRAPH
+
+
+def test_candidates_that_are_close_are_timed_again_but_not_one_alone() -> None:
+    assert close({ROW: Timing(point_s=1.0), GRAPH: Timing(point_s=0.9), CHUNKED: Timing(point_s=2.0)}) == [
+        ROW,
+        GRAPH,
+    ]
+    assert close({ROW: Timing(point_s=1.0), GRAPH: Timing(point_s=0.5)}) == []
 
 
 def test_no_exact_candidate_is_an_error() -> None:
