@@ -8,7 +8,7 @@ Prints one JSON line for each (task, peer, threads, workers): {"task", "peer", "
   workers.
 - max_rel_err: against a float64 loop, at 5 x 5 points (of peers that walk: at the weights they reached).
 - limit_fraction: FLOP of the unmodified forward (torch's counter) x points / CPU second, as a fraction of the
-  sgemm peak measured in the same run. More than 1: work was saved, or convolutions beat the probe.
+  sgemm peak measured in the same round. More than 1: work was saved, or convolutions beat the probe.
 - prepare_s: CPU seconds before the first point, ours with planning.
 
 Peers of another interpreter: --interpreter losscape=/path/to/python. `ours:row` names one of our engines.
@@ -163,13 +163,19 @@ def compare(
             runs[contender].append(contender.run(path))
     probe.close()
     flops = flops_per_point(Problem(path))
-    return [_figures(task, c, facts[c], runs[c], flops / (max(peaks) * 1e9)) for c in runs]
+    limits_ms = [flops / peak / 1e6 for peak in peaks]
+    return [_figures(task, c, facts[c], runs[c], limits_ms) for c in runs]
 
 
 def _figures(
-    task: str, contender: Contender, facts: dict[str, Any], runs: list[dict[str, float]], limit_s: float
+    task: str,
+    contender: Contender,
+    facts: dict[str, Any],
+    runs: list[dict[str, float]],
+    limits_ms: list[float],
 ) -> dict[str, Any]:
     cpu_ms = statistics.median(run["cpu_ms"] for run in runs)
+    fractions = (limit / run["cpu_ms"] for limit, run in zip(limits_ms, runs, strict=True))
     return {
         "task": task,
         "peer": contender.peer,
@@ -179,7 +185,7 @@ def _figures(
         "cpu_ms_per_point": round(cpu_ms, 5),
         "points_per_s": round(statistics.median(run["points_per_s"] for run in runs), 2),
         "max_rel_err": float(f"{facts['max_rel_err']:.2e}"),
-        "limit_fraction": round(limit_s * 1e3 / cpu_ms, 3),
+        "limit_fraction": round(statistics.median(fractions), 3),
         "prepare_s": round(facts["prepare_s"], 2),
     }
 
@@ -211,8 +217,8 @@ def main() -> None:
     parser.add_argument("--peers", default="ours,naive,losscape", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--threads", default="1", help="threads of each process; a list measures each")
     parser.add_argument("--workers", default="1", help="processes at the same time; a list measures each")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="CPU seconds of a peer in a round")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=0.1, help="CPU seconds of a peer in a round")
     parser.add_argument("--interpreter", action="append", default=[], metavar="PEER=PYTHON")
     parser.add_argument("--table", action="store_true", help="print a Markdown table at the end")
     asked = parser.parse_args()

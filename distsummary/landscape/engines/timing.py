@@ -29,8 +29,8 @@ from distsummary.landscape.engines.quantities import REDUCED
 from distsummary.landscape.engines.worker import Task
 
 PROBES = 6  # points of a row at which losses are compared, and the least that are timed
-TIMED_S = 0.1  # seconds that one timing of a candidate should take
-REPEATS = 2  # of them the shorter counts
+TIMED_S = 0.03  # seconds that one timing of a candidate should take
+REPEATS = 6  # of them the shortest counts: others use the machine too
 
 _log = logging.getLogger(__name__)
 

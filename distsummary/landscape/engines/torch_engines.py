@@ -300,16 +300,16 @@ class TorchNaiveEngine(TorchEngine):
 
 
 class TorchRowEngine(TorchEngine):
-    """One operation moves all parameters of a dtype; see `Flat`."""
+    """One operation moves all parameters of a dtype and device; see `Flat`."""
 
     def _layout(self) -> None:
-        groups: dict[torch.dtype, dict[str, Tensor]] = {}
+        groups: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
         if "channels_last" in self.choice.options:
             for tensor in self._loan.tensors.values():
                 tensor.data = as_channels_last(tensor.data)
         for name, tensor in self._loan.moved.items():
-            groups.setdefault(tensor.dtype, {})[name] = tensor
-        self._groups = [Flat(group, self._loan.device) for group in groups.values()]
+            groups.setdefault((tensor.device, tensor.dtype), {})[name] = tensor
+        self._groups = [Flat(group, device) for (device, _), group in groups.items()]
         for group in self._groups:
             for name, memory in group.points():
                 self._loan.moved[name].data = memory.copy_(self._loan.moved[name].data)

@@ -53,6 +53,8 @@ class TorchGraphEngine(TorchRowEngine):
             raise CannotTraceError(
                 f"the graph engine moves parameters all float32 or all float64, not {kinds}"
             )
+        if len(places := {tensor.device for tensor in self._loan.tensors.values()}) > 1:
+            raise CannotTraceError(f"the graph engine computes on one device, not on {places}")
         self._graphs: dict[Any, fx.Graph] = {}
         self._programs: dict[Any, Program] = {}
         self._bound: dict[Loaded, Bound] = {}

@@ -92,8 +92,8 @@ class Loan:
         if self.device.type == "cpu":  # the same bits in every process
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
-        devices = [self.device] if self.device.type == "cuda" else []
-        self._restore.enter_context(torch.random.fork_rng(devices=devices))
+        gpus = {t.device for t in self.tensors.values() if t.device.type == "cuda"}
+        self._restore.enter_context(torch.random.fork_rng(devices=sorted(gpus, key=str)))
         once: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in self.tensors.items():
             once.setdefault(id(tensor), (name, tensor))
@@ -113,7 +113,7 @@ class Loan:
         """The same random numbers at every point and in every worker."""
         torch.default_generator.manual_seed(DROPOUT_SEED)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(DROPOUT_SEED)
+            torch.cuda.manual_seed_all(DROPOUT_SEED)
 
     def give_back(self) -> None:
         """The model as it was; a second call does nothing."""
