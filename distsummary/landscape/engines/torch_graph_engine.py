@@ -137,7 +137,10 @@ class TorchGraphEngine(TorchRowEngine):
             graph = trace(
                 self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
             )
-        rewrite(graph, on_cpu=on_cpu, by_layout=on_cpu and self.choice.chunk == 1)
+        moving = {id(tensor) for tensor in self._loan.moved.values()}
+        inputs = zip(self._unique, placeholders(graph), strict=False)
+        moved = [node for (_, tensor), node in inputs if id(tensor) in moving]
+        rewrite(graph, moved, on_cpu=on_cpu, by_layout=on_cpu and self.choice.chunk == 1)
         return graph
 
     def _kept_like(self, key: Any) -> int:
