@@ -17,7 +17,7 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
 
     `streamed` None: where a source that can be read again, such as a loader, takes more than `limit` bytes.
     """
-    named = dict(batches) if isinstance(batches, Mapping) else {"": batches}
+    named = _named(batches)
     if streamed is None:
         held = _held(named, limit)
         streamed, named = held is None, named if held is None else held
@@ -45,7 +45,7 @@ def _held(named: Data, limit: int) -> dict[str, Iterable[Any]] | None:
 
 def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -> dict[str, Iterable[Any]]:
     """The data sets by name, "" for one without; lists, or if `streamed` what can be read again."""
-    named = dict(batches) if isinstance(batches, Mapping) else {"": batches}
+    named = _named(batches)
     if not named:
         raise InvalidValueError("batches must hold at least one data set, got none")
     if streamed:
@@ -57,6 +57,10 @@ def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -
                 )
         return named
     return {name: check_batches(source) for name, source in named.items()}
+
+
+def _named(batches: Iterable[Any] | Data) -> dict[str, Iterable[Any]]:
+    return dict(batches) if isinstance(batches, Mapping) else {"": batches}
 
 
 def check_batches(batches: Iterable[Any]) -> list[Any]:

@@ -152,19 +152,21 @@ class Program:
             self._steps = self._made_steps(slots, constants)
         prepare, step = self._steps
         arguments = prepare(*slots, *constants)
-        if "compile" in self.options:
-            return partial(torch.compile(step, dynamic=False, fullgraph=True), *arguments)
         calls = bind(step.graph, arguments, self._results) if self._is_eager_cpu else None
-        return calls or partial(step.forward, *arguments)
+        return calls or partial(step, *arguments)
 
     def _made_steps(
         self, slots: Sequence[Tensor], constants: Sequence[Tensor]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """(prepare, point), see `torch_affine.hoist`."""
         point = self.parts.point if self.chunk == 1 else self._over_points(slots, constants)
-        if "compile" not in self.options:
+        is_compiled = "compile" in self.options
+        if not is_compiled:
             in_place(point.graph, self.parts.shared, self.parts.slots)
-        return hoist(point, self.parts.slots)
+        prepare, step = hoist(point, self.parts.slots)
+        if is_compiled:
+            step.compile(dynamic=False, fullgraph=True)
+        return prepare, step
 
     def _over_points(self, slots: Sequence[Tensor], constants: Sequence[Tensor]) -> fx.GraphModule:
         """The point part with one more axis, the first, for its slots and results."""
