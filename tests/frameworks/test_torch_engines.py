@@ -271,7 +271,7 @@ def test_only_what_must_be_is_done_at_a_point() -> None:
     engine = engine_at(net, net.batches()[:1], EngineChoice(engine="graph", options=("channels_last",)))
     try:
         engine.row_values(0.1, XS)
-        (bound,) = engine._bound.values()
+        ((bound,),) = engine._bound.values()
         names = [str(node.target) for node in bound.program.parts.point.graph.nodes]
     finally:
         engine.close()
@@ -280,7 +280,7 @@ def test_only_what_must_be_is_done_at_a_point() -> None:
     engine = engine_at(resnet, resnet.batches()[:1], EngineChoice(engine="graph"))
     try:
         engine.row_values(0.1, XS)
-        (bound,) = engine._bound.values()
+        ((bound,),) = engine._bound.values()
         names = [str(node.target) for node in bound.program.parts.point.graph.nodes]
     finally:
         engine.close()
@@ -294,7 +294,7 @@ def test_data_without_room_for_slots_is_gone_through_at_every_point(monkeypatch:
     batches = net.batches()
     engine = engine_at(net, batches, EngineChoice(engine="graph"))
     assert engine.row_values(0.1, XS).shape == (len(XS), 1)
-    assert all(b.program.parts.slots == b.program.parts.shared for b in engine._bound.values())
+    assert all(b.program.parts.slots == b.program.parts.shared for (b,) in engine._bound.values())
     np.testing.assert_allclose(losses_of(engine), float64_losses(net, batches), rtol=EXACT)
 
 

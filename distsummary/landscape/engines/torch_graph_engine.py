@@ -20,8 +20,9 @@ from distsummary.landscape.engines.quantities import REDUCED
 from distsummary.landscape.engines.torch_affine import Parts, cut
 from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
 from distsummary.landscape.engines.torch_memory import plane_tensors, preserved
+from distsummary.landscape.engines.torch_program import Bound, Program, read_row
 from distsummary.landscape.engines.torch_rewrites import ANYWHERE, ON_CPU, rewrite
-from distsummary.landscape.engines.torch_slots import Bound, Program
+from distsummary.landscape.engines.torch_rows import mark
 from distsummary.landscape.engines.torch_trace import (
     CannotTraceError,
     batch_tensors,
@@ -57,7 +58,7 @@ class TorchGraphEngine(TorchRowEngine):
             raise CannotTraceError(f"the graph engine computes on one device, not on {places}")
         self._graphs: dict[Any, fx.Graph] = {}
         self._programs: dict[Any, Program] = {}
-        self._bound: dict[Loaded, Bound] = {}
+        self._bound: dict[Loaded, list[Bound]] = {}
         self._unique = list({id(t): (n, t) for n, t in self._loan.tensors.items()}.values())
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
@@ -74,23 +75,13 @@ class TorchGraphEngine(TorchRowEngine):
         if len(xs) == 1 and self.choice.chunk > 1:
             return super()._readings(y, xs, batches)
         bound = [self._bind(loaded) for loaded in batches]
-        shared = {id(b.program): b.program.shared for b in bound if b.program.shared is not None}.values()
-        for flat in shared:
-            flat.set_row(float(y))
-        for one in bound:
-            one.set_row(float(y))
-        step, found = self.choice.chunk, []
-        for start in range(0, len(xs), step):
-            part = [float(x) for x in xs[start : start + step]]
-            for flat in shared:
-                flat.load(part)
-                if "cuda_graph" not in self.choice.options:
-                    flat.move()
-            found.append(torch.stack([b.read(part) for b in bound]))
-        return torch.cat(found, dim=1)
+        step = self.choice.chunk
+        points = [tuple(float(x) for x in xs[n : n + step]) for n in range(0, len(xs), step)]
+        found = read_row([part for parts in bound for part in parts], float(y), points)
+        return torch.stack([_sum([found[part] for part in parts]) for parts in bound])
 
-    def _bind(self, loaded: Loaded) -> Bound:
-        """The batch's program, proved when it is new, with the batch in it; kept unless data is streamed."""
+    def _bind(self, loaded: Loaded) -> list[Bound]:
+        """The program with the batch in it, in parts; proved when it is new, kept unless data is streamed."""
         if loaded in self._bound:
             return self._bound[loaded]
         key = signature(loaded.batch)
@@ -100,18 +91,18 @@ class TorchGraphEngine(TorchRowEngine):
             plane: Any = list(self._plane.values())  # triples
             parts = self._cut(self._graphs[key], self._kept_like(key))
             self._programs[key] = Program(parts, plane, self.choice.chunk, self.choice.options)
-            bound = Bound(self._programs[key], self._fixed(loaded.batch))
+            bound = self._programs[key].bind(self._fixed(loaded.batch))
             self._prove(bound, loaded)
         else:
-            bound = Bound(self._programs[key], self._fixed(loaded.batch))
+            bound = self._programs[key].bind(self._fixed(loaded.batch))
         if not self._is_streamed:
             self._bound[loaded] = bound
         return bound
 
-    def _prove(self, bound: Bound, loaded: Loaded) -> None:
+    def _prove(self, bound: Sequence[Bound], loaded: Loaded) -> None:
         """Raise CannotTraceError unless the program gives what the model's own code gives, off the centre."""
         step = STEP * self._reach()
-        found = on_host(bound.at(step, step))
+        found = on_host(_sum([part.at(step, step) for part in bound]))
         expected = on_host(super()._readings(step, np.array([step]), [loaded])[0, 0])
         size = np.abs(expected).max(initial=0.0, where=np.isfinite(expected))
         rtol = LOOSE if self._evaluation.precision in REDUCED else PROOF
@@ -155,6 +146,7 @@ class TorchGraphEngine(TorchRowEngine):
         nodes = {id(tensor): node for (_, tensor), node in zip(self._unique, inputs, strict=False)}
         moved = [nodes[id(self._loan.moved[name])] for name in self._plane]
         data = inputs[len(self._unique) :]
+        mark(graph, moved, data)
         parts = cut(graph, moved, data, with_data=batches > 0)
         own = [node.meta["val"] for node in results(parts.affine.graph)][parts.shared :]
         size = sum(slot.numel() * slot.element_size() for slot in own) * (4 + self.choice.chunk) * batches
@@ -164,6 +156,10 @@ class TorchGraphEngine(TorchRowEngine):
         """What the constants are made of: tensors that do not move, and the batch."""
         moving = {id(self._loan.moved[name]) for name in self._plane}
         return [t.data for _, t in self._unique if id(t) not in moving] + batch_tensors(batch)
+
+
+def _sum(readings: Sequence[Tensor]) -> Tensor:
+    return readings[0] if len(readings) == 1 else torch.stack([r.double() for r in readings]).sum(dim=0)
 
 
 def warm_up() -> None:

@@ -170,6 +170,11 @@ class Flat:
         """By name what the point's values are read from."""
         return ((name, self._view(self._point, name)) for name in self._views)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the values at a point."""
+        return self._point.nbytes
+
     def _view(self, flat: Tensor, name: str) -> Tensor:
         start, shape, strides = self._views[name]
         return flat.as_strided(shape, strides, flat.storage_offset() + start)

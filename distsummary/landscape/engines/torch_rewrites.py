@@ -52,19 +52,18 @@ def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, 
     """A selection and a weighted sum; what depends on the targets alone is computed once."""
     if x.dim() != 2 or weight is not None:
         return NotImplemented
-    rows, columns = x.shape
     is_counted = target != ignore_index
-    index, row = torch.where(is_counted, target, 0), torch.arange(rows, device=x.device)
+    index = torch.where(is_counted, target, 0)
     if x.mT.is_contiguous():
-        picked = x.mT.reshape(-1).index_select(0, index * rows + row)
+        picked = x.mT.gather(0, index.unsqueeze(0)).squeeze(0)
     else:
-        picked = x.reshape(-1).index_select(0, row * columns + index)
+        picked = x.gather(1, index.unsqueeze(1)).squeeze(1)
     counted = is_counted.to(x.dtype)
     total = counted.sum()
     if reduction == 0:
         return -picked * counted, total * 0
     share = -counted / total if reduction == 1 else -counted
-    return (picked.dot(share) if rows <= DOT_ROWS else (picked * share).sum()), total
+    return (picked.dot(share) if len(target) <= DOT_ROWS else (picked * share).sum()), total
 
 
 def _is_tall(left: Tensor, right: Tensor) -> bool:

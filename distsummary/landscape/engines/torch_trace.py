@@ -87,6 +87,7 @@ def record(
     for node in module.graph.nodes:
         node.meta = {"val": pytree.tree_map_only(Tensor, _outline, node.meta.get("val"))}
     _tidy(module.graph)
+    _write_anew(module.graph)
     _refuse_unfaithful(module.graph)
     return module.graph
 
@@ -248,6 +249,31 @@ def _undoes(node: Node) -> bool:
 def _axes(transpose: Node) -> set[int]:
     dims = transpose.meta["val"].dim()
     return {axis % dims for axis in transpose.args[1:3]}
+
+
+def _write_anew(graph: fx.Graph) -> None:
+    """Let what writes to a result that nobody else reads make a new one: torch's label smoothing does."""
+    for node in graph.nodes:
+        if node.op == "call_function" and _writes_to_its_own(node):
+            name, overload = node.target._schema.name.removeprefix("aten::"), node.target._overloadname
+            anew = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
+            if anew is not None and _outlines_match(node, anew):
+                node.target = anew
+
+
+def _outlines_match(node: Node, target: Any) -> bool:
+    """Whether another operation gives a result of the same shape and type: a sum may be of a wider one."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    found, before = target(*args, **kwargs), node.meta["val"]
+    return bool(found.shape == before.shape and found.dtype == before.dtype)
+
+
+def _writes_to_its_own(node: Node) -> bool:
+    """Whether the node writes to its first input alone, a result that it alone reads."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.name.endswith("_"):
+        return False
+    first = node.args[0]
+    return bool(first.op == "call_function" and len(first.users) == 1 and not is_view(first))
 
 
 def _refuse_unfaithful(graph: fx.Graph) -> None:

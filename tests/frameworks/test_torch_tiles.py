@@ -1,0 +1,304 @@
+"""Batches in tiles: what may be evaluated so, what may not, and that the numbers stay."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from distsummary.landscape.engines import torch_tiles
+from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.torch_affine import cut
+from distsummary.landscape.engines.torch_rewrites import ON_CPU
+from distsummary.landscape.engines.torch_rows import STATE, mark
+from distsummary.landscape.engines.torch_tiles import Tile, tiles
+from distsummary.landscape.engines.torch_trace import placeholders, record
+from tests.frameworks.landscape_nets import (
+    CRITERION,
+    NETS,
+    XS,
+    YS,
+    Mlp,
+    Net,
+    engine_at,
+    float64_losses,
+    make_net,
+)
+
+GRAPH = EngineChoice(engine="graph")
+EXACT = 5e-6
+
+
+@pytest.fixture
+def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch that may be cut is cut into single rows."""
+    monkeypatch.setattr(torch_tiles, "CACHE_BYTES", 1)
+    monkeypatch.setattr(torch_tiles, "LEAST_GAIN", 0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def evaluated(net: Net, batches: list[Any], **more: Any) -> tuple[Any, set[int]]:
+    """Quantities (points, quantities) at XS x YS, and into how many parts batches were cut."""
+    engine = engine_at(net, batches, GRAPH, **more)
+    try:
+        values = np.concatenate([engine.row_values(y, XS) for y in YS])
+        return values, {len(parts) for parts in engine._bound.values()}
+    finally:
+        engine.close()
+
+
+def one_hot(labels: Tensor, like: Tensor) -> Tensor:
+    return functional.one_hot(labels, 3).to(like.dtype)
+
+
+def ignoring(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, ignore_index=1)
+
+
+def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, label_smoothing=0.1)
+
+
+def added(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, reduction="sum") / 4
+
+
+def by_row(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
+def squared(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.mse_loss(logits, one_hot(labels, logits))
+
+
+def squared_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.mse_loss(logits, one_hot(labels, logits), reduction="sum") - 0.5 * logits.mean()
+
+
+def absolute(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.l1_loss(logits, one_hot(labels, logits))
+
+
+def huber(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.huber_loss(logits, one_hot(labels, logits), delta=0.3)
+
+
+def smooth(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.smooth_l1_loss(logits, one_hot(labels, logits), beta=0.5)
+
+
+def binary(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(logits, one_hot(labels, logits))
+
+
+def probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.binary_cross_entropy(logits.sigmoid(), one_hot(labels, logits))
+
+
+def by_hand(logits: Tensor, labels: Tensor) -> Tensor:
+    shifted = logits - logits.amax(1, keepdim=True)
+    chosen = (shifted * one_hot(labels, logits)).sum(1)
+    return (shifted.logsumexp(1) - chosen).unsqueeze(0).mean(1).squeeze(0)
+
+
+def turned(logits: Tensor, labels: Tensor) -> Tensor:
+    softmax = logits.t().softmax(0).unsqueeze(2).expand(3, len(labels), 4)
+    return softmax.permute(1, 0, 2).reshape(len(labels), 12).square().sum(1).mean()
+
+
+TILED = [
+    CRITERION, ignoring, smoothed, added, by_row, squared, squared_sum, absolute, huber, smooth, binary,
+    probabilities, by_hand, turned,
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("single_rows")
+@pytest.mark.parametrize("loss_fn", TILED, ids=lambda f: getattr(f, "__name__", "criterion"))
+def test_sums_and_means_over_rows_are_evaluated_in_tiles(loss_fn: Callable[..., Any]) -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+    values, parts = evaluated(net, batches, loss_fn=loss_fn)
+    assert parts == {8, 5}
+    expected = float64_losses(net, batches, scalar(loss_fn))
+    np.testing.assert_allclose(values[:, 0], expected, rtol=EXACT, atol=EXACT * np.abs(expected).max())
+
+
+def scalar(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss as one number."""
+    return lambda logits, labels: loss_fn(logits, labels).mean()
+
+
+def root(logits: Tensor, labels: Tensor) -> Tensor:
+    return by_row(logits, labels).mean().sqrt()
+
+
+def clamped(logits: Tensor, labels: Tensor) -> Tensor:
+    return by_row(logits, labels).mean().clamp(max=1.0)
+
+
+def shifted(logits: Tensor, labels: Tensor) -> Tensor:
+    return by_row(logits, labels).mean() + 1
+
+
+def squared_mean(logits: Tensor, labels: Tensor) -> Tensor:
+    mean = by_row(logits, labels).mean()
+    return mean * mean
+
+
+def worst(logits: Tensor, labels: Tensor) -> Tensor:
+    return by_row(logits, labels).amax()
+
+
+def ratio(logits: Tensor, labels: Tensor) -> Tensor:
+    rows = by_row(logits, labels)
+    return rows.square().sum() / rows.sum()
+
+
+def centred(logits: Tensor, labels: Tensor) -> Tensor:
+    return by_row(logits - logits.mean(0), labels).mean()
+
+
+def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits @ logits.t(), torch.arange(len(labels)))
+
+
+def running(logits: Tensor, labels: Tensor) -> Tensor:
+    return by_row(logits.cumsum(0), labels).mean()
+
+
+def neighbours(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits[1:] - logits[:-1]).square().mean()
+
+
+def flattened(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.reshape(-1).softmax(0).square().mean()
+
+
+def by_place(logits: Tensor, labels: Tensor) -> Tensor:
+    return (by_row(logits, labels) * torch.linspace(0, 1, len(labels))).mean()
+
+
+KEPT = [
+    root, clamped, shifted, squared_mean, worst, ratio, centred, contrastive, running, neighbours, flattened,
+    by_place,
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("single_rows")
+@pytest.mark.parametrize("loss_fn", KEPT, ids=lambda f: f.__name__)
+def test_what_is_no_sum_over_rows_stays_whole(loss_fn: Callable[..., Any]) -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+    values, parts = evaluated(net, batches, loss_fn=loss_fn)
+    assert parts == {1}
+    np.testing.assert_allclose(values[:, 0], float64_losses(net, batches, scalar(loss_fn)), rtol=2 * EXACT)
+
+
+def decayed(model: nn.Module, batch: Any) -> Tensor:
+    inputs, labels = batch
+    return functional.cross_entropy(model(inputs), labels) + sum(p.square().sum() for p in model.parameters())
+
+
+@pytest.mark.usefixtures("single_rows")
+def test_what_counts_once_a_batch_is_not_counted_once_a_tile() -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+    values, parts = evaluated(net, batches, loss_fn=decayed)
+    row = engine_at(net, batches, EngineChoice(engine="row"), loss_fn=decayed)
+    np.testing.assert_allclose(values[: len(XS)], row.row_values(YS[0], XS), rtol=EXACT)
+    row.close()
+    assert parts == {1}
+
+
+@pytest.mark.usefixtures("single_rows")
+@pytest.mark.parametrize("kind", NETS, ids=lambda kind: kind.__name__)
+def test_all_nets_agree_with_the_float64_loop(kind: type[Net]) -> None:
+    for normalization in ("filter", "layer"):
+        net = make_net(kind)
+        batches = net.batches()
+        values, _ = evaluated(net, batches, normalization=normalization)
+        expected = float64_losses(net, batches, normalization=normalization)
+        np.testing.assert_allclose(values[:, 0], expected, rtol=EXACT)
+
+
+def right(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.argmax(1) == labels).float().mean()
+
+
+@pytest.mark.usefixtures("single_rows")
+def test_metrics_classes_and_errors_are_those_of_the_row_engine() -> None:
+    asked: dict[str, Any] = {"metrics": {"accuracy": right}, "stderr": True, "classes": 3}
+    net = make_net(Mlp)
+    batches = net.batches()
+    values, parts = evaluated(net, batches, **asked)
+    row = engine_at(net, batches, EngineChoice(engine="row"), **asked)
+    expected = np.concatenate([row.row_values(y, XS) for y in YS])
+    row.close()
+    assert parts == {8, 5}
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+def test_a_large_batch_is_cut_into_tiles_that_fit_the_cache_and_a_small_one_is_not() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+    rows = 3001  # 768 kB of slots: three tiles, the last of another size
+    batches = [(torch.randn(rows, 20), torch.arange(rows) % 3), (torch.randn(100, 20), torch.arange(100) % 3)]
+    engine = engine_at(net, batches, GRAPH)
+    row = engine.row_values(0.3, XS)[:, 0]
+    sizes = [[part._own.nbytes for part in parts] for parts in engine._bound.values()]
+    engine.close()
+    assert [len(parts) for parts in sizes] == [3, 1]
+    assert max(sizes[0]) <= torch_tiles.CACHE_BYTES / 3
+    expected = float64_losses(net, batches, points=[(0.3, x) for x in XS])
+    np.testing.assert_allclose(row, expected, rtol=EXACT)
+
+
+def test_tiles_in_pieces_of_a_row_and_after_another_row_give_the_same_bits() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+    engine = engine_at(net, [(torch.randn(3001, 20), torch.arange(3001) % 3)], GRAPH)
+    whole = engine.row_values(0.3, XS)
+    engine.row_values(0.9, XS[:2])
+    pieces = [engine.row_values(0.3, XS[start : start + 2]) for start in range(0, len(XS), 2)]
+    repeated = engine.row_values(0.3, np.repeat(XS, 2))  # the step writes into its slots
+    engine.close()
+    assert np.concatenate(pieces).tobytes() == whole.tobytes()
+    assert repeated[::2].tobytes() == repeated[1::2].tobytes() == whole.tobytes()
+
+
+def parts_of(inputs: int, hidden: int, rows: int) -> Any:
+    """A marked and cut graph of a layer before a fixed one."""
+
+    def loss(first: Tensor, x: Tensor, labels: Tensor, second: Tensor) -> Tensor:
+        return functional.cross_entropy(torch.relu(x @ first) @ second, labels)
+
+    first, x, second = torch.randn(inputs, hidden), torch.randn(rows, inputs), torch.randn(hidden, 3)
+    arguments = [first, x, torch.arange(rows) % 3, second]
+    graph = record(loss, arguments, ON_CPU)
+    moved, data = placeholders(graph)[:1], placeholders(graph)[1:3]
+    mark(graph, moved, data)
+    return cut(graph, moved, data)
+
+
+def test_how_many_tiles() -> None:
+    assert tiles(parts_of(4, 64, 1365)) == []  # three times 349,440 bytes fit
+    assert tiles(parts_of(4, 64, 1366)) == [Tile(0, 683), Tile(683, 683)]
+    assert [tile.size for tile in tiles(parts_of(4, 64, 5000))] == [1250] * 4
+
+
+def test_a_graph_without_rows_is_not_marked() -> None:
+    for shapes in ([(1, 4)], [(3, 4), (5, 4)], [()]):
+        arguments = [torch.randn(4), *(torch.randn(shape) for shape in shapes)]
+        graph = record(lambda w, *xs: sum((x * w).mean() for x in xs), arguments)
+        mark(graph, placeholders(graph)[:1], placeholders(graph)[1:])
+        assert not any(STATE in node.meta for node in graph.nodes)
