@@ -222,7 +222,7 @@ def read_row(bound: Sequence[Bound], y: float, points: Sequence[Sequence[float]]
     What has more slots of its own than it shares stays in a cache from one point to the next; the others
     take turns at every point, so that what they share moves once.
     """
-    large = {one: one.read(y, points) for one in bound if one.is_large}
-    small = [one for one in bound if not one.is_large]
+    large = {one: one.read(y, points) for one in bound if one.is_large or len(bound) == 1}
+    small = [one for one in bound if one not in large]
     found = [[one.read(y, [chunk]) for one in small] for chunk in points]
     return large | {one: torch.cat(read) for one, read in zip(small, zip(*found, strict=True), strict=True)}
