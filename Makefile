@@ -33,10 +33,7 @@ bench: .venv/.bench $(MINDSPORE)/.done
 
 # What a point of a landscape costs beside the peers: python -m benchmarks.landscape --help
 LANDSCAPE ?= --table
-LANDSCAPE_PEERS := --peers ours,naive,losscape,landscaper,loss-landscapes,loss-landscape-3d,mindspore \
-  --interpreter losscape=$(PEERS)/python --interpreter loss-landscapes=$(PEERS)/python \
-  --interpreter loss-landscape-3d=$(PEERS)/python --interpreter landscaper=$(PEERS_NUMPY1)/python \
-  --interpreter mindspore=$(MINDSPORE)/python
+LANDSCAPE_PEERS := --peers ours,naive,losscape,landscaper,loss-landscapes,loss-landscape-3d,mindspore
 bench-landscape: .venv/.bench $(MINDSPORE)/.done $(PEERS)/.done $(PEERS_NUMPY1)/.done
 	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 1 --workers 1,2 $(LANDSCAPE)
 	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 2 --workers 1 $(LANDSCAPE)

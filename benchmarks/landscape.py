@@ -11,7 +11,8 @@ Prints one JSON line for each (task, peer, threads, workers): {"task", "peer", "
   sgemm peak measured in the same round. More than 1: work was saved, or convolutions beat the probe.
 - prepare_s: CPU seconds before the first point, ours with planning.
 
-Peers of another interpreter: --interpreter losscape=/path/to/python. `ours:row` names one of our engines.
+The peers run where `make bench-landscape` installs them, or by --interpreter losscape=/path/to/python.
+`ours:row` names one of our engines.
 Example: `python -m benchmarks.landscape --tasks mlp1797,mlp32 --peers ours,naive,losscape --workers 1,2`.
 """
 
@@ -45,6 +46,16 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "OMP_WAIT_POLICY": "PASSIVE",
     "GLOG_v": "3",
+}
+
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENTS = {  # of the peers, where the Makefile puts them
+    "losscape": ".venv-peers",
+    "loss-landscapes": ".venv-peers",
+    "loss-landscape-3d": ".venv-peers",
+    "landscaper": ".venv-peers-numpy1",
+    "mindspore": ".venv-mindspore",
 }
 
 
@@ -210,6 +221,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def interpreter_of(peer: str) -> str:
+    """The Python that has the peer: its own environment's, else this one."""
+    name = ENVIRONMENTS.get(peer.partition(":")[0])
+    python = ROOT / (name or "") / "bin" / "python"
+    return str(python) if name and python.exists() else sys.executable
+
+
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -233,7 +251,7 @@ def main() -> None:
         for task in tasks:
             path = write_task(task, Path(directory))
             contenders = [
-                Contender(peer, threads, workers, interpreters.get(peer, sys.executable))
+                Contender(peer, threads, workers, interpreters.get(peer) or interpreter_of(peer))
                 for threads, workers in shapes
                 for peer in peers
             ]
