@@ -16,7 +16,7 @@ import ray
 import torch
 from torch import nn
 
-from distsummary.errors import LandscapeError
+from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.hessian import mean_product
 from distsummary.landscape.directions.planes import Settings, prepare_random
@@ -27,7 +27,7 @@ from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers import actor_crew
 from distsummary.landscape.workers.actor import RayWorkers
-from distsummary.landscape.workers.actor_start import plan_workers
+from distsummary.landscape.workers.actor_start import check_spread, plan_workers
 from distsummary.landscape.workers.progress import Progress
 from distsummary.landscape.workers.runner import Here, LandscapeCancelled
 from distsummary.landscape.workers.scheduler import Scheduler
@@ -273,6 +273,53 @@ def test_workers_start_with_what_is_free(
     expected: list[dict[str, float]],
 ) -> None:
     assert plan_workers(free, chunks, asked, gpus_each=gpus_each) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "message"),
+    [
+        ([0, 1], 1, "must have the 2 GPUs that the model lies on, got 1"),
+        ([0, 1], 0, "got 0; free as many"),
+        ([1, 2], 2, r"must lie on the first ones for workers, got numbers \[1, 2\]"),
+    ],
+)
+def test_a_model_over_several_gpus_wants_as_many_in_each_worker(
+    own: list[int], given: float, message: str
+) -> None:
+    check_spread(list(range(len(own))), len(own))
+    check_spread([], 0)
+    with pytest.raises(InvalidValueError, match=message):
+        check_spread(own, given)
+
+
+def test_the_users_own_evaluation_sees_all_gpus_of_its_worker(tmp_path: Path) -> None:
+    """GPUs in name only: Ray hands them out by number."""
+    script = """
+import os, ray, numpy as np, distsummary as ds
+
+class Model:
+    def __init__(self):
+        self.parameters = {"w": np.ones((3, 2), np.float32)}
+
+def loss(model, batch):
+    if os.environ.get("CUDA_VISIBLE_DEVICES") not in ("0,1", "2,3"):
+        raise RuntimeError("not two GPUs of its own")
+    return float((model.parameters["w"] ** 2).sum())
+
+ray.init(address="local", num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False)
+grid = ds.landscape(Model(), loss, [np.zeros(1)], directions="random", size=5, gpus_per_worker=2)
+print("finite", bool(np.isfinite(grid.z).all()))
+"""
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "finite True" in found.stdout, found.stderr
 
 
 def test_the_runner_reports_after_every_chunk() -> None:

@@ -249,10 +249,20 @@ def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None 
     return batch
 
 
+def spread(model: nn.Module) -> list[int]:
+    """The numbers of the GPUs that a model lies on, where they are several; else none."""
+    devices = {t.device for t in named_tensors(unwrap(model)).values() if t.device.type == "cuda"}
+    return sorted(device.index for device in devices) if len(devices) > 1 else []
+
+
 def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
-    """Model and batches that any process can unpickle: copies on the host if they are elsewhere."""
+    """Model and batches that any process can unpickle: copies on the host if they are elsewhere.
+
+    A model over several GPUs goes as it lies, to a process that has as many.
+    """
     model = unwrap(model)
-    if any(tensor.device.type != "cpu" for tensor in named_tensors(model).values()):
+    is_elsewhere = any(tensor.device.type != "cpu" for tensor in named_tensors(model).values())
+    if is_elsewhere and not spread(model):
         model = copy.deepcopy(model).cpu()
     if isinstance(batches, Mapping):
         return model, {name: _on_host(source) for name, source in batches.items()}
@@ -290,6 +300,8 @@ def device_bytes(device: torch.device) -> int | None:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
-def worker_device(has_gpu: bool) -> str:
-    """Where a worker that was given a GPU, or none, computes."""
+def worker_device(model: nn.Module, has_gpu: bool) -> str | None:
+    """Where a worker that was given a GPU, or none, puts the model; None: a model over several stays."""
+    if spread(model):
+        return None
     return "cuda" if has_gpu and torch.cuda.is_available() else "cpu"

@@ -11,7 +11,6 @@ import ray
 from ray.exceptions import RayTaskError
 
 from distsummary.errors import LandscapeError
-from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.hessian import GROUPS
 from distsummary.landscape.engines.plan import GRID_CHUNK, plan_chunks
 from distsummary.landscape.engines.planner import EngineChoice, piece
@@ -19,7 +18,15 @@ from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.workers.actor_crew import LandscapeActor, RayCrew
 from distsummary.landscape.workers.actor_hessian import RayHessian
-from distsummary.landscape.workers.actor_start import plan_workers, portable, send, spawn
+from distsummary.landscape.workers.actor_start import (
+    check_spread,
+    gpus_each,
+    plan_workers,
+    portable,
+    send,
+    spawn,
+    spread,
+)
 from distsummary.topology import cluster_address
 
 
@@ -30,7 +37,8 @@ class RayWorkers:
         count: None: one worker for each `gpus_each` that are free, else one per free CPU, at least one; more
             when more becomes free. A number is kept to: a worker for which no CPU is free runs without a
             reservation; on GPUs it waits for one.
-        gpus_each: GPUs of each worker, or the share of one; None: 1 for torch models, 0 for others.
+        gpus_each: GPUs of each worker, or the share of one; None: as many as a torch model lies on,
+            at least 1; 0 for others.
     """
 
     def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
@@ -82,17 +90,18 @@ class RayWorkers:
         if not self._is_connected:
             self._stack.enter_context(cluster())
             self._is_connected = True
-        return plan_workers(ray.available_resources(), jobs, self._count, gpus_each=self._share(model))
+        found = self._planned(model, jobs, self._count)
+        check_spread(spread(model), found[0].get("num_gpus", 0))
+        return found
+
+    def _planned(self, model: Any, jobs: int, count: int | None) -> list[dict[str, float]]:
+        share = gpus_each(model, self._gpus_each)
+        return plan_workers(ray.available_resources(), jobs, count, gpus_each=share)
 
     def _more(self, model: Any, kind: Set[str], jobs: int) -> list[dict[str, float]]:
         """The resources of workers that could be added for so many chunks; of one kind, for the same bits."""
-        found = plan_workers(ray.available_resources(), jobs, None, gpus_each=self._share(model))
+        found = self._planned(model, jobs, None)
         return [one for one in found if one.keys() == kind and any(one.values())] if jobs else []
-
-    def _share(self, model: Any) -> float:
-        if self._gpus_each is not None:
-            return self._gpus_each
-        return 1.0 if framework_of(model).name == "torch" else 0.0
 
 
 def _sendable(task: Task) -> Task:

@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from distsummary.errors import LandscapeError
+from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 
 MAX_DEATHS = 6  # one after the other without a result between: twice what one bad chunk can do
@@ -57,10 +57,40 @@ def portable(model: Any, batches: Any) -> tuple[Any, Any]:
     return on_host(model, batches)
 
 
+def gpus_each(model: Any, asked: float | None) -> float:
+    """The GPUs, or the share of one, of each worker: what is asked for, else what the model needs."""
+    if asked is not None:
+        return asked
+    return float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
+
+
+def spread(model: Any) -> list[int]:
+    """The numbers of the GPUs that a model lies on, where they are several; else none."""
+    if framework_of(model).name != "torch":
+        return []
+    from distsummary.landscape.engines.torch_memory import spread as gpus
+
+    return gpus(model)
+
+
+def check_spread(own: list[int], given: float) -> None:
+    """Raise InvalidValueError where workers with so many GPUs cannot hold a model that lies on `own`."""
+    if own and own != list(range(len(own))):
+        raise InvalidValueError(
+            f"a model over several GPUs must lie on the first ones for workers, got numbers {own}; "
+            "put it there, or use workers=0"
+        )
+    if given < len(own):
+        raise InvalidValueError(
+            f"each worker must have the {len(own)} GPUs that the model lies on, got {given:g}; "
+            "free as many, change gpus_per_worker, or use workers=0"
+        )
+
+
 def own_device(model: Any) -> str | None:
     """Inside a worker: the GPU if Ray gave it one, else the CPU; None for models without devices."""
     if framework_of(model).name != "torch":
         return None
     from distsummary.landscape.engines.torch_memory import worker_device
 
-    return worker_device(has_gpu=bool(ray.get_gpu_ids()))
+    return worker_device(model, has_gpu=bool(ray.get_gpu_ids()))
