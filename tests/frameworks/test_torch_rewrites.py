@@ -15,7 +15,7 @@ from distsummary.landscape.engines.torch_columns import turn_chains  # noqa: E40
 from distsummary.landscape.engines.torch_fusions import in_place, take_relu  # noqa: E402
 from distsummary.landscape.engines.torch_rewrites import ON_CPU, rewrite  # noqa: E402
 from distsummary.landscape.engines.torch_slots import RectifiedFlat  # noqa: E402
-from distsummary.landscape.engines.torch_trace import aten, placeholders, record  # noqa: E402
+from distsummary.landscape.engines.torch_trace import CannotTraceError, aten, placeholders, record  # noqa: E402
 
 ROWS = 40
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -102,6 +102,38 @@ def test_a_wide_last_layer_keeps_all_rows_and_turns_weights_that_one_product_use
     rewrite(graph, placeholders(graph)[2:6], on_cpu=True, by_layout=True)
     assert len(calls(graph, aten.clone.default)) == 2  # of the weights that move
     torch.testing.assert_close(run(graph, arguments), expected, **EXACT)
+
+
+def test_rows_that_do_not_count_may_be_infinitely_improbable() -> None:
+    logits, labels = torch.tensor([[-2e38, 2e38, 0.0], [0.0, 1.0, 2.0]]), torch.tensor([-100, 1])
+    graph = record(nn.functional.cross_entropy, [logits, labels], ON_CPU)
+    expected = nn.functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(run(graph, [logits, labels]), expected)
+
+
+def test_writes_to_what_others_read_are_refused_and_to_own_results_are_not() -> None:
+    x = torch.ones(4)
+
+    def to_its_own(x: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(x[None], torch.tensor([1]), label_smoothing=0.1)
+
+    def to_a_piece(x: Tensor) -> Tensor:
+        mask = template.clone()
+        first, _ = mask.chunk(2)
+        first.mul_(0)
+        return (x * mask).sum()
+
+    scale, template = torch.zeros(()), torch.ones(4)
+
+    def to_another_tensor(x: Tensor) -> Tensor:
+        scale.fill_(0.0)
+        scale.add_(1.0)
+        return (x * scale).sum()
+
+    torch.testing.assert_close(run(record(to_its_own, [x]), [x]), to_its_own(x))
+    for function in (to_a_piece, to_another_tensor):
+        with pytest.raises(CannotTraceError, match="writes to its input"):
+            record(function, [x])
 
 
 def test_slots_take_over_their_relu_only_if_nobody_reads_them_without() -> None:

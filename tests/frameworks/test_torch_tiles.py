@@ -116,9 +116,14 @@ def turned(logits: Tensor, labels: Tensor) -> Tensor:
     return softmax.permute(1, 0, 2).reshape(len(labels), 12).square().sum(1).mean()
 
 
+def on_its_device(logits: Tensor, labels: Tensor) -> Tensor:
+    wide = logits.to(logits.device, torch.float64).softmax(1, dtype=torch.float64)
+    return (wide * torch.full_like(wide, 2.0, device=logits.device)).square().sum(1).mean()
+
+
 TILED = [
-    CRITERION, ignoring, smoothed, added, by_row, squared, squared_sum, absolute, huber, smooth, binary,
-    probabilities, by_hand, turned,
+    CRITERION, on_its_device, ignoring, smoothed, added, by_row, squared, squared_sum, absolute, huber,
+    smooth, binary, probabilities, by_hand, turned,
 ]  # fmt: skip
 
 
@@ -184,13 +189,21 @@ def flattened(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.reshape(-1).softmax(0).square().mean()
 
 
+def scaled_by_its_mean(logits: Tensor, labels: Tensor) -> Tensor:
+    return (by_row(logits, labels) * logits.mean()).sum()
+
+
+def of_nothing(logits: Tensor, labels: Tensor) -> Tensor:
+    return by_row(logits, labels).mean() + (logits[:, :0] * 2).sum()
+
+
 def by_place(logits: Tensor, labels: Tensor) -> Tensor:
     return (by_row(logits, labels) * torch.linspace(0, 1, len(labels))).mean()
 
 
 KEPT = [
     root, clamped, shifted, squared_mean, worst, ratio, centred, contrastive, running, neighbours, flattened,
-    by_place,
+    by_place, scaled_by_its_mean, of_nothing,
 ]  # fmt: skip
 
 
@@ -274,6 +287,33 @@ def test_tiles_in_pieces_of_a_row_and_after_another_row_give_the_same_bits() -> 
     engine.close()
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
     assert repeated[::2].tobytes() == repeated[1::2].tobytes() == whole.tobytes()
+
+
+def test_many_tiles_in_float64_add_up_to_the_same_bits_for_any_piece_of_a_row() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+    batches = [(torch.randn(6001, 20), torch.arange(6001) % 3)]
+    engine = engine_at(net, batches, GRAPH, precision="float64")
+    xs = np.linspace(-0.8, 1.1, 12)
+    whole = engine.row_values(0.3, xs)
+    pieces = [engine.row_values(0.3, xs[start : start + 5]) for start in range(0, 12, 5)]
+    (parts,) = engine._bound.values()
+    engine.close()
+    assert len(parts) == 9
+    assert np.concatenate(pieces).tobytes() == whole.tobytes()
+
+
+def narrow_count(logits: Tensor, labels: Tensor) -> Tensor:
+    small = (logits.argmax(1) < 3).to(torch.uint8)
+    return torch.dot(small, small)
+
+
+@pytest.mark.usefixtures("single_rows")
+def test_counts_that_wrap_around_stay_whole() -> None:
+    net = make_net(Mlp)
+    batches = [net.batch(300)]
+    _, parts = evaluated(net, batches, metrics={"count": narrow_count})
+    assert parts == {1}
 
 
 def parts_of(inputs: int, hidden: int, rows: int) -> Any:

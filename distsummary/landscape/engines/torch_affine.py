@@ -134,6 +134,8 @@ def _classify(graph: fx.Graph, moved: set[Node], refused: set[Node]) -> dict[Nod
 def _keeps_affine(node: Node, kinds: dict[Node, int]) -> bool:
     """Whether a node whose inputs are fixed or affine is affine."""
     moving = {n for n in node.all_input_nodes if kinds[n] == AFFINE}
+    if isinstance(node.meta["val"], Tensor) and not node.meta["val"].is_floating_point():
+        return False
     if node.target in ADDITIVE or is_getitem(node):
         return True
     if node.target in LINEAR:

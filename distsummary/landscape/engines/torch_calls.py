@@ -23,7 +23,7 @@ INTO: dict[Any, Any] = {
     aten.tanh.default: torch.tanh,
     aten.sigmoid.default: torch.sigmoid, aten._log_softmax.default: aten._log_softmax.out,
     aten._softmax.default: aten._softmax.out, aten.index_select.default: torch.index_select,
-    aten.gather.default: torch.gather,
+    aten.gather.default: torch.gather, aten.where.self: torch.where,
 }  # fmt: skip
 WRITES: dict[Any, Any] = {aten.relu_.default: torch.relu_, aten.add_.Tensor: Tensor.add_}
 

@@ -7,6 +7,7 @@ products become batched ones). Data that is streamed has no slots of its own.
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,8 @@ class TorchGraphEngine(TorchRowEngine):
 
 
 def _sum(readings: Sequence[Tensor]) -> Tensor:
-    return readings[0] if len(readings) == 1 else torch.stack([r.double() for r in readings]).sum(dim=0)
+    """One after another: torch's sum would add in an order that depends on how many points there are."""
+    return readings[0] if len(readings) == 1 else reduce(torch.add, [r.double() for r in readings])
 
 
 def warm_up() -> None:

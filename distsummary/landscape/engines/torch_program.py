@@ -34,7 +34,7 @@ class Program:
         is_single = self._is_eager_cpu and chunk == 1
         self._is_rectified = is_single and take_relu(parts.point.graph, parts.shared, parts.slots)
         self._tiles = tiles(parts) if is_single else []
-        self._points = {tile.size: resized(parts.point, tile.size) for tile in self._tiles}
+        self._tile_graphs = {tile.size: resized(parts.point, tile.size) for tile in self._tiles}
         self._steps: dict[fx.GraphModule, tuple[fx.GraphModule, fx.GraphModule]] = {}
         self._results: dict[Any, Tensor] = {}
         self._at: tuple[float, Sequence[float]] | None = None  # where the shared slots are
@@ -80,7 +80,7 @@ class Program:
             inputs = placeholders(point.graph)
             own = [narrowed(row, inputs[shared:slots], tile) for row in own]
             constants = narrowed(constants, inputs[slots:], tile)
-            point = self._points[tile.size]
+            point = self._tile_graphs[tile.size]
         kind = RectifiedFlat if self._is_rectified else DeviceFlat if "cuda_graph" in self.options else Flat
         memory = self._filled(kind, placeholders(point.graph)[shared:slots], own)
         flats = [flat for flat in (self.shared, memory) if flat is not None]

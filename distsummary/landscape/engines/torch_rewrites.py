@@ -58,6 +58,7 @@ def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, 
         picked = x.mT.gather(0, index.unsqueeze(0)).squeeze(0)
     else:
         picked = x.gather(1, index.unsqueeze(1)).squeeze(1)
+    picked = torch.where(is_counted, picked, 0)  # what does not count may be -inf
     counted = is_counted.to(x.dtype)
     total = counted.sum()
     if reduction == 0:

@@ -25,7 +25,7 @@ LOSSES = {  # of elements: where the reduction stands among the arguments
     aten.mse_loss.default: 2, aten.huber_loss.default: 2, aten.smooth_l1_loss.default: 2,
     aten.binary_cross_entropy.default: 3, aten.binary_cross_entropy_with_logits.default: 4,
 }  # fmt: skip
-LINEAR = {  # of a sum over rows they make the sum over rows of what they make of each
+KEEP_SUMS = {  # of a sum over rows they make the sum over rows of what they make of each
     aten.neg.default, aten.clone.default, aten.mul.Scalar, aten.div.Scalar, aten.unsqueeze.default,
     aten.squeeze.dim, aten.t.default, aten.permute.default, aten.transpose.int, aten._to_copy.default, *VIEWS,
 }  # fmt: skip
@@ -44,12 +44,23 @@ def mark(graph: fx.Graph, moved: Iterable[Node], batch: Sequence[Node]) -> None:
             state: Any = 0 if node in data and node.meta["val"].dim() else WHOLE
         elif node.op == "call_function":
             state = _state(node)
-            if state == SUM and node not in moving:
-                state = WHOLE  # constants are computed from the whole batch
         else:
             continue
+        if state == SUM:  # constants are computed from the whole batch
+            state = _checked_sum(node) if node in moving else WHOLE
         if state is not None:
             node.meta[STATE] = state
+
+
+def _checked_sum(node: Node) -> Any:
+    """SUM where tiles add up to it: narrow integers would wrap around, a mean of nothing is NaN."""
+    is_wide = node.meta["val"].dtype in (*FLOATS, torch.int64)
+    return SUM if is_wide and all(n.meta["val"].numel() for n in node.all_input_nodes) else None
+
+
+def has_rows(node: Node) -> bool:
+    """Whether the rows of the batch lie along an axis of a node's result."""
+    return isinstance(node.meta.get(STATE), int)
 
 
 def _state(node: Node) -> Any:
@@ -73,7 +84,7 @@ def _state(node: Node) -> Any:
 def _is_linear(node: Node) -> bool:
     """Whether the result for sums over rows is a sum over rows."""
     states = [n.meta[STATE] for n in node.args if isinstance(n, fx.Node)]
-    if node.meta["val"].dtype not in FLOATS:
+    if node.meta["val"].dtype not in FLOATS or not {*states} <= {SUM, WHOLE}:
         return False
     if node.target is aten.mul.Tensor:
         return states.count(SUM) == 1
@@ -81,7 +92,7 @@ def _is_linear(node: Node) -> bool:
         return node.args[0].meta[STATE] == SUM and states.count(SUM) == 1
     if node.target in (aten.add.Tensor, aten.sub.Tensor):
         return states == [SUM, SUM]
-    return node.target in LINEAR
+    return node.target in KEEP_SUMS
 
 
 def _pointwise(node: Node) -> int | None:
@@ -107,14 +118,13 @@ def _loss(node: Node) -> Any:
         return _pointwise(node)
     shape = common_shape(node)
     is_even = all(n.meta["val"].shape == shape and n.meta[STATE] != WHOLE for n in node.all_input_nodes)
-    same = len({n.meta[STATE] for n in node.all_input_nodes}) == 1
-    return SUM if is_even and same and node.meta["val"].dtype in FLOATS else None
+    return SUM if is_even and len({n.meta[STATE] for n in node.all_input_nodes}) == 1 else None
 
 
 def reduction(node: Node) -> Any:
     """How a loss of elements is reduced: 0 not at all, MEAN or ADDED."""
     at = LOSSES[node.target]
-    return node.args[at] if len(node.args) > at else node.kwargs.get("reduction", MEAN)
+    return node.args[at] if len(node.args) > at else MEAN
 
 
 def _axis(node: Node) -> int:
@@ -212,8 +222,7 @@ def _reduced(node: Node) -> Any:
     dims = [d % _dim(before) for d in named if d is not None] or list(range(_dim(before)))
     if axis not in dims:
         return axis if _dim(node) == _dim(before) else axis - sum(d < axis for d in dims)
-    is_sum = node.target in (*MEANS, *MEANS.values())
-    return SUM if is_sum and node.meta["val"].dtype in (*FLOATS, torch.int64) else None
+    return SUM if node.target in (*MEANS, *MEANS.values()) else None
 
 
 RULES: dict[Any, Callable[[Node], Any]] = {

@@ -1,7 +1,8 @@
 """A batch in tiles: groups of its rows whose slots stay in a core's cache while the point moves.
 
 Where a reading is a sum over the rows of a batch, or a mean, tiles can be evaluated one after another and
-their readings added. A batch of any other loss stays whole.
+their readings added, in float64: what overflows in a float32 sum over all rows may be finite in tiles. A
+batch of any other loss stays whole.
 """
 
 import math
@@ -21,6 +22,7 @@ from distsummary.landscape.engines.torch_rows import (
     SUM,
     VIEWS,
     common_shape,
+    has_rows,
     reduction,
 )
 from distsummary.landscape.engines.torch_trace import Node, aten, emit, placeholders, results
@@ -60,7 +62,7 @@ def _is_sum(parts: Parts) -> bool:
     own = placeholders(parts.point.graph)[parts.shared : parts.slots]
     return (
         all(STATE in node.meta for node in nodes if node.users)
-        and all(isinstance(node.meta.get(STATE), int) for node in own)
+        and all(has_rows(node) for node in own)
         and all(node.meta[STATE] == SUM for node in results(parts.point.graph))
     )
 
@@ -68,7 +70,7 @@ def _is_sum(parts: Parts) -> bool:
 def narrowed(tensors: Sequence[Tensor], inputs: Sequence[Node], tile: Tile) -> list[Tensor]:
     """What of the values of marked inputs belongs to a tile."""
     return [
-        tensor.narrow(node.meta[STATE], *tile) if isinstance(node.meta.get(STATE), int) else tensor
+        tensor.narrow(node.meta[STATE], *tile) if has_rows(node) else tensor
         for tensor, node in zip(tensors, inputs, strict=True)
     ]
 
@@ -91,17 +93,15 @@ def resized(whole: fx.GraphModule, size: int) -> fx.GraphModule:
 
 def _resized(graph: fx.Graph, node: Node, size: int, new: dict[Node, Node]) -> Node:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
-    axis = node.meta.get(STATE)
-    if node.target in VIEWS or node.target is aten.expand.default:
-        if isinstance(axis, int):
-            shape = list(args[1])
-            shape[axis] = size
-            args = (args[0], shape, *args[2:])
-        return emit(graph, node.target, *args, **kwargs)
-    if axis == SUM and node.target in MEANS:
+    is_sum = node.meta.get(STATE) == SUM
+    if has_rows(node) and (node.target in VIEWS or node.target is aten.expand.default):
+        shape = list(args[1])
+        shape[node.meta[STATE]] = size
+        return emit(graph, node.target, args[0], shape, *args[2:], **kwargs)
+    if is_sum and node.target in MEANS:
         count = node.args[0].meta["val"].numel() / node.meta["val"].numel()
         return _divided(graph, emit(graph, MEANS[node.target], *args, **kwargs), count)
-    if axis == SUM and node.target in LOSSES and reduction(node) == MEAN:
+    if is_sum and node.target in LOSSES and reduction(node) == MEAN:
         at = LOSSES[node.target]
         padded = [*args, *(a.default_value for a in node.target._schema.arguments[len(args) : at])]
         summed = emit(graph, node.target, *padded[:at], ADDED, *padded[at + 1 :], **kwargs)

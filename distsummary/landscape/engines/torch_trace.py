@@ -127,9 +127,15 @@ def signature(batch: Any) -> Any:
 def emit(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     """Add a call, with the outline of its result."""
     node = graph.call_function(target, args, kwargs)
-    seen: Any = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-    node.meta["val"] = target(*seen[0], **seen[1])
+    node.meta["val"] = _result_of(target, args, kwargs)
     return node
+
+
+def _result_of(target: Any, args: Any, kwargs: Any) -> Any:
+    """The outline of what an operation makes of these nodes, whatever device it names."""
+    seen: Any = fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
+    device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+    return target(*seen[0], **seen[1] | device)
 
 
 def placeholders(graph: fx.Graph) -> list[Node]:
@@ -263,8 +269,7 @@ def _write_anew(graph: fx.Graph) -> None:
 
 def _outlines_match(node: Node, target: Any) -> bool:
     """Whether another operation gives a result of the same shape and type: a sum may be of a wider one."""
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    found, before = target(*args, **kwargs), node.meta["val"]
+    found, before = _result_of(target, node.args, node.kwargs), node.meta["val"]
     return bool(found.shape == before.shape and found.dtype == before.dtype)
 
 
@@ -273,7 +278,15 @@ def _writes_to_its_own(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.name.endswith("_"):
         return False
     first = node.args[0]
-    return bool(first.op == "call_function" and len(first.users) == 1 and not is_view(first))
+    return len(first.users) == 1 and _is_fresh(first)
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether a result has memory of its own: no view, no piece of another, no tensor from elsewhere."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    is_alias = is_view(node) or node.target is aten._unsafe_view.default
+    return not is_alias and not node.target._schema.is_mutable
 
 
 def _refuse_unfaithful(graph: fx.Graph) -> None:
