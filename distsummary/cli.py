@@ -5,8 +5,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     landscape.add_argument(
         "--refine", type=float, help="leave out points that interpolation tells within this share"
     )
-    landscape.add_argument("--workers", default="auto", help="auto, or a number; 0 uses no Ray")
+    landscape.add_argument(
+        "--workers", type=_workers, default="auto", help="auto, or a number; 0 uses no Ray"
+    )
     landscape.add_argument("--gpus-per-worker", type=float, help="GPUs of a worker, or a share of one (1)")
     landscape.add_argument("--engine", default="auto", help="auto, row, or the engine that a grid names")
     landscape.add_argument("--memory", choices=("inference",), help="move one layer at a time")
@@ -128,14 +130,34 @@ def _merged(report: "MergeReport") -> str:
     return "\n".join(lines)
 
 
+def _workers(text: str) -> int | str:
+    """What `--workers` says; argparse makes a message of the error."""
+    if text == "auto":
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be auto or a whole number from 0 on, got {text!r}")
+    return int(text)
+
+
+@contextmanager
+def _with_progress() -> Iterator[None]:
+    """Let the log say how far a landscape is; it does where stderr is no terminal, as in a batch job."""
+    log = logging.getLogger("distsummary.landscape.workers.progress")
+    before = log.level
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def _landscape(options: argparse.Namespace) -> None:
     from distsummary.landscape.factory import load_factory
     from distsummary.landscape.generator import landscape
     from distsummary.launch import connected
 
     parts, evaluation = load_factory(options.factory)
-    workers = options.workers if options.workers == "auto" else int(options.workers)
-    with nullcontext() if workers == 0 else connected(1, {"CPU": 1}):
+    with _with_progress(), nullcontext() if options.workers == 0 else connected(1, {"CPU": 1}):
         grids = landscape(
             *parts,
             around=options.run,
@@ -145,7 +167,7 @@ def _landscape(options: argparse.Namespace) -> None:
             seed=options.seed,
             evaluation=evaluation,
             refine=options.refine,
-            workers=workers,
+            workers=options.workers,
             gpus_per_worker=options.gpus_per_worker,
             engine=options.engine,
             memory=options.memory,
@@ -160,10 +182,14 @@ def _landscape(options: argparse.Namespace) -> None:
 
 def _drawn(name: str, grid: "LossGrid") -> str:
     """What a landscape is, in a line."""
+    from distsummary.landscape.output.words import not_finite
+
     facts = [
         f"{len(grid.x)} x {len(grid.y)} points by {grid.engine}",
         f"loss {grid.true_loss[-1]:.4g} at its centre",
     ]
+    if bad := not_finite(grid):
+        facts.append(f"{bad} of {grid.computed.sum()} computed losses not finite")
     if grid.explained_variance.size:
         facts.append("explained variance " + " + ".join(f"{share:.3f}" for share in grid.explained_variance))
     if grid.residuals.any():

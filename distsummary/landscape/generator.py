@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from distsummary.checkpoints.metadata import METADATA
+from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_type
 from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions.normalization import FilterAxisHook
@@ -23,12 +26,14 @@ from distsummary.landscape.engines.hardware import host_bytes
 from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.output.words import doubts
 from distsummary.landscape.output.write import write_landscapes
 from distsummary.landscape.request import check_directions, check_numbers, choose_engine
 from distsummary.landscape.workers.fingerprint import fingerprint
 from distsummary.landscape.workers.journal import Journal
 from distsummary.landscape.workers.progress import ProgressCallback, open_teller
 from distsummary.landscape.workers.runner import Here, LandscapeCancelled, Workers, generate
+from distsummary.landscape.workers.strays import describe, strays
 from distsummary.publish import ensure_directory
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
@@ -82,8 +87,8 @@ def landscape(
             over the batch; batches count by their rows.
         batches: the data, the same for every point, held in memory where it fits (see
             `Evaluation.streamed`); or several data sets by name, such as
-            {"train": a, "test": b}: the first one's loss is `LossGrid.z`, of all others every quantity stands
-            in `LossGrid.quantities`, as "test/loss".
+            {"train": a, "test": b}: the first one's loss is `LossGrid.z`; all else stands in
+            `LossGrid.quantities` under the name of its data set, as "test/loss" and "train/accuracy".
         around: whose checkpoints make the path: a run, its directory, its ckpt_dir or a trajectory; or one
             checkpoint: a .ckpt or .safetensors file, or values by name. None: the model as it is.
         runs: several of these, for one plane through all of them; with it no `around`.
@@ -116,10 +121,8 @@ def landscape(
             one; 0 is this process; a number is that many Ray workers.
         gpus_per_worker: of Ray workers: a share of a GPU, such as 0.25 beside a training, or whole ones.
             Default: one for torch models, none for others, whose own code may use as many as it is given
-            here. Where not
-            as much is free, workers use CPUs: none waits for a training's GPUs; those that become free
-                meanwhile
-            are taken.
+            here. Where not as much is free, workers use CPUs: none waits for a training's GPUs; those that
+            become free meanwhile are taken.
         engine: "auto" times what may be faster on this machine than the model's code at every point (recorded
             graphs, several points at once, other memory layouts), each held against it to 5e-6, if the
             landscape is long enough to pay for that. `LossGrid.engine` names the engine; given here it is
@@ -142,7 +145,8 @@ def landscape(
         InvalidTypeError, InvalidValueError: bad arguments; checkpoints that are not the model's.
         LandscapeError: the checkpoints span no plane, or a worker failed (its error is the cause).
         LandscapeCancelled: an interrupt (Ctrl-C); it is a KeyboardInterrupt and holds the grids as far as
-            they are, which are written to `output` too. The next call goes on from there.
+            they are, which are written to `output` too, unless a complete one lies there. The next call goes
+            on from there.
     """
     check_numbers(
         size=size, seed=seed, mode=mode, normalization=normalization, centring=centring, workers=workers,
@@ -204,14 +208,29 @@ def _drawn(
     """Evaluate, and write what there is; raises LandscapeCancelled with it after an interrupt."""
     with _journal(target, task, refine, resume=resume) as journal:
         drawn = generate(task, list(prepared.values()), workers, tell=tell, journal=journal, refine=refine)
-        found = dict(zip(prepared, drawn.grids, strict=True))
+        grids = [_completed(grid, task, was_cancelled=drawn.was_cancelled) for grid in drawn.grids]
+        found = dict(zip(prepared, grids, strict=True))
+        if doubt := doubts(found):
+            _log.warning("%s", doubt)
         if target is not None:
-            write_landscapes(target, list(found.values()), loss_of=loss_of)
+            write_landscapes(target, grids, loss_of=loss_of, journal=journal.path if journal else None)
         if drawn.was_cancelled:
             raise LandscapeCancelled(found)
-        if journal is not None and not any(grid.lost_points for grid in drawn.grids):
+        if journal is not None and not any(grid.lost_points for grid in grids):
             journal.remove()
     return found
+
+
+def _completed(grid: LossGrid, task: Task, *, was_cancelled: bool) -> LossGrid:
+    """The grid with the names of its data, and whether it lacks points.
+
+    After an interrupt it lacks none where each has a loss of its own, those of the path too. Whether a
+    refined one was at its end is not known, so it counts as lacking some.
+    """
+    path = np.concatenate((grid.path_loss, grid.true_loss))
+    is_whole = not was_cancelled or bool(grid.computed.all() and not np.isnan(path).any())
+    names = tuple(task.batches) if isinstance(task.batches, Mapping) else ()
+    return replace(grid, data_sets=names, is_partial=bool(grid.lost_points) or not is_whole)
 
 
 def _data(
@@ -244,6 +263,9 @@ def _run_of(around: Around) -> RunDir | None:
     """The run whose loss curve belongs to a landscape around it; None where no run is named."""
     if isinstance(around, RunDir):
         return around
+    if isinstance(around, Trajectory):
+        run_dir = RunDir(around.ckpt_dir.parent)
+        return run_dir if run_dir.ckpt_dir == around.ckpt_dir else None
     is_path = isinstance(around, (str, os.PathLike)) and not (Path(around) / METADATA).is_file()
     return RunDir(around) if is_path else None  # type: ignore[arg-type]  # just checked
 
@@ -256,7 +278,10 @@ def _journal(
         return nullcontext()
     plan = fingerprint(task, refine)
     ensure_directory(run_dir.landscape_dir)
-    return Journal(run_dir.landscape_journal(plan), plan, resume=resume)
+    path = run_dir.landscape_journal(plan)
+    if others := describe(strays(path, plan)):
+        _log.warning("%s", others)
+    return Journal(path, plan, resume=resume)
 
 
 def _workers(workers: int | str, gpus_each: float | None) -> AbstractContextManager["Here | RayWorkers"]:

@@ -15,7 +15,6 @@ from distsummary.landscape.engines.data import check_batches, mindspore_batches
 from distsummary.landscape.factory import Parts
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.output.write import write_landscapes
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
@@ -30,7 +29,7 @@ class SummaryLandscape:
         landscapes.clean_ckpt()
 
     Args:
-        summary_dir: the run. Nothing is made in it until landscapes are written.
+        summary_dir: the run. Nothing is made in it until landscapes are drawn.
         mode: "standard", or "mindspore" for MindSpore's numbers; as in `landscape`.
         seed: of the random directions (MindSpore has none: its landscapes differ from call to call).
 
@@ -51,8 +50,13 @@ class SummaryLandscape:
         collect_landscape: dict[str, Any] | None = None,
         device_ids: list[int] | None = None,
         output: RunDir | str | os.PathLike[str] | None = None,
+        *,
+        resume: bool = True,
     ) -> dict[str, LossGrid]:
         """Compute the landscapes and write them: events for MindInsight and TensorBoard, .npz and .png.
+
+        Finished points are kept in a journal beside them until they are complete: when it is stopped, by
+        Ctrl-C too, the same call goes on from there.
 
         Args:
             callback_fn: makes the model and the data, without arguments. It returns either
@@ -70,6 +74,7 @@ class SummaryLandscape:
                 not connected to Ray.
             output: the run dir to write to, `summary_dir` by default; the loss curve beside the landscapes is
                 always that of `summary_dir`.
+            resume: go on with the same landscapes, if they were stopped; False begins anew.
 
         Returns:
             The grids by direction: "pca", or "pca[first, last]" for each of several intervals, and "random".
@@ -80,6 +85,7 @@ class SummaryLandscape:
             MissingFileError: summary_dir has no trajectory, or a checkpoint file is gone.
             DamagedFileError: a file of the trajectory is not what it should be.
             LandscapeError: the checkpoints span no plane, or a worker failed.
+            LandscapeCancelled: an interrupt (Ctrl-C), as of `landscape`.
         """
         if not callable(callback_fn):
             raise InvalidTypeError(
@@ -92,13 +98,16 @@ class SummaryLandscape:
         asked = _directions(trajectory.spec)
         if not asked:
             return {}
-        model, loss_fn, batches = parts_of(callback_fn())
-        grids = self._compute(trajectory, asked, (model, loss_fn, batches), device_ids)
-        write_landscapes(target, list(grids.values()), loss_of=self._run_dir)
-        return grids
+        parts = parts_of(callback_fn())
+        return self._draw(trajectory, asked, parts, device_ids, output=target, resume=resume)
 
-    def _compute(
-        self, trajectory: Trajectory, asked: tuple[str, ...], parts: Parts, device_ids: list[int] | None
+    def _draw(
+        self,
+        trajectory: Trajectory,
+        asked: tuple[str, ...],
+        parts: Parts,
+        device_ids: list[int] | None,
+        **where: Any,
     ) -> dict[str, LossGrid]:
         model, loss_fn, batches = parts
         grids = landscape_on(
@@ -112,6 +121,7 @@ class SummaryLandscape:
             mode=self._mode,
             seed=self._seed,
             unit=trajectory.spec.unit,
+            **where,
         )
         assert isinstance(grids, dict)  # a sequence of directions was asked for
         return grids

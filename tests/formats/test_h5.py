@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
+from distsummary.landscape.output.grid import LossGrid
 from tests.unit.landscape.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'distsummary[h5]'")
@@ -89,6 +90,43 @@ def test_an_accuracy_is_the_peers_in_percent(tmp_path: Path, accuracy: float, pe
     make_grid(**row).save(tmp_path / "line.h5")
     with h5py.File(tmp_path / "line.h5", "r") as file:
         assert file["train_acc"][:].tolist() == [percent] * 4
+
+
+def test_data_sets_called_train_and_test_are_the_peers(tmp_path: Path) -> None:
+    shares = {"train/accuracy": 0.5, "test/loss": 3.0, "test/accuracy": 0.25, "val/loss": 9.0}
+    named = {"quantities": {name: np.full((3, 4), share) for name, share in shares.items()}}
+    for order in (("train", "test", "val"), ("train", "val", "test")):
+        assert surface_of(make_grid(data_sets=order, **named), tmp_path) == {
+            "train_loss": 11.0,
+            "train_acc": 50.0,
+            "test_loss": 3.0,
+            "test_acc": 25.0,
+        }
+
+
+def test_the_loss_of_the_grid_is_the_training_loss_unless_a_data_set_is_called_so(tmp_path: Path) -> None:
+    first = {"quantities": {"val/accuracy": np.full((3, 4), 0.5), "train/loss": np.full((3, 4), 7.0)}}
+    assert surface_of(make_grid(data_sets=("val", "train"), **first), tmp_path) == {"train_loss": 7.0}
+    found = surface_of(make_grid(data_sets=("val", "other"), **first), tmp_path)
+    assert found == {"train_loss": 11.0, "train_acc": 50.0}
+    found = surface_of(make_grid(data_sets=("test",)), tmp_path)
+    assert found == {"train_loss": 11.0, "test_loss": 11.0}
+
+
+def test_a_line_has_an_accuracy_beside_each_loss(tmp_path: Path) -> None:
+    row = {"y": np.zeros(1), "z": np.ones((1, 4)), "quantities": {"test/loss": np.full((1, 4), 2.0)}}
+    make_grid(data_sets=("train", "test"), **row).save(tmp_path / "line.h5")
+    with h5py.File(tmp_path / "line.h5", "r") as file:
+        assert file["test_loss"][:].tolist() == [2.0] * 4
+        assert np.isnan(file["test_acc"][:]).all()
+        assert file["test_acc"].shape == file["train_acc"].shape == (4,)
+
+
+def surface_of(grid: LossGrid, folder: Path) -> dict[str, float]:
+    """The peers' surfaces of a file, at (1, 1)."""
+    grid.save(folder / "grid.h5")
+    with h5py.File(folder / "grid.h5", "r") as file:
+        return {name: file[name][1, 1] for name in file if name.startswith(("train_", "test_"))}
 
 
 def test_a_metric_of_another_name_is_no_accuracy_of_the_peers(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.engines.worker import LandscapeWorker
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers.runner import LandscapeCancelled
 from tests.unit.landscape.golden_mlp import Mlp, batches
@@ -58,6 +57,22 @@ def test_several_data_sets_are_evaluated_in_one_pass() -> None:
     assert grid.z.tobytes() == random_plane(batches=first).z.tobytes()
     assert list(grid.quantities) == ["test/loss"]
     assert grid.quantities["test/loss"].tobytes() == random_plane(batches=second).z.tobytes()
+
+
+def test_quantities_of_named_data_sets_have_their_names_before_them() -> None:
+    first, second = batches()[:2], batches()[2:4]
+    evaluation = ds.Evaluation(metrics={"accuracy": accuracy}, stderr=True)
+    grid = random_plane(batches={"train": first, "test": second}, loss_fn=by_rows, evaluation=evaluation)
+    assert grid.data_sets == ("train", "test")
+    assert list(grid.quantities) == [
+        *("train/accuracy", "train/stderr"),
+        *("test/loss", "test/accuracy", "test/stderr"),
+    ]
+    alone = random_plane(batches=first, loss_fn=by_rows, evaluation=evaluation)
+    assert (alone.data_sets, list(alone.quantities)) == ((), ["accuracy", "stderr"])
+    assert grid.stderr is not None
+    assert alone.stderr is not None
+    assert grid.stderr.tobytes() == alone.stderr.tobytes()
 
 
 def test_streamed_data_gives_the_same_bits() -> None:
@@ -115,28 +130,6 @@ def test_refinement_leaves_out_what_interpolation_tells() -> None:
     assert refined.true_loss.tobytes() == whole.true_loss.tobytes()
 
 
-@pytest.fixture
-def stop_at(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets after how many chunks an interrupt comes; counts all that are evaluated."""
-    real, seen = LandscapeWorker.evaluate, []
-    limit = [0]
-
-    def evaluate(self: LandscapeWorker, chunk: Any) -> Any:
-        if len(seen) == limit[0]:
-            raise KeyboardInterrupt
-        seen.append(chunk)
-        return real(self, chunk)
-
-    def stop(after: int | None) -> list[Any]:
-        seen.clear()
-        limit[0] = -1 if after is None else after
-        return seen
-
-    monkeypatch.setattr(LandscapeWorker, "evaluate", evaluate)
-    stop(None)
-    return stop
-
-
 @pytest.mark.parametrize("refine", [None, 0.02])
 def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_goes_on(
     tmp_path: Path, stop_at: Any, refine: float | None
@@ -163,10 +156,84 @@ def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_goes_on(
     assert resumed.computed.tobytes() == undisturbed.computed.tobytes()
 
 
-def test_an_interrupt_before_the_first_point_is_an_interrupt(stop_at: Any) -> None:
+def test_an_interrupt_before_the_first_point_is_an_interrupt_and_writes_nothing(
+    tmp_path: Path, stop_at: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     stop_at(0)
     with pytest.raises(LandscapeCancelled, match="0 of 25 points"):
-        random_plane()
+        random_plane(output=tmp_path)
+    assert [path.suffix for path in written(tmp_path)] == [".bin"]  # the journal
+    assert "landscape.npz is not written: no point of it was computed" in caplog.text
+
+
+def written(path: Path) -> list[Path]:
+    return sorted(one for one in (path / "landscape").iterdir() if not one.name.startswith("."))
+
+
+@pytest.mark.parametrize("refine", [None, 0.02])
+def test_a_part_does_not_take_the_place_of_a_complete_landscape(
+    tmp_path: Path, stop_at: Any, caplog: pytest.LogCaptureFixture, refine: float | None
+) -> None:
+    random_plane(size=17, refine=refine, output=tmp_path)
+    before = {path: path.read_bytes() for path in written(tmp_path)}
+    for chunks in (0, 5):
+        stop_at(chunks)
+        with pytest.raises(LandscapeCancelled):
+            random_plane(size=33, output=tmp_path)
+    [journal] = [path for path in written(tmp_path) if path not in before]
+    assert {path: path.read_bytes() for path in before} == before
+    assert "landscape.npz holds a complete landscape, so it is not replaced by one with 65 of " in caplog.text
+    assert f"these are in {journal}, and the same call goes on from there" in caplog.text
+    seen = stop_at(None)
+    caplog.clear()
+    whole = random_plane(size=33, output=tmp_path)
+    assert (caplog.messages, len(seen)) == ([], 63)
+    assert LossGrid.load(tmp_path / "landscape" / "landscape.npz").z.tobytes() == whole.z.tobytes()
+    assert not journal.exists()
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_of_several_directions_each_that_is_complete_is_known(tmp_path: Path, stop_at: Any) -> None:
+    seen = stop_at(None)
+    draw(size=9, directions="line")
+    stop_at(len(seen) + 3)
+    with pytest.raises(LandscapeCancelled) as stopped:
+        draw(size=9, directions=("line", "random"), output=tmp_path)
+    partial = {name: grid.is_partial for name, grid in stopped.value.grids.items()}
+    assert partial == {"line": False, "random": True}
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_journal_of_other_arguments_is_named_when_a_landscape_begins(
+    tmp_path: Path, stop_at: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop_at(3)
+    with pytest.raises(LandscapeCancelled):
+        random_plane(output=tmp_path)
+    [journal] = (tmp_path / "landscape").glob("journal-*.bin")
+    stop_at(None)
+    caplog.clear()
+    random_plane(output=tmp_path, batches=batches()[:2], evaluation=ds.Evaluation(stderr=True), resume=False)
+    [message] = [message for message in caplog.messages if "other landscapes" in message]
+    assert f"{journal.name} (data, evaluation)" in message
+    assert "delete the file" in message
+    assert journal.exists()
+
+
+def test_losses_that_are_not_finite_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    limit = float(np.median(random_plane().z))
+
+    def some(model: Any, batch: Any) -> float:
+        loss = float(by_rows(model(batch[0]), batch[1]).mean())
+        return loss if loss < limit else float("inf")
+
+    grid = random_plane(loss_fn=some)
+    bad = int(np.isinf(grid.z).sum())
+    assert caplog.messages == [f"random: {bad} of 25 computed losses are not finite"]
+    caplog.clear()
+    draw(loss_fn=lambda model, batch: float("nan"), directions=("line", "random"))
+    [message] = caplog.messages
+    assert "line: not one of the 5 computed losses is finite; random: not one of the 25" in message
 
 
 def test_a_grid_tells_where_it_was_computed_and_how_much_rounding_takes() -> None:

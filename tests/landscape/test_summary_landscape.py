@@ -23,6 +23,7 @@ from distsummary.landscape import summary_landscape
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.summary_landscape import SummaryLandscape, count_workers, parts_of
+from distsummary.landscape.workers.runner import LandscapeCancelled
 from distsummary.run_dir import RunDir
 from tests.unit.landscape import golden_mlp
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
@@ -141,6 +142,39 @@ def test_another_output_gets_the_landscapes_and_the_loss_curve_of_the_run(
     values = [v for e in read_directory(tmp_path / "maps" / "landscape") for v in e.values]
     assert sum(v.tag == "loss/auto" for v in values) == 6
     assert not run_dir.landscape_dir.exists()
+
+
+def test_an_interrupted_call_is_written_and_goes_on_without_evaluating_anything_again(
+    run_dir: RunDir, stop_at: Any
+) -> None:
+    seen = stop_at(None)
+    undisturbed = generate(run_dir, output=run_dir.base / "maps")
+    whole = list(seen)
+    stop_at(len(whole) - 2)
+    with pytest.raises(LandscapeCancelled, match=r"pca: 9 of 9 points, random: \d of 9 points"):
+        generate(run_dir)
+    [journal] = run_dir.landscape_dir.glob("journal-*.bin")
+    partial = LossGrid.load(run_dir.landscape_dir / "landscape_4.npz")
+    assert (partial.is_partial, 0 < partial.computed.sum() < 9) == (True, True)
+    seen = stop_at(None)
+    grids = generate(run_dir)
+    assert list(seen) == whole[-2:]
+    assert not journal.exists()
+    for name, grid in grids.items():
+        assert grid.z.tobytes() == undisturbed[name].z.tobytes()
+        assert not LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).is_partial
+
+
+def test_it_begins_anew_when_asked_to(run_dir: RunDir, stop_at: Any) -> None:
+    seen = stop_at(None)
+    generate(run_dir)
+    whole = len(seen)
+    stop_at(2)
+    with pytest.raises(LandscapeCancelled):
+        generate(run_dir)
+    seen = stop_at(None)
+    generate(run_dir, resume=False)
+    assert len(seen) == whole
 
 
 # --- callback_fn

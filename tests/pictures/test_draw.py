@@ -1,6 +1,8 @@
 """Pictures of grids: whatever the losses are there is one, and what is on it is what the grid says."""
 
+import pickle
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from distsummary.errors import InvalidValueError, MissingExtraError
 from distsummary.landscape.output.draw import checkpoint_lines, draw, notes, plane_lines, title
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.panels import draw_contours, draw_curve, draw_surface
@@ -271,6 +274,29 @@ def test_losses_residuals_and_explained_variance_are_printed() -> None:
 def test_the_suffix_names_the_format_of_the_picture(tmp_path: Path, name: str, begins: bytes) -> None:
     make_grid().plot(tmp_path / name, kind="surface")
     assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_without_a_path_the_figure_is_returned_and_pyplot_does_not_know_it() -> None:
+    grid, before = make_grid(), plt.get_fignums()
+    assert isinstance(grid.plot(kind="surface"), Figure)
+    assert plt.get_fignums() == before
+    with pytest.raises(InvalidValueError, match=r"kind must be one of.*contour.*surface"):
+        grid.plot(kind="heat")
+
+
+def test_a_notebook_shows_a_grid_and_its_figure_without_pyplot(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = make_grid()
+    figure: Any = grid.plot()  # Any: notebooks ask for the method, not for a type
+    assert figure._repr_png_() == grid._repr_png_() == draw(grid)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert grid._repr_png_() is None
+    with pytest.raises(MissingExtraError, match=r"pip install 'distsummary\[report\]'"):
+        grid.plot()
+
+
+def test_a_figure_goes_to_another_process() -> None:
+    figure = pickle.loads(pickle.dumps(make_grid().plot()))
+    assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 def test_drawing_leaves_matplotlibs_state_alone(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line in a shell, and the verb that imports Ray."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
 from distsummary.cli import main
 from distsummary.run_dir import RunDir
+from tests.conftest import ROOT
 from tests.unit.test_cli import two_ranks
 
 
@@ -54,12 +56,35 @@ def test_landscape_of_a_factory_without_ray(tmp_path, capsys, monkeypatch):
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_an_interrupted_landscape_says_how_far_it_came_and_goes_on(tmp_path, capsys, monkeypatch):
-    run_dir = RunDir(tmp_path / "run").create()
+def test_a_landscape_without_a_terminal_tells_its_progress_and_its_doubts(tmp_path):
+    run_dir = recorded_bowl(tmp_path / "run")
+    (tmp_path / "nan_bowl.py").write_text(FACTORY.replace("np.zeros(4)", "np.full(4, np.nan)"))
+    command = ["landscape", str(run_dir.base), "nan_bowl:parts", "--workers", "0", "--directions", "pca"]
+    done = subprocess.run(
+        [sys.executable, "-m", "distsummary", *command, "--size", "5"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "25 of 25 computed losses not finite" in done.stdout) == (0, True)
+    assert re.search(r"^INFO .*landscape: 31/31 points, .*, 1 worker$", done.stderr, re.MULTILINE)
+    [doubt] = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert "pca: not one of the 25 computed losses is finite" in doubt
+
+
+def recorded_bowl(path):
+    """A run with three checkpoints of the bowl."""
+    run_dir = RunDir(path).create()
     spec = LandscapeSpec(intervals=((1, 2, 3),), landscape_size=5)
     writer = TrajectoryWriter(run_dir.ckpt_dir, spec, model_name="Bowl", run_id="0" * 16, step_per_epoch=1)
     for number, w in enumerate(([1, 2], [0.5, 0.5], [0.1, 0.3]), 1):
         writer.save(number, {"w": np.array(w, np.float32)})
+    return run_dir
+
+
+def test_an_interrupted_landscape_says_how_far_it_came_and_goes_on(tmp_path, capsys, monkeypatch):
+    run_dir = recorded_bowl(tmp_path / "run")
     (tmp_path / "bowl_that_stops.py").write_text(
         FACTORY.replace("    return float", STOP + "    return float")
     )

@@ -43,6 +43,13 @@ def test_wrong_arguments_are_argparses(capsys):
     assert "RUN" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("workers", ["x", "-1", "1.5", ""])
+def test_workers_that_are_no_number_are_argparses(capsys, workers):
+    with pytest.raises(SystemExit, match="2"):
+        main(["landscape", "run", "module:factory", f"--workers={workers}"])
+    assert f"--workers: must be auto or a whole number from 0 on, got {workers!r}" in capsys.readouterr().err
+
+
 def test_dump_prints_every_value_of_a_run_as_strict_json_lines(tmp_path, capsys):
     run_dir = two_ranks(tmp_path / "run")
     assert main(["dump", str(run_dir.base)]) == 0

@@ -1,7 +1,8 @@
 """A picture of a loss grid: contours, a surface or a curve, with the path on it and its numbers beside."""
 
+import importlib
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,39 +13,32 @@ from distsummary.landscape.output.cells import thinned
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.scale import scale_for
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 KINDS = ("contour", "surface")
 FORMATS = ("png", "pdf", "svg")
-DPI = 120
-PAD = 0.08  # inches
 MAX_ROWS = 12  # of checkpoints in print
 MUCH_ROUNDING = 0.1  # a share of the steps that a picture must not be silent about
 
 
 def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
-    """The grid as a picture; a grid of one row is drawn as a curve, whatever the kind.
+    """The grid as a picture in the bytes of a file; raises as `figure_of`, and for an unknown format."""
+    check_choice("format", format, FORMATS)
+    buffer = io.BytesIO()
+    figure_of(grid, kind).savefig(buffer, format=format)
+    return buffer.getvalue()
 
-    No global state of matplotlib is touched. Raises InvalidValueError for an unknown kind or format,
-    MissingExtraError without matplotlib.
+
+def figure_of(grid: LossGrid, kind: str = "contour") -> "Figure":
+    """The grid as a figure; one of one row is drawn as a curve, whatever the kind.
+
+    No global state of matplotlib is touched. Raises InvalidValueError for an unknown kind, MissingExtraError
+    without matplotlib.
     """
     check_choice("kind", kind, KINDS)
-    check_choice("format", format, FORMATS)
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
-            name="matplotlib",
-        ) from error
-
     has_path = len(grid.path) > 1 and grid.kind != "line"
-    figure = Figure(
-        figsize=(12.0 if has_path else 6.8, 5.6),
-        dpi=DPI,
-        layout=ConstrainedLayoutEngine(w_pad=PAD, h_pad=PAD),
-    )
-    FigureCanvasAgg(figure)
+    figure = _empty_figure(12.0 if has_path else 6.8)
     main, beside = _split(figure, has_path)
     main.suptitle(title(grid), fontsize="large")
     figure.supxlabel("\n".join(notes(grid)), fontsize=8, color="0.4")
@@ -59,9 +53,19 @@ def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
         losses, numbers = beside.subplots(2, 1, height_ratios=[1.1, 1])
         panels.draw_losses(losses, grid)
         panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=format)
-    return buffer.getvalue()
+    return figure
+
+
+def _empty_figure(width: float) -> "Figure":
+    try:
+        importlib.import_module("matplotlib.figure")
+        from distsummary.landscape.output.figure import empty_figure
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
+            name="matplotlib",
+        ) from error
+    return empty_figure(width)
 
 
 def _split(figure: Any, has_path: bool) -> tuple[Any, Any]:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distsummary.checks import check_choice
+from distsummary.errors import RunDirError
 from distsummary.landscape.output.draw import FORMATS as PICTURES
-from distsummary.landscape.output.draw import draw
+from distsummary.landscape.output.draw import KINDS, draw
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.h5 import to_h5
 from distsummary.landscape.output.npz import to_npz
@@ -24,6 +25,7 @@ def save_grid(grid: LossGrid, path: Path) -> None:
     """Write the grid; raises InvalidValueError for a suffix of no format, RunDirError when it fails."""
     suffix = path.suffix.lower()
     check_choice(f"the suffix of {path.name!r}", suffix, ENCODERS)
+    _check_place(path)
     publish(path, ENCODERS[suffix](grid))
 
 
@@ -31,4 +33,19 @@ def save_picture(grid: LossGrid, path: Path, kind: str) -> None:
     """Write a picture; raises as `save_grid`, and InvalidValueError for an unknown kind."""
     suffix = path.suffix.lower()
     check_choice(f"the suffix of {path.name!r}", suffix, [f".{name}" for name in PICTURES])
+    check_choice("kind", kind, KINDS)
+    _check_place(path)
     publish(path, draw(grid, kind, suffix[1:]))
+
+
+def _check_place(path: Path) -> None:
+    """Raise RunDirError unless `path` lies in a directory that is there; before anything is encoded."""
+    for parent in path.parents:
+        if parent.is_dir():
+            break
+        if parent.exists():
+            raise RunDirError(f"{path} cannot be written: {parent} is a file; choose another directory")
+    if not path.parent.is_dir():
+        raise RunDirError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
+    if path.is_dir():
+        raise RunDirError(f"{path} cannot be written: it is a directory; choose another name")

@@ -4,14 +4,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError, MissingFileError
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidValueError,
+    LandscapeError,
+    MissingExtraError,
+    MissingFileError,
+)
 from distsummary.events.records import Landscape
 from distsummary.landscape.directions.interpolate import barrier
 from distsummary.landscape.directions.recipe import Array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ARRAYS = (
     "x",
@@ -56,9 +65,12 @@ class LossGrid:
         bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
         engine: who evaluated the points.
         samples: rows of data behind each loss.
+        data_sets: the names of the data sets, of which the first makes the loss; () for data without a name.
         quantities: what was computed beside the loss, by name: (m, n) each, such as a metric or "stderr".
+            With `data_sets` each has the name of its own before it, as "train/stderr" and "test/loss".
         computed: where a loss was computed, bool (m, n), by default everywhere; False where it was
             interpolated from others or is missing.
+        is_partial: whether points are left that were asked for: the landscape was stopped, or lost points.
         lost_points: points without a value because their workers died too often.
         worker_seconds: seconds spent on points, by worker.
         hardware: what the points were computed on.
@@ -95,8 +107,10 @@ class LossGrid:
     bn_mode: str = "eval"
     engine: str = ""
     samples: int = 0
+    data_sets: tuple[str, ...] = ()
     quantities: Mapping[str, Array] = field(default_factory=dict)
     computed: Array = field(default_factory=lambda: np.empty(0, bool))
+    is_partial: bool = False
     lost_points: int = 0
     worker_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""
@@ -113,6 +127,20 @@ class LossGrid:
         if self.computed.dtype != np.bool_:
             raise InvalidValueError(f"computed must be of bool, got {self.computed.dtype}")
 
+    def __repr__(self) -> str:
+        from distsummary.landscape.output.words import in_a_line
+
+        return in_a_line(self)
+
+    def _repr_png_(self) -> bytes | None:
+        """The picture as a notebook's cell shows it; without matplotlib the cell has the text alone."""
+        from distsummary.landscape.output.draw import draw
+
+        try:
+            return draw(self)
+        except MissingExtraError:
+            return None
+
     @property
     def tag(self) -> str:
         """The tag in event files, MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random.
@@ -128,8 +156,14 @@ class LossGrid:
 
     @property
     def stderr(self) -> Array | None:
-        """The standard error of the loss, (m, n), if it was asked for."""
-        return self.quantities.get("stderr")
+        """The standard error of the loss, of the first data set, (m, n), if it was asked for."""
+        first = self.data_sets[0] if self.data_sets else ""
+        return self.quantities.get(f"{first}/stderr" if first else "stderr")
+
+    @property
+    def explained(self) -> Array:
+        """`explained_variance`: the share of the path that each direction has, (2,); empty without a path."""
+        return self.explained_variance
 
     @property
     def barrier(self) -> float:
@@ -209,15 +243,26 @@ class LossGrid:
             path_z=make_finite(self.path_loss[shown], bounds) if is_path else np.empty(0),
         )
 
-    def plot(self, path: str | os.PathLike[str], kind: str = "contour") -> None:
-        """Draw a picture (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).
+    def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "contour") -> "Figure | None":
+        """Draw a picture into a file (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).
+
+        Without `path` nothing is written or shown: it returns the matplotlib Figure, which a notebook shows
+        as the value of its cell, and which pyplot does not know, so nothing need be closed.
 
         `kind` "contour" or "surface", the path on either; a grid of one row is drawn as a curve. Losses that
         are not finite leave a hole.
+
+        Raises InvalidValueError for another suffix or kind, MissingExtraError without matplotlib, RunDirError
+        when the file cannot be written.
         """
+        if path is None:
+            from distsummary.landscape.output.draw import figure_of
+
+            return figure_of(self, kind)
         from distsummary.landscape.output.files import save_picture
 
         save_picture(self, FilePath(path), kind)
+        return None
 
 
 def finite_bounds(*arrays: Array) -> tuple[float, float]:

@@ -3,13 +3,15 @@
 One file is their surface, direction and projection file at once:
 
     surface     xcoordinates (n,)  ycoordinates (m,)  train_loss (m, n)  train_acc (m, n), if there is one
+                test_loss (m, n)  test_acc (m, n), if there is a data set "test"
     directions  explained_variance_ratio_ (2,), if there is one
     projection  proj_xcoord (k,)  proj_ycoord (k,), the path
 
-`train_loss` is the loss of whatever data was given, `train_acc` the quantity "accuracy" in percent, as their
-evaluation.py gives it: one that is nowhere above 1 is a share and is multiplied by 100. A grid of one row is
-their 1-D layout: no ycoordinates, train_loss (n,), and train_acc (n,), all NaN if there is none, because
-plot_1D.py wants one.
+Of several data sets those called "train" and "test" are theirs; where none is called "train", `train_loss`
+is the loss of the grid, of whatever data was given. `train_acc` and `test_acc` are the quantity "accuracy" in
+percent, as their evaluation.py gives it: one that is nowhere above 1 is a share and is multiplied by 100. A
+grid of one row is their 1-D layout: no ycoordinates, and (n,) each; an accuracy that there is not is all NaN,
+because plot_1D.py wants one beside each loss.
 
 Ours are checkpoints, path_loss, true_loss and residuals, each (k,), steps (s,) and step_path (s, 2), known by
 sketches, computed (m, n), the group `quantities` with each of them as it is, (m, n), and the attribute
@@ -54,11 +56,10 @@ def to_h5(grid: LossGrid) -> bytes:
 
 def _arrays(grid: LossGrid) -> dict[str, Any]:
     """The datasets by name."""
-    surface = {"train_loss": grid.z}
-    if ACCURACY in grid.quantities:
-        surface["train_acc"] = _in_percent(grid.quantities[ACCURACY])
+    surface = _surface(grid)
     if len(grid.y) == 1:
-        surface.setdefault("train_acc", np.full(grid.z.shape, np.nan))
+        for name in [name for name in surface if name.endswith("_loss")]:
+            surface.setdefault(name.replace("_loss", "_acc"), np.full(grid.z.shape, np.nan))
         surface = {name: values[0] for name, values in surface.items()}
     else:
         surface["ycoordinates"] = grid.y
@@ -76,6 +77,25 @@ def _arrays(grid: LossGrid) -> dict[str, Any]:
     if grid.steps:
         path |= {"steps": np.array(grid.steps, np.int64), "step_path": grid.step_path}
     return {"xcoordinates": grid.x, **surface, **path}
+
+
+def _surface(grid: LossGrid) -> dict[str, Array]:
+    """Losses and accuracies (m, n) under the peers' names."""
+    first = grid.data_sets[0] if grid.data_sets else ""
+    measured = {_named(first, "loss"): grid.z, **grid.quantities}
+    found = {}
+    for theirs, data_set in (("train", "train" if "train" in grid.data_sets else first), ("test", "test")):
+        loss, accuracy = _named(data_set, "loss"), _named(data_set, ACCURACY)
+        if loss in measured:
+            found[f"{theirs}_loss"] = measured[loss]
+            if accuracy in measured:
+                found[f"{theirs}_acc"] = _in_percent(measured[accuracy])
+    return found
+
+
+def _named(data_set: str, quantity: str) -> str:
+    """What a quantity of a data set is called; those of one without a name have no prefix."""
+    return f"{data_set}/{quantity}" if data_set else quantity
 
 
 def _in_percent(accuracy: Array) -> Array:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from distsummary.errors import DamagedFileError, MissingExtraError
+from distsummary.errors import DamagedFileError, MissingExtraError, MissingFileError
 from distsummary.events.reader import read_directory
 from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Value
 from distsummary.events.segment import segments
@@ -23,9 +23,16 @@ _log = logging.getLogger(__name__)
 
 
 def write_landscapes(
-    run_dir: RunDir, grids: Sequence[LossGrid], *, loss_of: RunDir | None = None
+    run_dir: RunDir,
+    grids: Sequence[LossGrid],
+    *,
+    loss_of: RunDir | None = None,
+    journal: Path | None = None,
 ) -> list[Path]:
     """Write `landscape/` of a run; returns the files made. A landscape replaces an older one of its tag.
+
+    But nothing takes the place of more: a grid without a computed point is not written, nor is one that lacks
+    points where a complete one of its name lies. Then the log says so.
 
     The MindSpore dialect holds the planes (it has no lines) and a copy of a run's loss curve, nothing else:
     MindInsight's page wants that scalar in the same job. The TensorBoard dialect holds the pictures. The
@@ -35,14 +42,45 @@ def write_landscapes(
         run_dir: the run to write to.
         grids: of different tags; of equal ones viewers show one.
         loss_of: the run whose loss curve to copy, `run_dir` itself by default.
+        journal: where the points are that were computed, for the log.
     """
     ensure_directory(run_dir.landscape_dir)
     with run_dir.locked("landscape"):
+        grids = [grid for grid in grids if _is_worth_it(run_dir, grid, journal)]
+        if not grids:
+            return []
         made = _save_grids(run_dir, grids)
         pictures = _draw_all(grids)
         made += _save_pictures(run_dir, grids, pictures)
         _replace_events(run_dir, grids, pictures, loss_of or run_dir)
         return [path for dialect in DIALECTS for path in segments(run_dir.landscape_dir, dialect)] + made
+
+
+def _is_worth_it(run_dir: RunDir, grid: LossGrid, journal: Path | None) -> bool:
+    """Whether a grid has more than what lies there; says so where it has not."""
+    path = run_dir.landscape_file(grid.tag, ".npz")
+    if not grid.computed.any():
+        _log.warning("%s is not written: no point of it was computed", path)
+        return False
+    if not (grid.is_partial and _is_complete(path)):
+        return True
+    kept_in = "nowhere else" if journal is None else f"in {journal}, and the same call goes on from there"
+    _log.warning(
+        "%s holds a complete landscape, so it is not replaced by one with %d of %d points; these are %s",
+        path,
+        grid.computed.sum(),
+        grid.computed.size,
+        kept_in,
+    )
+    return False
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a grid lies there that lacks nothing."""
+    try:
+        return not LossGrid.load(path).is_partial
+    except (MissingFileError, DamagedFileError):
+        return False
 
 
 def _save_grids(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:

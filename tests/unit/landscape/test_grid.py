@@ -16,6 +16,7 @@ from distsummary.errors import (
 )
 from distsummary.landscape.directions.planes import path_axes
 from distsummary.landscape.output.grid import LossGrid, finite_bounds
+from distsummary.landscape.workers.runner import LandscapeCancelled
 
 
 def make_grid(**changes: Any) -> LossGrid:
@@ -70,8 +71,10 @@ def full_grid() -> LossGrid:
         normalization="layer",
         mode="mindspore",
         bn_mode="batch",
+        data_sets=("train", "test"),
         quantities=measured,
         computed=np.eye(3, 4) > 0,
+        is_partial=True,
         lost_points=2,
         hardware="two of a kind é",
         precision_error=2.5e-4,
@@ -129,12 +132,13 @@ def test_a_file_of_before_has_all_points_computed(tmp_path: Path) -> None:
     with np.load(tmp_path / "grid.npz") as saved:
         arrays = {name: saved[name] for name in saved.files if name not in ("computed", "meta")}
         meta = json.loads(str(saved["meta"]))
-    later = ("hardware", "precision_error", "rounding")
+    later = ("hardware", "precision_error", "rounding", "data_sets", "is_partial")
     assert not any(meta.pop(name) for name in later)
     np.savez(tmp_path / "older.npz", meta=np.array(json.dumps(meta)), **arrays)
     older = LossGrid.load(tmp_path / "older.npz")
     assert (older.computed.shape, older.computed.all()) == ((3, 4), True)
     assert (older.hardware, older.precision_error, older.rounding) == ("", 0.0, {})
+    assert (older.data_sets, older.is_partial) == ((), False)
 
 
 def test_all_points_count_as_computed_where_nothing_else_is_said() -> None:
@@ -180,8 +184,28 @@ def test_what_cannot_be_saved_or_drawn_is_refused_before_anything_is_written(tmp
     with pytest.raises(InvalidValueError, match=r"kind must be one of.*contour.*surface"):
         make_grid().plot(tmp_path / "grid.png", kind="heat")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(RunDirError, match="cannot be written"):
-        make_grid().save(tmp_path / "nowhere" / "grid.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere/grid{}", r"there is no directory .*nowhere; make it first"),
+        ("file.txt/grid{}", r"file\.txt is a file; choose another directory"),
+        ("file.txt/deeper/grid{}", r"file\.txt is a file; choose another directory"),
+        ("taken{}", "it is a directory; choose another name"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_named_as_it_was_asked_for(
+    nasty_tmp_path: Path, name: str, says: str
+) -> None:
+    (nasty_tmp_path / "file.txt").touch()
+    for suffix, write in ((".npz", make_grid().save), (".png", make_grid().plot)):
+        (nasty_tmp_path / f"taken{suffix}").mkdir()
+        path = nasty_tmp_path / name.format(suffix)
+        with pytest.raises(RunDirError, match=f"cannot be written: .*{says}") as refused:
+            write(path)
+        assert str(refused.value).startswith(f"{path} ")
+        assert ".tmp-" not in str(refused.value)
 
 
 def test_a_saved_grid_has_landscapers_names_too(tmp_path: Path) -> None:
@@ -217,6 +241,28 @@ def test_hdf5_without_h5py_names_the_pip_line(tmp_path: Path, monkeypatch: pytes
 def test_a_grid_whose_z_does_not_fit_its_axes_is_refused() -> None:
     with pytest.raises(InvalidValueError, match=r"\(3, 4\)"):
         make_grid(z=np.zeros((4, 3)))
+
+
+def test_the_standard_error_is_that_of_the_first_data_set() -> None:
+    one, other = np.ones((3, 4)), np.zeros((3, 4))
+    named = {"val/acc/stderr": other, "val/stderr": one, "test/loss": other, "test/stderr": other}
+    assert make_grid(data_sets=("val", "test"), quantities=named).stderr is one
+    assert make_grid(quantities={"stderr": one}).stderr is one
+    assert make_grid(data_sets=("val", "test"), quantities={"test/loss": one}).stderr is None
+
+
+def test_what_is_explained_is_the_explained_variance() -> None:
+    assert make_grid().explained.tolist() == [0.8, 0.15]
+    assert random_grid().explained.size == 0
+
+
+def test_a_grid_and_a_cancelled_landscape_are_shown_in_a_line() -> None:
+    grid = make_grid(kind="pca")
+    told = "LossGrid(pca, 4 x 3 points, loss 0 to 23, explained variance 0.8 + 0.15, numpy-naive)"
+    assert repr(grid) == told
+    nothing = random_grid(z=np.full((3, 4), np.nan), computed=np.eye(3, 4) > 0, engine="")
+    assert repr(nothing) == "LossGrid(Random, 4 x 3 points, no finite loss, 3 of 12 computed)"
+    assert repr(LandscapeCancelled({"pca": grid})) == f"LandscapeCancelled({{'pca': {told}}})"
 
 
 def test_tags_are_mindspores() -> None:
