@@ -25,7 +25,7 @@ from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.workers import actor_crew
+from distsummary.landscape.workers import actor_crew, actor_end
 from distsummary.landscape.workers.actor import RayWorkers
 from distsummary.landscape.workers.actor_start import check_spread, plan_workers
 from distsummary.landscape.workers.progress import Progress
@@ -162,13 +162,60 @@ def test_workers_that_always_die_are_an_error(tmp_path: Path) -> None:
         draw_numpy(1, killer(tmp_path / "kills", kills=1000, at=-1e9))
 
 
-def test_an_error_in_the_loss_is_raised_with_its_cause() -> None:
+class TwoArgumentsError(Exception):
+    """Python pickles it, and cannot unpickle it."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} {where}")
+
+
+def test_an_error_in_the_loss_is_raised_with_its_place_and_cause(tmp_path: Path) -> None:
+    at = make_model().d1.weight[0, 0].item()
+
     def loss_fn(model: nn.Module, batch: Any) -> Any:
+        if model.d1.weight[0, 0].item() > at:
+            raise ZeroDivisionError("in the loss")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    kept = r"raised ZeroDivisionError: in the loss at y = .*, x = -1 to 1; .* points finished are kept in "
+    with pytest.raises(LandscapeError, match=kept) as failed:
+        draw(2, loss_fn=loss_fn, output=tmp_path)
+    assert type(failed.value.__cause__) is ZeroDivisionError
+    assert "loss_fn" in str(failed.value.__cause__.__cause__)  # the worker's traceback
+    assert "\n" not in str(failed.value)
+
+
+def test_an_error_that_cannot_be_unpickled_is_quoted_and_kills_no_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def loss_fn(model: Any, batch: Any) -> float:
+        raise TwoArgumentsError("in the", "loss")
+
+    with pytest.raises(LandscapeError, match=r"TwoArgumentsError: in the loss when"):
+        draw_numpy(1, loss_fn)
+    assert "died" not in caplog.text
+
+
+def test_own_errors_of_workers_are_raised_as_they_are() -> None:
+    def loss_fn(model: Any, batch: Any) -> Any:
+        return np.ones((2, 2, 2))
+
+    found = []
+    for workers in (0, 1):
+        with pytest.raises(LandscapeError, match="return the mean over the batch") as failed:
+            draw_numpy(workers, loss_fn)
+        found.append(str(failed.value))
+    assert found[0] == found[1]
+
+
+def test_an_error_in_a_product_with_the_hessian_is_told_in_one_line() -> None:
+    def loss_fn(model: Any, batch: Any) -> Any:
         raise ZeroDivisionError("in the loss")
 
-    with pytest.raises(LandscapeError, match="in the loss") as raised:
-        draw(2, loss_fn=loss_fn)
-    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    for workers in (0, 1):
+        with pytest.raises(LandscapeError, match=r"ZeroDivisionError: in the loss in a product") as failed:
+            product(loss_fn, workers)
+        assert type(failed.value.__cause__) is ZeroDivisionError
 
 
 def test_what_cannot_be_pickled_is_refused_with_a_remedy(tmp_path: Path) -> None:
@@ -292,34 +339,79 @@ def test_a_model_over_several_gpus_wants_as_many_in_each_worker(
         check_spread(own, given)
 
 
-def test_the_users_own_evaluation_sees_all_gpus_of_its_worker(tmp_path: Path) -> None:
-    """GPUs in name only: Ray hands them out by number."""
-    script = """
-import os, ray, numpy as np, distsummary as ds
-
-class Model:
-    def __init__(self):
-        self.parameters = {"w": np.ones((3, 2), np.float32)}
-
-def loss(model, batch):
-    if os.environ.get("CUDA_VISIBLE_DEVICES") not in ("0,1", "2,3"):
-        raise RuntimeError("not two GPUs of its own")
-    return float((model.parameters["w"] ** 2).sum())
-
-ray.init(address="local", num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False)
-grid = ds.landscape(Model(), loss, [np.zeros(1)], directions="random", size=5, gpus_per_worker=2)
-print("finite", bool(np.isfinite(grid.z).all()))
-"""
+def on_gpus_in_name_only(script: str, tmp_path: Path) -> str:
+    """What a script prints that connects to a cluster of its own: Ray hands such GPUs out by number."""
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     found = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", NUMPY_MODEL + script],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "finite True" in found.stdout, found.stderr
+    assert not found.returncode, found.stderr
+    return found.stdout
+
+
+NUMPY_MODEL = """
+import os, time, ray, numpy as np, distsummary as ds
+
+class Model:
+    def __init__(self):
+        self.parameters = {"w": np.ones((3, 2), np.float32)}
+
+def norm(model, batch):
+    return float((model.parameters["w"] ** 2).sum())
+"""
+
+
+def test_the_users_own_evaluation_sees_all_gpus_of_its_worker(tmp_path: Path) -> None:
+    script = """
+def loss(model, batch):
+    if os.environ.get("CUDA_VISIBLE_DEVICES") not in ("0,1", "2,3"):
+        raise RuntimeError("not two GPUs of its own")
+    return norm(model, batch)
+
+ray.init(address="local", num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False)
+grid = ds.landscape(Model(), loss, [np.zeros(1)], directions="random", size=5, gpus_per_worker=2)
+print("finite", bool(np.isfinite(grid.z).all()))
+"""
+    assert "finite True" in on_gpus_in_name_only(script, tmp_path)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_landscapes_one_after_the_other_use_all_gpus(tmp_path: Path, gpus: int) -> None:
+    """Also the first one, which tries engines on a GPU before; and workers on CPUs."""
+    script = f"""
+def loss(model, batch):
+    if bool(ray.get_gpu_ids()) != bool(each):
+        raise RuntimeError(f"{{ray.get_gpu_ids()}} of {{each}} GPUs")
+    return norm(model, batch)
+
+ray.init(address="local", num_cpus={gpus}, num_gpus={gpus}, include_dashboard=False, log_to_driver=False)
+for each in (1, 1, 0, 0):
+    grid = ds.landscape(Model(), loss, [np.zeros(1)], size=5, gpus_per_worker=each, progress=False)
+    print("workers", len(grid.worker_seconds))
+"""
+    assert on_gpus_in_name_only(script, tmp_path).count(f"workers {gpus}") == 4
+
+
+def test_what_others_have_taken_is_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_end, "RETURN_S", 0.5)
+    group = ray.util.placement_group([{"CPU": 1}])
+    try:
+        actor = ray.remote(Loader).options(num_cpus=1).remote()
+        ray.get([group.ready(), actor.__ray_ready__.remote()])
+        actor_end.end_actors([(actor, {"num_cpus": 4})])
+        begun = time.monotonic()
+        assert actor_end.free_resources()["CPU"] == 3
+        waited = time.monotonic()
+        actor_end.free_resources()
+        assert 0.5 <= waited - begun < 5
+        assert time.monotonic() - waited < 0.3  # nothing is waited for any more
+    finally:
+        ray.util.remove_placement_group(group)
 
 
 def test_the_runner_reports_after_every_chunk() -> None:

@@ -8,7 +8,7 @@ from operator import length_hint
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.hessian import GROUPS
@@ -17,6 +17,8 @@ from distsummary.landscape.engines.planner import EngineChoice, piece
 from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.workers.actor_crew import LandscapeActor, RayCrew
+from distsummary.landscape.workers.actor_end import end_actors, free_resources
+from distsummary.landscape.workers.actor_errors import original_errors
 from distsummary.landscape.workers.actor_hessian import RayHessian
 from distsummary.landscape.workers.actor_start import (
     check_spread,
@@ -27,6 +29,7 @@ from distsummary.landscape.workers.actor_start import (
     spawn,
     spread,
 )
+from distsummary.landscape.workers.failures import PLANNING, told
 from distsummary.topology import cluster_address
 
 
@@ -56,14 +59,19 @@ class RayWorkers:
         """See `runner.Workers`: in this process, or on a worker where they have GPUs and it need not have."""
         resources = self._resources(task.model, 1)[0]
         if not resources.get("num_gpus"):
-            return plan_engine(_sendable(task)).choice
+            with told(PLANNING):
+                return plan_engine(_sendable(task)).choice
         actor = spawn(LandscapeActor, resources, send(_sendable(task)))
         try:
-            choice: EngineChoice = ray.get(actor.plan.remote())
-        except RayTaskError as error:
-            raise LandscapeError(f"the engine could not be planned: {error}") from error
+            with told(PLANNING, RayError), original_errors():
+                choice: EngineChoice = ray.get(actor.plan.remote())
+        except RayError as error:
+            raise LandscapeError(
+                f"the worker that tried engines died ({error}); look into the memory it needs, "
+                "name an engine (engine='row'), or use workers=0"
+            ) from error
         finally:
-            ray.kill(actor, no_restart=True)
+            end_actors([(actor, resources)])
         return choice
 
     def hessian(
@@ -96,7 +104,7 @@ class RayWorkers:
 
     def _planned(self, model: Any, jobs: int, count: int | None) -> list[dict[str, float]]:
         share = gpus_each(model, self._gpus_each)
-        return plan_workers(ray.available_resources(), jobs, count, gpus_each=share)
+        return plan_workers(free_resources(), jobs, count, gpus_each=share)
 
     def _more(self, model: Any, kind: Set[str], jobs: int) -> list[dict[str, float]]:
         """The resources of workers that could be added for so many chunks; of one kind, for the same bits."""

@@ -8,15 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
-from distsummary.errors import LandscapeError
+from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.engines.plan import Chunk
-from distsummary.landscape.engines.planner import EngineChoice, MemoryTooSmallError
+from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
+from distsummary.landscape.workers.actor_end import end_actors
+from distsummary.landscape.workers.actor_errors import original_errors
 from distsummary.landscape.workers.actor_start import MAX_DEATHS, own_device, spawn
+from distsummary.landscape.workers.failures import OPENING, ChunkFailedError, told
 from distsummary.landscape.workers.runner import Keep
 from distsummary.landscape.workers.scheduler import Scheduler
 
@@ -128,9 +131,7 @@ class RayCrew:
     def _take(self, reference: Any, scheduler: Scheduler, keep: Keep) -> None:
         worker, chunk, asker = self._pending.pop(reference)
         try:
-            answer = ray.get(reference)
-        except RayTaskError as error:
-            raise _told(worker, chunk, error) from error
+            answer = _answer(reference, chunk)
         except RayError as error:
             self._replace(worker, error, scheduler)
             return
@@ -173,14 +174,19 @@ class RayCrew:
 
     def end(self) -> None:
         """Kill the actors."""
-        for actor in self._actors.values():
-            ray.kill(actor, no_restart=True)
+        end_actors((actor, self._resources[worker]) for worker, actor in self._actors.items())
         self._actors.clear()
 
 
-def _told(worker: str, chunk: Chunk | None, error: RayTaskError) -> LandscapeError:
-    """What a worker's error means to the caller."""
-    if isinstance(error.cause, MemoryTooSmallError):
-        return MemoryTooSmallError(str(error.cause), error.cause.smaller)
-    where = "when it began" if chunk is None else f"at {chunk}"
-    return LandscapeError(f"{worker} failed {where}: {error}")
+def _answer(reference: Any, chunk: Chunk | None) -> Any:
+    """What a worker gave for a chunk, or said when it began; a RayError means that it is dead."""
+    if chunk is None:
+        with told(OPENING, RayError), original_errors():
+            return ray.get(reference)
+    try:
+        with original_errors():
+            return ray.get(reference)
+    except (DistSummaryError, RayError):
+        raise
+    except Exception as error:  # of any kind: it is the user's code
+        raise ChunkFailedError(chunk, error) from error

@@ -6,11 +6,14 @@ from typing import Any, Self
 
 import numpy as np
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.recipe import Array
+from distsummary.landscape.workers.actor_end import end_actors
+from distsummary.landscape.workers.actor_errors import original_errors
 from distsummary.landscape.workers.actor_start import MAX_DEATHS, own_device, spawn
+from distsummary.landscape.workers.failures import HESSIAN, told
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +53,11 @@ class RayHessian:
         self._sent, self._options, self._resources = sent, ray.put(options), resources
         self._actors = [self._start(number) for number in range(len(resources))]
         self._deaths = 0
-        self.weight, self._groups = self._ask(0, lambda actor: actor.extent.remote())
+        try:
+            self.weight, self._groups = self._ask(0, lambda actor: actor.extent.remote())
+        except BaseException:
+            self.__exit__()
+            raise
 
     def _start(self, number: int) -> Any:
         return spawn(HessianActor, self._resources[number], self._sent, self._options)
@@ -68,9 +75,8 @@ class RayHessian:
         """The answer to a call that may be under way; asked again of a new worker when this one is dead."""
         while True:
             try:
-                answer = ray.get(ask(self._actors[worker]) if call is None else call)
-            except RayTaskError as error:
-                raise LandscapeError(f"a Hessian-vector product failed: {error}") from error
+                with told(HESSIAN, RayError), original_errors():
+                    answer = ray.get(ask(self._actors[worker]) if call is None else call)
             except RayError as error:
                 call = None
                 self._replace(worker, error)
@@ -93,5 +99,4 @@ class RayHessian:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
+        end_actors(zip(self._actors, self._resources, strict=True))

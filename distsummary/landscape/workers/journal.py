@@ -4,14 +4,15 @@ A file of frames (`events.frames`), only ever appended to. The first is the head
 
     {"format": 2, "plan": {what the losses depend on: its hash}}
 
-then {"choice": {the engine}}, and each later one a chunk: JSON, a line feed, and its quantities, float64
-little-endian (points, quantities). Another choice (memory was too small) voids the chunks before it: all
-losses of a landscape are the same engine's. A torn end is cut when the journal is opened; a damaged frame
-costs the chunk in it, which is evaluated again.
+then {"choice": {the engine, and where it computes}}, and each later one a chunk: JSON, a line feed, and its
+quantities, float64 little-endian (points, quantities). Another choice (memory was too small) voids the
+chunks before it: all losses of a landscape are the same engine's. A torn end is cut when the journal is
+opened; a damaged frame costs the chunk in it, which is evaluated again.
 """
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from distsummary.landscape.engines.plan import Chunk
 
 FORMAT = 2
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -119,6 +121,22 @@ class Journal:
         self._append({"choice": dict(choice)})
         self.choice = dict(choice)
         self.results.clear()
+
+    def enter_hardware(self, name: str) -> None:
+        """Enter where the chunks to come are computed; a warning where those before are another's."""
+        if self.choice is None:
+            return
+        before = self.choice.get("hardware", "")
+        if not self.results and before != name:
+            self.enter_choice(self.choice | {"hardware": name})
+        elif before and before != name:
+            _log.warning(
+                "%s was begun on %s and goes on with %s: losses may differ in the last bits; "
+                "resume=False begins anew",
+                self.path,
+                before,
+                name,
+            )
 
     def enter(self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0) -> None:
         """Enter a finished chunk: quantities float64 (points, quantities), by whom and in what time."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distsummary.errors import LandscapeError
+from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscape.directions.hessian import Hessian
 from distsummary.landscape.directions.planes import Prepared
 from distsummary.landscape.directions.recipe import Array, Weights
@@ -21,6 +21,16 @@ from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers.assemble import Evaluated, assemble, gather
+from distsummary.landscape.workers.failures import (
+    HESSIAN,
+    MEND,
+    OPENING,
+    PLANNING,
+    ChunkFailedError,
+    place,
+    raised,
+    told,
+)
 from distsummary.landscape.workers.journal import Journal
 from distsummary.landscape.workers.progress import Progress, ProgressCallback
 from distsummary.landscape.workers.refine import Mask, first_points, next_points
@@ -45,8 +55,8 @@ class Crew(Protocol):
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
         """Run a scheduler to its end.
 
-        Raises MemoryTooSmallError where the task needs a smaller engine, LandscapeError for what else a
-        worker raises.
+        Raises MemoryTooSmallError where the task needs a smaller engine, ChunkFailedError for what the
+        user's code raises.
         """
 
 
@@ -196,7 +206,7 @@ class _Drawing:
 
         def keep(worker: Hashable, chunk: Chunk, result: ChunkResult) -> None:
             if self._started is None:
-                self._started = time.monotonic() - result.seconds
+                self._begin(crew, result)
             if scheduler.done(worker, chunk, result.measured):
                 self._results[chunk] = scheduler.results[chunk]
                 self._fresh[str(worker)] += len(chunk)
@@ -204,11 +214,29 @@ class _Drawing:
                     self._journal.enter(chunk, result.measured, worker=str(worker), seconds=result.seconds)
             self._report(crew.seconds, total)
 
-        crew.run(scheduler, keep)
+        try:
+            crew.run(scheduler, keep)
+        except ChunkFailedError as failed:
+            raise self._failure(failed) from failed.cause
         for chunk in scheduler.abandoned:
             _log.warning("%s was given up: its workers died again and again; its losses are NaN", chunk)
             self._results[chunk] = scheduler.results[chunk]
         self._abandoned += scheduler.abandoned
+
+    def _begin(self, crew: Crew, first: ChunkResult) -> None:
+        self._started = time.monotonic() - first.seconds
+        if self._journal is not None and crew.facts is not None:
+            self._journal.enter_hardware(crew.facts.hardware)
+
+    def _failure(self, failed: ChunkFailedError) -> LandscapeError:
+        done = sum(map(len, self._results))
+        kept = f"the {done} points finished are lost; with output= they would be kept"
+        if self._journal is not None:
+            kept = f"the {done} points finished are kept in {self._journal.path}"
+        return LandscapeError(
+            f"{raised(failed.cause)} at {place(failed.chunk, self._task.planes)}; {MEND}, "
+            f"and call again ({kept})"
+        )
 
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
         """Of all points: how many refinement leaves out is known at its end."""
@@ -245,18 +273,22 @@ class Here:
 
     def plan(self, task: Task) -> EngineChoice:
         """See Workers."""
-        return plan_engine(task).choice
+        with told(PLANNING):
+            return plan_engine(task).choice
 
-    def hessian(self, *parts: Any, **options: Any) -> AbstractContextManager[Hessian]:
+    @contextmanager
+    def hessian(self, *parts: Any, **options: Any) -> Iterator[Hessian]:
         """See Workers."""
         from distsummary.landscape.engines.torch_hessian import TorchHessian
 
-        return TorchHessian(*parts, **options)
+        with told(HESSIAN), TorchHessian(*parts, **options) as hessian:
+            yield hessian
 
     @contextmanager
     def crew(self, task: Task) -> Iterator["_Alone"]:
         """See Workers."""
-        worker = LandscapeWorker(task)
+        with told(OPENING):
+            worker = LandscapeWorker(task)
         try:
             yield _Alone(worker)
         finally:
@@ -278,6 +310,14 @@ class _Alone:
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
         while (chunk := scheduler.next_chunk("here")) is not None:
-            result = self.worker.evaluate(chunk)
+            result = self._evaluate(chunk)
             self.spent += result.seconds
             keep("here", chunk, result)
+
+    def _evaluate(self, chunk: Chunk) -> ChunkResult:
+        try:
+            return self.worker.evaluate(chunk)
+        except DistSummaryError:
+            raise
+        except Exception as error:  # of any kind: it is the user's code
+            raise ChunkFailedError(chunk, error) from error

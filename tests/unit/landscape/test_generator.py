@@ -11,6 +11,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeErr
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.engines import numpy_engine
 from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.factory import load_factory
 from distsummary.landscape.generator import landscape
@@ -144,10 +145,59 @@ def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
             raise ZeroDivisionError("in the loss")
         return cross_entropy(model(batch[0]), batch[1])
 
-    with pytest.raises(ZeroDivisionError, match="in the loss"):
+    with pytest.raises(LandscapeError, match="in the loss"):
         draw(model=model, loss_fn=loss_fn)
     assert calls[-1] != before["d1.bias"][1]
     assert {name: (id(a), a.tobytes()) for name, a in model.parameters.items()} == before
+
+
+def raising_at(weight: float) -> Any:
+    """A loss that raises where the first weight is beyond a value."""
+
+    def loss_fn(model: Mlp, batch: Any) -> float:
+        if model.parameters["d1.weight"][0, 0] > weight:
+            raise ValueError("not positive definite.\nAt all.")
+        return cross_entropy(model(batch[0]), batch[1])
+
+    return loss_fn
+
+
+CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
+
+
+def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
+    with pytest.raises(LandscapeError) as failed:
+        draw(loss_fn=raising_at(CENTRE), around=None)
+    assert isinstance(failed.value.__cause__, ValueError)
+    assert str(failed.value) == (
+        "the model, loss_fn or a metric raised ValueError: not positive definite at y = -1, x = -1 to 1; "
+        "mend what raises, or return NaN there, and call again "
+        "(the 2 points finished are lost; with output= they would be kept)"
+    )
+
+
+def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(tmp_path: Path) -> None:
+    arguments = {"around": None, "output": tmp_path}
+    with pytest.raises(LandscapeError, match=r"the 2 points finished are kept in .*journal-"):
+        draw(loss_fn=raising_at(CENTRE), **arguments)
+    told: list[Progress] = []
+    grid = draw(loss_fn=raising_at(np.inf), **arguments, progress=told.append)
+    assert (told[-1].fresh, told[-1].done) == (25, 27)
+    assert grid.z.tobytes() == draw(around=None).z.tobytes()
+
+
+def test_a_landscape_that_goes_on_elsewhere_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = {"around": None, "output": tmp_path}
+    here = draw(around=None).hardware
+    with pytest.raises(LandscapeError, match="are kept"):
+        draw(loss_fn=raising_at(CENTRE), **arguments)
+    monkeypatch.setattr(numpy_engine, "processor", lambda: "another machine")
+    grid = draw(loss_fn=raising_at(np.inf), **arguments)
+    assert here != grid.hardware
+    [record] = [record for record in caplog.records if "last bits" in record.message]
+    assert f"was begun on {here} and goes on with {grid.hardware}" in record.message
 
 
 def test_a_function_of_model_and_batch_takes_batches_of_any_kind() -> None:

@@ -52,6 +52,30 @@ def test_a_journal_goes_on_where_it_stood(path: Path):
         assert len(journal.results) == 3
 
 
+def test_the_first_chunk_says_where_it_was_computed_and_others_elsewhere_are_warned_of(
+    path: Path, caplog: pytest.LogCaptureFixture
+):
+    with Journal(path, PLAN) as journal:
+        journal.enter_choice({"engine": "row", "hardware": ""})
+        journal.enter_hardware("H200")
+        journal.enter(chunk(0), measured(0))
+    with Journal(path, PLAN) as journal:
+        journal.enter_hardware("H200")
+        assert not caplog.records
+        journal.enter_hardware("B200")
+        assert "was begun on H200 and goes on with B200" in caplog.text
+        assert journal.choice == {"engine": "row", "hardware": "H200"}
+        assert len(journal.results) == 1
+
+
+def test_a_journal_without_hardware_goes_on_in_silence(path: Path, caplog: pytest.LogCaptureFixture):
+    fill(path, 2)
+    with Journal(path, PLAN) as journal:
+        journal.enter_hardware("H200")
+        assert len(journal.results) == 2
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("cut", [1, 7, 20, 60])
 def test_a_torn_end_costs_the_last_chunk_only(path: Path, cut: int):
     fill(path, 3)

@@ -1,0 +1,55 @@
+"""What is told when the user's model, loss function or metric raises: what, where, and how to go on."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from distsummary.errors import DistSummaryError, LandscapeError
+from distsummary.landscape.directions.planes import PlanePlan
+from distsummary.landscape.engines.plan import Chunk
+
+MEND = "mend what raises, or return NaN there"
+PLANNING = f"while engines were tried at points of the grid's first and last row; {MEND}"
+OPENING = "when its engine was opened; mend what raises"
+HESSIAN = "in a product with the Hessian; mend what raises"
+
+
+class ChunkFailedError(Exception):
+    """A crew tells its runner, which knows what is kept, that a worker raised `cause` at `chunk`."""
+
+    def __init__(self, chunk: Chunk, cause: Exception) -> None:
+        super().__init__(chunk, cause)
+        self.chunk, self.cause = chunk, cause
+
+
+@contextmanager
+def told(where: str, *passing: type[Exception]) -> Iterator[None]:
+    """Raise LandscapeError with the cause for what the user's code raises inside; our own errors pass too."""
+    pass_on: tuple[type[Exception], ...] = (DistSummaryError, *passing)
+    try:
+        yield
+    except pass_on:
+        raise
+    except Exception as error:  # of any kind: it is the user's code
+        raise LandscapeError(f"{raised(error)} {where}") from error
+
+
+def raised(error: Exception) -> str:
+    """Who raised what, in one line; the cause has the others."""
+    line = next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
+    return f"the model, loss_fn or a metric raised {type(error).__name__}{line and f': {line}'}"
+
+
+def place(chunk: Chunk, planes: Sequence[PlanePlan]) -> str:
+    """Where the points of a chunk lie: "y = 0.5, x = -1 to 0.2"."""
+    plane = planes[chunk.plane]
+    first, last = chunk.columns[0], chunk.columns[-1]
+    if chunk.kind == "grid":
+        found = f"y = {plane.y[chunk.row]:g}, x = {_span(f'{plane.x[first]:g}', f'{plane.x[last]:g}')}"
+    else:
+        what = {"path": "point", "checkpoint": "checkpoint"}[chunk.kind]
+        found = f"{what} {_span(str(first + 1), str(last + 1))} of the path"
+    return found if len(planes) == 1 else f"{found} of landscape {chunk.plane + 1} of {len(planes)}"
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"
