@@ -11,6 +11,7 @@ from torch import nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.quantities import MIN_ROWS
 from distsummary.landscape.engines.torch_engines import TorchEngine
 from distsummary.landscape.engines.torch_memory import exceeds_device, to_device
 from tests.frameworks.landscape_nets import (
@@ -273,6 +274,58 @@ def test_autocast_is_used_when_asked_for_and_only_then(precision: str) -> None:
     assert 1e-6 < error < 3e-2
     recorded = values_of(engine_at(net, batches, GRAPH, precision=precision))["loss"]
     np.testing.assert_allclose(recorded, rough, rtol=1e-2)
+
+
+@ENGINES
+@pytest.mark.parametrize("rows", [2, 8])
+def test_no_point_ends_with_fewer_rows_than_an_error_needs(choice: EngineChoice, rows: int) -> None:
+    net = make_net(Mlp)
+    found = values_of(engine_at(net, [net.batch(rows) for _ in range(30)], choice, tolerance=100.0))
+    np.testing.assert_array_equal(found["rows"], -(-MIN_ROWS // rows) * rows)
+
+
+NO_NUMBERS: dict[str, Any] = {
+    "nothing": lambda loss: None,
+    "text": lambda loss: "high",
+    "a tuple": lambda loss: (loss, loss, loss),
+    "complex": lambda loss: loss * 1j,
+}
+
+
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+@pytest.mark.parametrize("more", [{}, {"stderr": True}], ids=["loss", "rows"])
+def test_losses_and_metrics_that_are_no_numbers_are_refused(kind: str, more: Any) -> None:
+    net, change = make_net(Mlp), NO_NUMBERS[kind]
+    with pytest.raises(LandscapeError, match="loss_fn must return real numbers, got"):
+        engine_at(net, net.batches(), loss_fn=lambda o, t: change(CRITERION(o, t)), **more)
+    with pytest.raises(LandscapeError, match="metric 'worst' must return real numbers, got"):
+        engine_at(net, net.batches(), metrics={"worst": lambda o, t: change(o.mean())}, **more)
+
+
+def test_a_metric_of_several_numbers_is_refused_by_its_name() -> None:
+    net = make_net(Mlp)
+    with pytest.raises(LandscapeError, match=r"metric 'hits' must return one number .* got shape \(8,\)"):
+        engine_at(net, net.batches(), metrics={"hits": lambda o, t: o.argmax(1) == t})
+
+
+def test_losses_that_are_right_or_wrong_are_counted() -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+    found = values_of(engine_at(net, batches, loss_fn=lambda o, t: o.argmax(1) != t, stderr=True))
+    right = values_of(engine_at(net, batches, metrics={"accuracy": accuracy}))["accuracy"]
+    np.testing.assert_allclose(found["loss"], 1 - right, atol=1e-6)
+
+
+def test_labels_beyond_the_classes_and_losses_of_other_rows_are_refused() -> None:
+    net = make_net(Mlp)
+    with pytest.raises(LandscapeError, match=r"with classes=2 labels must be in \[0, 1\], got 2"):
+        engine_at(net, net.batches(), classes=2)
+
+    def halves(outputs: Any, labels: Any) -> Any:
+        return nn.functional.cross_entropy(outputs, labels, reduction="none")[::2]
+
+    with pytest.raises(LandscapeError, match="one loss for each row"):
+        engine_at(net, net.batches(), loss_fn=halves, classes=3)
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:

@@ -15,6 +15,7 @@ import pytest
 import ray
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
@@ -482,6 +483,19 @@ def test_a_landscape_along_the_hessian_has_its_products_from_workers_also_of_str
     here = draw(0, **(more | {"evaluation": None}))
     assert grid.z.tobytes() == here.z.tobytes()
     assert grid.eigenvalues == here.eigenvalues
+
+
+def test_a_loader_that_shuffles_gives_every_worker_the_same_data() -> None:
+    inputs, labels = (torch.cat(parts) for parts in zip(*batches(), strict=True))
+    data = TensorDataset(inputs, labels)
+    grids = [
+        draw(
+            workers, size=7, batches=DataLoader(data, batch_size=5, shuffle=True),
+            evaluation=Evaluation(streamed=True, tolerance=0.2),
+        )
+        for workers in (0, 2)
+    ]  # fmt: skip
+    assert grids[0].z.tobytes() == grids[1].z.tobytes()
 
 
 def test_a_killed_worker_of_the_hessian_is_replaced(tmp_path: Path) -> None:

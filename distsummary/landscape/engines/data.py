@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscape.directions.recipe import Array
 from distsummary.landscape.engines.quantities import BatchFacts, Evaluation
+from distsummary.landscape.engines.steady import refuse_unsteady, steady
 
 Data = Mapping[str, Iterable[Any]]
 
@@ -16,12 +18,16 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
     """(one data set, or several by name; whether they are streamed): lists, unless they are.
 
     `streamed` None: where a source that can be read again, such as a loader, takes more than `limit` bytes.
+    Raises InvalidValueError for a loader that would be streamed and gives other data each time.
     """
     named = _named(batches)
     if streamed is None:
         held = _held(named, limit)
         streamed, named = held is None, named if held is None else held
     found = data_sets(named, streamed=streamed)
+    if streamed:
+        for name, source in found.items():
+            refuse_unsteady(source, name)
     return (found if isinstance(batches, Mapping) else found[""]), streamed
 
 
@@ -34,7 +40,7 @@ def _held(named: Data, limit: int) -> dict[str, Iterable[Any]] | None:
             held[name] = source
             continue
         held[name] = read = []
-        for batch in source:
+        for batch in steady(source):
             read.append(batch)
             total += batch_bytes(batch)
             unread = max(0, length_hint(source) - len(read))
@@ -44,7 +50,7 @@ def _held(named: Data, limit: int) -> dict[str, Iterable[Any]] | None:
 
 
 def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -> dict[str, Iterable[Any]]:
-    """The data sets by name, "" for one without; lists, or if `streamed` what can be read again."""
+    """The data sets by name, "" for one without; lists, or if `streamed` what is the same when read again."""
     named = _named(batches)
     if not named:
         raise InvalidValueError("batches must hold at least one data set, got none")
@@ -55,7 +61,7 @@ def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -
                     f"streamed batches{f' of {name}' if name else ''} are read again and again: "
                     f"give a list or a loader, got {type(source).__name__}"
                 )
-        return named
+        return {name: steady(source) for name, source in named.items()}
     return {name: check_batches(source) for name, source in named.items()}
 
 
@@ -69,7 +75,7 @@ def check_batches(batches: Iterable[Any]) -> list[Any]:
         raise InvalidTypeError(
             f"batches must be iterable, got {batches!r}; give a list of batches or a loader"
         )
-    found = list(batches)
+    found = list(steady(batches))
     if not found:
         raise InvalidValueError("batches must hold at least one batch, got none")
     return found
@@ -110,11 +116,27 @@ def batch_facts(batch: Any, mode: str, evaluation: Evaluation) -> BatchFacts:
     rows = batch_rows(batch)
     if rows <= 0:
         raise LandscapeError("a batch holds no rows; give batches with data")
-    class_rows = np.zeros(evaluation.classes)
-    if evaluation.classes:
-        labels = np.asarray(batch_labels(batch)).reshape(-1)
-        class_rows += (labels[None] == np.arange(evaluation.classes)[:, None]).sum(axis=1)
+    class_rows = _class_rows(batch, rows, evaluation.classes) if evaluation.classes else np.zeros(0)
     return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows, class_rows=class_rows)
+
+
+def _class_rows(batch: Any, rows: int, classes: int) -> Array:
+    """How many rows each class has; raises LandscapeError for labels that are no classes."""
+    found = np.asarray(batch_labels(batch))
+    labels = found.reshape(-1)
+    if len(labels) != rows:
+        raise LandscapeError(
+            f"losses by class need one label for each of the {rows} rows of a batch, got shape "
+            f"{found.shape}; give the number of each row's class, or use classes=0"
+        )
+    outside = labels[~np.isin(labels, np.arange(classes))]
+    if len(outside):
+        raise LandscapeError(
+            f"with classes={classes} labels must be in [0, {classes - 1}], got {outside[0]}; "
+            "raise classes, or leave such rows out"
+        )
+    counts: Array = (labels[None] == np.arange(classes)[:, None]).sum(axis=1).astype(np.float64)
+    return counts
 
 
 def batch_labels(batch: Any) -> Any:

@@ -12,6 +12,9 @@ from distsummary.landscape.engines.data import Data, batch_facts, batch_labels, 
 from distsummary.landscape.engines.hardware import processor
 from distsummary.landscape.engines.quantities import Evaluation, Tally, quantity_names
 
+NO_NUMBERS = "cOSUMm"  # kinds of dtypes: complex, objects such as None, texts, times
+SHOWN = 60  # characters of a wrong value
+
 
 class NumpyEngine:
     """The reference the others are compared with; parameters are moved in place, in the dtype they have.
@@ -102,20 +105,20 @@ class NumpyEngine:
 
     def _reading(self, batch: Any) -> tuple[Array, bool]:
         loss, outputs, targets = self._loss(batch)
-        losses = np.asarray(loss, np.float64)
+        losses = _numbers("loss_fn", loss)
         has_rows = losses.ndim == 1 and self._evaluation.wants_rows
         if losses.ndim > 1:
             raise LandscapeError(loss_shape_error(losses.shape))
-        metrics = [float(metric(outputs, targets)) for metric in self._evaluation.metrics.values()]
+        metrics = [_metric(name, f(outputs, targets)) for name, f in self._evaluation.metrics.items()]
         squares = [float((losses**2).mean())] if has_rows else []
         return np.array([losses.mean(), *squares, *metrics, *self._class_sums(losses, batch)]), has_rows
 
     def _class_sums(self, losses: Array, batch: Any) -> Sequence[float]:
         if not self._evaluation.classes:
             return ()
-        if losses.ndim != 1:
+        labels = np.asarray(batch_labels(batch)).reshape(-1)
+        if losses.shape != labels.shape:
             raise LandscapeError(CLASSES_NEED_ROWS)
-        labels = np.asarray(batch_labels(batch))
         return [float(losses[labels == number].sum()) for number in range(self._evaluation.classes)]
 
     def close(self) -> None:
@@ -125,9 +128,44 @@ class NumpyEngine:
         self._originals = None
 
 
+def _metric(name: str, found: Any) -> float:
+    value = _numbers(f"metric {name!r}", found)
+    if value.size != 1:
+        raise LandscapeError(metric_shape_error(name, value.shape))
+    return float(value.reshape(()))
+
+
+def _numbers(what: str, found: Any) -> Array:
+    """What a function gave, float64."""
+    try:
+        values = np.asarray(found)
+        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # a loss and its parts are no rows
+            raise TypeError(f"of dtype {values.dtype}")
+        return values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise LandscapeError(no_number_error(what, found)) from error
+
+
 CLASSES_NEED_ROWS = (
     "losses by class need a loss_fn that returns one loss for each row of the batch (reduction='none')"
 )
+
+
+def no_number_error(what: str, found: object) -> str:
+    """What is said of a loss or metric that is nothing to draw."""
+    shown = " ".join(repr(found).split())
+    return (
+        f"{what} must return real numbers, got {shown[:SHOWN]} of type {type(found).__name__}; "
+        "return one for the batch, such as the mean over its rows"
+    )
+
+
+def metric_shape_error(name: str, shape: Sequence[int]) -> str:
+    """What is said of a metric that is several numbers, or none."""
+    return (
+        f"metric {name!r} must return one number for a batch, got shape {tuple(shape)}; "
+        "return the mean over the rows"
+    )
 
 
 def loss_shape_error(shape: Sequence[int]) -> str:

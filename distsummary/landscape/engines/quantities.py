@@ -10,6 +10,7 @@ Standard error of the loss, with m = sum w l / sum w:
 - from batches, where only means are: sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, B the batches.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ BN_MODES = ("eval", "batch", "recompute")
 PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
 REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
 MIN_BATCHES = 4  # before a standard error from batches is believed
+MIN_ROWS = 30  # before any is: that of a few rows may be near 0 by chance, and a point would end there
 LOSS, SQUARE = "loss", "loss^2"
 
 
@@ -35,11 +37,12 @@ class Evaluation:
         metrics: further numbers by name, `f(outputs, targets)`: the mean over a batch's rows. Where the loss
             function takes (model, batch) it must return (loss, outputs), and metrics get (outputs, batch).
         classes: also the mean loss of the rows of each class 0 .. classes-1, "loss[0]" and so on; targets
-            are labels then.
+            are labels then, all of these classes.
         stderr: also the standard error of the loss.
-        tolerance: stop adding batches to a point when its standard error is at most this; the order of the
-            batches is the same for all points, so they should be shuffled.
+        tolerance: stop adding batches to a point when its standard error is at most this, and 30 rows are in;
+            the order of the batches is the same for all points, so they should be shuffled.
         cap: stop after the first batch where the loss is above it or not finite; the point keeps that loss.
+            Any number; infinity stops what is not finite alone.
         bn_mode: of models with BN. "eval": running statistics; "batch": those of each batch; "recompute":
             running statistics made anew at every point from all batches of the first data set. "" is "eval",
             in mode "mindspore" its training mode.
@@ -47,7 +50,8 @@ class Evaluation:
             torch's autocast; "float64".
         streamed: read the batches once for each block of points instead of keeping them on the device. None:
             where they do not fit: a loader with more than a quarter of the host's memory, batches with more
-            than half of the GPU's.
+            than half of the GPU's. Loaders that shuffle or augment give the same data each time, see
+            `steady`.
     """
 
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -67,12 +71,17 @@ class Evaluation:
         if reserved := sorted(set(self.metrics) & {LOSS, SQUARE, "stderr", "rows"}):
             raise InvalidValueError(f"metrics must not be called {', '.join(reserved)}; choose other names")
         check_int("classes", self.classes, low=0)
+        check_type("stderr", self.stderr, bool)
         check_type("streamed", self.streamed, bool, optional=True)
         for name, number in (("tolerance", self.tolerance), ("cap", self.cap)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
                 raise InvalidTypeError(f"{name} must be a number, got {number!r}")
         if self.tolerance is not None and not self.tolerance > 0:
             raise InvalidValueError(f"tolerance must be > 0, got {self.tolerance!r}")
+        if self.cap is not None and not self.cap > -math.inf:
+            raise InvalidValueError(
+                f"cap must be a number or infinity, got {self.cap!r}, which ends every point; leave it out"
+            )
         check_choice("bn_mode", self.bn_mode, ("", *BN_MODES))
         check_choice("precision", self.precision, PRECISIONS)
         if self.bn_mode == "recompute" and (self.streamed or self.stops_early):
@@ -166,7 +175,8 @@ class Tally:
         if tolerance is None:
             return self._is_cut
         enough = 1 if self._has_rows else MIN_BATCHES
-        return self._is_cut | ((self._batches >= enough) & (self.stderr() <= tolerance))
+        is_known = (self._batches >= enough) & (self._rows >= MIN_ROWS)
+        return self._is_cut | (is_known & (self.stderr() <= tolerance))
 
     def stderr(self) -> Array:
         """The standard error of each point's loss so far, (points,); NaN before it can be known."""

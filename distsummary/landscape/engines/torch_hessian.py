@@ -19,7 +19,8 @@ from distsummary.landscape.directions.recipe import Array, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import unwrap
 from distsummary.landscape.engines.base import bind_loss
 from distsummary.landscape.engines.data import batch_rows
-from distsummary.landscape.engines.torch_memory import exceeds_device, to_device
+from distsummary.landscape.engines.steady import steady
+from distsummary.landscape.engines.torch_memory import exceeds_device, preserved, to_device
 
 _SEED = 0  # of dropout in training mode: the same noise in every product
 
@@ -58,7 +59,7 @@ class TorchHessian:
         check_fit("the plane", {name: centre[name] for name in names}, shapes)
         self._moved = [found[name] for name in names]
         place = self._moved[0].device
-        self._batches = batches
+        self._batches = steady(batches)
         if isinstance(batches, list) and not exceeds_device(batches, place):
             self._batches = [to_device(batch, place) for batch in batches]
         weights = [self._weight(batch) for batch in self._batches]
@@ -76,6 +77,7 @@ class TorchHessian:
         return 1 if self._is_training else batch_rows(batch)
 
     def _take_over(self, centre: Weights, device: torch.device) -> None:
+        self._restore.enter_context(preserved(self._model))
         if device.type == "cpu":
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from distsummary.errors import LandscapeError
 from distsummary.landscape.engines.base import bind_loss
 from distsummary.landscape.engines.data import batch_labels
-from distsummary.landscape.engines.numpy_engine import CLASSES_NEED_ROWS, loss_shape_error
+from distsummary.landscape.engines.numpy_engine import (
+    CLASSES_NEED_ROWS,
+    loss_shape_error,
+    metric_shape_error,
+    no_number_error,
+)
 from distsummary.landscape.engines.quantities import Evaluation
 
 SAME = 1e-4  # relative: a criterion's mean and the mean of its rows
@@ -23,7 +28,7 @@ class Measure:
     Every one is a number but the last, which is (classes,) where classes are asked for. Nothing is waited
     for.
 
-    Raises LandscapeError for a loss of another shape.
+    Raises LandscapeError for a loss or a metric that is no number.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
@@ -37,7 +42,7 @@ class Measure:
     def probe(self, batch: Any) -> None:
         """Find out with a batch whether the loss of each row is to be had; a criterion is asked for it."""
         if self._by_rows is not None:
-            rows, mean = (torch.as_tensor(loss(batch)[0]).double() for loss in (self._by_rows, self._loss))
+            rows, mean = (self._losses(loss(batch)[0]).double() for loss in (self._by_rows, self._loss))
             agree = bool((rows.mean() - mean.mean()).abs() <= SAME * mean.mean().abs())
             self.has_rows = rows.dim() == 1 and (agree or not bool(mean.isfinite().all()))
         if self._evaluation.classes and not self.has_rows:
@@ -54,23 +59,45 @@ class Measure:
     def _columns(self, batch: Any) -> tuple[Tensor, ...]:
         bound = self._by_rows if self.has_rows and self._by_rows is not None else self._loss
         found, outputs, targets = bound(batch)
-        losses = torch.as_tensor(found, device=self._device).detach()
-        if losses.dim() > 1:
-            raise LandscapeError(loss_shape_error(losses.shape))
+        losses = self._losses(found)
         columns = [losses.mean() if losses.dim() else losses]
         if self.has_rows:
             columns.append((losses * losses).mean())
-        for metric in self._evaluation.metrics.values():
-            columns.append(
-                torch.as_tensor(metric(outputs, targets), device=self._device).detach().reshape(())
-            )
+        for name, metric in self._evaluation.metrics.items():
+            columns.append(self._metric(name, metric(outputs, targets)))
         if self._evaluation.classes:
             columns.append(self._class_sums(losses, batch))
         return tuple(columns)
 
+    def _losses(self, found: Any) -> Tensor:
+        """What a loss function gave, real: one number or one for each row."""
+        losses = self._tensor("loss_fn", found)
+        if losses.dim() > 1:
+            raise LandscapeError(loss_shape_error(losses.shape))
+        return losses if losses.is_floating_point() else losses.double()
+
+    def _metric(self, name: str, found: Any) -> Tensor:
+        value = self._tensor(f"metric {name!r}", found)
+        if value.numel() != 1:
+            raise LandscapeError(metric_shape_error(name, value.shape))
+        return value.reshape(())
+
+    def _tensor(self, what: str, found: Any) -> Tensor:
+        try:
+            if isinstance(found, tuple):  # a loss and its parts, which are no rows
+                raise TypeError("several values")
+            value = found if isinstance(found, Tensor) else torch.as_tensor(found)
+        except (TypeError, ValueError, RuntimeError) as error:  # as_tensor's own, as it is given
+            raise LandscapeError(no_number_error(what, found)) from error
+        if value.is_complex():
+            raise LandscapeError(no_number_error(what, found))
+        return value.to(self._device).detach()
+
     def _class_sums(self, losses: Tensor, batch: Any) -> Tensor:
         numbers = torch.arange(self._evaluation.classes, device=self._device)
         members = torch.as_tensor(batch_labels(batch), device=self._device).reshape(1, -1) == numbers[:, None]
+        if len(losses) != members.shape[1]:
+            raise LandscapeError(CLASSES_NEED_ROWS)
         return members.to(losses.dtype) @ losses
 
 

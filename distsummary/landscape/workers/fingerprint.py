@@ -2,13 +2,16 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from operator import length_hint
 from typing import Any
 
 import numpy as np
 
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.parameters import own_state
+from distsummary.landscape.engines.steady import steady
 from distsummary.landscape.engines.worker import Task
+from distsummary.landscape.workers.meaning import Meaning, name_of
 
 DIGEST = 16  # bytes
 
@@ -16,16 +19,19 @@ DIGEST = 16  # bytes
 def fingerprint(task: Task, refine: float | None = None) -> dict[str, str]:
     """Name -> hash of each part of a task, and of the tolerance that says which points it evaluates.
 
-    Of the model its class and the names, dtypes and shapes of its values, of functions their names: a changed
-    forward() or criterion is not noticed. Of streamed data the first batch alone.
+    Of the model and of functions their code and what they hold, see `meaning`. Of streamed data the first
+    batch and the length alone. To be called before anything is evaluated: a model may count its calls.
     """
-    state = {name: (array.dtype.str, array.shape) for name, array in own_state(task.model).items()}
-    evaluation = task.evaluation
+    model, evaluation = task.model, task.evaluation
+    state = {name: (array.dtype.str, array.shape) for name, array in own_state(model).items()}
+    asked = {name: getattr(evaluation, name) for name in evaluation.__slots__ if name != "metrics"}
+    tensors = _tensors(task)
+    parts = tensors | _modules(model)
     return {
-        "model": _hash((type(task.model).__qualname__, state)),
-        "loss_fn": _hash(_name(task.loss_fn)),
+        "model": _hash((Meaning(tensors).of(model, whole=True), state)),
+        "loss_fn": _hash(Meaning(parts).of(task.loss_fn)),
         "data": _hash(_first(task.batches) if evaluation.streamed else task.batches),
-        "evaluation": _hash({name: getattr(evaluation, name) for name in evaluation.__slots__}),
+        "evaluation": _hash((asked, Meaning(parts).of(dict(evaluation.metrics)))),
         "mode": _hash(task.mode),
         "checkpoints": _hash([plane.states for plane in task.planes]),
         "directions": _hash([(plane.names, plane.recipe) for plane in task.planes]),
@@ -34,10 +40,25 @@ def fingerprint(task: Task, refine: float | None = None) -> dict[str, str]:
     }
 
 
+def _tensors(task: Task) -> dict[int, str]:
+    """The names of the model's tensors by their id, but for those whose values no checkpoint has."""
+    states = [state for plane in task.planes for state in plane.states]
+    tensors = framework_of(task.model).tensors(task.model)
+    return {id(tensor): name for name, tensor in tensors if all(name in state for state in states)}
+
+
+def _modules(model: Any) -> dict[int, str]:
+    """The names of a torch model's modules by their id: losses and metrics may hold them."""
+    if framework_of(model).name != "torch":
+        return {id(model): "model"}
+    return {id(part): f"module {name}" for name, part in model.named_modules()}
+
+
 def _first(batches: Any) -> Any:
+    """Of each data set the first batch, and how many there are if it tells."""
     if isinstance(batches, Mapping):
         return {name: _first(source) for name, source in batches.items()}
-    return next(iter(batches), None)
+    return next(iter(steady(batches)), None), length_hint(batches)
 
 
 def _hash(value: object) -> str:
@@ -70,7 +91,4 @@ def _feed(digest: Any, value: Any) -> None:
 
 def _name(value: Any) -> str:
     """What does not change from one process to the next: no address of an object."""
-    if isinstance(value, str | bytes | int | float | None):
-        return repr(value)
-    kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return repr(value) if isinstance(value, str | bytes | int | float | None) else name_of(value)

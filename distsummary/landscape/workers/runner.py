@@ -232,11 +232,12 @@ class _Drawing:
         done = sum(map(len, self._results))
         kept = f"the {done} points finished are lost; with output= they would be kept"
         if self._journal is not None:
-            kept = f"the {done} points finished are kept in {self._journal.path}"
-        return LandscapeError(
-            f"{raised(failed.cause)} at {place(failed.chunk, self._task.planes)}; {MEND}, "
-            f"and call again ({kept})"
-        )
+            kept = (
+                f"the {done} points finished are kept in {self._journal.path} for a call with the same code; "
+                "with other code it begins anew"
+            )
+        where = place(failed.chunk, self._task.planes)
+        return LandscapeError(f"{raised(failed.cause)} at {where}; {MEND} ({kept})")
 
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
         """Of all points: how many refinement leaves out is known at its end."""

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.landscape.engines.data import batch_bytes, read_data
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscape.engines.data import batch_bytes, batch_facts, read_data
 from distsummary.landscape.engines.hardware import host_bytes
+from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.steady import Steady
 
 BATCH_BYTES = 8 * 4 + 8
+COMPARED = 2  # first batches of a loader that is streamed
 
 
 def batch() -> Any:
@@ -44,14 +47,14 @@ def test_a_loader_is_held_where_it_fits_and_read_again_where_not() -> None:
     assert isinstance(held, list)
     assert (len(held), streamed) == (3, False)
     loader = Loader(30)
-    assert read_data(loader, streamed=None, limit=3 * BATCH_BYTES) == (loader, True)
-    assert loader.read == 4
+    assert read_data(loader, streamed=None, limit=3 * BATCH_BYTES) == (Steady(loader), True)
+    assert loader.read == 4 + COMPARED
 
 
 def test_a_length_tells_with_the_first_batch() -> None:
     loader = Sized(30)
-    assert read_data(loader, streamed=None, limit=29 * BATCH_BYTES) == (loader, True)
-    assert loader.read == 1
+    assert read_data(loader, streamed=None, limit=29 * BATCH_BYTES) == (Steady(loader), True)
+    assert loader.read == 1 + COMPARED
     assert read_data(Sized(30), streamed=None, limit=30 * BATCH_BYTES)[1] is False
 
 
@@ -65,7 +68,7 @@ def test_what_is_in_memory_already_or_cannot_be_read_again_is_held() -> None:
 def test_several_data_sets_are_held_or_streamed_together() -> None:
     small, large = Loader(1), Sized(50)
     data, streamed = read_data({"a": small, "b": large}, streamed=None, limit=9 * BATCH_BYTES)
-    assert (data, streamed) == ({"a": small, "b": large}, True)
+    assert (data, streamed) == ({"a": Steady(small), "b": Steady(large)}, True)
     data, streamed = read_data({"a": small, "b": [batch()]}, streamed=None, limit=9 * BATCH_BYTES)
     assert not streamed
     assert [len(batches) for batches in data.values()] == [1, 1]
@@ -73,7 +76,7 @@ def test_several_data_sets_are_held_or_streamed_together() -> None:
 
 def test_what_is_asked_for_is_done() -> None:
     loader = Loader(2)
-    assert read_data(loader, streamed=True, limit=10**9) == (loader, True)
+    assert read_data(loader, streamed=True, limit=10**9) == (Steady(loader), True)
     held, streamed = read_data(loader, streamed=False, limit=1)
     assert (len(held), streamed) == (2, False)
 
@@ -84,6 +87,37 @@ def test_data_that_is_none_is_refused() -> None:
             read_data(batches, streamed=None, limit=1)
     with pytest.raises(InvalidTypeError, match="must be iterable, got 3"):
         read_data(3, streamed=None, limit=1)  # type: ignore[arg-type]
+
+
+def test_a_loader_that_changes_is_refused_by_the_name_of_its_data_set() -> None:
+    class Changing(Loader):
+        def __iter__(self) -> Iterator[Any]:
+            self.read += 1
+            yield np.full(4, self.read)
+
+    with pytest.raises(InvalidValueError, match="streamed batches of b must be the same each time"):
+        read_data({"a": Loader(1), "b": Changing(1)}, streamed=True, limit=1)
+    assert read_data(Changing(1), streamed=False, limit=1)[1] is False  # it is read once
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 2, 1], r"with classes=2 labels must be in \[0, 1\], got 2"),
+        ([0, -100, 1], r"got -100"),
+        ([0.0, 0.5, 1.0], r"got 0\.5"),
+        ([0, 1], r"one label for each of the 3 rows of a batch, got shape \(2,\)"),
+        ([[1, 0], [0, 1], [1, 0]], r"got shape \(3, 2\)"),
+    ],
+)
+def test_labels_that_are_no_classes_are_named(labels: list[Any], message: str) -> None:
+    with pytest.raises(LandscapeError, match=message):
+        batch_facts((np.zeros((3, 2)), np.array(labels)), "standard", Evaluation(classes=2))
+
+
+def test_labels_in_a_column_are_counted() -> None:
+    facts = batch_facts((np.zeros((3, 2)), np.array([[0], [1], [1]])), "standard", Evaluation(classes=2))
+    np.testing.assert_array_equal(facts.class_rows, [1, 2])
 
 
 def test_the_memory_is_the_hosts_or_the_containers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -151,15 +151,19 @@ def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
     assert {name: (id(a), a.tobytes()) for name, a in model.parameters.items()} == before
 
 
+LIMIT: list[float] = []  # a global, which the journal does not know: the code stays the same
+
+
 def raising_at(weight: float) -> Any:
     """A loss that raises where the first weight is beyond a value."""
+    LIMIT[:] = [weight]
+    return _raising
 
-    def loss_fn(model: Mlp, batch: Any) -> float:
-        if model.parameters["d1.weight"][0, 0] > weight:
-            raise ValueError("not positive definite.\nAt all.")
-        return cross_entropy(model(batch[0]), batch[1])
 
-    return loss_fn
+def _raising(model: Mlp, batch: Any) -> float:
+    if model.parameters["d1.weight"][0, 0] > LIMIT[0]:
+        raise ValueError("not positive definite.\nAt all.")
+    return cross_entropy(model(batch[0]), batch[1])
 
 
 CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
@@ -171,7 +175,7 @@ def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
     assert isinstance(failed.value.__cause__, ValueError)
     assert str(failed.value) == (
         "the model, loss_fn or a metric raised ValueError: not positive definite at y = -1, x = -1 to 1; "
-        "mend what raises, or return NaN there, and call again "
+        "mend what raises, or return NaN there "
         "(the 2 points finished are lost; with output= they would be kept)"
     )
 

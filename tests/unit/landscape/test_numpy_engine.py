@@ -72,6 +72,27 @@ def test_means_are_enough_for_the_loss_but_not_for_classes() -> None:
         opened(lambda logits, _: logits).row_values(0.0, np.array([0.0]))
 
 
+@pytest.mark.parametrize("wrong", [None, "high", 1j, [None], (1.0, 2.0, 3.0), np.array([1j] * 8)])
+def test_losses_and_metrics_that_are_no_numbers_are_refused(wrong: Any) -> None:
+    with pytest.raises(LandscapeError, match="loss_fn must return real numbers, got"):
+        opened(lambda *_: wrong)
+    with pytest.raises(LandscapeError, match="metric 'worst' must return real numbers, got"):
+        opened(metrics={"worst": lambda *_: wrong})
+
+
+def test_a_metric_of_several_numbers_is_refused_by_its_name() -> None:
+    with pytest.raises(LandscapeError, match=r"metric 'hits' must return one number .* got shape \(8,\)"):
+        opened(metrics={"hits": lambda logits, labels: logits.argmax(axis=1) == labels})
+    opened(metrics={"hits": lambda logits, labels: np.array([0.5])}).close()
+
+
+def test_labels_beyond_the_classes_and_losses_of_other_rows_are_refused() -> None:
+    with pytest.raises(LandscapeError, match=r"with classes=2 labels must be in \[0, 1\], got 2"):
+        opened(classes=2)
+    with pytest.raises(LandscapeError, match="one loss for each row"):
+        opened(lambda logits, labels: row_losses(logits, labels)[::2], classes=3)
+
+
 def test_what_only_torch_models_have_is_refused() -> None:
     for field, value in (("precision", "bf16"), ("bn_mode", "batch")):
         with pytest.raises(InvalidValueError, match="are for torch models"):

@@ -6,6 +6,7 @@ import pytest
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscape.engines.quantities import (
     MIN_BATCHES,
+    MIN_ROWS,
     BatchFacts,
     Evaluation,
     Tally,
@@ -84,10 +85,22 @@ def stopped(evaluation: Evaluation, batches: list[list[float]], has_rows: bool) 
 
 def test_a_point_stops_when_its_error_is_small_enough() -> None:
     batches = [[1.0, 0.01]] * 5
-    loss, error, rows = stopped(Evaluation(tolerance=0.2), batches, has_rows=True).values().T
-    np.testing.assert_array_equal(rows, [32, 16])  # the errors after one batch are 0.26 and 0.0026
-    assert (error <= 0.2).all()
+    loss, error, rows = stopped(Evaluation(tolerance=0.15), batches, has_rows=True).values().T
+    np.testing.assert_array_equal(rows, [48, 32])  # the errors after two batches are 0.18 and 0.0018
+    assert (error <= 0.15).all()
     np.testing.assert_allclose(loss, [1.0, 0.01])
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 7, 29, 30])
+def test_no_point_ends_with_fewer_rows_than_an_error_needs(rows: int, has_rows: bool) -> None:
+    tally = Tally(Evaluation(tolerance=1.0), 1, has_rows=has_rows)
+    taken = 0
+    while len(tally.active):
+        tally.add(HERE, np.array([[0.5, 0.25][: 1 + has_rows]]), facts(rows))  # an error of 0
+        taken += rows
+    assert taken >= MIN_ROWS
+    assert taken < MIN_ROWS + rows or taken == MIN_BATCHES * rows
 
 
 def test_batches_must_be_several_before_their_spread_is_believed() -> None:
@@ -121,6 +134,10 @@ def test_without_a_rule_every_point_takes_every_batch() -> None:
         ("tolerance", float("nan"), InvalidValueError),
         ("tolerance", "small", InvalidTypeError),
         ("cap", True, InvalidTypeError),
+        ("cap", "3", InvalidTypeError),
+        ("cap", float("nan"), InvalidValueError),
+        ("cap", -np.inf, InvalidValueError),
+        ("stderr", "yes", InvalidTypeError),
         ("bn_mode", "train", InvalidValueError),
         ("precision", "int8", InvalidValueError),
         ("metrics", {"accuracy": 3}, InvalidTypeError),

@@ -1,0 +1,88 @@
+"""The hashes that a journal is known by are those of the next process, too."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PARTS = """
+import functools
+import random
+
+import numpy as np
+
+NAMES = {"one", "two", "three", "four"}
+
+
+class Model:
+    scale, kinds = 2, ("a", "b")
+
+    def __init__(self):
+        self.parameters = {"w": np.ones(3)}
+        self.names, self.function, self.object = set(NAMES), np.tanh, object()
+
+    def __call__(self, x):
+        return self.helper(x) if self.scale in {"one", "two", "three", 2} else None
+
+    def helper(self, x):
+        return np.tanh(x * self.parameters["w"])
+
+
+class Loader:
+    def __iter__(self):
+        for _ in range(3):
+            yield np.array([[random.random(), np.random.normal(), 1.0]]), np.zeros((1, 3))
+
+    def __len__(self):
+        return 3
+
+
+def scaled(scale, outputs, targets):
+    return float(scale * (outputs - targets).mean())
+
+
+def closing(held):
+    return lambda outputs, targets: held(outputs, targets)
+
+
+loss_fn, metrics = closing(functools.partial(scaled, 2.0)), {"a": closing(closing(scaled))}
+"""
+
+SHOW = """
+import numpy as np
+from distsummary.landscape.directions.planes import PlanePlan
+from distsummary.landscape.directions.recipe import RandomDirections
+from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.worker import Task
+from distsummary.landscape.workers.fingerprint import fingerprint
+import parts
+
+model = parts.Model()
+plane = PlanePlan(
+    states=[dict(model.parameters)], names=("w",), recipe=RandomDirections(names=("w",), seed=7),
+    x=np.linspace(-1, 1, 3), y=np.linspace(-1, 1, 3), points=np.zeros((1, 2)),
+)
+print(fingerprint(Task(
+    model=model, loss_fn=parts.loss_fn, batches=parts.Loader(), planes=[plane],
+    evaluation=Evaluation(metrics=parts.metrics, streamed=True),
+)))
+"""
+
+
+def shown(folder: Path, seed: int) -> str:
+    """What a fresh interpreter that hashes texts in its own way prints."""
+    environment = {"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join([str(folder), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+def test_hashes_are_the_same_in_another_process_and_place(tmp_path: Path) -> None:
+    folders = [tmp_path / "here", tmp_path / "there"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "parts.py").write_text("\n" * number + PARTS)
+    first = shown(folders[0], 1)
+    assert "loss_fn" in first
+    assert first == shown(folders[0], 2)  # from compiled code now
+    assert first == shown(folders[1], 3)
