@@ -63,6 +63,8 @@ def init(
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
+    if watch is None and topology.rank == 0:  # who keeps what is whole on all ranks
+        refuse_unwatched(collector_options)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
         refuse_foreign_files(merged)  # now, not after the training
@@ -81,6 +83,17 @@ def init(
         initial_step=initial_step,
         initial_epoch=initial_epoch,
     )
+
+
+def refuse_unwatched(collector_options: Mapping[str, Any]) -> None:
+    """Raise InvalidValueError where checkpoints or sketches are asked for of a model that nobody gives."""
+    specified = collector_options.get("collect_specified_data")
+    given = specified.get("collect_landscape") if isinstance(specified, Mapping) else None
+    if collector_options.get("collect_landscape") or given:
+        raise InvalidValueError(
+            "collect_landscape keeps checkpoints or sketches of the model that is watched, got watch=None; "
+            "give the model: ds.init(..., watch=model), or leave collect_landscape out"
+        )
 
 
 def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:

@@ -28,7 +28,7 @@ from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.words import doubts
 from distsummary.landscape.output.write import write_landscapes
-from distsummary.landscape.request import check_directions, check_numbers, choose_engine
+from distsummary.landscape.request import check_directions, check_numbers, choose_engine, refuse_unused
 from distsummary.landscape.workers.fingerprint import fingerprint
 from distsummary.landscape.workers.journal import Journal
 from distsummary.landscape.workers.progress import ProgressCallback, open_teller
@@ -81,7 +81,9 @@ def landscape(
     on equal hardware, for any number of workers.
 
     Args:
-        model: a torch module or a numpy model (`frameworks.numpy`); its values matter only without `around`.
+        model: a torch module or a numpy model (`frameworks.numpy`). With `around` or `runs` its own values
+            count only where the checkpoints have none: buffers that they lack, such as running statistics,
+            and what stays in a subspace.
         loss_fn: a criterion `loss_fn(model(inputs), targets)` for batches (inputs, targets); or, if its first
             parameter is called `model`, `loss_fn(model, batch)` for batches of any kind. It returns the mean
             over the batch; batches count by their rows.
@@ -150,12 +152,13 @@ def landscape(
     """
     check_numbers(
         size=size, seed=seed, mode=mode, normalization=normalization, centring=centring, workers=workers,
-        gpus_per_worker=gpus_per_worker, refine=refine,
+        gpus_per_worker=gpus_per_worker, refine=refine, unit=unit, step_per_epoch=step_per_epoch,
     )  # fmt: skip
     check_type("evaluation", evaluation, Evaluation, optional=True)
     check_type("resume", resume, bool)
     choice = choose_engine(model, engine, memory)
     request = check_directions(model, directions, around, runs, mode)
+    refuse_unused(request, normalization=normalization, centring=centring)
     evaluation, tell = evaluation or Evaluation(), open_teller(progress)
     source = open_source(model, around, unit, step_per_epoch) if runs is None else None
     sources = [source] if source is not None else open_runs(model, runs or [])
@@ -169,6 +172,8 @@ def landscape(
         unit=unit or sources[0].unit,
         step_per_epoch=sources[0].step_per_epoch if step_per_epoch is None else step_per_epoch,
         filter_axes=moved.filter_axes,
+        parameters=moved.patterns,
+        bn_mode=evaluation.bn_mode,
     )
     data, evaluation = _data(batches, evaluation, mode, sources[0])
     with _workers(workers, gpus_per_worker) as crew:

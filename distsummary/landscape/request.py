@@ -1,9 +1,10 @@
 """What may be asked of `landscape`: arguments out of their range raise; pure."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE
+from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE, UNITS
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
@@ -27,6 +28,8 @@ def check_numbers(
     workers: int | str,
     gpus_per_worker: float | None,
     refine: float | None,
+    unit: str | None,
+    step_per_epoch: int | None,
 ) -> None:
     """Raise for an argument out of its range."""
     check_int("size", size, low=MIN_SIZE, high=MAX_SIZE)
@@ -36,6 +39,9 @@ def check_numbers(
         check_choice("normalization", normalization, NORMALIZATIONS)
     if centring is not None:
         check_choice("centring", centring, CENTRINGS)
+    if unit is not None:
+        check_choice("unit", unit, UNITS)
+    check_int("step_per_epoch", step_per_epoch, low=1, optional=True)
     if workers != "auto":
         check_int("workers (or 'auto')", workers, low=0)
     if gpus_per_worker is not None:
@@ -52,7 +58,7 @@ def _check_share(field: str, share: object) -> None:
     """GPUs of a worker as Ray gives them: a part of one, or whole ones."""
     if isinstance(share, bool) or not isinstance(share, int | float):
         raise InvalidTypeError(f"{field} must be a number, got {share!r}")
-    if not share >= 0 or (share > 1 and share != int(share)):
+    if not 0 <= share < math.inf or (share > 1 and share != int(share)):
         raise InvalidValueError(f"{field} must be in [0, 1] or a whole number, got {share!r}")
 
 
@@ -85,14 +91,10 @@ def check_directions(
     """The directions asked for, as a list; raises for those that cannot be had of what is given."""
     if directions is None:
         directions = "random" if runs is None and is_single(around) else "pca"
-    asked = [directions] if isinstance(directions, str | Directions) else list(directions)
-    if not asked:
-        raise InvalidValueError(f"directions must name at least one of {DIRECTIONS}, got none")
+    asked = _listed(directions)
     for direction in asked:
-        if not isinstance(direction, Directions):
-            check_choice("directions", direction, DIRECTIONS)
         if runs is not None:
-            check_choice("directions with runs=", direction, OF_RUNS)
+            _check_of_runs(direction)
         elif direction in OF_RUNS and is_single(around):
             raise InvalidValueError(
                 f"directions={direction!r} needs around= with a run or trajectory, or runs=; "
@@ -104,3 +106,40 @@ def check_directions(
         other = "around=" if around is not None else "mode='mindspore'"
         raise InvalidValueError(f"runs= cannot be had together with {other}; leave one of them out")
     return asked
+
+
+def _listed(directions: Direction | Sequence[Direction]) -> list[Direction]:
+    """The directions as a list, each name once; raises for what is none."""
+    check_type("directions", directions, (str, Directions, Sequence))
+    listed = [directions] if isinstance(directions, str | Directions) else list(directions)
+    if not listed:
+        raise InvalidValueError(f"directions must name at least one of {DIRECTIONS}, got none")
+    asked: list[Direction] = []
+    for direction in listed:
+        if not isinstance(direction, Directions):
+            check_choice("directions", direction, DIRECTIONS)
+        if isinstance(direction, Directions) or direction not in asked:
+            asked.append(direction)
+    return asked
+
+
+def _check_of_runs(direction: Direction) -> None:
+    if isinstance(direction, Directions):  # whose arrays are no text to show
+        raise InvalidValueError(
+            f"directions with runs= must be one of {sorted(OF_RUNS)}, got Directions of your own; "
+            "use around= with one checkpoint for them"
+        )
+    check_choice("directions with runs=", direction, OF_RUNS)
+
+
+def refuse_unused(
+    directions: Sequence[Direction], *, normalization: str | None, centring: str | None
+) -> None:
+    """Raise InvalidValueError for an argument that none of the directions takes."""
+    if normalization is not None and all(direction == "line" for direction in directions):
+        raise InvalidValueError(
+            "normalization= has no meaning for directions='line', which leads from one end to the other; "
+            "leave it out"
+        )
+    if centring is not None and "pca" not in directions:
+        raise InvalidValueError("centring= is that of directions='pca' alone; leave it out or ask for 'pca'")

@@ -1,5 +1,6 @@
 """What torch modules tell of their parameters: filter axes, tied names, subspaces of checkpoints."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import torch
 from torch import nn
 
 from distsummary.checkpoints.safetensors import write_safetensors
-from distsummary.errors import InvalidValueError
+from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.parameters import moving
-from distsummary.landscape.directions.recipe import RandomDirections
+from distsummary.landscape.directions.recipe import Directions, RandomDirections
 from distsummary.landscape.directions.torch_parameters import filter_axes, tied_names
+from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.torch_memory import Loan, portable
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 
@@ -154,3 +157,121 @@ def test_a_direction_may_name_a_tied_parameter_by_its_second_name() -> None:
     ]
     assert grids[0].z.tobytes() == grids[1].z.tobytes()
     assert grids[0].kind == "given"
+
+
+def shared() -> Language:
+    """Tied by its memory: two parameters that look at one storage."""
+    model = language()
+    model.head.weight = nn.Parameter(model.embed.weight.data)
+    return model
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"engine": "row"},
+        {"engine": "naive"},
+        {"engine": "graph"},
+        {"engine": "graph x3"},
+        {"memory": "inference"},
+        {"directions": "hessian", "engine": "row"},
+    ],
+)
+def test_parameters_that_share_memory_move_as_one(more: dict[str, Any]) -> None:
+    model = shared()
+    embed, head = model.embed.weight, model.head.weight
+    assert embed is not head
+    assert tied_names(model) == {"head.weight": "embed.weight"}
+    grid = draw(model, **more)
+    assert grid.z.tobytes() == draw(language(), **more).z.tobytes()
+    assert model.embed.weight is embed
+    assert model.head.weight is head
+    assert embed.data_ptr() == head.data_ptr()
+
+
+def test_views_of_other_parts_or_shapes_are_parameters_of_their_own() -> None:
+    whole = torch.randn(4, 4)
+    model = nn.ParameterDict({"all": whole, "part": whole[:2], "turned": whole.t(), "again": whole[:]})
+    assert tied_names(model) == {"all": "again"}  # the dict is sorted
+    empty = nn.ParameterDict({"a": torch.empty(0, 3), "b": torch.empty(0, 3)})
+    meta = nn.ParameterDict({"a": torch.empty(3, device="meta"), "b": torch.empty(3, device="meta")})
+    assert tied_names(empty) == tied_names(meta) == {}
+
+
+def test_shared_memory_reaches_another_process_as_one_parameter() -> None:
+    model = shared()
+    sent, _ = pickle.loads(pickle.dumps(portable(model, batches())))
+    assert sent.head.weight is sent.embed.weight
+    assert model.head.weight is not model.embed.weight
+    assert portable(language(), [])[0].head.weight is not None
+    plain = nn.Linear(2, 2)
+    assert portable(plain, [])[0] is plain  # nothing is copied that need not be
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_scripted_model_that_shares_memory_is_refused_with_the_remedy() -> None:
+    plain = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    plain[1].weight = nn.Parameter(plain[0].weight.data)
+    with pytest.raises(InvalidValueError, match=r"0\.weight and 1\.weight of a scripted .* one parameter"):
+        landscape(torch.jit.script(plain), nn.MSELoss(), [(torch.ones(2, 3),) * 2], size=3, progress=False)
+
+
+class Normed(nn.Module):
+    """With BatchNorm, so that there is something that counts and does not move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm, self.out = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.layer(x)))
+
+
+def draw_normed(model: nn.Module, **more: Any) -> Any:
+    data = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    return landscape(model, nn.MSELoss(), [(data, data[:, :1])], size=3, progress=False, **more)
+
+
+@pytest.mark.parametrize("directions", ["random", "hessian"])
+def test_running_statistics_that_are_nan_are_told_by_name(directions: str) -> None:
+    model = Normed()
+    model.norm.running_var[1] = float("nan")
+    with pytest.raises(LandscapeError, match=r"norm\.running_var of the centre holds NaN.*recompute"):
+        draw_normed(model, directions=directions)
+    for bn_mode in ("batch", "recompute"):
+        assert np.isfinite(draw_normed(model, evaluation=Evaluation(bn_mode=bn_mode)).z).all()
+    state = {n: t for n, t in Normed().state_dict().items() if "running" not in n}
+    with pytest.raises(LandscapeError, match=r"running_var of the model, where the checkpoint has none,"):
+        draw_normed(model, around=state, directions=directions)
+
+
+def test_a_buffer_of_another_shape_is_told_by_name() -> None:
+    for shape in (3, 1):
+        state = Normed().state_dict() | {"norm.running_mean": torch.zeros(shape)}
+        with pytest.raises(InvalidValueError, match=rf"norm\.running_mean of shape \({shape},\), the model"):
+            draw_normed(Normed(), around=state)
+    loan = Loan(Normed(), [])
+    with pytest.raises(InvalidValueError, match=r"norm\.running_mean of shape \(1,\)"):
+        loan.place({"norm.running_mean": np.zeros(1)})
+    loan.give_back()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_rounding_of_a_half_model_is_its_own_with_checkpoints_of_float32(dtype: torch.dtype) -> None:
+    model, data = nn.Linear(3, 1).to(dtype), torch.ones(4, 3, dtype=dtype)
+    state = {name: t.float() for name, t in model.state_dict().items()}
+    along = {"weight": np.full((1, 3), 1e-5)}
+    grid = landscape(
+        model, nn.MSELoss(), [(data, data[:, :1])], around=state, size=3, progress=False, workers=0,
+        directions=Directions(x=along, y=along), normalization="none",
+    )  # fmt: skip
+    assert isinstance(grid, LossGrid)
+    assert grid.rounding == {"x": 1.0, "y": 1.0}
+    assert len(np.unique(grid.z)) == 1
+
+
+def test_integers_stay_in_mindspores_mode() -> None:
+    model = Normed()
+    model.register_buffer("relative_bias_index", torch.arange(4))
+    assert np.ptp(draw_normed(model, mode="mindspore").z) > 0

@@ -263,3 +263,57 @@ def test_the_filter_axis_reaches_the_directions() -> None:
     assert isinstance(turned, LossGrid)
     assert plain.z[1, 1] == turned.z[1, 1]
     assert plain.z[0, 0] != turned.z[0, 0]
+
+
+@pytest.mark.parametrize("directions", ["pca", "line", "triangle", "random"])
+def test_a_value_that_stays_and_is_nan_is_told_by_name(tmp_path: Path, directions: str) -> None:
+    run, states = RunDir(tmp_path / "run").create(), walk(3)
+    states[-1]["d2.bias"][1] = np.nan
+    save_path(run, states, [[1, 2, 3]])
+    with pytest.raises(
+        LandscapeError, match=r"checkpoint 3: d2\.bias of the centre holds NaN.*does not move"
+    ):
+        draw(around=run, directions=directions, parameters="d1")
+
+
+@pytest.mark.parametrize("directions", ["pca", "line", "triangle"])
+def test_a_checkpoint_of_a_path_that_is_not_finite_is_told_by_its_number(
+    tmp_path: Path, directions: str
+) -> None:
+    run, states = RunDir(tmp_path / "run").create(), walk(3)
+    states[0]["d1.weight"][1, 1] = np.inf
+    save_path(run, states, [[1, 2, 3]])
+    with pytest.raises(LandscapeError, match=r"(checkpoint|step) 1 holds NaN or Inf in d1\.weight; .*runs="):
+        draw(around=run, directions=directions)
+    files = [run.ckpt_dir / f"Mlp_{number}_step.ckpt" for number in (1, 2, 3)]
+    with pytest.raises(LandscapeError, match="Mlp_1_step holds NaN or Inf"):
+        draw(around=None, runs=files, directions=directions if directions != "line" else "pca")
+
+
+def test_files_of_torch_save_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    for name in ("model.pt", "model.pth", "pytorch_model.bin"):
+        with pytest.raises(InvalidValueError, match=r"torch\.save are not read here.*weights_only=True"):
+            draw(around=tmp_path / name)
+    assert draw(around=make_run(tmp_path / "run.pt", 1), size=3).kind == "pca"
+
+
+def test_directions_without_real_numbers_are_refused() -> None:
+    for value in (np.ones(3, complex), ["a", "b", "c"]):
+        wrong = Directions(x={"d2.bias": value}, y={"d2.bias": np.ones(3)})  # type: ignore[dict-item]
+        with pytest.raises(InvalidTypeError, match=r"the x direction of d2\.bias is .*; give real numbers"):
+            draw(around=None, directions=wrong, normalization="none")
+
+
+def test_runs_that_are_none_are_told_without_their_arrays() -> None:
+    with pytest.raises(InvalidValueError, match=r"at least two runs.*got 1; use around=") as refused:
+        draw(around=None, runs=[start_of(1)])
+    assert "array" not in str(refused.value)
+
+
+def test_the_rounding_is_that_of_the_models_dtype() -> None:
+    state = {name: array.astype(np.float64) for name, array in start_of(1).items()}
+    tiny = {name: np.full(array.shape, 1e-9) for name, array in state.items()}
+    asked = {"around": state, "directions": Directions(x=tiny, y=tiny), "normalization": "none", "size": 3}
+    assert draw(**asked).rounding["x"] > 0.9
+    model = Mlp(np.float64)
+    assert draw(model=model, **asked).rounding["x"] == 0

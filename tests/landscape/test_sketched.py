@@ -175,3 +175,23 @@ def test_steps_are_not_shown_where_sketches_are_not_of_what_moves(
     with caplog.at_level(logging.WARNING):
         assert draw(around=run).steps == ()
     assert "the steps between checkpoints are not shown" in caplog.text
+
+
+def test_steps_that_diverged_are_left_out_of_the_path_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = descent(8)
+    for state in states[6:]:
+        state["w"][0, 0] = np.nan
+    with caplog.at_level(logging.WARNING):
+        path = sketched_path(write_sketches(tmp_path, states))
+    assert (path.steps, path.diverged) == ((1, 2, 3, 4, 5, 6), (7, 8))
+    assert "2 of 8 steps, the first 7, are left out" in caplog.text
+
+
+def test_sketches_that_are_not_finite_are_told_where_too_few_are_left(tmp_path: Path) -> None:
+    states = descent(5)
+    for state in states[1:]:
+        state["b"][0] = np.inf
+    with pytest.raises(LandscapeError, match=r"3 finite sketches, got 1; from step 2 on 4 hold NaN or Inf"):
+        sketched_path(write_sketches(tmp_path, states))

@@ -94,3 +94,16 @@ def test_one_callback_is_enough_and_a_second_collector_is_refused(nasty_tmp_path
 def test_a_mesh_that_is_none_is_refused_with_its_axis(nasty_tmp_path: Path, place: Any) -> None:
     with pytest.raises(InvalidValueError, match=r"mesh\['dp'\] must be \(coordinate"):
         ds.init(nasty_tmp_path, mesh={"dp": place})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"collect_landscape": {"sketch": 1}},
+        {"collect_specified_data": {"collect_landscape": {"intervals": [[1, 2, 3]]}}},
+    ],
+)
+def test_a_landscape_of_a_model_that_nobody_gives_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValueError, match=r"got watch=None; give the model: ds\.init"):
+        ds.init(tmp_path, **asked)
+    ds.init(tmp_path, rank=1, world_size=2, **asked).close()  # rank 0 keeps what all have

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.checkpoints.mapped import StoredState
+from distsummary.landscape.directions.rows import InRows, rows_of
 
 Array = NDArray[Any]
 
@@ -37,8 +38,8 @@ def displacements(
 
 
 def shape_of(state: Mapping[str, Array], name: str) -> tuple[int, ...]:
-    """The shape of a parameter, without reading it where it lies in a file."""
-    return state.shape(name) if isinstance(state, StoredState) else np.shape(state[name])
+    """The shape of a parameter, without reading it where it lies in a file or on a device."""
+    return rows_of(state, name).shape if isinstance(state, StoredState | InRows) else np.shape(state[name])
 
 
 def _reader(state: Mapping[str, Array], name: str) -> Callable[[int, int], Array]:

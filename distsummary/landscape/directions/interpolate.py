@@ -13,18 +13,19 @@ import numpy as np
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.displacements import shape_of
+from distsummary.landscape.directions.finite import refuse_diverged
 from distsummary.landscape.directions.pca import Axes, combine, gram
 from distsummary.landscape.directions.recipe import Array, Directions, Weights
 
 COLLINEAR = 1e-6  # of the sine between two sides of a triangle
 
 
-def line(start: Weights, end: Weights, names: Sequence[str]) -> Directions:
+def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
     """The axis x = end - start, float32, so that x = -1 is `start` and 0 is `end`; the axis y is zero.
 
-    Raises LandscapeError when both are the same point or hold NaN or Inf.
+    Raises LandscapeError when both are the same point, or one holds NaN or Inf: it is called by its label.
     """
-    length = float(_products([start, end], names)[0, 0])
+    length = float(_products([start, end], names, labels)[0, 0])
     if length <= 0:
         raise LandscapeError("both ends of the line are equal; choose two checkpoints that differ")
     axes = Axes(weights=np.array([[-1.0, 0.0], [0.0, 0.0]]), offsets=np.zeros(2))
@@ -35,19 +36,26 @@ def line(start: Weights, end: Weights, names: Sequence[str]) -> Directions:
     )
 
 
-def triangle(corners: Sequence[Weights], names: Sequence[str]) -> Directions:
+def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
     """The plane through three points A, B, C: unit axes, x along B - A, y upright to it towards C, float32.
 
-    Raises LandscapeError when they lie on a line, two are equal, or one holds NaN or Inf.
+    Raises LandscapeError when they lie on a line, some are equal, or one holds NaN or Inf: it is called by
+    its label.
     """
     if len(corners) != 3:
         raise LandscapeError(f"a triangle has three corners, got {len(corners)} checkpoints; choose three")
-    products = _products(corners, names)
+    products = _products(corners, names, labels)
     sides = np.array([[-1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])  # B - A and C - A by displacements from C
     (aa, ab), (_, bb) = sides @ products @ sides.T
     height = bb - ab * ab / aa if aa > 0 else 0.0
+    if aa <= 0 and bb <= 0:
+        raise LandscapeError(
+            "the three checkpoints are equal; choose others, or use directions='random' around one of them"
+        )
     if height <= COLLINEAR**2 * bb:
-        raise LandscapeError("the three checkpoints lie on a straight line; use directions='line'")
+        raise LandscapeError(
+            "the three checkpoints lie on a straight line; use directions='line' between two that differ"
+        )
     weights = np.stack([sides[0] / np.sqrt(aa), (sides[1] - ab / aa * sides[0]) / np.sqrt(height)])
     directions, _ = combine(corners, names, Axes(weights=weights, offsets=np.zeros(3)))
     return directions
@@ -64,8 +72,7 @@ def barrier(losses: Array) -> float:
     return max(0.0, float(np.max(losses - straight)))
 
 
-def _products(states: Sequence[Weights], names: Sequence[str]) -> Array:
+def _products(states: Sequence[Weights], names: Sequence[str], labels: Sequence[str]) -> Array:
     products = gram(states, names).products
-    if not np.isfinite(products).all():
-        raise LandscapeError("a checkpoint holds NaN or Inf; choose one from before the training diverged")
+    refuse_diverged(products, states, names, labels)
     return products

@@ -13,6 +13,7 @@ from distsummary.checkpoints.mapped import StoredState
 from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
+from distsummary.landscape.directions.finite import refuse_not_finite
 from distsummary.landscape.directions.normalization import (
     FilterAxis,
     FilterAxisHook,
@@ -20,7 +21,8 @@ from distsummary.landscape.directions.normalization import (
     resolve_filter_axes,
 )
 from distsummary.landscape.directions.normals import Array
-from distsummary.landscape.directions.recipe import Weights, check_fit
+from distsummary.landscape.directions.recipe import Weights, check_fit, is_real
+from distsummary.landscape.directions.rows import rows_of
 
 Patterns: TypeAlias = str | Sequence[str] | None
 
@@ -35,13 +37,18 @@ class Moving:
     """The parameters that move: their shapes by canonical name, in the order of the model.
 
     `is_all`: these are all trainable parameters and no others. `tied` leads from every other name of a tied
-    parameter to its canonical, first one. `filter_axes` are those that are not 0.
+    parameter to its canonical, first one. `filter_axes` are those that are not 0. `patterns` are what was
+    asked for, none where all move. `precisions` are what the model keeps its values in, see `rounding`.
+    `own` are these values, of what stays too: they hold where a checkpoint has none.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     is_all: bool = True
     tied: Mapping[str, str] = field(default_factory=dict)
     filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
+    patterns: tuple[str, ...] = ()
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    own: Weights = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,11 +60,22 @@ class Moving:
         return canonical(what, weights, self.tied)
 
     def check(self, what: str, state: Weights) -> Weights:
-        """`state` under canonical names; raises InvalidValueError unless it has all that moves, fitting."""
+        """`state` under canonical names; raises InvalidValueError unless it has all that moves, fitting.
+
+        What it has of the rest, buffers and what is frozen, must fit too.
+        """
         named = self.named(what, state)
         nothing = np.float32(0)
         check_fit(what, named, {n: np.broadcast_to(nothing, s) for n, s in self.shapes.items()}, self.shapes)
+        held = [name for name in self.own if name in named]
+        for name in held:
+            _check_real(what, name, named, self.own)
+        check_fit(what, named, self.own, [n for n in held if not _are_numbers(n, named, self.own)])
         return named
+
+    def refuse_not_finite(self, label: str, centre: Weights, *, reads_statistics: bool = True) -> None:
+        """See `finite.refuse_not_finite`."""
+        refuse_not_finite(label, centre, self.own, self.names, reads_statistics=reads_statistics)
 
 
 def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: FilterAxisHook = None) -> Moving:
@@ -68,25 +86,33 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
     """
     framework = framework_of(model)
     axes, tied = _told_by_modules(model)
-    trainable = [(name, tensor) for name, tensor in framework.named_parameters(model) if name not in tied]
-    shapes = {name: tuple(map(int, tensor.shape)) for name, tensor in trainable}
+    tensors = dict(framework.tensors(model))
+    trainable = {tied.get(name, name): tensor for name, tensor in framework.named_parameters(model)}
+    trainable = {name: tensor for name, tensor in tensors.items() if name in trainable}
+    shapes = {name: tuple(map(int, tensor.shape)) for name, tensor in trainable.items()}
     if mode == "mindspore":
-        shapes = _mindspore_shapes(framework.state(model), trainable=shapes)
+        shapes = _mindspore_shapes(framework.state(model), trainable=shapes, tied=tied)
     elif not shapes:
         raise LandscapeError("the model has no trainable parameters, so there is no landscape around it")
     if patterns is not None:
-        names = select(shapes, patterns, others=lambda: framework.state(model))
+        names = select(shapes, patterns, others=lambda: framework.state(model), tied=tied)
         shapes = {name: shapes[name] for name in names}
     return Moving(
         shapes=shapes,
-        is_all=shapes.keys() == {name for name, _ in trainable},
+        is_all=shapes.keys() == trainable.keys(),
         tied=tied,
-        filter_axes=resolve_filter_axes(filter_axis, shapes, axes),
+        filter_axes=resolve_filter_axes(_by_first_names(filter_axis, tied), shapes, axes),
+        patterns=() if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns),
+        precisions={name: str(tensors[name].dtype).removeprefix("torch.") for name in shapes},
+        own=own_state(model),
     )
 
 
-def _mindspore_shapes(state: Weights, trainable: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    names = [name for name in state if mindspore_moves(name)]
+def _mindspore_shapes(
+    state: Weights, trainable: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
+) -> dict[str, tuple[int, ...]]:
+    """Those of the values with MindSpore's names that can move: integers cannot."""
+    names = [n for n in state if mindspore_moves(n) and n not in tied and state[n].dtype.kind not in "iub"]
     frozen = sorted(set(names) - set(trainable))
     if frozen:
         _log.warning("mode='mindspore' moves frozen parameters as MindSpore does: %s", ", ".join(frozen[:5]))
@@ -95,14 +121,50 @@ def _mindspore_shapes(state: Weights, trainable: Mapping[str, tuple[int, ...]]) 
     return {name: state[name].shape for name in names}
 
 
+def _by_first_names(hook: FilterAxisHook, tied: Mapping[str, str]) -> FilterAxisHook:
+    """A mapping by the first names of tied parameters; raises InvalidValueError where two disagree."""
+    if not isinstance(hook, Mapping):
+        return hook
+    found: dict[str, FilterAxis] = {}
+    for name, axis in hook.items():
+        first = tied.get(name, name)
+        if found.setdefault(first, axis) != axis:
+            raise InvalidValueError(
+                f"filter_axis has {found[first]!r} and {axis!r} for {first} and its other names, which are "
+                "one parameter; give one of them"
+            )
+    return found
+
+
 def _told_by_modules(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
     if framework_of(model).name == "torch":
         from distsummary.landscape.directions.torch_parameters import filter_axes, tied_names
 
         return filter_axes(model), tied_names(model)
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(array), name) for name, array in model.parameters.items()}
+    first: dict[Any, str] = {}
+    names = {name: first.setdefault(_memory(array), name) for name, array in model.parameters.items()}
     return {}, {name: known for name, known in names.items() if name != known}
+
+
+def _memory(array: Array) -> Any:
+    """What is equal for arrays that look at one memory alike."""
+    if not isinstance(array, np.ndarray) or not array.size:
+        return id(array)
+    return array.ctypes.data, array.dtype.str, array.shape, array.strides
+
+
+def _check_real(what: str, name: str, state: Weights, own: Weights) -> None:
+    """Raise InvalidValueError for an array that holds no real numbers where the model's does."""
+    given, expected = (rows_of(values, name)(0, 0).dtype for values in (state, own))
+    if is_real(expected) and not is_real(given):
+        raise InvalidValueError(
+            f"{what} has {name} of {given}, the model of {expected}; give the model that made the checkpoints"
+        )
+
+
+def _are_numbers(name: str, state: Weights, own: Weights) -> bool:
+    """Whether both are single numbers: some formats have (1,) for those without an axis."""
+    return all(rows_of(values, name).shape in ((), (1,)) for values in (state, own))
 
 
 def own_state(model: Any) -> Weights:
@@ -111,24 +173,30 @@ def own_state(model: Any) -> Weights:
         from distsummary.landscape.directions.torch_parameters import OwnState
 
         return OwnState.of(model)
-    return framework_of(model).state(model)
+    _, tied = _told_by_modules(model)
+    return {name: array for name, array in framework_of(model).state(model).items() if name not in tied}
 
 
 def select(
-    names: Iterable[str], patterns: Patterns, others: Callable[[], Iterable[str]] = tuple
+    names: Iterable[str],
+    patterns: Patterns,
+    others: Callable[[], Iterable[str]] = tuple,
+    tied: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Those of `names` in which at least one of the regular expressions is found (`re.search`), in order.
 
-    Raises InvalidValueError, with names that are near, for an expression that none has; `others` gives names
-    that are there but cannot move (frozen parameters, buffers).
+    An expression may as well be found in another name of a tied parameter, see `Moving.tied`. Raises
+    InvalidValueError, with names that are near, for an expression that none has; `others` gives names that
+    are there but cannot move (frozen parameters, buffers).
     """
     if isinstance(patterns, str):
         patterns = [patterns]
     check_type("parameters", patterns, Sequence)
     names = list(names)
+    first = {name: name for name in names} | {n: f for n, f in (tied or {}).items() if f in names}
     chosen: set[str] = set()
     for pattern in patterns or ():
-        found = _search(pattern, names)
+        found = {first[name] for name in _search(pattern, first)}
         if not found:
             fixed = _search(pattern, others())
             raise InvalidValueError(

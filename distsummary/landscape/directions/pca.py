@@ -23,6 +23,7 @@ import numpy as np
 from distsummary.checks import check_choice
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.displacements import displacements, shape_of
+from distsummary.landscape.directions.finite import refuse_diverged
 from distsummary.landscape.directions.products import combine_rows, inner
 from distsummary.landscape.directions.recipe import Array, Directions, Weights, check_fit
 
@@ -94,18 +95,23 @@ class Path:
     residuals: Array
 
 
-def pca_plane(states: Sequence[Weights], names: Sequence[str], *, centring: str = "last") -> Plane:
+def pca_plane(
+    states: Sequence[Weights], names: Sequence[str], *, centring: str = "last", labels: Sequence[str] = ()
+) -> Plane:
     """The plane of the path `states` over the parameters `names`, through the last state.
 
-    Raises LandscapeError when the path has no two directions: less than 3 checkpoints, equal ones, a line.
+    Raises LandscapeError when the path has no two directions: less than 3 checkpoints, equal ones, a line;
+    and for one that is not finite, which it calls by its label.
     """
     check_choice("centring", centring, CENTRINGS)
     if len(states) < 3:
         raise LandscapeError(
             f"a PCA plane needs at least 3 checkpoints, got {len(states)}; "
-            "save more or use directions='random'"
+            "save more, or use directions='random' around one of them"
         )
-    return build(states, names, pca_axes(gram(states, names), centring=centring))
+    total = gram(states, names)
+    refuse_diverged(total.products, states, names, labels)
+    return build(states, names, pca_axes(total, centring=centring))
 
 
 def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
@@ -118,10 +124,11 @@ def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
         check_fit(f"checkpoint {k}", state, states[-1], names)
     n = len(states)
     products, sums, size = np.zeros((n, n)), np.zeros(n), 0
-    for _, _, block in displacements(states, names):
-        products += inner(block, block)
-        sums += block.sum(axis=1)
-        size += block.shape[1]
+    with np.errstate(invalid="ignore"):  # of infinite numbers: who asks for products looks at them
+        for _, _, block in displacements(states, names):
+            products += inner(block, block)
+            sums += block.sum(axis=1)
+            size += block.shape[1]
     return Gram(products=products, sums=sums, size=size)
 
 
@@ -140,7 +147,7 @@ def pca_axes(total: Gram, *, centring: str = "last") -> Axes:
     """
     check_choice("centring", centring, CENTRINGS)
     if not (np.isfinite(total.products).all() and np.isfinite(total.sums).all()):
-        raise LandscapeError("a checkpoint holds NaN or Inf; leave it out of the intervals")
+        raise LandscapeError("a checkpoint holds NaN or Inf; leave it out")
     n = len(total.products)
     centred = _centre(total, centring)
     values, vectors = np.linalg.eigh(centred)
@@ -148,8 +155,8 @@ def pca_axes(total: Gram, *, centring: str = "last") -> Axes:
     if largest <= 0 or len(values) < 2 or values[-2] <= RANK_TOLERANCE * n * largest:
         what = "are all equal" if largest <= 0 else "lie on a straight line"
         raise LandscapeError(
-            f"the {n} checkpoints {what}, which spans no plane; use directions='random'"
-            + ("" if largest <= 0 else " or 'line'")
+            f"the {n} checkpoints {what}, which spans no plane; use directions='random' around one of them"
+            + ("" if largest <= 0 else ", or 'line'")
         )
     singular = np.sqrt(values[[-1, -2]])
     offsets = total.sums / total.size if centring == "mindspore" else np.zeros(n)

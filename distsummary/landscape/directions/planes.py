@@ -6,13 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.directions.hessian import Eigenpairs, unflatten
 from distsummary.landscape.directions.interpolate import line, triangle
-from distsummary.landscape.directions.normalization import FilterAxis, normalize
+from distsummary.landscape.directions.normalization import FilterAxis, mindspore_moves, normalize
 from distsummary.landscape.directions.normals import RNG
 from distsummary.landscape.directions.pca import locate, pca_plane
-from distsummary.landscape.directions.recipe import Array, Directions, RandomDirections, Recipe, Weights
+from distsummary.landscape.directions.recipe import (
+    Array,
+    Directions,
+    RandomDirections,
+    Recipe,
+    Weights,
+    is_real,
+)
 from distsummary.landscape.directions.rows import Rows, rows_of
 
 MARGIN = 0.2  # of the path's extent, on each side
@@ -50,6 +57,13 @@ class Settings:
     unit: str = "step"
     step_per_epoch: int = 1
     filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+    bn_mode: str = ""
+
+    @property
+    def reads_statistics(self) -> bool:
+        """Whether BatchNorm's running statistics of the centre have a part in the losses."""
+        return self.mode == "standard" and self.bn_mode in ("", "eval")
 
     def pick_normalization(self, usual: str) -> str:
         """The one asked for, else MindSpore's in its mode, else `usual`."""
@@ -58,10 +72,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plane to evaluate, and what its grid will say beside the losses (fields of LossGrid by name)."""
+    """A plane to evaluate, and what its grid will say beside the losses (fields of LossGrid by name).
+
+    `precisions` are those that the model keeps its parameters in, see `rounding`.
+    """
 
     plane: PlanePlan
     known: Mapping[str, Any] = field(default_factory=dict)
+    precisions: Mapping[str, str] = field(default_factory=dict)
 
 
 def prepare_pca(
@@ -70,7 +88,8 @@ def prepare_pca(
     """The PCA plane of a path; raises LandscapeError when the path has none."""
     usual = "mindspore" if settings.mode == "mindspore" else "last"
     centring = settings.centring or usual
-    found = pca_plane(states, names, centring=centring)
+    labels = [f"checkpoint {number}" for number in numbers]
+    found = pca_plane(states, names, centring=centring, labels=labels)
     known = {
         "kind": "pca",
         "decomposition": "PCA",
@@ -89,7 +108,9 @@ def prepare_joint(
     """
     centring = settings.centring or "mean"
     states = [state for run in runs.values() for state in run]
-    found = pca_plane(states, names, centring=centring)
+    whose = [label for label, run in runs.items() for _ in run]
+    labels = [f"checkpoint {n} of {run}" if n else run for n, run in zip(numbers, whose, strict=True)]
+    found = pca_plane(states, names, centring=centring, labels=labels)
     known = {
         "kind": "joint",
         "decomposition": "PCA",
@@ -107,7 +128,7 @@ def prepare_triangle(
     """The plane through three checkpoints by label; the grid's centre is the last of them."""
     states = list(runs.values())
     known = {"kind": "triangle", "decomposition": "PCA", "runs": tuple(runs), "run_lengths": (1, 1, 1)}
-    return _prepare_path(states, numbers, names, triangle(states, names), settings, known)
+    return _prepare_path(states, numbers, names, triangle(states, names, list(runs)), settings, known)
 
 
 def _prepare_path(
@@ -144,7 +165,7 @@ def prepare_line(
     plane = PlanePlan(
         states=[start, end],
         names=tuple(names),
-        recipe=line(start, end, names),
+        recipe=line(start, end, names, runs or [f"checkpoint {number}" for number in numbers]),
         x=np.linspace(-1.0, 0.0, settings.size),
         y=np.zeros(1),
         points=points,
@@ -169,7 +190,6 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
         normalization=normalization,
         filter_axes=settings.filter_axes,
     )
-    _refuse_infinite(state, names)
     _refuse_no_filters(state, names, normalization)
     known = {
         "kind": "random",
@@ -187,7 +207,6 @@ def prepare_given(
     """The plane of directions that the user made, normalised here; what they do not name stays."""
     normalization = settings.pick_normalization("filter")
     centre = {name: state[name] for name in names}
-    _refuse_infinite(centre, names)
     fitting = _complete(given.make(centre), centre)
     recipe = _normalized(fitting, centre, normalization, settings)
     known = {"kind": "given", "decomposition": "Random", "normalization": normalization}
@@ -235,6 +254,7 @@ def _common(numbers: Sequence[int], settings: Settings) -> dict[str, Any]:
         "mode": settings.mode,
         "unit": settings.unit,
         "step_per_epoch": settings.step_per_epoch,
+        "parameters": settings.parameters,
     }
 
 
@@ -257,12 +277,16 @@ def _normalized(
 def _complete(given: Directions, centre: Weights) -> Directions:
     """Directions over all parameters of the centre: zero, in no memory, for those that are not given.
 
-    Raises InvalidValueError for one that holds NaN or Inf.
+    Raises InvalidValueError for one that holds NaN or Inf, InvalidTypeError for one without real numbers.
     """
     nothing = np.float32(0)
     found = []
     for axis, direction in (("x", given.x), ("y", given.y)):
         for name, array in direction.items():
+            if not is_real(np.asarray(array).dtype):
+                raise InvalidTypeError(
+                    f"the {axis} direction of {name} is {np.asarray(array).dtype}; give real numbers"
+                )
             if not np.isfinite(array).all():
                 raise InvalidValueError(f"the {axis} direction holds NaN or Inf in {name}; give numbers")
         rest = {n: np.broadcast_to(nothing, np.shape(a)) for n, a in centre.items() if n not in direction}
@@ -270,24 +294,16 @@ def _complete(given: Directions, centre: Weights) -> Directions:
     return Directions(x=found[0], y=found[1])
 
 
-def _refuse_infinite(centre: Weights, names: Sequence[str]) -> None:
-    for name in names:
-        rows = rows_of(centre, name)
-        if not all(np.isfinite(rows(*block)).all() for block in rows.blocks()):
-            raise LandscapeError(
-                f"{name} of the centre holds NaN or Inf, so every loss around it would; "
-                "choose a checkpoint from before the training diverged"
-            )
-
-
 def _refuse_no_filters(centre: Weights, names: Sequence[str], normalization: str) -> None:
-    """Under "filter" only tensors with two dimensions move, and only where they are not zero."""
-    every = (rows_of(centre, name) for name in names)
+    """Under "filter" only tensors with two dimensions move, under "mindspore" those that MindSpore moves by
+    their names, and only where they are not zero.
+    """
+    every = (rows_of(centre, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
     filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
     if not any(normalization == "none" or _has_values(rows) for rows in filters):
         raise LandscapeError(
             f"normalization={normalization!r} leaves random directions without any parameter to move; "
-            "use normalization='none' or a model with weights that are not zero"
+            "use normalization='none', or parameters that it moves and that are not zero"
         )
 
 

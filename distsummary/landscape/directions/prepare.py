@@ -1,7 +1,8 @@
 """The planes that were asked for, made from the checkpoints."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeAlias
@@ -9,6 +10,7 @@ from typing import TypeAlias
 from distsummary.checkpoints.sketch import digest
 from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
+from distsummary.landscape.directions.labels import label
 from distsummary.landscape.directions.parameters import Moving
 from distsummary.landscape.directions.planes import (
     Prepared,
@@ -42,9 +44,17 @@ class Checkpoints:
 
     def __getitem__(self, number: int | None) -> Weights:
         if number not in self._loaded:
-            what = f"the state {self._source.label}" if number is None else f"checkpoint {number}"
-            self._loaded[number] = self._moving.check(what, self._source.load(number))
+            self._loaded[number] = self._moving.check(self._label(number), self._source.load(number))
         return self._loaded[number]
+
+    def centre(self, number: int | None, *, reads_statistics: bool) -> Weights:
+        """One to draw around; raises LandscapeError for values that are not finite."""
+        self._moving.refuse_not_finite(self._label(number), self[number], reads_statistics=reads_statistics)
+        return self[number]
+
+    def _label(self, number: int | None) -> str:
+        label = self._source.label
+        return f"the state {label}" if number is None else f"checkpoint {number}"
 
 
 def prepare(
@@ -56,33 +66,67 @@ def prepare(
 ) -> dict[str, Prepared]:
     """The planes around one run, by the keys of `landscape`'s result."""
     states = Checkpoints(source, moving)
-    found: dict[str, Prepared] = {}
+    reads_statistics = settings.reads_statistics or "hessian" in request  # which is that of eval mode
+    found: list[tuple[str, Prepared]] = []
     for direction in request:
         if direction == "pca":
-            for numbers in source.intervals:
-                key = "pca" if len(source.intervals) == 1 else f"pca[{numbers[0]}, {numbers[-1]}]"
-                plane = prepare_pca([states[n] for n in numbers], numbers, moving.names, settings)
-                found[key] = _with_steps(plane, source, moving, numbers)
-        elif isinstance(direction, Directions):
+            for interval in source.intervals:
+                states.centre(interval[-1], reads_statistics=reads_statistics)
+            found += _paths(source, states, moving, settings)
+            continue
+        centre = states.centre(source.last, reads_statistics=reads_statistics)
+        if isinstance(direction, Directions):
             given = Directions(
                 x=moving.named("the x direction", direction.x), y=moving.named("the y direction", direction.y)
             )
-            found["given"] = prepare_given(states[source.last], source.last, moving.names, settings, given)
+            plane = prepare_given(centre, source.last, moving.names, settings, given)
         elif direction == "line":
             ends = _of_path(source, 2)
-            found["line"] = prepare_line(states[ends[0]], states[ends[1]], ends, moving.names, settings)
+            plane = prepare_line(states[ends[0]], states[ends[1]], ends, moving.names, settings)
         elif direction == "triangle":
             corners = _of_path(source, 3)
             labelled = {f"{source.unit} {number}": states[number] for number in corners}
-            found["triangle"] = prepare_triangle(labelled, corners, moving.names, settings)
+            plane = prepare_triangle(labelled, corners, moving.names, settings)
         elif direction == "hessian":
-            pairs = find_eigenpairs(states[source.last], moving.names, settings.seed)
-            found["hessian"] = prepare_hessian(
-                states[source.last], source.last, moving.names, settings, pairs
-            )
+            pairs = find_eigenpairs(centre, moving.names, settings.seed)
+            plane = prepare_hessian(centre, source.last, moving.names, settings, pairs)
         else:
-            found["random"] = prepare_random(states[source.last], source.last, moving.names, settings)
-    return found
+            plane = prepare_random(centre, source.last, moving.names, settings)
+        found.append(("given" if isinstance(direction, Directions) else direction, plane))
+    return _named(found, moving, settings)
+
+
+def _paths(
+    source: Source, states: Checkpoints, moving: Moving, settings: Settings
+) -> Iterator[tuple[str, Prepared]]:
+    """The PCA plane of each interval, and its key: of equal ones one."""
+    intervals = list(dict.fromkeys(source.intervals))
+    for numbers in intervals:
+        key = "pca" if len(intervals) == 1 else f"pca[{numbers[0]}, {numbers[-1]}]"
+        plane = prepare_pca([states[n] for n in numbers], numbers, moving.names, settings)
+        yield key, _with_steps(plane, source, moving, numbers)
+
+
+def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Settings) -> dict[str, Prepared]:
+    """Planes by keys that differ, labelled so that their tags do: a second "given" is "given[2]"."""
+    named: dict[str, Prepared] = {}
+    counts = Counter[str]()
+    # MindSpore's random planes, which no seed gives again, are replayed by their directions.
+    is_replay = settings.mode == "mindspore" and all(key != "random" for key, _ in found)
+    for key, prepared in found:
+        counts[key] += 1
+        kind = prepared.known["kind"]
+        words = label(
+            is_given=kind == "given" and not is_replay,
+            twin=counts[key],
+            parameters=settings.parameters,
+            seed=settings.seed if kind == "random" else 0,
+        )
+        axes = moving.filter_axes if prepared.known["normalization"] == "filter" else {}
+        known = {**prepared.known, "filter_axis": axes, "label": words}
+        unique = key if counts[key] == 1 else f"{key}[{counts[key]}]"
+        named[unique] = replace(prepared, known=known, precisions=moving.precisions)
+    return named
 
 
 def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Sequence[int]) -> Prepared:
@@ -109,13 +153,14 @@ def prepare_runs(
     """
     states = {source.label: Checkpoints(source, moving) for source in sources}
     ends = {source.label: states[source.label][source.last] for source in sources}
+    states[sources[-1].label].centre(sources[-1].last, reads_statistics=settings.reads_statistics)
     last = [0 if source.last is None else source.last for source in sources]
-    found: dict[str, Prepared] = {}
+    found: list[tuple[str, Prepared]] = []
     for direction in request:
         if direction == "pca":
             runs = {s.label: [states[s.label][number] for number in s.points] for s in sources}
             numbers = [0 if number is None else number for s in sources for number in s.points]
-            found["pca"] = prepare_joint(runs, numbers, moving.names, settings)
+            found.append(("pca", prepare_joint(runs, numbers, moving.names, settings)))
             continue
         wanted = 2 if direction == "line" else 3
         if len(sources) != wanted:
@@ -124,10 +169,11 @@ def prepare_runs(
             )
         if direction == "line":
             start, end = ends.values()
-            found["line"] = prepare_line(start, end, last, moving.names, settings, list(ends))
+            plane = prepare_line(start, end, last, moving.names, settings, list(ends))
+            found.append(("line", plane))
         else:
-            found["triangle"] = prepare_triangle(ends, last, moving.names, settings)
-    return found
+            found.append(("triangle", prepare_triangle(ends, last, moving.names, settings)))
+    return _named(found, moving, settings)
 
 
 def _of_path(source: Source, count: int) -> list[int]:

@@ -103,6 +103,11 @@ class Recipe(Protocol):
         """The same, bit for bit, in rows. What is read of it is not kept."""
 
 
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this dtype hold real numbers; those of ml_dtypes do."""
+    return dtype.kind in "fiub" or (dtype.kind == "V" and np.can_cast(dtype, np.float32, casting="safe"))
+
+
 def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str] | None = None) -> None:
     """Raise InvalidValueError unless `weights` (those called `names`) have names and shapes of `centre`."""
     names = list(weights) if names is None else list(names)

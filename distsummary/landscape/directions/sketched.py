@@ -4,6 +4,7 @@ Sketches keep products of displacements (`checkpoints.sketch`), so the Gram matr
 is that of S d_k to within a percent, and `pca` does the rest.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ CENTRINGS = ("last", "mean")  # MindSpore's subtracts a mean over parameters, wh
 MAX_ROWS = 2048  # steps that the axes are found from: eigenvectors of more take minutes
 _BLOCK_BYTES = 1 << 23
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchedPath:
@@ -35,22 +38,24 @@ class SketchedPath:
             positive, so its direction may be the opposite of that of whole checkpoints.
         residuals: how much of each displacement lies outside the plane, (n,), see `pca.Path`.
         explained_variance: the share of each direction, (2,).
+        diverged: steps that are left out since their parameters were not finite, ascending.
     """
 
     steps: tuple[int, ...]
     points: Array
     residuals: Array
     explained_variance: Array
+    diverged: tuple[int, ...] = ()
 
 
 def sketched_path(sketches: Sketches, *, centring: str = "last") -> SketchedPath:
     """The PCA coordinates of all steps; the plane is that of at most `MAX_ROWS` of them, evenly spread.
 
-    Raises LandscapeError when the steps span no plane.
+    Steps whose parameters were not finite are left out, with a line in the log. Raises LandscapeError when
+    the others span no plane.
     """
     check_choice("centring of sketches", centring, CENTRINGS)
-    if len(sketches.steps) < 3:
-        raise LandscapeError(f"a path needs at least 3 sketches, got {len(sketches.steps)}; train longer")
+    _tell_diverged(sketches)
     chosen = _spread(sketches.steps, MAX_ROWS)
     total = np.zeros((len(chosen), len(chosen)))
     for block in _displacements(sketches, chosen):
@@ -66,7 +71,25 @@ def sketched_path(sketches: Sketches, *, centring: str = "last") -> SketchedPath
         points=path.points,
         residuals=path.residuals,
         explained_variance=axes.explained_variance,
+        diverged=sketches.diverged,
     )
+
+
+def _tell_diverged(sketches: Sketches) -> None:
+    """Log which steps are left out; raises LandscapeError where less than three are left."""
+    lost, left = sketches.diverged, len(sketches.steps)
+    if left >= 3 and lost:
+        _log.warning(
+            "%d of %d steps, the first %d, are left out of the path: their parameters hold NaN or Inf",
+            len(lost), len(lost) + left, lost[0],
+        )  # fmt: skip
+    if left < 3 and lost:
+        raise LandscapeError(
+            f"a path needs at least 3 finite sketches, got {left}; from step {lost[0]} on {len(lost)} hold "
+            "NaN or Inf, as the parameters did: mend the training and train again"
+        )
+    if left < 3:
+        raise LandscapeError(f"a path needs at least 3 sketches, got {left}; train longer")
 
 
 def training_path(around: RunDir | str | os.PathLike[str], *, centring: str = "last") -> SketchedPath:

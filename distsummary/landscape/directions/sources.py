@@ -23,6 +23,8 @@ from distsummary.run_dir import RunDir
 
 Around: TypeAlias = RunDir | str | os.PathLike[str] | Trajectory | Weights | None
 
+PICKLES = (".pt", ".pth", ".bin", ".pkl")
+
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +72,7 @@ def open_source(
             step_per_epoch=step_per_epoch or 1,
         )
     assert not isinstance(around, Mapping | None)
+    _refuse_pickles(around)
     trajectory = around if isinstance(around, Trajectory) else read(ckpt_dir_of(around, _has_metadata))
     intervals = saved_intervals(trajectory.intervals, trajectory.numbers)
     return Source(
@@ -108,8 +111,8 @@ def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
     check_type("runs", runs, Sequence)
     if isinstance(runs, str) or len(runs) < 2:
         raise InvalidValueError(
-            f"runs must be a list of at least two runs, checkpoint files or states, got {runs!r}; "
-            "use around= for one"
+            "runs must be a list of at least two runs, checkpoint files or states, got "
+            f"{repr(runs) if isinstance(runs, str) else len(runs)}; use around= for one"
         )
     sources = [open_source(model, run) for run in runs]
     labels = [source.label for source in sources]
@@ -123,6 +126,17 @@ def is_single(around: Around) -> bool:
     """Whether `around` is one state, which has no path, and not a run."""
     is_file = isinstance(around, str | os.PathLike) and Path(around).suffix in SUFFIXES
     return around is None or isinstance(around, Mapping) or is_file
+
+
+def _refuse_pickles(around: object) -> None:
+    """Raise InvalidValueError for a file of torch.save, which may run code when it is read."""
+    if not isinstance(around, str | os.PathLike) or Path(around).is_dir():
+        return
+    if Path(around).suffix in PICKLES:
+        raise InvalidValueError(
+            f"files of torch.save are not read here, got {os.fspath(around)}; load it yourself and give the "
+            "values by name: around=torch.load(path, weights_only=True), where that is the state_dict"
+        )
 
 
 def _single(model: Any, around: Any) -> tuple[str, Weights]:

@@ -1,10 +1,11 @@
 """What a torch model tells of its parameters: where filters lie, which are tied, their values in place."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
-from distsummary.errors import InvalidTypeError
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.torch import FRAMEWORK, entries
 from distsummary.landscape.directions.normalization import FilterAxis
 from distsummary.landscape.directions.normals import Array
@@ -59,14 +60,51 @@ def _filter_axis(module: nn.Module) -> FilterAxis | None:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Of parameters with several names: each other name, and the first one."""
-    first: dict[int, str] = {}
+    """Of parameters with several names: each other name, and the first one.
+
+    Parameters that look at one memory alike are one, as after `head.weight.data = embedding.weight.data`.
+    """
+    first: dict[Hashable, str] = {}
     found = {}
     for name, parameter in unwrap(model).named_parameters(remove_duplicate=False):
-        known = first.setdefault(id(parameter), name)
+        known = first.setdefault(_memory(parameter), name)
         if known != name:
             found[name] = known
     return found
+
+
+def tie(model: nn.Module) -> None:
+    """Make parameters that look at one memory one object, so that who gives it other memory gives it to all.
+
+    Raises InvalidValueError where that cannot be.
+    """
+    for module, name, first, parameter in list(sharing(model)):
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidValueError(
+                f"{first} and {name} of a scripted model share memory; make them one parameter before "
+                f"torch.jit.script: {name} = {first}"
+            )
+        setattr(module, name.rpartition(".")[2], parameter)
+
+
+def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
+    """Parameters that share another's memory and are not it: their module and name, its name and itself."""
+    first: dict[Hashable, tuple[str, nn.Parameter]] = {}
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{path}.{leaf}" if path else leaf
+            known, shared = first.setdefault(_memory(parameter), (name, parameter))
+            if shared is not parameter:
+                yield module, name, known, shared
+
+
+def _memory(tensor: Tensor) -> Hashable:
+    """What is equal for tensors that look at one memory alike; the object itself where it has none."""
+    if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
+        return id(tensor)
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return id(tensor)
+    return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 class OwnState(Mapping[str, Array]):
@@ -81,8 +119,9 @@ class OwnState(Mapping[str, Array]):
 
     @classmethod
     def of(cls, model: nn.Module) -> "OwnState":
-        """What `state` of the framework copies."""
-        return cls(dict(entries(model)))
+        """What `state` of the framework copies, tied parameters under their first names only."""
+        tied = tied_names(model)
+        return cls({name: tensor for name, tensor in entries(model) if name not in tied})
 
     def __getitem__(self, name: str) -> Array:
         return _array(self.tensors[name])

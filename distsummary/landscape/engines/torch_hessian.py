@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.hessian import GROUPS, members
 from distsummary.landscape.directions.recipe import Array, Weights, check_fit
-from distsummary.landscape.directions.torch_parameters import unwrap
+from distsummary.landscape.directions.torch_parameters import tie, unwrap
 from distsummary.landscape.engines.base import bind_loss
 from distsummary.landscape.engines.data import batch_rows
 from distsummary.landscape.engines.steady import steady
@@ -52,6 +52,18 @@ class TorchHessian:
     ) -> None:
         inner = unwrap(model)
         self._model = inner if device is None else inner.to(device)
+        self._restore = ExitStack()
+        try:
+            self._open(loss_fn, batches, names, centre, mode)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(
+        self, loss_fn: Any, batches: Iterable[Any], names: Sequence[str], centre: Weights, mode: str
+    ) -> None:
+        self._restore.enter_context(preserved(self._model))
+        tie(self._model)
         self._loss = bind_loss(self._model, loss_fn)
         self._is_training = mode == "mindspore"
         found = dict(self._model.named_parameters(remove_duplicate=False))
@@ -66,12 +78,7 @@ class TorchHessian:
         if not weights:
             raise InvalidValueError("batches must hold at least one batch, got none")
         self.weight, self.groups = float(sum(weights)), min(GROUPS, len(weights))
-        self._restore = ExitStack()
-        try:
-            self._take_over(centre, place)
-        except BaseException:
-            self.close()
-            raise
+        self._take_over(centre, place)
 
     def _weight(self, batch: Any) -> int:
         return 1 if self._is_training else batch_rows(batch)

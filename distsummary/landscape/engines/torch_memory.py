@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distsummary.errors import InvalidTypeError
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscape.directions.recipe import Array, Directions, Weights, check_fit
-from distsummary.landscape.directions.torch_parameters import named_tensors, unwrap
+from distsummary.landscape.directions.torch_parameters import named_tensors, sharing, tie, unwrap
 from distsummary.landscape.engines.data import batch_bytes
 from distsummary.landscape.engines.hardware import processor
 
@@ -38,7 +38,8 @@ def loan_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 class Loan:
     """The model between taking over and giving back.
 
-    While it lasts no value of the user's tensors is written to: every parameter and buffer has other memory.
+    While it lasts no value of the user's tensors is written to: every parameter and buffer has other memory,
+    and parameters that share memory are one.
     `give_back` restores memory, the modules' attributes, the number of threads, the generators of random
     numbers and whether TF32 is allowed.
 
@@ -65,12 +66,14 @@ class Loan:
     ) -> None:
         inner = unwrap(model)
         self.model = inner if device is None else inner.to(device)
-        self.tensors = named_tensors(self.model)
-        check_fit("the plane", dict.fromkeys(names, _NOTHING), dict.fromkeys(self.tensors, _NOTHING))
-        self.moved = {name: self.tensors[name] for name in names}
-        self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
         self._restore = ExitStack()
         try:
+            self._restore.enter_context(preserved(self.model))
+            tie(self.model)
+            self.tensors = named_tensors(self.model)
+            check_fit("the plane", dict.fromkeys(names, _NOTHING), dict.fromkeys(self.tensors, _NOTHING))
+            self.moved = {name: self.tensors[name] for name in names}
+            self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
             if self.device.type == "cuda":
                 self._allow_tf32(tf32)
             self._take(training, threads, memory, dtype)
@@ -85,7 +88,6 @@ class Loan:
             library.allow_tf32 = allowed
 
     def _take(self, training: bool, threads: int, memory: Memory, dtype: torch.dtype | None) -> None:
-        self._restore.enter_context(preserved(self.model))
         for module in self.model.modules():
             self._restore.callback(setattr, module, "training", module.training)
         self.model.train(training)
@@ -104,10 +106,17 @@ class Loan:
         refuse_unmovable(self.moved)
 
     def place(self, state: Weights) -> None:
-        """Write whole values by name."""
+        """Write whole values by name; raises InvalidValueError for one of another shape."""
         for name, tensor in self.tensors.items():
-            if name in state:
-                tensor.copy_(as_tensor(state[name]))
+            if name not in state:
+                continue
+            values = as_tensor(state[name])
+            if values.shape != tensor.shape and not values.numel() == tensor.numel() == 1:
+                raise InvalidValueError(
+                    f"the checkpoint has {name} of shape {tuple(values.shape)}, the model "
+                    f"{tuple(tensor.shape)}; give the model that made the checkpoints"
+                )
+            tensor.copy_(values.reshape(tensor.shape))
 
     def seed(self) -> None:
         """The same random numbers at every point and in every worker."""
@@ -258,12 +267,17 @@ def spread(model: nn.Module) -> list[int]:
 def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
     """Model and batches that any process can unpickle: copies on the host if they are elsewhere.
 
-    A model over several GPUs goes as it lies, to a process that has as many.
+    Parameters that share memory become one object in a copy: pickles keep what is one object, not what is
+    one memory. A model over several GPUs goes as it lies, to a process that has as many.
     """
     model = unwrap(model)
     is_elsewhere = any(tensor.device.type != "cpu" for tensor in named_tensors(model).values())
-    if is_elsewhere and not spread(model):
-        model = copy.deepcopy(model).cpu()
+    goes_home = is_elsewhere and not spread(model)
+    if goes_home or any(sharing(model)):
+        with preserved(model):
+            tie(model)
+            other = copy.deepcopy(model)
+        model = other.cpu() if goes_home else other
     if isinstance(batches, Mapping):
         return model, {name: _on_host(source) for name, source in batches.items()}
     return model, _on_host(batches)

@@ -17,6 +17,7 @@ from distsummary.errors import (
 )
 from distsummary.events.records import Landscape
 from distsummary.landscape.directions.interpolate import barrier
+from distsummary.landscape.directions.normalization import FilterAxis
 from distsummary.landscape.directions.recipe import Array
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ ARRAYS = (
     "computed",
 )
 LATER = ("step_path", "computed")  # older files have none
+NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # by their tags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,6 +64,11 @@ class LossGrid:
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
         centring, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
+        parameters: the patterns that said what moves; empty where all trainable parameters do.
+        filter_axis: of filter normalization, the axes by parameter that are not 0.
+        directions: a blake2b hash of what moves and of the directions: of random ones the recipe (names,
+            seed, normalization), of all others the arrays. "" in older files.
+        label: what is in the tag beside kind and checkpoints, see `directions.labels`.
         bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
         engine: who evaluated the points.
         samples: rows of data behind each loss.
@@ -104,6 +111,10 @@ class LossGrid:
     mode: str = "standard"
     seed: int | None = None
     rng: str = ""
+    parameters: tuple[str, ...] = ()
+    filter_axis: Mapping[str, FilterAxis] = field(default_factory=dict)
+    directions: str = ""
+    label: str = ""
     bn_mode: str = "eval"
     engine: str = ""
     samples: int = 0
@@ -124,6 +135,8 @@ class LossGrid:
         for name, values in (("z", self.z), ("computed", self.computed), *self.quantities.items()):
             if values.shape != expected:
                 raise InvalidValueError(f"{name} must be (len(y), len(x)) = {expected}, got {values.shape}")
+        axes = {n: tuple(a) if isinstance(a, list) else a for n, a in self.filter_axis.items()}  # from JSON
+        object.__setattr__(self, "filter_axis", axes)
         if self.computed.dtype != np.bool_:
             raise InvalidValueError(f"computed must be of bool, got {self.computed.dtype}")
 
@@ -145,11 +158,11 @@ class LossGrid:
     def tag(self) -> str:
         """The tag in event files, MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random.
 
-        Other kinds have their name in it.
+        Other kinds have their name in it, and what is drawn of a part of the parameters or by another seed
+        its label: `landscape_only_lora_[1, 9]`.
         """
-        name = (
-            f"landscape_{self.kind}" if self.kind in ("joint", "triangle", "line", "hessian") else "landscape"
-        )
+        kind = self.kind if self.kind in NAMED_KINDS else ""
+        name = "_".join(word for word in ("landscape", kind, self.label) if word)
         if self.decomposition == "PCA" and self.numbers:
             return f"{name}_[{self.numbers[0]}, {self.numbers[-1]}]"
         return f"{name}_[{self.numbers[-1]}]" if self.numbers else name
@@ -216,7 +229,8 @@ class LossGrid:
         """Every field that is no array, as JSON can hold it."""
         apart = {*ARRAYS, "quantities"}
         meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
-        return meta | {"worker_seconds": dict(self.worker_seconds), "rounding": dict(self.rounding)}
+        mappings = ("worker_seconds", "rounding", "filter_axis")
+        return meta | {name: dict(getattr(self, name)) for name in mappings}
 
     def to_record(self) -> Landscape:
         """The value for event files.

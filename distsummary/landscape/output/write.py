@@ -5,13 +5,20 @@ import secrets
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from distsummary.errors import DamagedFileError, MissingExtraError, MissingFileError
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidValueError,
+    MissingExtraError,
+    MissingFileError,
+)
 from distsummary.events.reader import read_directory
 from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Value
 from distsummary.events.segment import segments
 from distsummary.events.writer import RankWriter
+from distsummary.landscape.directions.labels import readable
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.publish import ensure_directory, publish
 from distsummary.run_dir import RunDir
@@ -40,13 +47,22 @@ def write_landscapes(
 
     Args:
         run_dir: the run to write to.
-        grids: of different tags; of equal ones viewers show one.
+        grids: of different tags; of equal ones viewers would show one. Where a line, triangle or joint plane
+            of other runs stands under a grid's tag, the grid gets the names of its own runs into the tag.
         loss_of: the run whose loss curve to copy, `run_dir` itself by default.
         journal: where the points are that were computed, for the log.
+
+    Raises InvalidValueError for equal tags.
     """
+    tags = [grid.tag for grid in grids]
+    if twice := sorted({tag for tag in tags if tags.count(tag) > 1}):
+        raise InvalidValueError(
+            f"grids must have different tags, got {', '.join(twice)} twice; set their label"
+        )
     ensure_directory(run_dir.landscape_dir)
     with run_dir.locked("landscape"):
-        grids = [grid for grid in grids if _is_worth_it(run_dir, grid, journal)]
+        named = [_beside_other_runs(run_dir, grid) for grid in grids]
+        grids = [grid for grid in named if _is_worth_it(run_dir, grid, journal)]
         if not grids:
             return []
         made = _save_grids(run_dir, grids)
@@ -81,6 +97,21 @@ def _is_complete(path: Path) -> bool:
         return not LossGrid.load(path).is_partial
     except (MissingFileError, DamagedFileError):
         return False
+
+
+def _beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
+    """The grid, under a tag of its own where the usual one is that of other runs' landscape."""
+    path = run_dir.landscape_file(grid.tag, ".npz")
+    if grid.kind not in ("joint", "triangle", "line") or not path.is_file():
+        return grid
+    try:
+        others = LossGrid.load(path).runs
+    except DamagedFileError:  # it is worth no name
+        return grid
+    if others == grid.runs:
+        return grid
+    own = f"of_{readable(grid.runs)}" if grid.runs else "of_one"
+    return replace(grid, label="_".join(word for word in (grid.label, own) if word))
 
 
 def _save_grids(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:

@@ -13,6 +13,7 @@ from distsummary.landscape.engines.plan import Chunk
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.worker import EngineFacts
 from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.workers.fingerprint import digest
 from distsummary.landscape.workers.refine import Mask, between_rows, first_points, interpolate
 
 
@@ -68,7 +69,8 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
         engine=facts.name,
         hardware=facts.hardware,
         precision_error=evaluated.choice.precision_error,
-        rounding=_rounding(plane, precision),
+        rounding=_rounding(prepared, precision),
+        directions=digest((plane.names, plane.recipe)),
         samples=facts.samples,
         quantities={name: whole[..., n] for n, name in enumerate(facts.quantities) if n},
         lost_points=sum(map(len, given_up)),
@@ -104,10 +106,11 @@ def _filled(found: Gathered) -> Array:
     return np.stack([fill(values, found.computed) for values in each], axis=-1)
 
 
-def _rounding(plane: PlanePlan, precision: str) -> dict[str, float]:
+def _rounding(prepared: Prepared, precision: str) -> dict[str, float]:
     """How much of a step along each axis is lost in the weights' precision, see `rounding`."""
-    steps = [float(axis[1] - axis[0]) if len(axis) > 1 else 0.0 for axis in (plane.x, plane.y)]
-    return rounding_floors(plane.states[-1], plane.recipe, plane.names, (steps[0], steps[1]), precision)
+    plane, kept = prepared.plane, prepared.precisions
+    x, y = (float(axis[1] - axis[0]) if len(axis) > 1 else 0.0 for axis in (plane.x, plane.y))
+    return rounding_floors(plane.states[-1], plane.recipe, plane.names, (x, y), precision, kept)
 
 
 def _convergence(

@@ -28,15 +28,15 @@ def fingerprint(task: Task, refine: float | None = None) -> dict[str, str]:
     tensors = _tensors(task)
     parts = tensors | _modules(model)
     return {
-        "model": _hash((Meaning(tensors).of(model, whole=True), state)),
-        "loss_fn": _hash(Meaning(parts).of(task.loss_fn)),
-        "data": _hash(_first(task.batches) if evaluation.streamed else task.batches),
-        "evaluation": _hash((asked, Meaning(parts).of(dict(evaluation.metrics)))),
-        "mode": _hash(task.mode),
-        "checkpoints": _hash([plane.states for plane in task.planes]),
-        "directions": _hash([(plane.names, plane.recipe) for plane in task.planes]),
-        "refine": _hash(refine),
-        "points": _hash([(plane.x, plane.y, plane.points) for plane in task.planes]),
+        "model": digest((Meaning(tensors).of(model, whole=True), state)),
+        "loss_fn": digest(Meaning(parts).of(task.loss_fn)),
+        "data": digest(_first(task.batches) if evaluation.streamed else task.batches),
+        "evaluation": digest((asked, Meaning(parts).of(dict(evaluation.metrics)))),
+        "mode": digest(task.mode),
+        "checkpoints": digest([plane.states for plane in task.planes]),
+        "directions": digest([(plane.names, plane.recipe) for plane in task.planes]),
+        "refine": digest(refine),
+        "points": digest([(plane.x, plane.y, plane.points) for plane in task.planes]),
     }
 
 
@@ -61,10 +61,11 @@ def _first(batches: Any) -> Any:
     return next(iter(steady(batches)), None), length_hint(batches)
 
 
-def _hash(value: object) -> str:
-    digest = hashlib.blake2b(digest_size=DIGEST)
-    _feed(digest, value)
-    return digest.hexdigest()
+def digest(value: object) -> str:
+    """The blake2b hash of a value and of all that it holds."""
+    found = hashlib.blake2b(digest_size=DIGEST)
+    _feed(found, value)
+    return found.hexdigest()
 
 
 def _feed(digest: Any, value: Any) -> None:

@@ -68,6 +68,10 @@ def full_grid() -> LossGrid:
         eigenvalues=(2.5, 0.5),
         eigenvalue_errors=(0.1, 0.2),
         rng="philox",
+        parameters=("lora", "head"),
+        filter_axis={"a.weight": 1, "b.weight": (1, 2)},
+        directions="0123abcd",
+        label="only_lora",
         normalization="layer",
         mode="mindspore",
         bn_mode="batch",
@@ -132,13 +136,17 @@ def test_a_file_of_before_has_all_points_computed(tmp_path: Path) -> None:
     with np.load(tmp_path / "grid.npz") as saved:
         arrays = {name: saved[name] for name in saved.files if name not in ("computed", "meta")}
         meta = json.loads(str(saved["meta"]))
-    later = ("hardware", "precision_error", "rounding", "data_sets", "is_partial")
+    later = (
+        "hardware", "precision_error", "rounding", "data_sets", "is_partial", "parameters", "filter_axis",
+        "directions", "label",
+    )  # fmt: skip
     assert not any(meta.pop(name) for name in later)
     np.savez(tmp_path / "older.npz", meta=np.array(json.dumps(meta)), **arrays)
     older = LossGrid.load(tmp_path / "older.npz")
     assert (older.computed.shape, older.computed.all()) == ((3, 4), True)
     assert (older.hardware, older.precision_error, older.rounding) == ("", 0.0, {})
     assert (older.data_sets, older.is_partial) == ((), False)
+    assert (older.parameters, older.filter_axis, older.directions, older.tag) == ((), {}, "", grid.tag)
 
 
 def test_all_points_count_as_computed_where_nothing_else_is_said() -> None:
@@ -269,6 +277,12 @@ def test_tags_are_mindspores() -> None:
     assert make_grid().tag == "landscape_[1, 9]"
     assert random_grid().tag == "landscape_[9]"
     assert random_grid(numbers=()).tag == "landscape"
+    assert random_grid(kind="given").tag == "landscape_[9]"  # of older files, and MindSpore's replayed
+
+
+def test_a_label_stands_in_the_tag_behind_the_kind() -> None:
+    assert make_grid(kind="pca", label="only_lora").tag == "landscape_only_lora_[1, 9]"
+    assert make_grid(kind="line", label="no2").tag == "landscape_line_no2_[1, 9]"
 
 
 def test_the_record_of_a_path_shows_the_in_plane_losses_and_of_a_random_plane_no_path() -> None:

@@ -45,11 +45,15 @@ def test_points_without_a_line_or_plane_are_refused() -> None:
     for corners in ([one, two, point(4, 8, 12)], [one, one, two], [one, two, two], [one, two, one]):
         with pytest.raises(LandscapeError, match="straight line"):
             triangle(corners, NAMES)
+    with pytest.raises(LandscapeError, match=r"three checkpoints are equal; .*directions='random'"):
+        triangle([one, one, one], NAMES)
     with pytest.raises(LandscapeError, match="three corners, got 2"):
         triangle([one, two], NAMES)
     for build in (lambda bad: line(bad, one, NAMES), lambda bad: triangle([one, two, bad], NAMES)):
         with pytest.raises(LandscapeError, match="NaN or Inf"):
             build(point(1, np.nan, 1))
+    with pytest.raises(LandscapeError, match="the second holds NaN or Inf in"):
+        triangle([one, point(np.inf, 0, 0), two], NAMES, ["the first", "the second", "the third"])
 
 
 @pytest.mark.parametrize(

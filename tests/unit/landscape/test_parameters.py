@@ -105,3 +105,53 @@ def test_a_model_without_parameters_has_no_landscape() -> None:
     empty.parameters = {}
     with pytest.raises(LandscapeError, match="no trainable parameters"):
         moving(empty, "standard")
+
+
+def test_a_tied_parameter_may_be_called_by_its_other_name() -> None:
+    assert moving(Tied(), "standard", "head").names == ("embed",)
+    assert moving(Tied(), "standard", filter_axis={"head": 1}).filter_axes == {"embed": 1}
+    with pytest.raises(InvalidValueError, match="filter_axis has 0 and 1 for embed and its other names"):
+        moving(Tied(), "standard", filter_axis={"embed": 0, "head": 1})
+
+
+def test_arrays_that_look_at_one_memory_alike_are_tied() -> None:
+    model = Tied()
+    whole = model.parameters["embed"]
+    model.parameters["head"] = whole[:]
+    model.parameters["part"] = whole[:2]
+    found = moving(model, "standard")
+    assert found.tied == {"head": "embed"}
+    assert "head" not in found.own
+
+
+def test_integers_do_not_move_in_mindspores_mode_either() -> None:
+    model = Tied()
+    model.buffers = {"relative_bias_index": np.arange(4), "bias_mask": np.ones(2, bool)}
+    assert moving(model, "mindspore").names == ("fc.weight",)
+
+
+def test_what_is_known_of_each_parameter_that_moves() -> None:
+    found = moving(Tied(), "standard", ["fc", "fc"])
+    assert (found.patterns, found.precisions) == (("fc", "fc"), {"fc.weight": "float32"})
+    assert set(found.own) == {"embed", "fc.weight", "running_mean"}
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (np.zeros(3), r"has running_mean of shape \(3,\), the model \(2,\)"),
+        (np.zeros(1), r"has running_mean of shape \(1,\), the model \(2,\)"),
+        (np.zeros(2, complex), "has running_mean of complex128, the model of float32"),
+        (np.array(["a", "b"]), "has running_mean of <U1"),
+    ],
+)
+def test_what_stays_must_fit_the_model_too(value: Any, match: str) -> None:
+    state = Tied().parameters | {"running_mean": value}
+    with pytest.raises(InvalidValueError, match=match):
+        moving(Tied(), "standard").check("checkpoint 4", state)
+
+
+def test_a_number_may_be_stored_as_an_array_of_one() -> None:
+    model = Tied()
+    model.buffers = {"count": np.array(3)}
+    moving(model, "standard").check("checkpoint 4", model.parameters | {"count": np.array([5])})

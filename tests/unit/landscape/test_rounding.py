@@ -40,3 +40,15 @@ def test_both_axes_have_their_own_step_and_weights_their_own_precision() -> None
     single, double = ({"a": np.ones(2, kind)} for kind in (np.float32, np.float64))
     assert rounding_floors(single, recipe, ["a"], (1.0, 10.0)) == {"x": 0.5, "y": 0.0}
     assert rounding_floors(double, recipe, ["a"], (1.0, 10.0)) == {"x": 0.0, "y": 0.0}
+
+
+def test_the_floor_is_that_of_the_models_dtype_and_not_of_the_checkpoints() -> None:
+    along = {"a": np.array([1e-7, 1e-5, 1e-2, 1.0])}
+    recipe, centre = Directions(x=along, y=along), {"a": np.ones(4)}  # a checkpoint of float64
+
+    def share(kept: str, precision: str = "") -> float:
+        return rounding_floors(centre, recipe, ["a"], (1.0, 1.0), precision, {"a": kept})["x"]
+
+    assert [share(kept) for kept in ("float64", "float32", "float16")] == [0, 1 / 4, 1 / 2]
+    assert share("bfloat16") == share("float32", "bf16") == 1 / 2
+    assert share("bfloat16", "float64") == 0  # which computes with values of that

@@ -1,0 +1,58 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.request import check_directions, check_numbers, refuse_unused
+from tests.unit.landscape.golden_mlp import Mlp
+
+GIVEN = Directions(x={"d2.bias": np.arange(3.0)}, y={"d2.bias": np.ones(3)})
+USUAL: dict[str, Any] = {
+    "size": 5, "seed": 0, "mode": "standard", "normalization": None, "centring": None, "workers": 0,
+    "gpus_per_worker": None, "refine": None, "unit": None, "step_per_epoch": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"gpus_per_worker": math.inf}, InvalidValueError, "gpus_per_worker must be in"),
+        ({"gpus_per_worker": math.nan}, InvalidValueError, "gpus_per_worker must be in"),
+        ({"unit": "banana"}, InvalidValueError, "unit must be one of"),
+        ({"step_per_epoch": -3}, InvalidValueError, "step_per_epoch must be >= 1"),
+        ({"step_per_epoch": "x"}, InvalidTypeError, "step_per_epoch must be int"),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused(
+    changes: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    check_numbers(**USUAL)
+    with pytest.raises(error, match=match):
+        check_numbers(**(USUAL | changes))
+
+
+def test_directions_that_are_none_are_refused_by_type() -> None:
+    with pytest.raises(InvalidTypeError, match="directions must be"):
+        check_directions(Mlp(), 3, None, None, "standard")  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_name_that_is_asked_for_twice_is_drawn_once() -> None:
+    asked = check_directions(Mlp(), ["random", GIVEN, "random", GIVEN], None, None, "standard")
+    assert asked == ["random", GIVEN, GIVEN]
+
+
+def test_own_directions_through_runs_are_refused_without_their_arrays() -> None:
+    with pytest.raises(InvalidValueError, match="got Directions of your own") as refused:
+        check_directions(Mlp(), GIVEN, None, ["a", "b"], "standard")
+    assert "array" not in str(refused.value)
+
+
+def test_arguments_that_no_direction_takes_are_refused() -> None:
+    with pytest.raises(InvalidValueError, match="normalization= has no meaning for directions='line'"):
+        refuse_unused(["line"], normalization="filter", centring=None)
+    with pytest.raises(InvalidValueError, match="centring= is that of directions='pca' alone"):
+        refuse_unused(["random", GIVEN], normalization=None, centring="mean")
+    refuse_unused(["line", "pca"], normalization="filter", centring="mean")
