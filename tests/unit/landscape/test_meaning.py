@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.landscape.workers.fingerprint import _hash
+from distsummary.landscape.workers.fingerprint import digest
 from distsummary.landscape.workers.meaning import Meaning
 
 
 def told(value: Any, known: Any = None) -> str:
-    return _hash(Meaning(known).of(value))
+    return digest(Meaning(known).of(value))
 
 
 def compiled(source: str, skipped: int = 0, file: str = "a.py", **globals_: Any) -> Any:
