@@ -54,9 +54,8 @@ def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
         assert time.monotonic() < deadline, "the collectors wrote nothing"
         time.sleep(0.2)
     family = psutil.Process(demo.pid).children(recursive=True)
-    demo.send_signal(signal.SIGINT)
-    _, errors = demo.communicate(timeout=TIMEOUT_S)
-    assert demo.returncode == 130
+    errors = interrupt(demo)
+    assert demo.returncode == 130, errors
     assert "interrupted" in errors
     assert psutil.wait_procs(family, timeout=30)[1] == []
     for path in run_dir.rank_dirs().values():
@@ -64,6 +63,16 @@ def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
             steps = steps_of(path, dialect, "strict")
             assert steps == list(range(1, len(steps) + 1))
             assert len(steps) > 10
+
+
+def interrupt(demo):
+    """Ctrl-C, and once more after a while, as a user would: one that comes inside Ray's own code may be lost."""
+    demo.send_signal(signal.SIGINT)
+    try:
+        return demo.communicate(timeout=TIMEOUT_S / 3)[1]
+    except subprocess.TimeoutExpired:
+        demo.send_signal(signal.SIGINT)
+        return demo.communicate(timeout=TIMEOUT_S / 3)[1]
 
 
 def have_begun(run_dir):
