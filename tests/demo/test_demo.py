@@ -66,7 +66,7 @@ def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
 
 
 def interrupt(demo):
-    """Ctrl-C, and once more after a while, as a user would: one that comes inside Ray's own code may be lost."""
+    """Ctrl-C, and once more after a while, as a user would: the first had no effect in one of many runs."""
     demo.send_signal(signal.SIGINT)
     try:
         return demo.communicate(timeout=TIMEOUT_S / 3)[1]
