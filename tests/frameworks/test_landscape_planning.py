@@ -1,6 +1,5 @@
 """The planner on real models, and workers with the engine it chose."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,7 @@ from tests.unit.landscape import golden_mlp
 MANY = 10**7  # points: timing candidates pays
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def task_of(net: Any, loss_fn: Any = CRITERION, size: int = 9, **more: Any) -> Task:

@@ -31,12 +31,7 @@ CHUNKED = EngineChoice(engine="graph", chunk=4)
 ENGINES = pytest.mark.parametrize("choice", [ROW, GRAPH, CHUNKED], ids=lambda choice: choice.label)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def accuracy(outputs: Any, labels: Any) -> Any:

@@ -1,7 +1,6 @@
 """Torch's loaders that shuffle or augment: all points see the same data, held or streamed."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,7 @@ from tests.frameworks.landscape_nets import Mlp, make_net
 CRITERION = nn.CrossEntropyLoss()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows() -> TensorDataset:

@@ -1,7 +1,7 @@
 """A journal knows its torch landscape again and no other: architecture, criterion, metrics, shuffled data."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,7 @@ from distsummary.landscape.workers.progress import Progress
 CRITERION = nn.CrossEntropyLoss()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Net(nn.Module):

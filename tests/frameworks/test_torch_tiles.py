@@ -1,6 +1,6 @@
 """Batches in tiles: what may be evaluated so, what may not, and that the numbers stay."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,7 @@ def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_tiles, "LEAST_GAIN", 0)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def evaluated(net: Net, batches: list[Any], **more: Any) -> tuple[Any, set[int]]:
