@@ -69,6 +69,40 @@ def test_layers_between_a_fixed_input_and_a_transposed_reader_are_evaluated_in_c
     assert all(node.args[-2].meta["val"].is_contiguous() for node in products)
 
 
+def test_biases_behind_a_relu_are_columns_of_the_weights_in_one_memory() -> None:
+    arguments = mlp()
+    graph = record(loss_of_layers, arguments, ON_CPU)
+    rewrite(graph, placeholders(graph)[2:], on_cpu=True, by_layout=True)
+    torch.testing.assert_close(run(graph, arguments), loss_of_layers(*arguments), **EXACT)
+    first, *others = calls(graph, aten.addmm.default, aten.mm.default)
+    assert first.target is aten.addmm.default  # computed once a plane
+    assert [[tuple(n.meta["val"].shape) for n in node.args] for node in others] == [
+        [(48, 65), (65, ROWS)],
+        [(10, 49), (49, ROWS)],
+    ]
+
+
+@pytest.mark.parametrize("first_moved", range(2, 8))
+def test_layers_that_stay_do_not_hinder_those_that_move(first_moved: int) -> None:
+    arguments = mlp()
+    graph = record(loss_of_layers, arguments, ON_CPU)
+    rewrite(graph, placeholders(graph)[first_moved:], on_cpu=True, by_layout=True)
+    torch.testing.assert_close(run(graph, arguments), loss_of_layers(*arguments), **EXACT)
+
+
+def test_a_bias_stays_a_bias_where_others_read_the_relu_or_layout_does_not_matter() -> None:
+    def with_shortcut(x: Tensor, *parameters: Tensor) -> Tensor:
+        hidden = torch.relu(nn.functional.linear(x, *parameters[:2]))
+        return hidden + torch.relu(nn.functional.linear(hidden, *parameters[2:]))
+
+    arguments = values((ROWS, 6), (6, 6), (6,), (6, 6), (6,))
+    for loss, given, by_layout in ((with_shortcut, arguments, True), (loss_of_layers, mlp(), False)):
+        graph = record(loss, given, ON_CPU)
+        rewrite(graph, placeholders(graph)[1:], on_cpu=True, by_layout=by_layout)
+        torch.testing.assert_close(run(graph, given), loss(*given), **EXACT)
+        assert not calls(graph, aten.cat.default)
+
+
 def with_norm(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
     hidden = nn.functional.layer_norm(nn.functional.linear(x, *parameters[:2]), (64,))
     return nn.functional.cross_entropy(layers(hidden, *parameters[2:]), labels)
@@ -200,8 +234,26 @@ def test_bound_calls_of_two_batches_share_memory_but_for_their_results() -> None
     assert len(memory) == 3  # two products and the result
 
 
+def test_bound_calls_make_what_is_stacked_in_its_place_and_copy_the_rest() -> None:
+    def stacked(x: Tensor, weight: Tensor, more: Tensor) -> Tensor:
+        product, twice, read_elsewhere = weight @ x, torch.tanh(x), torch.sigmoid(x)
+        rows = torch.relu(torch.cat([product, more, twice, twice, read_elsewhere]))
+        return torch.tanh(rows @ read_elsewhere.t())
+
+    arguments = values((5, 6), (7, 5), (2, 6))
+    graph = record(stacked, arguments)
+    in_place(graph, 0, 3)
+    memory: dict[Any, Tensor] = {}
+    call = bound(arguments, memory, graph)
+    for _ in range(2):
+        torch.testing.assert_close(call()[0], stacked(*arguments), **EXACT)
+        arguments[2].mul_(-0.5)
+    assert len(memory) == 5  # the stack with the product in it, two that are copied, the last two
+
+
 def test_a_graph_with_other_operations_or_large_results_is_not_bound() -> None:
     numbers = values((4, 4))
     assert bind(record(lambda a: a.cumsum(0), numbers), numbers, {}) is None
+    assert bind(record(lambda a: torch.cat([a, a], 1), numbers), numbers, {}) is None
     wide = [torch.empty(KEPT_BYTES // 4 + 1)]
     assert bind(record(torch.tanh, wide), wide, {}) is None

@@ -4,7 +4,7 @@ Where tensors are small, allocating results, viewing them and looking operations
 arithmetic. Here every result has its memory from the beginning.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,9 +37,11 @@ def bind(
     """
     if not _fits(graph):
         return None
-    own = {_root(node) for node in results(graph)}
+    for node in {_root(node) for node in results(graph)}:
+        memory.pop(node, None)
+    places = _places(graph)
     values: dict[Node, Any] = dict(zip(placeholders(graph), arguments, strict=True))
-    calls = []
+    calls: list[Callable[[], Any]] = []
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -50,10 +52,11 @@ def bind(
             values[node] = args[0]
             calls.append(partial(WRITES[node.target], *args, **kwargs))
         else:
-            if node in own or node not in memory:
-                memory[node] = _empty(node, arguments[0].device)
-            values[node] = memory[node]
-            calls.append(partial(INTO[node.target], *args, **kwargs, out=values[node]))
+            values[node] = _memory(node, places, memory, arguments[0].device)
+            if _is_stack(node):
+                calls += _copies(node, values, places)
+            else:
+                calls.append(partial(INTO[node.target], *args, **kwargs, out=values[node]))
     found = tuple(values[node] for node in results(graph))
 
     def run() -> tuple[Tensor, ...]:
@@ -67,8 +70,51 @@ def bind(
 def _fits(graph: fx.Graph) -> bool:
     calls = [node for node in graph.nodes if node.op == "call_function" and not is_view(node)]
     made = [node.meta["val"] for node in calls if node.target not in WRITES]
-    is_known = all(node.target in INTO or node.target in WRITES for node in calls)
+    is_known = all(node.target in INTO or node.target in WRITES or _is_stack(node) for node in calls)
     return is_known and sum(o.numel() * o.element_size() for o in made) <= KEPT_BYTES
+
+
+def _is_stack(node: Node) -> bool:
+    """Whether a node lays tensors of one type one below another."""
+    if node.target is not aten.cat.default or (len(node.args) > 1 and node.args[1] != 0):
+        return False
+    return len({part.meta["val"].dtype for part in node.args[0]}) == 1
+
+
+def _places(graph: fx.Graph) -> dict[Node, tuple[Node, int]]:
+    """What can be made where it is stacked: the stack and the row it begins at."""
+    found = {}
+    for node in graph.nodes:
+        if not _is_stack(node):
+            continue
+        start, parts = 0, node.args[0]
+        for part in parts:
+            if part.target in INTO and len(part.users) == 1 and parts.count(part) == 1:
+                found[part] = (node, start)
+            start += part.meta["val"].shape[0]
+    return found
+
+
+def _memory(
+    node: Node, places: Mapping[Node, tuple[Node, int]], memory: dict[Node, Tensor], device: torch.device
+) -> Tensor:
+    """Where a result is put."""
+    whole, start = places.get(node, (node, 0))
+    if whole not in memory:
+        like = whole.meta["val"]
+        memory[whole] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+    return memory[whole].narrow(0, start, node.meta["val"].shape[0]) if node in places else memory[whole]
+
+
+def _copies(
+    stack: Node, values: Mapping[Node, Tensor], places: Mapping[Node, Any]
+) -> list[Callable[[], Tensor]]:
+    """The calls that lay down what was not made in its place."""
+    parts = stack.args[0]
+    rows = torch.split(values[stack], [part.meta["val"].shape[0] for part in parts])
+    return [
+        partial(row.copy_, values[part]) for row, part in zip(rows, parts, strict=True) if part not in places
+    ]
 
 
 def _root(node: Node) -> Node:
@@ -76,8 +122,3 @@ def _root(node: Node) -> Node:
     while is_view(node) or node.target in WRITES:
         node = node.args[0]
     return node
-
-
-def _empty(node: Node, device: torch.device) -> Tensor:
-    like = node.meta["val"]
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)

@@ -3,14 +3,18 @@
 That is how a CPU multiplies small matrices fastest, since neither side is transposed: no weight has to be
 turned, and the fixed input of the first layer is turned once. A chain is taken whole or not at all, from
 fixed inputs to where it is read transposed anyway.
+
+Behind a ReLU the bias becomes one more column of the weight, times a row of ones below the activations: a
+ReLU leaves one as it is, and to add a bias would be another pass over the product.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
-from distsummary.landscape.engines.torch_trace import Node, aten, emit, is_view
+from distsummary.landscape.engines.torch_trace import Node, aten, depends_on, emit, is_view
 
 PRODUCTS = (aten.addmm.default, aten.mm.default)
 POINTWISE = {
@@ -93,3 +97,38 @@ def _turned(graph: fx.Graph, node: Node, turned: dict[Node, Node]) -> Node:
         return emit(graph, aten.mm.default, weight, columns)
     bias = emit(graph, aten.unsqueeze.default, node.args[0], 1)
     return emit(graph, aten.addmm.default, bias, weight, columns)
+
+
+def take_in_biases(graph: fx.Graph, moved: Iterable[Node]) -> None:
+    """W ReLU(h) + b as [W b] ReLU([h; 1]), in columns, where the ones can be computed once a plane."""
+    moving = depends_on(graph, moved)
+    adding = [node for node in graph.nodes if node in moving and _adds_to_relu(node)]
+    found = [(node, _source(node, moving)) for node in adding]
+    for node, source in found:
+        if source is not None:
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_with_ones(graph, node, source))
+    graph.eliminate_dead_code()
+
+
+def _adds_to_relu(node: Node) -> bool:
+    """Whether a node is a linear layer in columns, with a bias, that alone reads a ReLU."""
+    if node.target is not aten.addmm.default or node.kwargs:
+        return False
+    bias, weight, relu = node.args
+    is_alone = relu.target is aten.relu.default and len(relu.users) == 1
+    return is_alone and bias.meta["val"].shape == (weight.meta["val"].shape[0], 1)
+
+
+def _source(node: Node, moving: set[Node]) -> Node | None:
+    """What does not move in a chain that a node is in; None if there is nothing in columns."""
+    while node in moving and (node.target in PRODUCTS or node.target in POINTWISE):
+        node = node.args[-1] if node.target in PRODUCTS else node.args[0]
+    return None if node in moving else node
+
+
+def _with_ones(graph: fx.Graph, node: Node, source: Node) -> Node:
+    bias, weight, relu = node.args
+    ones = emit(graph, aten.ones_like.default, emit(graph, aten.sum.dim_IntList, source, [0], True))
+    rows = emit(graph, aten.relu.default, emit(graph, aten.cat.default, [relu.args[0], ones]))
+    return emit(graph, aten.mm.default, emit(graph, aten.cat.default, [weight, bias], 1), rows)

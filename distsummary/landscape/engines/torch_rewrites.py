@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from distsummary.landscape.engines.torch_columns import turn_chains
+from distsummary.landscape.engines.torch_columns import take_in_biases, turn_chains
 from distsummary.landscape.engines.torch_trace import (
     Decompositions,
     Node,
@@ -102,7 +102,7 @@ BATCH_NORMS: dict[Any, tuple[int, int | None]] = {
 def rewrite(graph: fx.Graph, moved: Collection[Node], *, on_cpu: bool, by_layout: bool) -> None:
     """The rewrites of several operations, in a graph whose placeholders `moved` move.
 
-    `by_layout`: also those for how pictures lie in a CPU's memory.
+    `by_layout`: also those for how numbers lie in a CPU's memory.
     """
     fold_batch_norms(graph)
     if by_layout:
@@ -110,6 +110,8 @@ def rewrite(graph: fx.Graph, moved: Collection[Node], *, on_cpu: bool, by_layout
         flatten_as_it_lies(graph)
     if on_cpu:
         turn_chains(graph)
+        if by_layout:
+            take_in_biases(graph, moved)
         turn_weights(graph, moved)
 
 

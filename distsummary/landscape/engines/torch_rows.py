@@ -207,6 +207,14 @@ def _along(node: Node) -> int | None:
     return axis if node.args[1] % _dim(node) != axis else None
 
 
+def _joined(node: Node) -> int | None:
+    """Side by side along another axis."""
+    axes = {n.meta[STATE] for n in node.args[0]}
+    axis = axes.pop()
+    along = node.args[1] % _dim(node) if len(node.args) > 1 else 0
+    return axis if not axes and axis not in (WHOLE, along) else None
+
+
 def _gathered(node: Node) -> int | None:
     values, dim, index = node.args[:3]
     if values.meta[STATE] != index.meta[STATE] or dim % _dim(node) == _axis(values):
@@ -232,7 +240,7 @@ RULES: dict[Any, Callable[[Node], Any]] = {
     aten.empty_like.default: _pointwise, aten.zeros_like.default: _pointwise,
     aten.ones_like.default: _pointwise, aten.full_like.default: _pointwise,
     aten.mm.default: _product, aten.addmm.default: _product,
-    aten.dot.default: _vectors, aten.mv.default: _vectors,
+    aten.cat.default: _joined, aten.dot.default: _vectors, aten.mv.default: _vectors,
     aten._log_softmax.default: _along, aten._softmax.default: _along, aten.gather.default: _gathered,
     aten.sum.default: _reduced, aten.sum.dim_IntList: _reduced,
     aten.mean.default: _reduced, aten.mean.dim: _reduced,

@@ -28,6 +28,7 @@ from distsummary.landscape.engines.torch_rows import (
 from distsummary.landscape.engines.torch_trace import Node, aten, emit, placeholders, results
 
 CACHE_BYTES = 1 << 20  # of a core's own, that slots may fill: at the centre, along x, at the point
+ROWS = 16  # a tile has a multiple of them: where rows begin in the middle of a cache line products are slower
 LEAST_GAIN = 2  # slots must be so many times what moves with every tile
 
 
@@ -52,8 +53,8 @@ def tiles(parts: Parts) -> list[Tile]:
         return []
     slot = placeholders(parts.point.graph)[parts.shared]
     rows = slot.meta["val"].shape[slot.meta[STATE]]
-    size = math.ceil(rows / min(count, rows))
-    return [Tile(start, min(size, rows - start)) for start in range(0, rows, size)]
+    size = math.ceil(rows / count / ROWS) * ROWS
+    return [] if size >= rows else [Tile(start, min(size, rows - start)) for start in range(0, rows, size)]
 
 
 def _is_sum(parts: Parts) -> bool:
