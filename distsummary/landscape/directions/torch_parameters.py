@@ -126,6 +126,9 @@ class OwnState(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         return _array(self.tensors[name])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors  # Mapping's own would copy the values
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
 

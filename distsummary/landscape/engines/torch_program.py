@@ -153,8 +153,7 @@ class Bound:
 
     def at(self, x: float, y: float) -> Tensor:
         """The reading (columns,) of one point."""
-        self._set_row(y)
-        return self._reading(y, (x,)).reshape(self.program.chunk, -1)[0]
+        return self.read(y, [(x,)])[0]
 
     def read(self, y: float, points: Sequence[Sequence[float]]) -> Tensor:
         """Readings (points, columns) at chunks of a row."""

@@ -1,0 +1,232 @@
+"""A GPU in name only: tensors say that they are on cuda:0, their values are on the host.
+
+What a machine without a GPU can find out about code for one: operations that mix devices raise, as a real one
+lets them; so does what waits for the device, or reads the host, while a graph is captured; and a captured
+graph repeats its operations on the tensors it was captured with. Speed, streams and libraries it cannot tell.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from distsummary.landscape.directions import torch_parameters
+from distsummary.landscape.engines import torch_trace
+
+aten = torch.ops.aten
+GPU = torch.device("cuda:0")
+MIXED = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor}  # what may take tensors of two devices
+WAITING = {aten._local_scalar_dense.default, aten.nonzero.default}
+MEMORY_BYTES = 1 << 30
+
+
+class OnGpu(Tensor):
+    """A tensor whose values `host` are on the host."""
+
+    host: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, host: Tensor) -> "OnGpu":
+        with torch.inference_mode(False):  # whose bookkeeping is the host's
+            made: OnGpu = Tensor._make_wrapper_subclass(
+                cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(),
+                dtype=host.dtype, device=GPU,
+            )  # fmt: skip
+        made.host = host
+        return made
+
+    @property
+    def data(self) -> Tensor:
+        return OnGpu(self.host)
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, OnGpu), "set_data: incompatible tensor type"
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.host = other.host
+
+    # torch's own methods of these names ask for the real device first.
+
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
+        return aten.copy_(self, source, non_blocking)
+
+    def double(self) -> Tensor:
+        return self if self.dtype == torch.float64 else aten._to_copy(self, dtype=torch.float64)
+
+    def __invert__(self) -> Tensor:
+        return aten.bitwise_not(self)
+
+    def item(self) -> Any:
+        return aten._local_scalar_dense(self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        found: Tensor = self
+        for axis, part in reversed(list(enumerate(index if isinstance(index, tuple) else (index,)))):
+            found = _part(found, axis, part)
+        return found
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def __repr__(self, **_: Any) -> str:
+        return f"OnGpu({self.host!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def _part(tensor: Tensor, axis: int, index: int | slice | None) -> Tensor:
+    if index is None:
+        return aten.unsqueeze(tensor, axis)
+    if isinstance(index, int):
+        return aten.select(tensor, axis, index)
+    return aten.slice(tensor, axis, index.start, index.stop, index.step or 1)
+
+
+class NamedGpu(TorchDispatchMode):
+    """Makes tensors that are asked for on the GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def run(func: Any, args: Any, kwargs: Any) -> Any:
+    """Evaluate an operation on the host, as the device would: its results are where its inputs are."""
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    ours = {id(t.host): t for t in tensors if isinstance(t, OnGpu)}
+    asked = kwargs.get("device")
+    if func not in MIXED and ours and any(not isinstance(t, OnGpu) and t.dim() for t in tensors):
+        raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu")
+    is_ours = bool(ours) if asked is None else torch.device(asked).type == "cuda"
+    kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    if asked is not None:
+        kwargs["device"] = torch.device("cpu")
+    if func is aten.copy_.default:
+        is_ours = isinstance(args[0], OnGpu)
+    found = func(*pytree.tree_map_only(OnGpu, lambda t: t.host, args), **_on_host(kwargs))
+    if not is_ours:
+        return found
+    return pytree.tree_map_only(Tensor, lambda t: ours[id(t)] if id(t) in ours else OnGpu(t), found)
+
+
+def _on_host(kwargs: Any) -> Any:
+    return pytree.tree_map_only(OnGpu, lambda t: t.host, kwargs)
+
+
+def to_gpu(model: nn.Module) -> nn.Module:
+    """The model with its parameters and buffers there."""
+    there: dict[int, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    held[name] = there.setdefault(id(tensor), _moved(tensor))
+    return model
+
+
+def _moved(tensor: Tensor) -> Any:
+    moved = OnGpu(tensor.detach())
+    return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
+
+
+class Hurried(TorchDispatchMode):
+    """Refuses what waits for the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in WAITING:
+            raise RuntimeError(f"{func} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+class Tape(TorchDispatchMode):
+    """A captured graph: operations that can be repeated on the tensors that they had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if func in WAITING or any(not isinstance(t, OnGpu) and t.dim() for t in leaves):
+            raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
+        made = func(*args, **(kwargs or {}))
+        if any(isinstance(t, Tensor) and not isinstance(t, OnGpu) for t in pytree.tree_leaves(made)):
+            raise RuntimeError(f"{func}: a stream that is capturing cannot wait for a copy to the host")
+        self._calls.append((func, args, kwargs or {}, made))
+        return made
+
+    def replay(self) -> None:
+        for func, args, kwargs, made in self._calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(pytree.tree_leaves(made), pytree.tree_leaves(again), strict=True):
+                if isinstance(old, OnGpu) and old.data_ptr() != new.data_ptr():
+                    old.host.copy_(new.host)
+
+
+@contextmanager
+def _capturing(tape: Tape) -> Iterator[None]:
+    with tape:
+        yield
+
+
+def _recorder(make_fx: Any) -> Any:
+    """make_fx with tensors without values in place of ours: what it makes of unknown classes is not real."""
+
+    def made(function: Any, decompositions: Any, **options: Any) -> Any:
+        def record(*arguments: Any) -> Any:
+            with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
+
+                def outline(t: Tensor) -> Tensor:
+                    device = GPU if isinstance(t, OnGpu) else t.device
+                    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+
+                seen = pytree.tree_map_only(Tensor, outline, arguments)
+            with _disable_current_modes():
+                return make_fx(function, decompositions, **options)(*seen)
+
+        return record
+
+    return made
+
+
+def _plain_type(value: Any) -> type:
+    return Tensor if isinstance(value, OnGpu) else type(value)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with a GPU in name only."""
+    properties = SimpleNamespace(total_memory=MEMORY_BYTES)
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, value in {
+        "get_device_name": lambda device: "a GPU in name only",
+        "get_device_properties": lambda device: properties,
+        "manual_seed_all": lambda seed: None,
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "get_rng_state": lambda device: None,
+        "set_rng_state": lambda state, device: None,
+        "Stream": lambda: stream,
+        "current_stream": lambda device=None: stream,
+        "stream": lambda stream: nullcontext(),
+        "Event": lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None),
+        "CUDAGraph": Tape,
+        "graph": _capturing,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch_parameters, "type", _plain_type, raising=False)
+    monkeypatch.setattr(torch_trace, "make_fx", _recorder(torch_trace.make_fx))
+    with NamedGpu():
+        yield

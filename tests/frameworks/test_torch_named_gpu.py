@@ -1,0 +1,125 @@
+"""On a GPU in name only: nothing mixes devices or waits where it must not, captured graphs follow the point.
+
+What needs torch's own CUDA code cannot be run so: attention, recurrent nets, gradients, memory="inference".
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import distsummary as ds
+from distsummary.frameworks.torch import FRAMEWORK, counted
+from distsummary.landscape.engines.planner import EngineChoice
+from tests.frameworks.landscape_nets import (
+    CRITERION,
+    XS,
+    YS,
+    Cnn,
+    Flat,
+    Linear,
+    Mlp,
+    Net,
+    Pooled,
+    ResNet8,
+    Signal,
+    engine_at,
+    float64_losses,
+    make_net,
+)
+from tests.frameworks.named_gpu import Hurried, OnGpu, gpu, to_gpu
+
+__all__ = ["gpu"]
+
+EXACT = 5e-6
+CHOICES = [
+    EngineChoice(engine="naive"),
+    EngineChoice(engine="row"),
+    EngineChoice(engine="row", options=("channels_last",)),
+    EngineChoice(engine="graph"),
+    EngineChoice(engine="graph", options=("cuda_graph",)),
+    EngineChoice(engine="graph", chunk=4),
+    EngineChoice(engine="graph", chunk=4, options=("cuda_graph",)),
+]
+
+pytestmark = pytest.mark.usefixtures("one_thread", "gpu")
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
+@pytest.mark.parametrize("kind", [Mlp, Linear, Cnn, Pooled, Flat, ResNet8, Signal], ids=lambda k: k.__name__)
+def test_engines_mix_no_devices_and_agree_with_the_float64_loop(
+    kind: type[Net], choice: EngineChoice
+) -> None:
+    net = make_net(kind)
+    batches = net.batches()  # of two sizes
+    expected = float64_losses(net, batches, normalization="layer")  # all moves
+    engine = engine_at(to_gpu(net), batches, choice, normalization="layer")
+    assert engine.on_gpu
+    try:
+        losses = np.concatenate([engine.row_values(y, XS)[:, 0] for y in YS])
+    finally:
+        engine.close()
+    np.testing.assert_allclose(losses, expected, rtol=EXACT)
+
+
+EVALUATIONS: list[Any] = [
+    {},
+    {"stderr": True, "streamed": True},
+    {"tolerance": 0.1},
+    {"metrics": {"spread": lambda output, batch: output.var()}},
+    {"precision": "float64"},
+    {"bn_mode": "batch"},
+]
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS, ids=str)
+@pytest.mark.parametrize("engine", ["auto", "row", "torch-graph cuda_graph"])
+def test_a_whole_landscape_is_that_of_the_host(engine: str, evaluation: Any) -> None:
+    def landscape(model: Any, engine: str) -> Any:
+        given = ds.Evaluation(**evaluation)
+        return ds.landscape(model, CRITERION, batches, size=5, workers=0, engine=engine, evaluation=given)
+
+    batches = make_net(Cnn).batches()
+    expected = landscape(make_net(Cnn), "row")
+    grid = landscape(to_gpu(make_net(Cnn)), engine)
+    assert grid.hardware.startswith("a GPU in name only")
+    assert engine in ("auto", grid.engine.removeprefix("torch-"), grid.engine)
+    np.testing.assert_allclose(grid.z, expected.z, rtol=EXACT)
+    assert grid.quantities.keys() == expected.quantities.keys()
+    for name, values in expected.quantities.items():
+        np.testing.assert_allclose(grid.quantities[name], values, rtol=1e-4)
+
+
+def test_a_captured_graph_follows_the_slots_that_batches_share_and_their_own() -> None:
+    """Both moved by the graph itself: a point that stayed behind would give the centre's losses."""
+    net = make_net(Mlp)
+    batches = net.batches()
+    engine = engine_at(to_gpu(net), batches, EngineChoice(engine="graph", options=("cuda_graph",)))
+    try:
+        rows = [engine.row_values(y, XS) for y in (0.2, -0.9, 0.2)]
+    finally:
+        engine.close()
+    assert rows[0].tobytes() == rows[2].tobytes()
+    assert not np.allclose(rows[0], rows[1])
+    assert len(np.unique(rows[0])) == len(XS)
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_histograms_and_copies_of_tensors_on_the_device(dtype: torch.dtype) -> None:
+    host = (torch.randn(3000, generator=torch.Generator().manual_seed(0)) * 50).to(dtype)
+    there = OnGpu(host.clone())
+    with Hurried():
+        histogram, copy = FRAMEWORK.histogram(there), FRAMEWORK.snapshot(there)
+        transposed = FRAMEWORK.snapshot(OnGpu(host.reshape(60, 50).t()))
+    there.host.zero_()
+    expected = counted(host).result()
+    found = histogram.result()
+    np.testing.assert_array_equal(found.counts, expected.counts)
+    np.testing.assert_array_equal(found.left, expected.left)
+    assert (found.min, found.max, found.sum) == (expected.min, expected.max, expected.sum)
+    np.testing.assert_array_equal(copy.result(), FRAMEWORK.to_numpy(host))
+    np.testing.assert_array_equal(transposed.result(), FRAMEWORK.to_numpy(host.reshape(60, 50).t()))
