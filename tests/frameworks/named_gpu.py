@@ -1,4 +1,4 @@
-"""A GPU in name only: tensors say that they are on cuda:0, their values are on the host.
+"""GPUs in name only: tensors say that they are on one, their values are on the host.
 
 What a machine without a GPU can find out about code for one: operations that mix devices raise, as a real one
 lets them; so does what waits for the device, or reads the host, while a graph is captured; and a captured
@@ -22,7 +22,12 @@ from distsummary.landscape.engines import torch_trace
 
 aten = torch.ops.aten
 GPU = torch.device("cuda:0")
-MIXED = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor}  # what may take tensors of two devices
+MIXED = {
+    aten.copy_.default,
+    aten._to_copy.default,
+    aten.to.device,
+    aten.index.Tensor,
+}  # what may take tensors of two devices
 WAITING = {aten._local_scalar_dense.default, aten.nonzero.default}
 MEMORY_BYTES = 1 << 30
 
@@ -34,18 +39,18 @@ class OnGpu(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, host: Tensor) -> "OnGpu":
+    def __new__(cls, host: Tensor, device: torch.device = GPU) -> "OnGpu":
         with torch.inference_mode(False):  # whose bookkeeping is the host's
             made: OnGpu = Tensor._make_wrapper_subclass(
                 cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(),
-                dtype=host.dtype, device=GPU,
+                dtype=host.dtype, device=device,
             )  # fmt: skip
         made.host = host
         return made
 
     @property
     def data(self) -> Tensor:
-        return OnGpu(self.host)
+        return OnGpu(self.host, self.device)
 
     @data.setter
     def data(self, other: Tensor) -> None:
@@ -103,41 +108,51 @@ class NamedGpu(TorchDispatchMode):
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
-    """Evaluate an operation on the host, as the device would: its results are where its inputs are."""
+    """Evaluate an operation on the host; its results are where its inputs are, or where asked for."""
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     ours = {id(t.host): t for t in tensors if isinstance(t, OnGpu)}
-    asked = kwargs.get("device")
-    if func not in MIXED and ours and any(not isinstance(t, OnGpu) and t.dim() for t in tensors):
-        raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu")
-    is_ours = bool(ours) if asked is None else torch.device(asked).type == "cuda"
-    kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-    if asked is not None:
-        kwargs["device"] = torch.device("cpu")
-    if func is aten.copy_.default:
-        is_ours = isinstance(args[0], OnGpu)
-    found = func(*pytree.tree_map_only(OnGpu, lambda t: t.host, args), **_on_host(kwargs))
-    if not is_ours:
+    places = {t.device for t in tensors if isinstance(t, OnGpu) or t.dim()}
+    if func not in MIXED and len(places) > 1:
+        raise RuntimeError(f"{func}: expected all tensors to be on the same device, found {places}")
+    place = _place(func, args, kwargs, [t.device for t in ours.values()])
+    given = args, {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    given = pytree.tree_map_only(torch.device, lambda asked: torch.device("cpu"), given)
+    args, kwargs = pytree.tree_map_only(OnGpu, lambda t: t.host, given)
+    found = func(*args, **kwargs)
+    if place.type != "cuda":
         return found
-    return pytree.tree_map_only(Tensor, lambda t: ours[id(t)] if id(t) in ours else OnGpu(t), found)
+
+    def there(host: Tensor) -> OnGpu:
+        if id(host) not in ours:
+            return OnGpu(host, place)
+        known = ours[id(host)]
+        return known if known.device == place else OnGpu(host.clone(), place)
+
+    return pytree.tree_map_only(Tensor, there, found)
 
 
-def _on_host(kwargs: Any) -> Any:
-    return pytree.tree_map_only(OnGpu, lambda t: t.host, kwargs)
+def _place(func: Any, args: Any, kwargs: Any, gpus: list[torch.device]) -> torch.device:
+    """Where an operation leaves its results."""
+    if func is aten.copy_.default:
+        return args[0].device
+    asked = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.device)]
+    place = (*asked, *gpus, torch.device("cpu"))[0]
+    return GPU if place == torch.device("cuda") else place
 
 
-def to_gpu(model: nn.Module) -> nn.Module:
-    """The model with its parameters and buffers there."""
+def to_gpu(model: nn.Module, device: torch.device = GPU) -> nn.Module:
+    """The model with its parameters and buffers there, as `model.to` would leave it."""
     there: dict[int, Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
                 if tensor is not None:
-                    held[name] = there.setdefault(id(tensor), _moved(tensor))
+                    held[name] = there.setdefault(id(tensor), _moved(tensor, device))
     return model
 
 
-def _moved(tensor: Tensor) -> Any:
-    moved = OnGpu(tensor.detach())
+def _moved(tensor: Tensor, device: torch.device) -> Any:
+    moved = OnGpu(tensor.detach(), device)
     return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
 
 
@@ -189,8 +204,7 @@ def _recorder(make_fx: Any) -> Any:
             with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
 
                 def outline(t: Tensor) -> Tensor:
-                    device = GPU if isinstance(t, OnGpu) else t.device
-                    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+                    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
 
                 seen = pytree.tree_map_only(Tensor, outline, arguments)
             with _disable_current_modes():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import distsummary as ds
 from distsummary.frameworks.torch import FRAMEWORK, counted
@@ -123,3 +124,26 @@ def test_histograms_and_copies_of_tensors_on_the_device(dtype: torch.dtype) -> N
     assert (found.min, found.max, found.sum) == (expected.min, expected.max, expected.sum)
     np.testing.assert_array_equal(copy.result(), FRAMEWORK.to_numpy(host))
     np.testing.assert_array_equal(transposed.result(), FRAMEWORK.to_numpy(host.reshape(60, 50).t()))
+
+
+class OverTwo(Mlp):
+    """The first layer on one device, the others on the next."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.layers
+        return nn.Sequential(*others)(first(x).to("cuda:1"))
+
+
+@pytest.mark.parametrize("engine", ["auto", "row", "torch-naive"])
+def test_a_model_over_two_devices_moves_where_it_lies(engine: str) -> None:
+    net = make_net(OverTwo)
+    first, *others = net.layers
+    to_gpu(first)
+    for layer in others:
+        to_gpu(layer, torch.device("cuda:1"))
+    grid = ds.landscape(net, CRITERION, net.batches(), size=5, workers=0, engine=engine)
+    expected = ds.landscape(
+        make_net(Mlp), CRITERION, make_net(Mlp).batches(), size=5, workers=0, engine="row"
+    )
+    np.testing.assert_allclose(grid.z, expected.z, rtol=EXACT)
+    assert {str(p.device) for p in net.parameters()} == {"cuda:0", "cuda:1"}

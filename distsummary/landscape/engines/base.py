@@ -86,13 +86,15 @@ def is_out_of_memory(model: Any, error: BaseException) -> bool:
     return is_full(error)
 
 
-def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], tuple[Any, Any, Any]]:
+def bind_loss(
+    model: Any, loss_fn: Any, beside: Callable[[Any, Any], Any] | None = None
+) -> Callable[[Any], tuple[Any, Any, Any]]:
     """How a batch becomes (loss, outputs, targets), told by the first parameter of `loss_fn`.
 
     Called `model`: `loss_fn(model, batch)` returns the loss or (loss, outputs); the batch counts as the
     targets. Anything else is a criterion: each batch is a pair (inputs, targets), and the loss is
     `loss_fn(model(inputs), targets)`. A loss is the mean over the rows of the batch, or one number for each
-    row.
+    row. `beside(targets, outputs)` gives a criterion's targets where the outputs are.
     """
     if not callable(loss_fn):
         raise InvalidTypeError(
@@ -112,8 +114,10 @@ def bind_loss(model: Any, loss_fn: Any) -> Callable[[Any], tuple[Any, Any, Any]]
                 f"a criterion needs batches (inputs, targets), got a {type(batch).__name__}; "
                 "for others give a function whose first parameter is called model: def loss(model, batch)"
             )
-        outputs = model(batch[0])
-        return loss_fn(outputs, batch[1]), outputs, batch[1]
+        outputs, targets = model(batch[0]), batch[1]
+        if beside is not None:
+            targets = beside(targets, outputs)
+        return loss_fn(outputs, targets), outputs, targets
 
     return criterion
 

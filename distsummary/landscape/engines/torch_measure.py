@@ -17,6 +17,7 @@ from distsummary.landscape.engines.numpy_engine import (
     no_number_error,
 )
 from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.torch_memory import spread, to_device
 
 SAME = 1e-4  # relative: a criterion's mean and the mean of its rows
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,8 +34,9 @@ class Measure:
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
         self._evaluation, self._device = evaluation, device
-        self._loss = bind_loss(model, loss_fn)
-        self._by_rows = bind_loss(model, _rows_of(loss_fn)) if evaluation.wants_rows else None
+        beside = _beside if spread(model) else None
+        self._loss = bind_loss(model, loss_fn, beside)
+        self._by_rows = bind_loss(model, _rows_of(loss_fn), beside) if evaluation.wants_rows else None
         self._autocast = AUTOCAST.get(evaluation.precision)
         self.has_rows = False
 
@@ -106,6 +108,11 @@ def join(columns: Sequence[Tensor]) -> Tensor:
     if len(columns) == 1 and columns[0].numel() == 1:
         return columns[0].reshape(1)
     return torch.cat([column.reshape(-1).double() for column in columns])
+
+
+def _beside(targets: Any, outputs: Any) -> Any:
+    """Targets on the device of the outputs: batches lie where a model over several devices begins."""
+    return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
 
 
 def _rows_of(loss_fn: Any) -> Callable[..., Any]:
