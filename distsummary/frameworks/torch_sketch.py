@@ -1,6 +1,7 @@
 """Sketches of torch parameters: in place on the host, by a few kernels on a device."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -57,8 +58,7 @@ def _add_run(
     def add_whole() -> None:
         if whole:
             values = torch.cat([piece for piece, _, _ in whole]) if len(whole) > 1 else whole[0][0]
-            places = torch.tensor([place for _, place, _ in whole], device=table.device)
-            offsets = torch.tensor([offset for _, _, offset in whole], device=table.device)
+            places, offsets = (_numbers(tuple(of), table.device) for of in list(zip(*whole, strict=True))[1:])
             _add_chunks(total, values, places, windows.index_select(0, offsets))
             whole.clear()
 
@@ -74,6 +74,12 @@ def _add_run(
         folded = padded.view(rows, BUCKETS).sum(0).double()
         total += torch.roll(folded, place)
     add_whole()
+
+
+@cache
+def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """They are the same at every step, and to take them to a device is to wait for it."""
+    return torch.tensor(values).to(device)
 
 
 def _add_chunks(total: Tensor, values: Tensor, places: Tensor, flipping: Tensor) -> None:

@@ -78,6 +78,9 @@ class OnGpu(Tensor):
             found = _part(found, axis, part)
         return found
 
+    def __setitem__(self, index: Any, values: Tensor) -> None:
+        self[index].copy_(values)
+
     def __float__(self) -> float:
         return float(self.item())
 
@@ -157,12 +160,16 @@ def _moved(tensor: Tensor, device: torch.device) -> Any:
 
 
 class Hurried(TorchDispatchMode):
-    """Refuses what waits for the device."""
+    """Refuses what waits for the device: values that decide, copies of which the host waits for the end."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in WAITING:
+        leaves = pytree.tree_leaves((args, kwargs))
+        made = func(*args, **(kwargs or {}))
+        is_copy = func in (aten.copy_.default, aten._to_copy.default, aten.to.device)
+        sides = {isinstance(t, OnGpu) for t in (*leaves, *pytree.tree_leaves(made)) if isinstance(t, Tensor)}
+        if func in WAITING or (is_copy and len(sides) > 1 and not any(leaf is True for leaf in leaves)):
             raise RuntimeError(f"{func} waits for the device")
-        return func(*args, **(kwargs or {}))
+        return made
 
 
 class Tape(TorchDispatchMode):
@@ -240,6 +247,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "graph": _capturing,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
     monkeypatch.setattr(torch_parameters, "type", _plain_type, raising=False)
     monkeypatch.setattr(torch_trace, "make_fx", _recorder(torch_trace.make_fx))
     with NamedGpu():

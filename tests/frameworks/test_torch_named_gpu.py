@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import distsummary as ds
+from distsummary.frameworks.base import load
+from distsummary.frameworks.sketching import open_sketching, sketched_parts
 from distsummary.frameworks.torch import FRAMEWORK, counted
+from distsummary.landscape.engines import torch_engines
 from distsummary.landscape.engines.planner import EngineChoice
 from tests.frameworks.landscape_nets import (
     CRITERION,
@@ -106,6 +109,27 @@ def test_a_captured_graph_follows_the_slots_that_batches_share_and_their_own() -
     assert len(np.unique(rows[0])) == len(XS)
 
 
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
+def test_a_row_waits_for_the_device_once_at_its_end(
+    choice: EngineChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[torch.Tensor] = []
+
+    def on_host(readings: torch.Tensor) -> Any:
+        ends.append(readings)
+        return np.zeros(readings.shape)
+
+    engine = engine_at(to_gpu(make_net(Cnn)), make_net(Cnn).batches(), choice)
+    try:
+        engine.row_values(0.5, XS)
+        monkeypatch.setattr(torch_engines, "on_host", on_host)
+        with Hurried():
+            engine.row_values(-0.3, XS)
+    finally:
+        engine.close()
+    assert len(ends) == 1
+
+
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
 
@@ -124,6 +148,19 @@ def test_histograms_and_copies_of_tensors_on_the_device(dtype: torch.dtype) -> N
     assert (found.min, found.max, found.sum) == (expected.min, expected.max, expected.sum)
     np.testing.assert_array_equal(copy.result(), FRAMEWORK.to_numpy(host))
     np.testing.assert_array_equal(transposed.result(), FRAMEWORK.to_numpy(host.reshape(60, 50).t()))
+
+
+def test_a_sketch_of_parameters_on_the_device_waits_for_nothing_but_the_first_time() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 7), nn.Linear(700, 800))  # one of more than a chunk
+    framework = load("torch")
+    expected = open_sketching(framework, sketched_parts(framework, net)).take().result()
+    sketching = open_sketching(framework, sketched_parts(framework, to_gpu(net)))
+    first = sketching.take().result()
+    with Hurried():
+        pending = sketching.take()
+    np.testing.assert_allclose(first, expected, atol=1e-4)
+    np.testing.assert_array_equal(pending.result(), first)
 
 
 class OverTwo(Mlp):

@@ -258,6 +258,11 @@ def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None 
     return batch
 
 
+def pinned(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor where a GPU fetches it by itself, so that nobody waits; for other devices as it is."""
+    return host.pin_memory() if device.type == "cuda" else host
+
+
 def spread(model: nn.Module) -> list[int]:
     """The numbers of the GPUs that a model lies on, where they are several; else none."""
     devices = {t.device for t in named_tensors(unwrap(model)).values() if t.device.type == "cuda"}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from distsummary.landscape.engines.torch_memory import Flat
+from distsummary.landscape.engines.torch_memory import Flat, pinned
 from distsummary.landscape.engines.torch_trace import aten
 
 FAR = 1e38  # what a sum in float32 can be without overflow
@@ -38,7 +38,8 @@ class ChunkFlat(Flat):
     def load(self, xs: Sequence[float]) -> None:
         """Say where the next points are; what lacks to a chunk is filled up with the last."""
         padded = [*xs, *[xs[-1]] * (len(self._steps) - len(xs))]
-        self._steps.copy_(torch.tensor(padded, dtype=self._steps.dtype))
+        steps = torch.tensor(padded, dtype=self._steps.dtype)
+        self._steps.copy_(pinned(steps, self._steps.device), non_blocking=True)
 
     def move(self) -> None:
         """Go there."""
