@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
-from distsummary.landscape.directions.names import DIRECTIONS
+from distsummary.landscape.directions.names import CENTRINGS, DIRECTIONS
 
 if TYPE_CHECKING:
     from distsummary.aggregate.merge import MergeReport
@@ -41,27 +41,32 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distsummary", description="One training run out of many ranks.")
     parser.add_argument("--version", action="version", version=f"distsummary {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for add in (_add_demo, _add_merge, _add_landscape, _add_dump, _add_fsck, _add_convert):
+        add(verbs)
+    return parser
 
+
+def _add_demo(verbs: Any) -> None:
     demo = _verb(verbs, "demo", _demo, "train on real digits on several ranks and draw the landscape")
     demo.add_argument("--ranks", type=int, default=4, help="how many ranks (4)")
     demo.add_argument("--epochs", type=int, default=3, help="how many epochs (3)")
     demo.add_argument("--out", default="runs/demo", help="the run dir (runs/demo)")
 
+
+def _add_merge(verbs: Any) -> None:
     merge = _verb(verbs, "merge", _merge, "make one run of the rank directories of a run dir, without Ray")
     merge.add_argument("run", metavar="RUN", help="the run dir")
     merge.add_argument(
         "--tag", action="append", default=[], help="also min, median, max, argmax_rank of this tag"
     )
 
+
+def _add_landscape(verbs: Any) -> None:
     landscape = _verb(verbs, "landscape", _landscape, "draw loss landscapes around the trajectory of a run")
-    landscape.add_argument("run", metavar="RUN", help="the run dir")
+    landscape.add_argument("run", metavar="RUN", help="the run dir; landscapes are written to it")
     landscape.add_argument("factory", metavar="module:factory", help="returns (model, loss_fn, batches)")
+    _add_planes(landscape)
     landscape.add_argument("--size", type=int, default=21, help="points along each side, 3 to 256 (21)")
-    landscape.add_argument(
-        "--directions",
-        default="pca,random",
-        help=f"one or several of {', '.join(DIRECTIONS)}, with commas between (pca,random)",
-    )
     landscape.add_argument("--seed", type=int, default=0, help="of the random directions (0)")
     landscape.add_argument(
         "--refine", type=float, help="leave out points that interpolation tells within this share"
@@ -74,14 +79,45 @@ def _parser() -> argparse.ArgumentParser:
     landscape.add_argument("--memory", choices=("inference",), help="move one layer at a time")
     landscape.add_argument("--anew", action="store_true", help="do not go on with one that was stopped")
 
+
+def _add_planes(landscape: argparse.ArgumentParser) -> None:
+    """What is drawn around, along which directions, and what moves."""
+    landscape.add_argument(
+        "--directions",
+        help=f"one or several of {', '.join(DIRECTIONS)}, with commas between (pca,random; "
+        "random around a checkpoint file, pca of --runs)",
+    )
+    landscape.add_argument(
+        "--around", metavar="PATH", help="another run, a ckpt_dir or a checkpoint file to draw around (RUN)"
+    )
+    landscape.add_argument(
+        "--runs",
+        metavar="PATH",
+        action="append",
+        help="a run, a ckpt_dir or a checkpoint file; once for each of several, for one plane through all",
+    )
+    landscape.add_argument(
+        "--parameters",
+        metavar="PATTERN",
+        action="append",
+        help="a part of a name, such as lora, or a regular expression: nothing else moves; once for each",
+    )
+    landscape.add_argument("--centring", choices=CENTRINGS, help="of the PCA (last; mean with --runs)")
+
+
+def _add_dump(verbs: Any) -> None:
     dump = _verb(verbs, "dump", _dump, "print every value of event files, one JSON object a line")
     dump.add_argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir")
     dump.add_argument("--full", action="store_true", help="also the numbers of tensors and the images")
 
+
+def _add_fsck(verbs: Any) -> None:
     fsck = _verb(verbs, "fsck", _fsck, "name every file that is damaged or hostile to a viewer; 0 if none is")
     fsck.add_argument("directory", metavar="DIR", help="a run dir, a rank's directory or their parent")
     fsck.add_argument("--repair", action="store_true", help="cut torn tails, make run.json anew")
 
+
+def _add_convert(verbs: Any) -> None:
     convert = _verb(verbs, "convert", _convert, "write the other dialect of event files that have one only")
     convert.add_argument("directory", metavar="DIR", help="a run dir or a rank's directory")
     convert.add_argument(
@@ -91,7 +127,6 @@ def _parser() -> argparse.ArgumentParser:
         help="the dialect to write (tensorboard)",
     )
     convert.add_argument("--out", metavar="DIR", help="where to write (beside the files)")
-    return parser
 
 
 def _verb(verbs: Any, name: str, handler: Any, text: str) -> argparse.ArgumentParser:
@@ -151,6 +186,22 @@ def _with_progress() -> Iterator[None]:
         log.setLevel(before)
 
 
+def _planes(options: argparse.Namespace) -> dict[str, Any]:
+    """What `_add_planes` asks of `landscape`, with the directions that it takes by default."""
+    from distsummary.landscape.directions.sources import is_single
+
+    around = options.run if options.around is None and options.runs is None else options.around
+    usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
+    asked = usual if options.directions is None else options.directions
+    return {
+        "around": around,
+        "runs": options.runs,
+        "directions": tuple(name.strip() for name in asked.split(",")),
+        "parameters": options.parameters,
+        "centring": options.centring,
+    }
+
+
 def _landscape(options: argparse.Namespace) -> None:
     from distsummary.landscape.factory import load_factory
     from distsummary.landscape.generator import landscape
@@ -160,10 +211,9 @@ def _landscape(options: argparse.Namespace) -> None:
     with _with_progress(), nullcontext() if options.workers == 0 else connected(1, {"CPU": 1}):
         grids = landscape(
             *parts,
-            around=options.run,
+            **_planes(options),
             output=options.run,
             size=options.size,
-            directions=tuple(options.directions.split(",")),
             seed=options.seed,
             evaluation=evaluation,
             refine=options.refine,

@@ -3,11 +3,13 @@
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from distsummary.checks import check_type
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import DistSummaryError, InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.engines.quantities import Evaluation
 
 Parts: TypeAlias = tuple[Any, Any, Iterable[Any]]
@@ -17,7 +19,7 @@ def load_factory(name: str) -> tuple[Parts, Evaluation | None]:
     """Call the function `module:factory`; it returns (model, loss_fn, batches), or also an `Evaluation`.
 
     The current directory is searched for the module too. Raises InvalidValueError for a name that leads
-    nowhere, InvalidTypeError for a function that returns something else.
+    nowhere, InvalidTypeError for a function that returns something else, LandscapeError for what it raises.
     """
     check_type("factory", name, str)
     module_name, _, attribute = name.partition(":")
@@ -25,13 +27,11 @@ def load_factory(name: str) -> tuple[Parts, Evaluation | None]:
         raise InvalidValueError(f"factory must be module:function, such as train:parts, got {name!r}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise InvalidValueError(f"factory {name!r} cannot be found: {error}") from error
+    factory = _find(name, module_name, attribute)
     if not callable(factory):
         raise InvalidTypeError(f"{name} must be a function, got {type(factory).__name__}")
-    parts = factory()
+    with _told(name):
+        parts = factory()
     if not isinstance(parts, tuple | list) or len(parts) not in (3, 4):
         raise InvalidTypeError(
             f"{name} must return (model, loss_fn, batches), or also an Evaluation behind them, "
@@ -39,3 +39,36 @@ def load_factory(name: str) -> tuple[Parts, Evaluation | None]:
         )
     model, loss_fn, batches, *more = parts
     return (model, loss_fn, batches), more[0] if more else None
+
+
+def _find(name: str, module_name: str, attribute: str) -> Any:
+    with _told(name):
+        try:
+            return getattr(importlib.import_module(module_name), attribute)
+        except ModuleNotFoundError as error:
+            raise InvalidValueError(f"factory {name!r} cannot be found: {error}; name another") from error
+        except AttributeError as error:
+            if error.name != attribute:
+                raise
+            raise InvalidValueError(f"factory {name!r} cannot be found: {error}; name another") from error
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Raise LandscapeError of one line, with the place, for what the user's module or function raises."""
+    try:
+        yield
+    except DistSummaryError:
+        raise
+    except Exception as error:  # of any kind: it is the user's code
+        what = traceback.format_exception_only(error)[-1].strip()
+        raise LandscapeError(
+            f"the factory {name!r} raised {what}{_place(error)}; mend what raises"
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f" (line {error.lineno} of {error.filename})"
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return "" if at.filename == __file__ else f" (line {at.lineno} of {at.filename})"

@@ -109,7 +109,7 @@ def landscape(
         normalization: "filter", "layer", "mindspore" or "none". Default: "filter" for random directions and
             those given, "none" for all others.
         filter_axis: where the filters of a parameter lie, by name or as a function of (name, shape), for
-            layers that the modules do not tell; see `normalization`.
+            layers that the modules do not tell; of normalization "filter" alone.
         centring: of the PCA, "last" (default), "mean" or "mindspore".
         seed: of the random directions.
         mode: "standard" (eval mode) or "mindspore": MindSpore's numbers, so training mode, its directions,
@@ -158,10 +158,9 @@ def landscape(
     check_type("resume", resume, bool)
     choice = choose_engine(model, engine, memory)
     request = check_directions(model, directions, around, runs, mode)
-    refuse_unused(request, normalization=normalization, centring=centring)
-    evaluation, tell = evaluation or Evaluation(), open_teller(progress)
-    source = open_source(model, around, unit, step_per_epoch) if runs is None else None
-    sources = [source] if source is not None else open_runs(model, runs or [])
+    refuse_unused(request, mode=mode, normalization=normalization, centring=centring, filter_axis=filter_axis)
+    evaluation, tell, target = evaluation or Evaluation(), open_teller(progress), _target(output)
+    sources = _sources(model, around, runs, unit, step_per_epoch)
     moved = moving(model, mode, parameters, filter_axis)
     settings = Settings(
         size=size,
@@ -177,13 +176,12 @@ def landscape(
     )
     data, evaluation = _data(batches, evaluation, mode, sources[0])
     with _workers(workers, gpus_per_worker) as crew:
-        prepared: dict[str, Prepared]
-        if source is None:
-            prepared = prepare_runs(sources, moved, request, settings)
-        else:
-            open_hessian = partial(crew.hessian, model, loss_fn, _first(data), mode=mode)
-            find = partial(find_eigenpairs, open_hessian)
-            prepared = prepare(source, moved, request, settings, find)
+        find = partial(find_eigenpairs, partial(crew.hessian, model, loss_fn, _first(data), mode=mode))
+        prepared = (
+            prepare(sources[0], moved, request, settings, find)
+            if runs is None
+            else prepare_runs(sources, moved, request, settings)
+        )
         task = Task(
             model=model,
             loss_fn=loss_fn,
@@ -193,10 +191,16 @@ def landscape(
             evaluation=evaluation,
             choice=choice,
         )
-        target = None if output is None else output if isinstance(output, RunDir) else RunDir(output)
         found = _drawn(task, prepared, crew, tell, refine, target, _run_of(around), resume=resume)
     is_single = len(found) == 1 and (directions is None or isinstance(directions, str | Directions))
     return next(iter(found.values())) if is_single else found
+
+
+def _sources(
+    model: Any, around: Around, runs: Sequence[Around] | None, unit: str | None, step_per_epoch: int | None
+) -> list[Source]:
+    """The checkpoints of one run, or of several."""
+    return [open_source(model, around, unit, step_per_epoch)] if runs is None else open_runs(model, runs)
 
 
 def _drawn(
@@ -257,6 +261,16 @@ def _data(
             "use mode='standard'"
         )
     return mindspore_batches(data, samples), evaluation
+
+
+def _target(output: RunDir | str | os.PathLike[str] | None) -> RunDir | None:
+    """The run dir to write to."""
+    if output is None or isinstance(output, RunDir):
+        return output
+    check_type("output", output, (str, os.PathLike))
+    if not os.fspath(output).strip():
+        raise InvalidValueError(f"output must not be blank, got {output!r}; name a run dir")
+    return RunDir(output)
 
 
 def _first(data: Any) -> Any:

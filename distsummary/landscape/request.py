@@ -8,9 +8,8 @@ from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE, UNITS
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.names import DIRECTIONS, OF_RUNS
-from distsummary.landscape.directions.normalization import NORMALIZATIONS
-from distsummary.landscape.directions.pca import CENTRINGS
+from distsummary.landscape.directions.names import CENTRINGS, DIRECTIONS, OF_RUNS
+from distsummary.landscape.directions.normalization import NORMALIZATIONS, FilterAxisHook
 from distsummary.landscape.directions.prepare import Direction
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.directions.sources import Around, is_single
@@ -133,7 +132,12 @@ def _check_of_runs(direction: Direction) -> None:
 
 
 def refuse_unused(
-    directions: Sequence[Direction], *, normalization: str | None, centring: str | None
+    directions: Sequence[Direction],
+    *,
+    mode: str,
+    normalization: str | None,
+    centring: str | None,
+    filter_axis: FilterAxisHook,
 ) -> None:
     """Raise InvalidValueError for an argument that none of the directions takes."""
     if normalization is not None and all(direction == "line" for direction in directions):
@@ -143,3 +147,14 @@ def refuse_unused(
         )
     if centring is not None and "pca" not in directions:
         raise InvalidValueError("centring= is that of directions='pca' alone; leave it out or ask for 'pca'")
+    if filter_axis is not None and not _has_filters(directions, mode, normalization):
+        raise InvalidValueError(
+            "filter_axis= has a meaning with normalization='filter' alone, which none of these landscapes "
+            "has; leave it out or ask for normalization='filter'"
+        )
+
+
+def _has_filters(directions: Sequence[Direction], mode: str, normalization: str | None) -> bool:
+    if normalization is not None or mode == "mindspore":
+        return normalization == "filter"
+    return any(direction == "random" or isinstance(direction, Directions) for direction in directions)

@@ -72,6 +72,17 @@ def test_products_are_those_of_the_dense_hessian() -> None:
     np.testing.assert_allclose(np.abs(np.sum(found.vectors * vectors.T[[-1, -2]], axis=1)), 1, rtol=1e-9)
 
 
+def test_a_vector_that_is_read_only_as_those_of_rays_store_gives_its_product() -> None:
+    model = mlp()
+    v = np.random.default_rng(0).normal(size=sum(p.numel() for p in model.parameters()))
+    with TorchHessian(
+        model, CRITERION, batches(), names=names_of(model), centre=framework_of(model).state(model)
+    ) as h:
+        expected = h.product(v).tobytes()
+        v.flags.writeable = False
+        assert h.product(v).tobytes() == expected  # and no warning, which would be an error here
+
+
 def test_the_product_is_the_sum_of_its_groups_in_order() -> None:
     model = mlp()
     torch.manual_seed(1)

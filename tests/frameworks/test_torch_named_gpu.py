@@ -77,7 +77,7 @@ EVALUATIONS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("evaluation", EVALUATIONS, ids=str)
+@pytest.mark.parametrize("evaluation", EVALUATIONS, ids=lambda given: "+".join(given) or "loss")
 @pytest.mark.parametrize("engine", ["auto", "row", "torch-graph cuda_graph"])
 def test_a_whole_landscape_is_that_of_the_host(engine: str, evaluation: Any) -> None:
     def landscape(model: Any, engine: str) -> Any:

@@ -1,6 +1,7 @@
 """What torch modules tell of their parameters: filter axes, tied names, subspaces of checkpoints."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from distsummary.checkpoints.safetensors import write_safetensors
-from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.parameters import moving
 from distsummary.landscape.directions.recipe import Directions, RandomDirections
@@ -122,6 +123,24 @@ def test_a_checkpoint_may_list_a_tied_parameter_under_either_name_or_both(tmp_pa
         draw(model, around={**full, "head.weight": full["head.weight"] + 1})
 
 
+@pytest.mark.parametrize("wrap", [nn.DataParallel, partial(torch.compile, backend="eager")])
+def test_a_checkpoint_of_a_wrapped_model_is_that_of_the_model(wrap: Any, tmp_path: Path) -> None:
+    trained = language()
+    with torch.no_grad():
+        trained.norm.bias += 1
+    expected = draw(language(), around=trained.state_dict()).z.tobytes()
+    state = wrap(trained).state_dict()
+    assert set(state).isdisjoint(trained.state_dict())
+    assert draw(language(), around=state).z.tobytes() == expected
+    assert draw(wrap(language()), around=state).z.tobytes() == expected
+    assert draw(wrap(language()), around=trained.state_dict()).z.tobytes() == expected
+    write_safetensors(tmp_path / "a.safetensors", {n: t.numpy() for n, t in state.items() if "head" not in n})
+    assert draw(language(), around=tmp_path / "a.safetensors").z.tobytes() == expected
+    along = {name: np.ones(t.shape, np.float32) for name, t in state.items() if "lora_A" in name}
+    other = {name: array.cumsum(1) for name, array in along.items()}
+    assert draw(language(), directions=Directions(x=along, y=other)).kind == "given"
+
+
 def test_only_the_parameters_of_a_subspace_move() -> None:
     model, seen = language(), []
 
@@ -198,6 +217,32 @@ def test_views_of_other_parts_or_shapes_are_parameters_of_their_own() -> None:
     assert tied_names(empty) == tied_names(meta) == {}
 
 
+@pytest.mark.parametrize("frozen", ["", "embed", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_that_is_a_view_of_another_shape_is_refused(frozen: str, dtype: torch.dtype) -> None:
+    model = language().to(dtype)
+    model.head.weight = nn.Parameter(model.embed.weight.data.t())  # (4, 7)
+    if frozen:
+        model.get_submodule(frozen).requires_grad_(False)
+    with pytest.raises(
+        InvalidValueError, match=r"embed\.weight \(7, 4\) and head\.weight \(4, 7\) share memory"
+    ):
+        moving(model, "standard")
+    assert moving(model, "standard", "lora").names == ("lora_A.weight", "lora_B.weight")
+    model.head.weight = nn.Parameter(model.head.weight.data.clone())
+    assert "norm.weight" in moving(model, "standard").names
+
+
+def test_only_memory_in_common_is_refused() -> None:
+    whole = torch.randn(6, 4)
+    apart = {"top": whole[:3], "left": whole[3:, :2], "right": whole[3:, 2:]}
+    assert len(moving(nn.ParameterDict(apart), "standard").names) == 3
+    assert len(moving(nn.LSTM(3, 4, 2), "standard").names) == 8
+    for other in (whole[2:4], whole[5], whole[::2, 1:2], whole.flatten()):
+        with pytest.raises(InvalidValueError, match="share memory, and a landscape would move them as two"):
+            moving(nn.ParameterDict({**apart, "other": other}), "standard")
+
+
 def test_shared_memory_reaches_another_process_as_one_parameter() -> None:
     model = shared()
     sent, _ = pickle.loads(pickle.dumps(portable(model, batches())))
@@ -261,14 +306,40 @@ def test_a_buffer_of_another_shape_is_told_by_name() -> None:
 def test_the_rounding_of_a_half_model_is_its_own_with_checkpoints_of_float32(dtype: torch.dtype) -> None:
     model, data = nn.Linear(3, 1).to(dtype), torch.ones(4, 3, dtype=dtype)
     state = {name: t.float() for name, t in model.state_dict().items()}
-    along = {"weight": np.full((1, 3), 1e-5)}
+    x, y = ({"weight": np.array([[1e-5, sign, 1e-5]])} for sign in (1e-5, -1e-5))
     grid = landscape(
         model, nn.MSELoss(), [(data, data[:, :1])], around=state, size=3, progress=False, workers=0,
-        directions=Directions(x=along, y=along), normalization="none",
+        directions=Directions(x=x, y=y), normalization="none",
     )  # fmt: skip
     assert isinstance(grid, LossGrid)
     assert grid.rounding == {"x": 1.0, "y": 1.0}
     assert len(np.unique(grid.z)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: nn.Linear(3, 1, device="meta"), InvalidValueError, "weight is on the device meta"),
+        (lambda: nn.LazyLinear(1), InvalidValueError, "weight is lazy, without a shape"),
+        (lambda: nn.Linear(3, 1).to(torch.complex64), InvalidTypeError, "weight is complex64; convert it"),
+    ],
+)
+def test_models_without_real_values_are_refused_by_name(
+    make: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        draw_normed(make())
+    state = nn.Linear(3, 1).state_dict()
+    for mode in ("standard", "mindspore"):
+        with pytest.raises(error, match=match):
+            draw_normed(make(), around=state, mode=mode)
+
+
+def test_what_does_not_move_may_be_complex() -> None:
+    model = Normed()
+    model.register_buffer("frequencies", torch.ones(2, dtype=torch.complex64))
+    assert np.isfinite(draw_normed(model).z).all()
 
 
 def test_integers_stay_in_mindspores_mode() -> None:

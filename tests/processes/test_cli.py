@@ -1,14 +1,17 @@
 """The command line in a shell, and the verb that imports Ray."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
 from distsummary.cli import main
+from distsummary.landscape.output.grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.conftest import ROOT
 from tests.unit.test_cli import two_ranks
@@ -73,13 +76,73 @@ def test_a_landscape_without_a_terminal_tells_its_progress_and_its_doubts(tmp_pa
     assert "pca: not one of the 25 computed losses is finite" in doubt
 
 
-def recorded_bowl(path):
+@pytest.mark.parametrize("directions", ["pca, line", " line,pca "])
+def test_names_in_a_list_may_have_blanks_around_them(directions, bowl, capsys):
+    assert main([*bowl, "--directions", directions, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["landscapes"] == ["line", "pca"]
+    assert main([*bowl, "--directions", "pca, Line"]) == 1
+    assert "directions must be one of" in capsys.readouterr().err
+
+
+def drawn(bowl, name):
+    """A landscape that the command wrote."""
+    return LossGrid.load(RunDir(bowl[1]).landscape_dir / name)
+
+
+def test_the_centring_and_the_subspace_of_a_landscape(bowl, capsys):
+    assert main([*bowl, "--directions", "pca", "--centring", "mean"]) == 0
+    assert drawn(bowl, "landscape_1-3.npz").centring == "mean"
+    assert main([*bowl, "--directions", "line", "--centring", "mean"]) == 1
+    assert "centring= is that of directions='pca' alone" in capsys.readouterr().err
+    assert main([*bowl, "--directions", "pca", "--parameters", "w"]) == 0
+    assert drawn(bowl, "landscape_only_w_1-3.npz").parameters == ("w",)
+    assert main([*bowl, "--parameters", "lora"]) == 1
+    assert "parameters='lora' is found in no trainable parameter" in capsys.readouterr().err
+
+
+def test_a_landscape_around_another_run_or_a_file(bowl, capsys, tmp_path):
+    other = recorded_bowl(tmp_path / "other", scale=2)
+    assert main([*bowl, "--directions", "pca", "--around", str(other.base)]) == 0
+    assert drawn(bowl, "landscape_1-3.npz").true_loss[0] == pytest.approx(20)
+    [file] = other.ckpt_dir.glob("*_2_*.ckpt")
+    assert main([*bowl, "--around", str(file)]) == 1  # the bowl has no filters for random directions
+    assert "normalization='filter' leaves random directions" in capsys.readouterr().err
+    assert main([*bowl, "--around", str(file), "--directions", "pca"]) == 1
+    assert "directions='pca' needs around= with a run" in capsys.readouterr().err
+    assert main([*bowl, "--around", str(file.with_name("absent.ckpt"))]) == 1
+    assert "absent.ckpt does not exist" in capsys.readouterr().err
+
+
+def test_one_landscape_through_several_runs(bowl, capsys, tmp_path):
+    other = recorded_bowl(tmp_path / "other", scale=2)
+    runs = ["--runs", bowl[1], "--runs", str(other.base)]
+    assert main([*bowl, *runs]) == 0
+    grid = drawn(bowl, "landscape_joint_1-3.npz")
+    assert (grid.runs, grid.run_lengths, grid.centring) == (("run", "other"), (3, 3), "mean")
+    assert main([*bowl, *runs, "--directions", "line", "--json"]) == 0
+    assert drawn(bowl, "landscape_line_3-3.npz").runs == ("run", "other")
+    assert main([*bowl, *runs, "--around", bowl[1]]) == 1
+    assert "runs= cannot be had together with around=" in capsys.readouterr().err
+    assert main([*bowl, *runs[:2]]) == 1
+    assert "runs must be a list of at least two runs" in capsys.readouterr().err
+
+
+@pytest.fixture
+def bowl(tmp_path, monkeypatch, no_matplotlib):
+    """The arguments that draw landscapes of 3 x 3 points around a recorded bowl, in this process."""
+    (tmp_path / "recorded_bowl_factory.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(tmp_path)
+    run_dir = recorded_bowl(tmp_path / "run")
+    return ["landscape", str(run_dir.base), "recorded_bowl_factory:parts", "--workers", "0", "--size", "3"]
+
+
+def recorded_bowl(path, scale=1):
     """A run with three checkpoints of the bowl."""
     run_dir = RunDir(path).create()
     spec = LandscapeSpec(intervals=((1, 2, 3),), landscape_size=5)
     writer = TrajectoryWriter(run_dir.ckpt_dir, spec, model_name="Bowl", run_id="0" * 16, step_per_epoch=1)
     for number, w in enumerate(([1, 2], [0.5, 0.5], [0.1, 0.3]), 1):
-        writer.save(number, {"w": np.array(w, np.float32)})
+        writer.save(number, {"w": scale * np.array(w, np.float32)})
     return run_dir
 
 

@@ -14,10 +14,9 @@ import numpy as np
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.displacements import shape_of
 from distsummary.landscape.directions.finite import refuse_diverged
+from distsummary.landscape.directions.parallel import COLLINEAR, is_rounding
 from distsummary.landscape.directions.pca import Axes, combine, gram
 from distsummary.landscape.directions.recipe import Array, Directions, Weights
-
-COLLINEAR = 1e-6  # of the sine between two sides of a triangle
 
 
 def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
@@ -27,7 +26,9 @@ def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[st
     """
     length = float(_products([start, end], names, labels)[0, 0])
     if length <= 0:
-        raise LandscapeError("both ends of the line are equal; choose two checkpoints that differ")
+        raise LandscapeError(
+            f"both ends of the line{_called(labels)} are equal; choose two checkpoints that differ"
+        )
     axes = Axes(weights=np.array([[-1.0, 0.0], [0.0, 0.0]]), offsets=np.zeros(2))
     directions, _ = combine([start, end], names, axes)
     nothing = np.float32(0)
@@ -50,11 +51,14 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
     height = bb - ab * ab / aa if aa > 0 else 0.0
     if aa <= 0 and bb <= 0:
         raise LandscapeError(
-            "the three checkpoints are equal; choose others, or use directions='random' around one of them"
+            f"the three checkpoints{_called(labels)} are equal; choose others, or use directions='random' "
+            "around one of them"
         )
-    if height <= COLLINEAR**2 * bb:
+    longest = max(aa, bb, aa + bb - 2 * ab)
+    if height <= COLLINEAR**2 * bb or is_rounding(np.sqrt(height * aa / longest), 3, corners[-1], names):
         raise LandscapeError(
-            "the three checkpoints lie on a straight line; use directions='line' between two that differ"
+            f"the three checkpoints{_called(labels)} lie on a straight line, or apart from one by rounding "
+            "alone; use directions='line' between two that differ"
         )
     weights = np.stack([sides[0] / np.sqrt(aa), (sides[1] - ab / aa * sides[0]) / np.sqrt(height)])
     directions, _ = combine(corners, names, Axes(weights=weights, offsets=np.zeros(3)))
@@ -70,6 +74,10 @@ def barrier(losses: Array) -> float:
         return float("inf")
     straight = np.linspace(losses[0], losses[-1], len(losses))
     return max(0.0, float(np.max(losses - straight)))
+
+
+def _called(labels: Sequence[str]) -> str:
+    return f" ({', '.join(labels)})" if labels else ""
 
 
 def _products(states: Sequence[Weights], names: Sequence[str], labels: Sequence[str]) -> Array:

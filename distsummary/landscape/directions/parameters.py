@@ -3,6 +3,7 @@
 import difflib
 import logging
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -21,13 +22,14 @@ from distsummary.landscape.directions.normalization import (
     resolve_filter_axes,
 )
 from distsummary.landscape.directions.normals import Array
-from distsummary.landscape.directions.recipe import Weights, check_fit, is_real
+from distsummary.landscape.directions.overlaps import refuse_overlaps
+from distsummary.landscape.directions.recipe import SHOWN, Weights, check_fit, is_real
 from distsummary.landscape.directions.rows import rows_of
+from distsummary.landscape.directions.wrappers import fitting
 
 Patterns: TypeAlias = str | Sequence[str] | None
 
 NEAR = 0.5  # of difflib's ratio: how alike a name must be to be offered
-SHOWN = 5
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,14 @@ class Moving:
         return tuple(self.shapes)
 
     def named(self, what: str, weights: Weights) -> Weights:
-        """`weights` under canonical names; raises InvalidValueError where tied parameters differ."""
+        """`weights` under canonical names; raises InvalidValueError where tied parameters differ.
+
+        Of a model in a wrapper, or not in one, they may have the names of the other.
+        """
+        if isinstance(weights, Mapping):
+            for name in weights:
+                check_type(f"a name in {what}", name, str)
+            weights = fitting(weights, {*self.shapes, *self.own, *self.tied})
         return canonical(what, weights, self.tied)
 
     def check(self, what: str, state: Weights) -> Weights:
@@ -65,8 +74,9 @@ class Moving:
         What it has of the rest, buffers and what is frozen, must fit too.
         """
         named = self.named(what, state)
-        nothing = np.float32(0)
-        check_fit(what, named, {n: np.broadcast_to(nothing, s) for n, s in self.shapes.items()}, self.shapes)
+        nothing = np.zeros((), np.float32)
+        moved = {name: np.broadcast_to(nothing, shape) for name, shape in self.shapes.items()}
+        check_fit(what, named, ChainMap(moved, dict.fromkeys(self.own, nothing)), self.shapes)
         held = [name for name in self.own if name in named]
         for name in held:
             _check_real(what, name, named, self.own)
@@ -82,9 +92,10 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
     """What moves: the trainable parameters, or those of them that a pattern is found in.
 
     Mode "mindspore" moves what MindSpore moves, frozen parameters too. Raises InvalidValueError for a pattern
-    that is found nowhere, LandscapeError for a model without anything to move.
+    that is found nowhere and for parameters that share memory without being one, LandscapeError for a model
+    without anything to move.
     """
-    framework = framework_of(model)
+    framework, own = framework_of(model), own_state(model)
     axes, tied = _told_by_modules(model)
     tensors = dict(framework.tensors(model))
     trainable = {tied.get(name, name): tensor for name, tensor in framework.named_parameters(model)}
@@ -97,15 +108,27 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
     if patterns is not None:
         names = select(shapes, patterns, others=lambda: framework.state(model), tied=tied)
         shapes = {name: shapes[name] for name in names}
+    refuse_overlaps(_in_memory(model, tied), shapes)
+    precisions = {name: str(tensors[name].dtype).removeprefix("torch.") for name in shapes}
+    _refuse_unmovable(precisions)
     return Moving(
         shapes=shapes,
         is_all=shapes.keys() == trainable.keys(),
         tied=tied,
         filter_axes=resolve_filter_axes(_by_first_names(filter_axis, tied), shapes, axes),
         patterns=() if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns),
-        precisions={name: str(tensors[name].dtype).removeprefix("torch.") for name in shapes},
-        own=own_state(model),
+        precisions=precisions,
+        own=own,
     )
+
+
+def _refuse_unmovable(precisions: Mapping[str, str]) -> None:
+    for name, precision in precisions.items():
+        if not precision.startswith(("float", "bfloat")):
+            raise InvalidTypeError(
+                f"only parameters of floating point can move, {name} is {precision}; convert it, freeze it "
+                "(a buffer of numpy models), or choose others by parameters="
+            )
 
 
 def _mindspore_shapes(
@@ -142,8 +165,23 @@ def _told_by_modules(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]
 
         return filter_axes(model), tied_names(model)
     first: dict[Any, str] = {}
-    names = {name: first.setdefault(_memory(array), name) for name, array in model.parameters.items()}
+    names = {name: first.setdefault(_memory(array), name) for name, array in _own(model)}
     return {}, {name: known for name, known in names.items() if name != known}
+
+
+def _own(model: Any) -> Iterable[tuple[str, Array]]:
+    """The parameters of a numpy model; raises InvalidTypeError for what is no model."""
+    return framework_of(model).named_parameters(model)
+
+
+def _in_memory(model: Any, tied: Mapping[str, str]) -> dict[str, Array]:
+    """The parameters that have addresses, tied ones once under their first names."""
+    if framework_of(model).name == "torch":
+        from distsummary.landscape.directions.torch_parameters import in_memory
+
+        return in_memory(model, tied)
+    found = {name: array for name, array in _own(model) if name not in tied}
+    return {name: array for name, array in found.items() if isinstance(array, np.ndarray) and array.size}
 
 
 def _memory(array: Array) -> Any:
@@ -227,6 +265,10 @@ def near(pattern: str, names: Sequence[str]) -> list[str]:
 
 def _search(pattern: object, names: Iterable[str]) -> list[str]:
     check_type("an item of parameters", pattern, str)
+    if not pattern:
+        raise InvalidValueError(
+            "an item of parameters must not be empty, for that is found in every name; leave parameters= out"
+        )
     try:
         expression = re.compile(str(pattern))
     except re.error as error:

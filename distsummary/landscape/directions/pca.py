@@ -24,11 +24,13 @@ from distsummary.checks import check_choice
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.displacements import displacements, shape_of
 from distsummary.landscape.directions.finite import refuse_diverged
+from distsummary.landscape.directions.names import CENTRINGS
+from distsummary.landscape.directions.parallel import ONE_ROW, is_rounding
 from distsummary.landscape.directions.products import combine_rows, inner
 from distsummary.landscape.directions.recipe import Array, Directions, Weights, check_fit
 
-CENTRINGS = ("last", "mean", "mindspore")
 RANK_TOLERANCE = 1e-14  # relative to the largest eigenvalue, per checkpoint
+NARROW = 0.1  # of the first singular value: a second one below may be rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,11 @@ def pca_plane(
         )
     total = gram(states, names)
     refuse_diverged(total.products, states, names, labels)
-    return build(states, names, pca_axes(total, centring=centring))
+    axes = pca_axes(total, centring=centring)
+    length, width = axes.singular_values
+    if width < NARROW * length and is_rounding(width, len(states), states[-1], names):
+        raise _no_plane(len(states), "lie on a straight line, but for their rounding")
+    return build(states, names, axes)
 
 
 def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
@@ -153,11 +159,7 @@ def pca_axes(total: Gram, *, centring: str = "last") -> Axes:
     values, vectors = np.linalg.eigh(centred)
     largest = float(values[-1])
     if largest <= 0 or len(values) < 2 or values[-2] <= RANK_TOLERANCE * n * largest:
-        what = "are all equal" if largest <= 0 else "lie on a straight line"
-        raise LandscapeError(
-            f"the {n} checkpoints {what}, which spans no plane; use directions='random' around one of them"
-            + ("" if largest <= 0 else ", or 'line'")
-        )
+        raise _no_plane(n, "lie on a straight line" if total.products.any() else "are all equal")
     singular = np.sqrt(values[[-1, -2]])
     offsets = total.sums / total.size if centring == "mindspore" else np.zeros(n)
     return Axes(
@@ -235,6 +237,13 @@ def solve(total: NormalEquations) -> Path:
     outside = np.clip(total.squares - (total.rights.T * points).sum(axis=1), 0.0, None)
     shares = np.divide(outside, total.squares, out=np.zeros(len(points)), where=total.squares > 0)
     return Path(points=points, residuals=np.sqrt(shares))
+
+
+def _no_plane(count: int, why: str) -> LandscapeError:
+    return LandscapeError(
+        f"the {count} checkpoints {why}, which spans no plane; use directions='random' around one of them"
+        + ("" if "equal" in why else f"; {ONE_ROW}")
+    )
 
 
 def _centre(total: Gram, centring: str) -> Array:

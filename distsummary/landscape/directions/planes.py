@@ -11,6 +11,7 @@ from distsummary.landscape.directions.hessian import Eigenpairs, unflatten
 from distsummary.landscape.directions.interpolate import line, triangle
 from distsummary.landscape.directions.normalization import FilterAxis, mindspore_moves, normalize
 from distsummary.landscape.directions.normals import RNG
+from distsummary.landscape.directions.parallel import ONE_ROW, refuse_parallel
 from distsummary.landscape.directions.pca import locate, pca_plane
 from distsummary.landscape.directions.recipe import (
     Array,
@@ -142,6 +143,7 @@ def _prepare_path(
     """The plane of directions that were `found` from a path, and the path in it."""
     normalization = settings.pick_normalization("none")
     directions = _normalized(found, states[-1], normalization, settings)
+    refuse_parallel(directions, states[-1], names, normalization)
     path = locate(states, names, directions)
     x, y = path_axes(path.points, settings.size)
     plane = PlanePlan(states=states, names=tuple(names), recipe=directions, x=x, y=y, points=path.points)
@@ -241,6 +243,7 @@ def _prepare_centre(
     known: Mapping[str, Any],
 ) -> Prepared:
     """A plane around one checkpoint, [-1, 1] along both axes."""
+    refuse_parallel(recipe, state, names, known["normalization"])
     x, y = unit_axes(settings.size)
     points = np.zeros((1, 2))
     plane = PlanePlan(states=[state], names=tuple(names), recipe=recipe, x=x, y=y, points=points)
@@ -269,7 +272,8 @@ def _normalized(
     for axis, direction in (("x", x), ("y", y)):
         if not any(array.any() for array in direction.values()):
             raise LandscapeError(
-                f"the {axis} direction is zero after normalisation; choose another normalization"
+                f"the {axis} direction is zero with normalization={normalization!r}, which spans no plane; "
+                f"give one that moves something, or choose another normalization; {ONE_ROW}"
             )
     return Directions(x=x, y=y)
 
@@ -277,7 +281,8 @@ def _normalized(
 def _complete(given: Directions, centre: Weights) -> Directions:
     """Directions over all parameters of the centre: zero, in no memory, for those that are not given.
 
-    Raises InvalidValueError for one that holds NaN or Inf, InvalidTypeError for one without real numbers.
+    Raises InvalidValueError for one that is not finite in float32, InvalidTypeError for what are no real
+    numbers.
     """
     nothing = np.float32(0)
     found = []
@@ -287,8 +292,13 @@ def _complete(given: Directions, centre: Weights) -> Directions:
                 raise InvalidTypeError(
                     f"the {axis} direction of {name} is {np.asarray(array).dtype}; give real numbers"
                 )
-            if not np.isfinite(array).all():
-                raise InvalidValueError(f"the {axis} direction holds NaN or Inf in {name}; give numbers")
+            with np.errstate(over="ignore"):
+                is_finite = np.isfinite(np.asarray(array, np.float32)).all()
+            if not is_finite:
+                raise InvalidValueError(
+                    f"the {axis} direction holds NaN or Inf in {name}, or what float32 cannot hold; "
+                    "give other numbers"
+                )
         rest = {n: np.broadcast_to(nothing, np.shape(a)) for n, a in centre.items() if n not in direction}
         found.append({name: np.ascontiguousarray(array) for name, array in direction.items()} | rest)
     return Directions(x=found[0], y=found[1])
@@ -300,7 +310,7 @@ def _refuse_no_filters(centre: Weights, names: Sequence[str], normalization: str
     """
     every = (rows_of(centre, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
     filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
-    if not any(normalization == "none" or _has_values(rows) for rows in filters):
+    if not any((normalization == "none" and 0 not in rows.shape) or _has_values(rows) for rows in filters):
         raise LandscapeError(
             f"normalization={normalization!r} leaves random directions without any parameter to move; "
             "use normalization='none', or parameters that it moves and that are not zero"

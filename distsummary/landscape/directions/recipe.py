@@ -1,6 +1,6 @@
 """Directions: the two axes of a loss grid, as data or as a recipe that any worker repeats bit for bit."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +18,8 @@ from distsummary.landscape.directions.normalization import (
 )
 from distsummary.landscape.directions.normals import random_direction, random_normals
 from distsummary.landscape.directions.rows import Rows, array_rows
+
+SHOWN = 5  # names in a message
 
 Array: TypeAlias = NDArray[Any]
 Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name: of tied ones the first
@@ -111,11 +113,11 @@ def is_real(dtype: np.dtype[Any]) -> bool:
 def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str] | None = None) -> None:
     """Raise InvalidValueError unless `weights` (those called `names`) have names and shapes of `centre`."""
     names = list(weights) if names is None else list(names)
-    unknown = sorted(n for n in names if n not in centre or n not in weights)
-    if unknown:
+    if not all(name in weights and name in centre for name in names):
+        only, gone = ([n for n in a if n not in b] for a, b in ((weights, centre), (centre, weights)))
         raise InvalidValueError(
-            f"{what} and the model do not have the same parameters: {', '.join(unknown[:5])} "
-            f"({len(unknown)} in all) are in one only; give the model that made the checkpoints"
+            f"{what} and the model do not have the same parameters: only {what} has {_some(only)}, only the "
+            f"model {_some(gone)}; give the model that made the checkpoints"
         )
     for name in names:
         if shape_of(weights, name) != shape_of(centre, name):
@@ -123,3 +125,8 @@ def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str]
                 f"{what} has {name} of shape {shape_of(weights, name)}, the model {shape_of(centre, name)}; "
                 "give the model that made the checkpoints"
             )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more if names else "nothing"

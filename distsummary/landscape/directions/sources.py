@@ -72,7 +72,7 @@ def open_source(
             step_per_epoch=step_per_epoch or 1,
         )
     assert not isinstance(around, Mapping | None)
-    _refuse_pickles(around)
+    _refuse_files(around)
     trajectory = around if isinstance(around, Trajectory) else read(ckpt_dir_of(around, _has_metadata))
     intervals = saved_intervals(trajectory.intervals, trajectory.numbers)
     return Source(
@@ -128,14 +128,23 @@ def is_single(around: Around) -> bool:
     return around is None or isinstance(around, Mapping) or is_file
 
 
-def _refuse_pickles(around: object) -> None:
-    """Raise InvalidValueError for a file of torch.save, which may run code when it is read."""
-    if not isinstance(around, str | os.PathLike) or Path(around).is_dir():
+def _refuse_files(around: object) -> None:
+    """Raise InvalidValueError for a file that is no checkpoint: one of torch.save may run code when read."""
+    if not isinstance(around, str | os.PathLike):
+        return
+    if not os.fspath(around).strip():
+        raise InvalidValueError(f"around must not be blank, got {around!r}; name a run or a checkpoint file")
+    if Path(around).is_dir():
         return
     if Path(around).suffix in PICKLES:
         raise InvalidValueError(
             f"files of torch.save are not read here, got {os.fspath(around)}; load it yourself and give the "
             "values by name: around=torch.load(path, weights_only=True), where that is the state_dict"
+        )
+    if Path(around).exists():
+        raise InvalidValueError(
+            f"around must be a run, a ckpt_dir or a checkpoint file that ends with one of {SUFFIXES}, got "
+            f"{os.fspath(around)}; name one of these"
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -100,11 +101,35 @@ def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Paramete
 
 def _memory(tensor: Tensor) -> Hashable:
     """What is equal for tensors that look at one memory alike; the object itself where it has none."""
-    if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
-        return id(tensor)
-    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+    if not _has_addresses(tensor):
         return id(tensor)
     return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _has_addresses(tensor: Tensor) -> bool:
+    if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
+        return False
+    return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+
+
+def in_memory(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Array]:
+    """Arrays that lie where the parameters do, each once, to compare addresses by; not to be read."""
+    named = unwrap(model).named_parameters()
+    return {n: np.asarray(_Address(p)) for n, p in named if n not in tied and _has_addresses(p)}
+
+
+class _Address:
+    """What NumPy asks an array for, of any device and dtype."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), True),
+            "version": 3,
+        }
 
 
 class OwnState(Mapping[str, Array]):
@@ -121,7 +146,9 @@ class OwnState(Mapping[str, Array]):
     def of(cls, model: nn.Module) -> "OwnState":
         """What `state` of the framework copies, tied parameters under their first names only."""
         tied = tied_names(model)
-        return cls({name: tensor for name, tensor in entries(model) if name not in tied})
+        found = {name: tensor for name, tensor in entries(model) if name not in tied}
+        _refuse_without_values(found)
+        return cls(found)
 
     def __getitem__(self, name: str) -> Array:
         return _array(self.tensors[name])
@@ -143,6 +170,15 @@ class OwnState(Mapping[str, Array]):
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
         return dict, ({name: self[name] for name in self},)
+
+
+def _refuse_without_values(tensors: Mapping[str, Tensor]) -> None:
+    """Raise InvalidValueError for a parameter or buffer that has no values yet."""
+    for name, tensor in tensors.items():
+        if nn.parameter.is_lazy(tensor):
+            raise InvalidValueError(f"{name} is lazy, without a shape; call the model with a batch first")
+        if tensor.is_meta:
+            raise InvalidValueError(f"{name} is on the device meta, without values; load the model's first")
 
 
 def _array(tensor: Tensor) -> Array:

@@ -26,6 +26,7 @@ PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
 REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
 MIN_BATCHES = 4  # before a standard error from batches is believed
 MIN_ROWS = 30  # before any is: that of a few rows may be near 0 by chance, and a point would end there
+MAX_CLASSES = 1 << 20  # each has two numbers at every point of a chunk
 LOSS, SQUARE = "loss", "loss^2"
 
 
@@ -70,7 +71,7 @@ class Evaluation:
                 raise InvalidTypeError(f"metrics must map names to functions, got {name!r}: {metric!r}")
         if reserved := sorted(set(self.metrics) & {LOSS, SQUARE, "stderr", "rows"}):
             raise InvalidValueError(f"metrics must not be called {', '.join(reserved)}; choose other names")
-        check_int("classes", self.classes, low=0)
+        check_int("classes", self.classes, low=0, high=MAX_CLASSES)
         check_type("stderr", self.stderr, bool)
         check_type("streamed", self.streamed, bool, optional=True)
         for name, number in (("tolerance", self.tolerance), ("cap", self.cap)):

@@ -20,7 +20,7 @@ from distsummary.landscape.directions.torch_parameters import tie, unwrap
 from distsummary.landscape.engines.base import bind_loss
 from distsummary.landscape.engines.data import batch_rows
 from distsummary.landscape.engines.steady import steady
-from distsummary.landscape.engines.torch_memory import exceeds_device, preserved, to_device
+from distsummary.landscape.engines.torch_memory import as_tensor, exceeds_device, preserved, to_device
 
 _SEED = 0  # of dropout in training mode: the same noise in every product
 
@@ -105,7 +105,7 @@ class TorchHessian:
             self._restore.callback(setattr, tensor, "data", tensor.data)
             tensor.data = tensor.data.clone()
             if name in centre:
-                tensor.data.copy_(torch.tensor(np.asarray(centre[name])))
+                tensor.data.copy_(as_tensor(centre[name]))
         for tensor in self._moved:
             self._restore.callback(tensor.requires_grad_, tensor.requires_grad)
             tensor.requires_grad_(True)
@@ -130,7 +130,7 @@ class TorchHessian:
         return total
 
     def _split(self, vector: Array) -> list[torch.Tensor]:
-        flat = torch.from_numpy(np.ascontiguousarray(vector, np.float64))
+        flat = as_tensor(vector).double()
         parts = torch.split(flat, [tensor.numel() for tensor in self._moved])
         return [
             part.view(tensor.shape).to(tensor.device, tensor.dtype)

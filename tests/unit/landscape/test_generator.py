@@ -12,8 +12,6 @@ from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.engines import numpy_engine
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.factory import load_factory
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers.progress import Progress
@@ -21,19 +19,9 @@ from distsummary.run_dir import RunDir
 from tests.unit.landscape import golden_mlp
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
 
-FACTORY = "tests.unit.landscape.test_generator:make_parts"
-
 
 def make_parts() -> tuple[Any, Any, Any]:
     return Mlp(), cross_entropy, batches()
-
-
-def make_parts_and_more() -> tuple[Any, Any, Any, Evaluation]:
-    return *make_parts(), Evaluation(stderr=True)
-
-
-def make_nothing() -> None:
-    return None
 
 
 def draw(**changes: Any) -> Any:
@@ -325,25 +313,25 @@ def test_mindspores_mode_needs_a_whole_batch(tmp_path: Path) -> None:
         draw(batches=[(x, y)], mode="mindspore")
 
 
-def test_a_factory_is_found_by_name() -> None:
-    (model, loss_fn, data), evaluation = load_factory(FACTORY)
-    assert isinstance(model, Mlp)
-    assert loss_fn is cross_entropy
-    assert len(data) == 3
-    assert evaluation is None
-    assert load_factory(FACTORY + "_and_more")[1] == Evaluation(stderr=True)
+@pytest.mark.parametrize("model", [5, "x", None, len, object()])
+def test_what_is_no_model_is_refused_by_type(model: Any) -> None:
+    with pytest.raises(InvalidTypeError, match=r"a NumPy model must have parameters: dict"):
+        draw(model=model, around=None)
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "match"),
-    [
-        ("nocolon", InvalidValueError, "module:function"),
-        (":f", InvalidValueError, "module:function"),
-        ("no_such_module_here:f", InvalidValueError, "cannot be found"),
-        ("math:no_such_name", InvalidValueError, "cannot be found"),
-        (FACTORY.replace("make_parts", "make_nothing"), InvalidTypeError, "must return"),
-    ],
-)
-def test_a_factory_that_cannot_be_used_is_refused(name: str, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        load_factory(name)
+@pytest.mark.parametrize("output", ["", " ", 3])
+def test_an_output_that_is_no_directory_is_refused_by_its_name(output: Any) -> None:
+    with pytest.raises((InvalidTypeError, InvalidValueError), match="output must"):
+        draw(output=output)
+
+
+@pytest.mark.parametrize("around", ["", "plain.txt", {3: np.ones(2)}, 3])
+def test_what_nothing_can_be_drawn_around_is_refused(
+    around: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.txt").write_text("text")
+    with pytest.raises(
+        (InvalidTypeError, InvalidValueError), match=r"around must|a name in the state .* must be str"
+    ):
+        draw(around=around)

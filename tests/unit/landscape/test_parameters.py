@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ def test_a_pattern_that_is_found_nowhere_is_refused_with_names_that_are_near() -
     ("patterns", "error", "match"),
     [
         ([], InvalidValueError, "at least one name"),
+        ("", InvalidValueError, "must not be empty"),
         (3, InvalidTypeError, "parameters must be Sequence"),
         (["lora", 3], InvalidTypeError, "an item of parameters must be str"),
         (["lora("], InvalidValueError, "not a regular expression"),
@@ -100,6 +102,58 @@ def test_a_state_that_is_no_mapping_or_lacks_a_parameter_is_refused() -> None:
         found.check("checkpoint 4", {"head": np.zeros((3, 2))})
 
 
+WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.", "module.module.")
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+@pytest.mark.parametrize("prefix", WRAPPERS)
+def test_names_may_have_the_prefix_of_a_wrapper_or_lack_it(
+    prefix: str, is_mapped: bool, tmp_path: Path
+) -> None:
+    state: Any = {prefix + name: array for name, array in Tied().parameters.items()}
+    if is_mapped:
+        write_ckpt(tmp_path / "a.ckpt", state)
+        state = map_ckpt(tmp_path / "a.ckpt")
+    named = moving(Tied(), "standard").check("checkpoint 1", state)
+    assert isinstance(named, MappedState) is is_mapped
+    assert {name: array.tolist() for name, array in named.items()} == {
+        name: Tied().parameters[name].tolist() for name in ("embed", "fc.weight")
+    }
+    wrapped = Tied()
+    wrapped.parameters = {f"module.{name}": array for name, array in wrapped.parameters.items()}
+    wrapped.buffers = {f"module.{name}": array for name, array in wrapped.buffers.items()}
+    for given in (state, Tied().parameters, wrapped.parameters):
+        assert list(moving(wrapped, "standard").check("it", given)) == ["module.embed", "module.fc.weight"]
+
+
+def test_names_that_differ_otherwise_are_told_of_both_sides() -> None:
+    found = moving(Tied(), "standard")
+    told = "only the state has {}, only the model {}; give the model that made"
+    some = {f"net.{name}": array for name, array in Tied().parameters.items()}
+    half = Tied().parameters | {"module.fc.weight": np.ones((2, 2))}
+    del half["fc.weight"]
+    for state, only, gone in [
+        (some, "net.embed, net.fc.weight, net.head", "embed, fc.weight, running_mean"),
+        (half, "module.fc.weight", "fc.weight, running_mean"),
+        ({}, "nothing", "embed, fc.weight, running_mean"),
+    ]:
+        with pytest.raises(InvalidValueError, match=told.format(only, gone)):
+            found.check("the state", state)
+
+
+def test_arrays_that_share_memory_in_other_shapes_are_refused() -> None:
+    model = Tied()
+    model.parameters["head"] = model.parameters["embed"].T
+    with pytest.raises(InvalidValueError, match=r"embed \(3, 2\) and head \(2, 3\) share memory.*a clone"):
+        moving(model, "standard")
+    assert moving(model, "standard", "fc").names == ("fc.weight",)
+    model.parameters["head"] = model.parameters["embed"][1:]
+    with pytest.raises(InvalidValueError, match=r"embed \(3, 2\) and head \(2, 2\) share memory"):
+        moving(model, "standard")
+    model.parameters["head"] = model.parameters["embed"].T.copy()
+    assert moving(model, "standard").names == ("embed", "fc.weight", "head")
+
+
 def test_a_model_without_parameters_has_no_landscape() -> None:
     empty = Tied()
     empty.parameters = {}
@@ -118,10 +172,18 @@ def test_arrays_that_look_at_one_memory_alike_are_tied() -> None:
     model = Tied()
     whole = model.parameters["embed"]
     model.parameters["head"] = whole[:]
-    model.parameters["part"] = whole[:2]
     found = moving(model, "standard")
     assert found.tied == {"head": "embed"}
     assert "head" not in found.own
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.complex64, bool])
+def test_parameters_that_cannot_move_are_refused_by_name(kind: type) -> None:
+    model = Tied()
+    model.parameters["fc.weight"] = np.ones((2, 2), kind)
+    with pytest.raises(InvalidTypeError, match=rf"floating point can move, fc\.weight is {np.dtype(kind)}"):
+        moving(model, "standard")
+    assert moving(model, "standard", "embed").names == ("embed",)
 
 
 def test_integers_do_not_move_in_mindspores_mode_either() -> None:

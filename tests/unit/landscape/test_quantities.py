@@ -130,6 +130,7 @@ def test_without_a_rule_every_point_takes_every_batch() -> None:
     ("field", "value", "error"),
     [
         ("classes", -1, InvalidValueError),
+        ("classes", 10**9, InvalidValueError),
         ("tolerance", 0.0, InvalidValueError),
         ("tolerance", float("nan"), InvalidValueError),
         ("tolerance", "small", InvalidTypeError),

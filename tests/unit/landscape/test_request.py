@@ -50,9 +50,42 @@ def test_own_directions_through_runs_are_refused_without_their_arrays() -> None:
     assert "array" not in str(refused.value)
 
 
+NOTHING: dict[str, Any] = {
+    "mode": "standard", "normalization": None, "centring": None, "filter_axis": None,
+}  # fmt: skip
+
+
 def test_arguments_that_no_direction_takes_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="normalization= has no meaning for directions='line'"):
-        refuse_unused(["line"], normalization="filter", centring=None)
+        refuse_unused(["line"], **NOTHING | {"normalization": "filter"})
     with pytest.raises(InvalidValueError, match="centring= is that of directions='pca' alone"):
-        refuse_unused(["random", GIVEN], normalization=None, centring="mean")
-    refuse_unused(["line", "pca"], normalization="filter", centring="mean")
+        refuse_unused(["random", GIVEN], **NOTHING | {"centring": "mean"})
+    refuse_unused(["line", "pca"], **NOTHING | {"normalization": "filter", "centring": "mean"})
+
+
+@pytest.mark.parametrize(
+    ("directions", "changes", "is_used"),
+    [
+        (["random"], {}, True),
+        (["line", GIVEN], {}, True),
+        (["pca"], {"normalization": "filter"}, True),
+        (["random"], {"mode": "mindspore", "normalization": "filter"}, True),
+        (["pca", "line"], {}, False),
+        (["hessian"], {}, False),
+        (["random"], {"normalization": "layer"}, False),
+        (["random"], {"normalization": "none"}, False),
+        (["random"], {"mode": "mindspore"}, False),
+    ],
+)
+@pytest.mark.parametrize("axis", [{"d1.weight": 1}, lambda name, shape: 1])
+def test_filter_axes_without_filters_are_refused(
+    directions: Any, changes: dict[str, Any], is_used: bool, axis: Any
+) -> None:
+    arguments = NOTHING | changes | {"filter_axis": axis}
+    if is_used:
+        refuse_unused(directions, **arguments)
+        return
+    with pytest.raises(
+        InvalidValueError, match="filter_axis= has a meaning with normalization='filter' alone"
+    ):
+        refuse_unused(directions, **arguments)
