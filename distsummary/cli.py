@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
+from distsummary.interrupts import heeds_interrupts
 from distsummary.landscape.directions.names import CENTRINGS, DIRECTIONS
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parser().parse_args(arguments)
     try:
-        return int(options.handler(options) or 0)
+        with heeds_interrupts():
+            return int(options.handler(options) or 0)
     except DistSummaryError as error:
         print(f"distsummary {options.verb}: {error}", file=sys.stderr)
         return 2 if options.verb == "fsck" else 1

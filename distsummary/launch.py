@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from distsummary.aggregate.actor import settle
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError, RanksFailedError
+from distsummary.interrupts import heeds_interrupts
 from distsummary.topology import LAUNCH_ID, cluster_address
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ GRACE_S = 10.0  # how long the other ranks may go on after one failed
 LEAVE_S = 60.0  # how long a rank's exit handlers may take
 
 
+@heeds_interrupts()
 def launch(
     train_fn: Callable[[], Result],
     *,

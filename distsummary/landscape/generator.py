@@ -15,6 +15,7 @@ from distsummary.checkpoints.metadata import METADATA
 from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_type
 from distsummary.errors import InvalidValueError
+from distsummary.interrupts import heeds_interrupts
 from distsummary.landscape.directions.normalization import FilterAxisHook
 from distsummary.landscape.directions.parameters import Patterns, moving
 from distsummary.landscape.directions.planes import Prepared, Settings
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from distsummary.landscape.workers.actor import RayWorkers
 
 
+@heeds_interrupts()
 def landscape(
     model: Any,
     loss_fn: Any,

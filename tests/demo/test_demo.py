@@ -14,17 +14,21 @@ from distsummary.events.reader import read_directory
 from distsummary.events.records import DIALECTS
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.run_dir import RunDir
+from tests.interrupts import sigint
 
 TIMEOUT_S = 170
 
 
 def start(out, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "distsummary", "demo", "--out", str(out), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return python("-m", "distsummary", "demo", "--out", str(out), *arguments)
+
+
+def python(*arguments: str) -> subprocess.Popen:
+    """A process that heeds Ctrl-C, though the tests may ignore it, as in a script's `make test &`."""
+    with sigint(signal.default_int_handler):
+        return subprocess.Popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
@@ -54,7 +58,8 @@ def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
         assert time.monotonic() < deadline, "the collectors wrote nothing"
         time.sleep(0.2)
     family = psutil.Process(demo.pid).children(recursive=True)
-    errors = interrupt(demo)
+    demo.send_signal(signal.SIGINT)
+    _, errors = demo.communicate(timeout=TIMEOUT_S)
     assert demo.returncode == 130, errors
     assert "interrupted" in errors
     assert psutil.wait_procs(family, timeout=30)[1] == []
@@ -65,14 +70,11 @@ def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
             assert len(steps) > 10
 
 
-def interrupt(demo):
-    """Ctrl-C, and once more after a while, as a user would: the first had no effect in one of many runs."""
-    demo.send_signal(signal.SIGINT)
-    try:
-        return demo.communicate(timeout=TIMEOUT_S / 3)[1]
-    except subprocess.TimeoutExpired:
-        demo.send_signal(signal.SIGINT)
-        return demo.communicate(timeout=TIMEOUT_S / 3)[1]
+def test_ctrl_c_reaches_the_demo_where_the_tests_ignore_it():
+    with sigint(signal.SIG_IGN):
+        one = python("-c", "import signal; signal.raise_signal(signal.SIGINT)")
+    _, errors = one.communicate(timeout=TIMEOUT_S)
+    assert one.returncode == -signal.SIGINT, errors
 
 
 def have_begun(run_dir):

@@ -1,6 +1,7 @@
 """What `landscape` computes beside the loss, leaves out, and keeps when it is interrupted."""
 
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers.runner import LandscapeCancelled
+from tests.interrupts import Dropping, sigint
 from tests.unit.landscape.golden_mlp import Mlp, batches
 from tests.unit.landscape.test_generator import draw
 
@@ -128,6 +130,13 @@ def test_refinement_leaves_out_what_interpolation_tells() -> None:
     assert np.abs(refined.z - whole.z).max() < 0.02 * np.median(whole.z)
     assert whole.computed.all()
     assert refined.true_loss.tobytes() == whole.true_loss.tobytes()
+
+
+def test_an_interrupt_that_python_drops_stops_it_too() -> None:
+    left = [Dropping()]
+    with sigint(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        random_plane(progress=lambda progress: left.clear())
+    assert not left
 
 
 @pytest.mark.parametrize("refine", [None, 0.02])

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import sys
 import time
 
@@ -11,6 +12,7 @@ import ray
 from distsummary import topology
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launch import launch, plan_environments
+from tests.interrupts import Dropping, sigint
 
 MODULE = sys.modules["distsummary.launch"]  # the package's attribute of this name is the function
 
@@ -54,6 +56,18 @@ def test_equal_errors_of_ranks_are_one_line_that_names_them():
     lines = str(caught.value).splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("[ranks 0,2] ValueError: no data in shard 0")
+
+
+def test_an_interrupt_that_python_drops_ends_the_ranks_too(monkeypatch):
+    def drop(*arguments):
+        Dropping()
+        return plan_environments(*arguments)
+
+    monkeypatch.setattr(MODULE, "plan_environments", drop)
+    begun = time.monotonic()
+    with sigint(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        launch(lambda: time.sleep(60), ranks=1, backend=None)
+    assert time.monotonic() - begun < 60
 
 
 def test_ranks_that_hang_after_a_failure_are_stopped(monkeypatch):

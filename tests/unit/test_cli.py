@@ -1,4 +1,6 @@
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.directions.names import DIRECTIONS
 from distsummary.run_dir import RunDir
+from tests.interrupts import Dropping, sigint
 
 
 def two_ranks(path) -> RunDir:
@@ -35,6 +38,17 @@ def test_an_error_is_one_line_that_names_the_verb(tmp_path, capsys):
     assert message.startswith("distsummary merge: ")
     assert str(tmp_path / "absent") in message
     assert message.count("\n") == 1
+
+
+def test_an_interrupt_that_python_drops_ends_a_verb_too(monkeypatch, capsys):
+    def drop(*arguments, **options):
+        Dropping()
+        time.sleep(60)
+
+    monkeypatch.setattr("distsummary.aggregate.merge.merge_run", drop)
+    with sigint(signal.default_int_handler):
+        assert main(["merge", "anything"]) == 130
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_argparses(capsys):
