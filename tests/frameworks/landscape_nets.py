@@ -15,6 +15,15 @@ from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.quantities import Evaluation
 
 CRITERION = nn.CrossEntropyLoss()
+ON_GPU = [
+    EngineChoice(engine="row"),
+    EngineChoice(engine="graph"),
+    EngineChoice(engine="graph", options=("cuda_graph",)),
+    EngineChoice(engine="graph", options=("channels_last", "cuda_graph")),
+    EngineChoice(engine="graph", chunk=4),
+    EngineChoice(engine="graph", chunk=4, options=("cuda_graph",)),
+    EngineChoice(engine="inference"),
+]
 XS, YS = np.linspace(-0.8, 1.1, 6), (-0.7, 0.9)
 
 

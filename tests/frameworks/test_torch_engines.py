@@ -18,6 +18,7 @@ from distsummary.landscape.engines.torch_trace import CannotTraceError
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,
+    ON_GPU,
     XS,
     YS,
     Cnn,
@@ -321,17 +322,6 @@ def test_a_compiled_graph_gives_the_same_losses() -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPILED]
     done = subprocess.run(command, env=os.environ | QUICK, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-ON_GPU = [
-    EngineChoice(engine="row"),
-    EngineChoice(engine="graph"),
-    EngineChoice(engine="graph", options=("cuda_graph",)),
-    EngineChoice(engine="graph", options=("channels_last", "cuda_graph")),
-    EngineChoice(engine="graph", chunk=4),
-    EngineChoice(engine="graph", chunk=4, options=("cuda_graph",)),
-    EngineChoice(engine="inference"),
-]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,6 +1,7 @@
 """On a GPU in name only: nothing mixes devices or waits where it must not, captured graphs follow the point.
 
-What needs torch's own CUDA code cannot be run so: attention, recurrent nets, gradients, memory="inference".
+What needs torch's own CUDA code cannot be run so: attention, recurrent nets, gradients, memory="inference",
+and pictures that its convolutions lay out channels-last in a captured graph.
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ from distsummary.landscape.engines import torch_engines
 from distsummary.landscape.engines.planner import EngineChoice
 from tests.frameworks.landscape_nets import (
     CRITERION,
+    ON_GPU,
     XS,
     YS,
     Cnn,
@@ -37,14 +39,11 @@ from tests.frameworks.named_gpu import Hurried, OnGpu, gpu, to_gpu
 __all__ = ["gpu"]
 
 EXACT = 5e-6
+BEYOND = ("torch-inference", "torch-graph channels_last cuda_graph")
 CHOICES = [
     EngineChoice(engine="naive"),
-    EngineChoice(engine="row"),
     EngineChoice(engine="row", options=("channels_last",)),
-    EngineChoice(engine="graph"),
-    EngineChoice(engine="graph", options=("cuda_graph",)),
-    EngineChoice(engine="graph", chunk=4),
-    EngineChoice(engine="graph", chunk=4, options=("cuda_graph",)),
+    *(choice for choice in ON_GPU if choice.label not in BEYOND),
 ]
 
 pytestmark = pytest.mark.usefixtures("one_thread", "gpu")

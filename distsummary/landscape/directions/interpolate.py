@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from distsummary.errors import LandscapeError
+from distsummary.landscape.directions.collinear import COLLINEAR, is_rounding
 from distsummary.landscape.directions.displacements import shape_of
 from distsummary.landscape.directions.finite import refuse_diverged
-from distsummary.landscape.directions.parallel import COLLINEAR, is_rounding
 from distsummary.landscape.directions.pca import Axes, combine, gram
 from distsummary.landscape.directions.recipe import Array, Directions, Weights
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from distsummary.checks import check_choice
 from distsummary.errors import LandscapeError
+from distsummary.landscape.directions.collinear import ONE_ROW, is_rounding
 from distsummary.landscape.directions.displacements import displacements, shape_of
 from distsummary.landscape.directions.finite import refuse_diverged
 from distsummary.landscape.directions.names import CENTRINGS
-from distsummary.landscape.directions.parallel import ONE_ROW, is_rounding
 from distsummary.landscape.directions.products import combine_rows, inner
 from distsummary.landscape.directions.recipe import Array, Directions, Weights, check_fit
 

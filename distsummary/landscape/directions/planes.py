@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscape.directions.collinear import ONE_ROW, refuse_parallel
 from distsummary.landscape.directions.hessian import Eigenpairs, unflatten
 from distsummary.landscape.directions.interpolate import line, triangle
 from distsummary.landscape.directions.normalization import FilterAxis, mindspore_moves, normalize
 from distsummary.landscape.directions.normals import RNG
-from distsummary.landscape.directions.parallel import ONE_ROW, refuse_parallel
 from distsummary.landscape.directions.pca import locate, pca_plane
 from distsummary.landscape.directions.recipe import (
     Array,
