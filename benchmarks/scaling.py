@@ -3,7 +3,7 @@
 Prints one JSON line for each part. The task is the MLP with 1797 rows, engine "row", one thread a worker;
 "load" is the load average of the minute before a part: the figures are the machine's only where it is near 0.
 
-- workers: points/s with one worker and with two, in turns, from when each had ended a chunk to the end;
+- workers: points/s with one worker and with two, in turns, between a tenth and nine tenths of the points;
   "ratio" is that of the medians. "ms_per_point" is what the workers say that a point took them: where that
   grows too, the cores are in each other's way; where not, workers waited.
 - kills: every 5 s a worker, chosen at random, gets SIGKILL. "identical": the grid, losses and path, has the
@@ -15,6 +15,7 @@ Only processes that this command started are killed.
 """
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -41,6 +42,7 @@ from distsummary.landscape.workers.progress import Progress
 
 TASK = "mlp1797"
 KILL_EVERY_S = 5.0
+BURST_S = 0.01  # reports closer together are of one call
 WORKER = "ray::LandscapeActor"  # how Ray titles the processes of the workers
 
 
@@ -62,9 +64,17 @@ class Watch:
         return self.told[-1][0] - self.told[0][0]
 
     def points_per_s(self, workers: int) -> float:
-        """From when each of so many workers had ended a chunk."""
-        start, first = next(entry for entry in self.told if len(entry[1].by_worker) == workers)
-        end, last = self.told[-1]
+        """Between a tenth and nine tenths of the points, when so many workers were at it.
+
+        Workers tell of several chunks at once. Both ends are moments when one just has: what others have
+        done by then and not told is on average the same at both.
+        """
+        known = [
+            (now, at)
+            for (now, at), (then, _) in itertools.pairwise(self.told)
+            if then - now > BURST_S and len(at.by_worker) == workers and 0.1 <= at.done / at.total <= 0.9
+        ]
+        (start, first), (end, last) = known[0], known[-1]
         return (last.done - first.done) / (end - start)
 
 

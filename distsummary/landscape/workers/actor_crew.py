@@ -3,8 +3,9 @@
 import copy
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -21,9 +22,8 @@ from distsummary.landscape.workers.actor_errors import original_errors
 from distsummary.landscape.workers.actor_start import MAX_DEATHS, own_device, spawn
 from distsummary.landscape.workers.failures import OPENING, ChunkFailedError, told
 from distsummary.landscape.workers.runner import Keep
-from distsummary.landscape.workers.scheduler import Scheduler
+from distsummary.landscape.workers.scheduler import IN_FLIGHT, Scheduler, call_size
 
-IN_FLIGHT = 2  # chunks per worker: the next one is there when it ends one
 WAIT_S = 1.0
 START_S = 30.0  # after which a worker without resources is added if none has started
 GROW_S = 10.0  # after which it is asked again what is free
@@ -50,13 +50,30 @@ class LandscapeActor:
         self._worker = LandscapeWorker(task, device=device)
         return self._worker.facts
 
-    def evaluate(self, chunk: Chunk) -> ChunkResult:
-        """The losses of the chunk."""
+    def evaluate(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """The losses of the chunks, up to one that raises: that one raises when it is asked for first."""
         if self._worker is None:
             raise LandscapeError(
                 "a landscape worker was asked before it began; this is a fault of distsummary"
             )
-        return self._worker.evaluate(chunk)
+        results: list[ChunkResult] = []
+        for chunk in chunks:
+            try:
+                results.append(self._worker.evaluate(chunk))
+            except Exception:
+                if not results:
+                    raise
+                break  # what is done is not lost with it
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a worker was asked for; no chunks and nobody's scheduler: to begin."""
+
+    worker: str
+    chunks: Sequence[Chunk] = ()
+    scheduler: Scheduler | None = None
 
 
 class RayCrew:
@@ -77,12 +94,12 @@ class RayCrew:
         self._task, self._more = task, more
         self._actors: dict[str, Any] = {}
         self._resources: dict[str, dict[str, float]] = {}
-        # what each call that is under way is for: nobody's scheduler and no chunk while a worker begins
-        self._pending: dict[Any, tuple[str, Chunk | None, Scheduler | None]] = {}
+        self._pending: dict[Any, _Call] = {}  # under way
         self._facts: EngineFacts | None = None
         self._deaths = 0
         self._patience_ends, self._grows_at = time.monotonic() + START_S, time.monotonic() + GROW_S
         self._seconds: dict[str, float] = {}
+        self._ended = 0  # chunks
         for options in resources:
             self._start(options)
 
@@ -98,7 +115,7 @@ class RayCrew:
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
         """See `runner.Crew`."""
-        self._feed_all(scheduler)
+        self._feed(list(self._actors), scheduler)
         while not (scheduler.is_finished and self._facts is not None):
             ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=WAIT_S)
             for reference in ready:
@@ -115,7 +132,7 @@ class RayCrew:
     def _grow(self, scheduler: Scheduler) -> None:
         """Take what has become free since."""
         now = time.monotonic()
-        if self._more is None or now < self._grows_at or any(c is None for _, c, _ in self._pending.values()):
+        if self._more is None or now < self._grows_at or self._starting():
             return
         self._grows_at = now + GROW_S
         for options in self._more(scheduler.waiting):
@@ -126,40 +143,57 @@ class RayCrew:
         self._actors[worker] = spawn(LandscapeActor, options, self._task)
         self._resources[worker] = options
         self._seconds[worker] = 0.0
-        self._pending[self._actors[worker].begin.remote()] = (worker, None, None)
+        self._pending[self._actors[worker].begin.remote()] = _Call(worker)
+
+    def _starting(self) -> set[str]:
+        """The workers that have not begun."""
+        return {call.worker for call in self._pending.values() if not call.chunks}
 
     def _take(self, reference: Any, scheduler: Scheduler, keep: Keep) -> None:
-        worker, chunk, asker = self._pending.pop(reference)
+        call = self._pending.pop(reference)
         try:
-            answer = _answer(reference, chunk)
+            answer = _answer(reference, call)
         except RayError as error:
-            self._replace(worker, error, scheduler)
+            self._replace(call.worker, error, scheduler)
             return
-        if chunk is None:
+        if isinstance(answer, EngineFacts):
             self._facts = answer
         else:
-            self._seconds[worker] += answer.seconds
-            if asker is scheduler:  # others have ended: their chunks are known
-                keep(worker, chunk, answer)
-            self._deaths = 0
-        self._feed_all(scheduler)
+            self._keep(call, answer, keep if call.scheduler is scheduler else None)
+        self._feed([call.worker], scheduler)
 
-    def _feed_all(self, scheduler: Scheduler) -> None:
-        """Every worker that has begun gets up to IN_FLIGHT chunks."""
-        starting = {worker for worker, chunk, _ in self._pending.values() if chunk is None}
-        for depth in range(1, IN_FLIGHT + 1):  # one for each first
-            for worker, actor in self._actors.items():
-                held = sum(1 for other, *_ in self._pending.values() if other == worker)
-                if worker in starting or held >= depth:
+    def _keep(self, call: _Call, results: Sequence[ChunkResult], keep: Keep | None) -> None:
+        """Take in what a call gave; `keep` None: others have ended what it was for, its chunks are known."""
+        self._deaths = 0
+        for chunk, result in zip(call.chunks, results, strict=False):
+            self._seconds[call.worker] += result.seconds
+            self._ended += 1
+            if keep is not None:
+                keep(call.worker, chunk, result)
+        rest = call.chunks[len(results) :]
+        if rest and keep is not None:
+            self._ask(replace(call, chunks=rest))
+
+    def _ask(self, call: _Call) -> None:
+        self._pending[self._actors[call.worker].evaluate.remote(call.chunks)] = call
+
+    def _feed(self, workers: Iterable[str], scheduler: Scheduler) -> None:
+        """Those that have begun get up to IN_FLIGHT calls, one for each first."""
+        asked = Counter(call.worker for call in self._pending.values())
+        starting = self._starting()
+        chunk_s = sum(self._seconds.values()) / self._ended if self._ended else 0.0
+        for depth in range(1, IN_FLIGHT + 1):
+            for worker in workers:
+                if worker in starting or asked[worker] >= depth:
                     continue
-                chunk = scheduler.next_chunk(worker)
-                if chunk is None:
-                    return
-                self._pending[actor.evaluate.remote(chunk)] = (worker, chunk, scheduler)
+                most = call_size(scheduler.waiting, len(self._actors), chunk_s)
+                chunks = scheduler.next_chunks(worker, most)
+                if chunks:
+                    self._ask(_Call(worker, chunks, scheduler))
 
     def _replace(self, worker: str, error: RayError, scheduler: Scheduler) -> None:
         """The worker is dead: its chunks go back, another one takes its place."""
-        self._pending = {ref: at for ref, at in self._pending.items() if at[0] != worker}
+        self._pending = {ref: call for ref, call in self._pending.items() if call.worker != worker}
         scheduler.lost(worker)
         _log.warning("landscape %s died (%s); its chunks are evaluated again by others", worker, error)
         ray.kill(self._actors.pop(worker), no_restart=True)
@@ -170,7 +204,7 @@ class RayCrew:
                 "look into the memory they need, or use workers=0"
             )
         self._start(self._resources.pop(worker))
-        self._feed_all(scheduler)
+        self._feed(list(self._actors), scheduler)
 
     def end(self) -> None:
         """Kill the actors."""
@@ -178,15 +212,15 @@ class RayCrew:
         self._actors.clear()
 
 
-def _answer(reference: Any, chunk: Chunk | None) -> Any:
-    """What a worker gave for a chunk, or said when it began; a RayError means that it is dead."""
-    if chunk is None:
+def _answer(reference: Any, call: _Call) -> EngineFacts | Sequence[ChunkResult]:
+    """What a worker gave for a call; a RayError means that it is dead."""
+    if not call.chunks:
         with told(OPENING, RayError), original_errors():
-            return ray.get(reference)
+            return ray.get(reference)  # type: ignore[no-any-return]
     try:
         with original_errors():
-            return ray.get(reference)
+            return ray.get(reference)  # type: ignore[no-any-return]
     except (DistSummaryError, RayError):
         raise
     except Exception as error:  # of any kind: it is the user's code
-        raise ChunkFailedError(chunk, error) from error
+        raise ChunkFailedError(call.chunks[0], error) from error

@@ -8,7 +8,7 @@ import ray
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 
-MAX_DEATHS = 6  # one after the other without a result between: twice what one bad chunk can do
+MAX_DEATHS = 8  # one after the other without a result between: twice what one bad chunk can do
 _ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}}
 
 

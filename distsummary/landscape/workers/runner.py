@@ -310,10 +310,11 @@ class _Alone:
         return self.worker.facts
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        while (chunk := scheduler.next_chunk("here")) is not None:
-            result = self._evaluate(chunk)
-            self.spent += result.seconds
-            keep("here", chunk, result)
+        while chunks := scheduler.next_chunks("here"):
+            for chunk in chunks:
+                result = self._evaluate(chunk)
+                self.spent += result.seconds
+                keep("here", chunk, result)
 
     def _evaluate(self, chunk: Chunk) -> ChunkResult:
         try:

@@ -11,6 +11,8 @@ from distsummary.landscape.directions.recipe import Array
 from distsummary.landscape.engines.plan import Chunk
 
 MAX_ATTEMPTS = 3
+IN_FLIGHT = 2  # calls per worker: the next one is there when it ends one
+CALL_S = 0.5  # what a call should take: a call itself costs milliseconds, on both sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +23,24 @@ class Counts:
     total: int
 
 
+def call_size(waiting: int, workers: int, chunk_s: float) -> int:
+    """How many chunks to give at once, of so many that wait and take `chunk_s` each; 0.0: not known yet.
+
+    As many as fill a call, and fewer and fewer towards the end, so that all workers end together.
+    """
+    if chunk_s <= 0:
+        return 1
+    return max(1, min(int(CALL_S / chunk_s), waiting // (2 * IN_FLIGHT * workers)))
+
+
 class Scheduler:
-    """Hands chunks to workers that ask, until each has a result.
+    """Hands chunks to workers that ask, some in one call, until each has a result.
 
     Workers evaluate what they hold in order. When nothing waits, a worker that asks gets a chunk that another
     holds: first one that is not begun yet, then one that is; results are the same whoever gives them, and the
-    first counts. Chunks of a lost worker go to the front of the queue again; the one it was at is given up
-    when it was lost `max_attempts` times: its values are NaN and it stands in `abandoned`.
+    first counts. Chunks of a lost worker go to the front of the queue again, and those of the call that it
+    was at are then given one by one, so that the one that kills is found: when it was lost `max_attempts`
+    times alone it is given up, its values are NaN and it stands in `abandoned`.
 
     Args:
         chunks: all of them. results: those that are known already, float64 (points, quantities).
@@ -48,31 +61,40 @@ class Scheduler:
         self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {chunk: known[chunk] for chunk in chunks if chunk in known}
         self._waiting = deque(chunk for chunk in chunks if chunk not in self.results)
-        self._held: dict[Hashable, list[Chunk]] = {}
-        self._losses: dict[Chunk, int] = {}
+        self._held: dict[Hashable, list[list[Chunk]]] = {}  # by worker: its calls, what they lack
+        self._losses: dict[Chunk, int] = {}  # of chunks that are given alone
         self._total = sum(map(len, chunks))
         self._done = sum(map(len, self.results))
         self.abandoned: list[Chunk] = []
 
-    def next_chunk(self, worker: Hashable) -> Chunk | None:
-        """A chunk for `worker`, None when there is none for it now (ask again after `done` or `lost`)."""
-        chunk = self._waiting.popleft() if self._waiting else self._shared(worker)
-        if chunk is not None:
-            self._held.setdefault(worker, []).append(chunk)
-        return chunk
+    def next_chunks(self, worker: Hashable, most: int = 1) -> list[Chunk]:
+        """A call for `worker`, at most so many chunks; none: ask again after `done` or `lost`."""
+        call = self._first(most) if self._waiting else self._shared(worker)
+        if call:
+            self._held.setdefault(worker, []).append(list(call))
+        return call
 
-    def _shared(self, worker: Hashable) -> Chunk | None:
+    def _first(self, most: int) -> list[Chunk]:
+        call = [self._waiting.popleft()]
+        if call[0] in self._losses:
+            return call
+        while len(call) < most and self._waiting and self._waiting[0] not in self._losses:
+            call.append(self._waiting.popleft())
+        return call
+
+    def _shared(self, worker: Hashable) -> list[Chunk]:
         """A chunk without a result that one other worker alone holds; rather one that it has not begun."""
         if self._held.get(worker):
-            return None  # it is at work itself
-        holders = Counter(chunk for held in self._held.values() for chunk in held)
+            return []  # it is at work itself
+        by_worker = [[chunk for call in calls for chunk in call] for calls in self._held.values()]
+        holders = Counter(chunk for held in by_worker for chunk in held)
         open_ = [
             (place == 0, chunk)
-            for held in self._held.values()
+            for held in by_worker
             for place, chunk in enumerate(held)
             if chunk not in self.results and holders[chunk] == 1
         ]
-        return min(open_, key=lambda entry: entry[0])[1] if open_ else None
+        return [min(open_, key=lambda entry: entry[0])[1]] if open_ else []
 
     def done(self, worker: Hashable, chunk: Chunk, values: Array) -> bool:
         """Take the quantities, float64 (points, quantities), of a chunk; False: it was known already."""
@@ -81,7 +103,11 @@ class Scheduler:
                 f"{chunk} has {len(chunk)} points of {self._quantities} quantities, "
                 f"got values of shape {np.shape(values)}"
             )
-        self._held[worker].remove(chunk)
+        calls = self._held[worker]
+        call = next(call for call in calls if chunk in call)
+        call.remove(chunk)
+        if not call:
+            calls.remove(call)
         return self._settle(chunk, np.asarray(values, np.float64))
 
     def _settle(self, chunk: Chunk, values: Array) -> bool:
@@ -94,16 +120,19 @@ class Scheduler:
     def lost(self, worker: Hashable) -> list[Chunk]:
         """`worker` is gone: put its chunks back; returns those that are given up now.
 
-        Only the chunk it was at counts an attempt: those behind it cannot have killed it.
+        Only the call it was at counts: what is behind it cannot have killed it.
         """
-        held = self._held.pop(worker, [])
-        elsewhere = {chunk for others in self._held.values() for chunk in others}
-        self._waiting.extendleft(c for c in reversed(held) if c not in self.results and c not in elsewhere)
-        if not held or held[0] in self.results:
+        calls = self._held.pop(worker, [])
+        elsewhere = {chunk for others in self._held.values() for call in others for chunk in call}
+        held = [chunk for call in calls for chunk in call if chunk not in self.results]
+        self._waiting.extendleft(chunk for chunk in reversed(held) if chunk not in elsewhere)
+        if not calls:
             return []
-        first = held[0]
-        self._losses[first] = self._losses.get(first, 0) + 1
-        if self._losses[first] < self._max_attempts or first in elsewhere:
+        is_known = len(calls[0]) == 1  # which chunk it died of
+        for chunk in calls[0]:
+            self._losses[chunk] = self._losses.get(chunk, 0) + is_known
+        first = calls[0][0]
+        if first in self.results or first in elsewhere or self._losses[first] < self._max_attempts:
             return []
         self._waiting.remove(first)
         self._settle(first, np.full((len(first), self._quantities), np.nan))

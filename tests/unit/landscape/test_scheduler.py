@@ -7,7 +7,7 @@ from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.engines.plan import Chunk, plan_chunks, spread
-from distsummary.landscape.workers.scheduler import Counts, Scheduler
+from distsummary.landscape.workers.scheduler import Counts, Scheduler, call_size
 
 
 def chunks(count: int, size: int = 2) -> list[Chunk]:
@@ -57,8 +57,7 @@ def finish(scheduler: Scheduler, worker: str, chunk: Chunk, value: float = 1.0) 
 
 
 def take(scheduler: Scheduler, worker: str) -> Chunk:
-    chunk = scheduler.next_chunk(worker)
-    assert chunk is not None
+    (chunk,) = scheduler.next_chunks(worker)
     return chunk
 
 
@@ -70,7 +69,7 @@ def test_chunks_are_handed_out_in_order_until_all_are_done() -> None:
     scheduler = Scheduler(chunks(3))
     first, second, third = take(scheduler, "a"), take(scheduler, "b"), take(scheduler, "a")
     assert rows([first, second, third]) == [0, 1, 2]
-    assert scheduler.next_chunk("b") is None  # it is at work itself
+    assert scheduler.next_chunks("b") == []  # it is at work itself
     assert scheduler.waiting == 0
     for worker, chunk in [("b", second), ("a", first)]:
         finish(scheduler, worker, chunk)
@@ -122,8 +121,8 @@ def test_a_worker_without_work_shares_what_another_holds_rather_what_it_has_not_
     scheduler = Scheduler(chunks(2))
     first, second = take(scheduler, "slow"), take(scheduler, "slow")
     assert take(scheduler, "idle") == second
-    assert scheduler.next_chunk("third") == first
-    assert scheduler.next_chunk("fourth") is None  # two are enough
+    assert take(scheduler, "third") == first
+    assert scheduler.next_chunks("fourth") == []  # two are enough
     finish(scheduler, "idle", second, 1.0)
     finish(scheduler, "third", first, 2.0)
     assert scheduler.is_finished
@@ -156,20 +155,78 @@ def test_chunks_that_are_known_are_not_handed_out() -> None:
     assert set(scheduler.results) == set(wanted)
 
 
-def test_eight_workers_and_skewed_chunks_end_in_little_more_than_the_ideal_time() -> None:
+def test_a_call_has_as_many_chunks_as_asked_for_and_its_worker_may_end_them_one_by_one() -> None:
+    scheduler = Scheduler(chunks(5))
+    assert rows(scheduler.next_chunks("a", 3)) == [0, 1, 2]
+    call = scheduler.next_chunks("b", 3)
+    assert rows(call) == [3, 4]
+    assert rows(scheduler.next_chunks("c", 3)) == [1]  # one alone, which "a" cannot be at yet
+    for chunk in call:
+        finish(scheduler, "b", chunk)
+    assert rows(scheduler.next_chunks("b", 3)) == [2]
+
+
+def test_of_a_call_that_killed_its_worker_the_chunk_that_kills_is_found() -> None:
+    scheduler, deadly, deaths = Scheduler(chunks(9)), 2, 0
+    while not scheduler.is_finished:
+        call = scheduler.next_chunks(name := f"worker {deaths}", 4)
+        if deadly in rows(call):
+            scheduler.next_chunks(name, 4)  # what is behind it is not to blame
+            scheduler.lost(name)
+            deaths += 1
+        else:
+            for chunk in call:
+                finish(scheduler, name, chunk)
+    assert rows(scheduler.abandoned) == [deadly]
+    assert deaths == 4
+
+
+def test_chunks_of_a_call_that_killed_go_alone_and_those_behind_it_together() -> None:
+    scheduler = Scheduler(chunks(6))
+    for _ in range(2):
+        scheduler.next_chunks("a", 2)
+    finish(scheduler, "a", chunks(1)[0])  # the call lacks one chunk now, and is known to be at it
+    scheduler.lost("a")
+    assert [rows(scheduler.next_chunks("b", 4)) for _ in range(2)] == [[1], [2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "workers", "chunk_s", "expected"),
+    [
+        (1000, 2, 0.0, 1),
+        (1000, 2, 0.035, 14),
+        (1000, 2, 0.6, 1),
+        (40, 2, 0.001, 5),
+        (7, 2, 0.001, 1),
+        (0, 9, 1e-9, 1),
+    ],
+)
+def test_a_call_is_filled_by_time_and_shrinks_towards_the_end(
+    waiting: int, workers: int, chunk_s: float, expected: int
+) -> None:
+    assert call_size(waiting, workers, chunk_s) == expected
+
+
+@pytest.mark.parametrize("chunk_s", [0.001, 1.0])
+def test_eight_workers_and_skewed_chunks_end_in_little_more_than_the_ideal_time(chunk_s: float) -> None:
     """Simulated: chunk costs differ by 20 times and one worker is five times slower."""
-    wanted = chunks(160)
+    wanted = chunks(160 if chunk_s == 1 else 20_000)
     random = np.random.default_rng(7)
-    cost = dict(zip(wanted, random.choice([0.5, 1.0, 1.0, 2.0, 10.0], len(wanted)), strict=True))
+    costs = chunk_s * random.choice([0.5, 1.0, 1.0, 2.0, 10.0], len(wanted))
+    cost = dict(zip(wanted, costs.tolist(), strict=True))
     speed = dict.fromkeys("abcdefgh", 1.0) | {"a": 0.2}
     scheduler = Scheduler(wanted)
-    now, until = 0.0, dict.fromkeys(speed, 0.0)
-    at: dict[str, Chunk] = {}
+    now, until, calls = 0.0, dict.fromkeys(speed, 0.0), 0
+    at: dict[str, list[Chunk]] = {}
     while not scheduler.is_finished:
         for name in speed:
-            if name not in at and (chunk := scheduler.next_chunk(name)) is not None:
-                at[name], until[name] = chunk, now + cost[chunk] / speed[name]
+            most = call_size(scheduler.waiting, len(speed), float(np.mean(costs)))
+            if name not in at and (call := scheduler.next_chunks(name, most)):
+                at[name], until[name] = call, now + sum(cost[chunk] for chunk in call) / speed[name]
+                calls += 1
         name = min(at, key=lambda worker: until[worker])
         now = until[name]
-        finish(scheduler, name, at.pop(name))
+        for chunk in at.pop(name):
+            finish(scheduler, name, chunk)
     assert now <= 1.3 * sum(cost.values()) / sum(speed.values())
+    assert calls < (200 if chunk_s == 1 else 1000)
