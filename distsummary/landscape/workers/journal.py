@@ -170,4 +170,7 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close it; one without a single point is of no use to anybody."""
+        if self._descriptor >= 0 and not self.results:
+            self.remove()
         self.close()

@@ -187,7 +187,7 @@ def test_a_journal_whose_landscape_cannot_go_on_with_it_is_named(run: RunDir, sp
 
 @pytest.mark.parametrize("left", [0, 5, 40])
 def test_one_that_was_only_begun_is_no_problem_once_it_is_cut(run: RunDir, left: int):
-    path = a_journal(run, rows=0)
+    path = a_journal(run)
     os.truncate(path, left)
     assert kinds(fsck(run.base)) == (["journal_torn"] if left else [])
     assert fsck(run.base, repair=True).findings == ()

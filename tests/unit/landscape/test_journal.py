@@ -52,6 +52,17 @@ def test_a_journal_goes_on_where_it_stood(path: Path):
         assert len(journal.results) == 3
 
 
+def test_one_without_a_point_is_not_left_behind(path: Path):
+    with pytest.raises(KeyError), Journal(path, PLAN) as journal:
+        journal.enter_choice({"engine": "row", "chunk": 1})
+        raise KeyError("what the user's model raises at the first point")
+    assert not path.exists()
+    fill(path, 1)
+    with Journal(path, PLAN):
+        pass
+    assert path.exists()
+
+
 def test_the_first_chunk_says_where_it_was_computed_and_others_elsewhere_are_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -35,8 +35,9 @@ def test_a_landscape_alone_has_none(run_dir: RunDir) -> None:
 
 def test_others_are_named_with_what_differs_and_what_to_do(run_dir: RunDir) -> None:
     begin(run_dir).close()
-    with begin(run_dir, data="xx", evaluation="yy") as one, begin(run_dir, points="zz") as other:
-        pass
+    one, other = begin(run_dir, data="xx", evaluation="yy"), begin(run_dir, points="zz")
+    one.close()
+    other.close()
     assert found_by(run_dir) == {one.path: ["data", "evaluation"], other.path: ["points"]}
     said = describe(found_by(run_dir))
     assert f"{one.path.name} (data, evaluation)" in said
@@ -54,8 +55,6 @@ def test_of_one_that_tells_no_plan_like_ours_nothing_is_said_to_differ(run_dir: 
     broken = run_dir.landscape_dir / f"journal-{'0' * 16}.bin"
     broken.write_bytes(b"no journal")
     begin(run_dir, another="part").close()
-    with begin(run_dir, data="xx") as empty:
-        pass
-    empty.path.write_bytes(b"")
+    run_dir.landscape_journal(PLAN | {"data": "xx"}).write_bytes(b"")
     assert list(found_by(run_dir).values()) == [[], [], []]
     assert f"{broken.name} (unknown)" in describe(found_by(run_dir))
