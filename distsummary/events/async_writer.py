@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from distsummary.errors import ClosedError, WriteError
@@ -17,6 +17,7 @@ from distsummary.events.queued import (
     MAX_ROW_BYTES,
     SCALAR_BYTES,
     Item,
+    as_written,
     events_in,
     size_of,
 )
@@ -29,7 +30,6 @@ from distsummary.events.records import (
     Health,
     Scalars,
     Value,
-    split_event,
 )
 from distsummary.events.rows import events_of, packed
 from distsummary.events.writer import Writer
@@ -313,7 +313,7 @@ class AsyncWriter:
         """Write everything that is queued now, a batch at a time."""
         while self._queue:
             taken, size = self._take()
-            events = packed(self._prepared(taken))
+            events = packed(as_written(taken, self._resolved))
             if events:
                 self._write(events)
             if any(item[0] is FLUSH for item in taken):
@@ -339,24 +339,6 @@ class AsyncWriter:
                 size += item[1] if isinstance(item[1], int) else 0
             self._taken_over = len(taken)
         return taken, size
-
-    def _prepared(self, taken: list[Item]) -> Iterator[Event | Scalars]:
-        """What is to be written: events of one frame each, device copies waited for; rows joined."""
-        tags: tuple[str, ...] | None = None
-        rows: list[bytes] = []
-        for head, body in taken:
-            if head is tags:
-                rows.append(body)
-                continue
-            if tags is not None:
-                yield Scalars(tags, b"".join(rows))
-                tags, rows = None, []
-            if isinstance(body, bytes):
-                tags, rows = head, [body]
-            else:
-                yield from (part for part in split_event(self._resolved(head)) if part.values)
-        if tags is not None:
-            yield Scalars(tags, b"".join(rows))
 
     def _write(self, events: list[Event | Scalars]) -> None:
         batch = Batch(
