@@ -265,8 +265,8 @@ def test_losses_residuals_and_explained_variance_are_printed() -> None:
     ]
     assert "explained variance 80.0% + 15.0% = 95.0%" in plane_lines(make_grid())
     long = checkpoint_lines(long_grid())
-    assert len(long) == 13
-    assert (long[1].split()[0], long[-1].split()[0]) == ("0", "199")
+    assert len(long) == 14
+    assert (long[1].split()[0], long[-2].split()[0], long[-1]) == ("0", "199", "12 of 200 checkpoints")
     assert not any("variance" in line for line in plane_lines(random_grid()))
 
 

@@ -114,10 +114,13 @@ def checkpoint_lines(grid: LossGrid) -> list[str]:
     """A table of the path: true loss, loss in the plane, distance from the plane."""
     lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
     run_of = {k: run for run, part in grid.parts.items() for k in part}
-    for k in thinned(len(grid.path), MAX_ROWS):
+    shown = thinned(len(grid.path), MAX_ROWS)
+    for k in shown:
         number = str(grid.numbers[k]) if grid.numbers else "-"
         losses = f"{grid.true_loss[k]:>11.4g} {grid.path_loss[k]:>11.4g}"
         lines.append(f"{number:>8} {losses} {grid.residuals[k]:>8.1%}  {run_of[int(k)]}".rstrip())
+    if len(shown) < len(grid.path):
+        lines.append(f"{len(shown)} of {len(grid.path)} checkpoints")
     return lines
 
 
