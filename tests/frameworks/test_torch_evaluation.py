@@ -131,15 +131,75 @@ def test_without_losses_of_rows_the_error_comes_from_batches() -> None:
         engine_at(net, batches, ROW, loss_fn=loss_fn, classes=3)
 
 
-def test_a_weighted_criterion_is_not_taken_apart() -> None:
+@ENGINES
+@pytest.mark.parametrize("first", ["even", "uneven"])
+@pytest.mark.parametrize("kind", ["weight", "ignore_index"])
+def test_of_a_criterion_that_weighs_its_rows_the_loss_is_its_own_and_the_error_the_batches(
+    choice: EngineChoice, kind: str, first: str
+) -> None:
     net = make_net(Mlp)
-    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]))
-    engine = engine_at(net, net.batches(), ROW, loss_fn=weighted, stderr=True)
-    found = values_of(engine)
-    plain = values_of(engine_at(net, net.batches(), ROW, loss_fn=weighted))
-    assert list(found) == ["loss", "stderr"]
-    assert found["loss"].shape == plain["loss"].shape
-    assert not engine._measure.has_rows
+    batches = [net.batch(8) for _ in range(5)]
+    if kind == "weight":
+        criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]))
+        even = (batches[0][0], torch.zeros(8, dtype=torch.long))
+    else:
+        criterion, even = nn.CrossEntropyLoss(), batches[0]
+        batches = [(x, torch.where(torch.arange(8) < 3, -100, labels)) for x, labels in batches]
+    if first == "even":  # which tells nothing of the others
+        batches[0] = even
+    found = values_of(engine_at(net, batches, choice, loss_fn=criterion, stderr=True))
+    plain = values_of(engine_at(net, batches, choice, loss_fn=criterion))
+    np.testing.assert_allclose(found["loss"], plain["loss"], rtol=1e-6)
+    means = np.stack([values_of(engine_at(net, [batch], loss_fn=criterion))["loss"] for batch in batches])
+    np.testing.assert_allclose(found["stderr"], means.std(axis=0, ddof=1) / np.sqrt(5), rtol=1e-4)
+
+
+@ENGINES
+@pytest.mark.parametrize("kind", ["regression", "labels", "pixels"])
+def test_criteria_of_several_numbers_a_row_have_an_error_from_rows(choice: EngineChoice, kind: str) -> None:
+    torch.manual_seed(3)
+    shape, criterion, targets = {
+        "regression": ((1,), nn.MSELoss(), torch.randn(24, 1)),
+        "labels": ((5,), nn.BCEWithLogitsLoss(), torch.rand(24, 5).round()),
+        "pixels": ((3, 2, 2), nn.CrossEntropyLoss(), torch.randint(0, 3, (24, 2, 2))),
+    }[kind]
+    net = nn.Sequential(nn.Linear(6, int(np.prod(shape))), nn.Unflatten(1, shape))
+    inputs = torch.randn(24, 6)
+    batches = [(inputs[k : k + 8], targets[k : k + 8]) for k in (0, 8, 16)]
+    found = values_of(engine_at(net, batches, choice, loss_fn=criterion, stderr=True))
+    alone = [(inputs[k : k + 1], targets[k : k + 1]) for k in range(24)]
+    rows = np.stack([values_of(engine_at(net, [row], loss_fn=criterion))["loss"] for row in alone])
+    np.testing.assert_allclose(found["loss"], rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(found["stderr"], rows.std(axis=0, ddof=1) / np.sqrt(24), rtol=1e-4)
+
+
+def test_one_loss_for_each_part_of_a_row_gives_the_error_of_the_batches() -> None:
+    net = make_net(Mlp)
+    batches = [net.batch(8) for _ in range(4)]
+
+    def twice(outputs: Any, labels: Any) -> Any:
+        return nn.functional.cross_entropy(outputs, labels, reduction="none").repeat(2)
+
+    found, once = (
+        values_of(engine_at(net, batches, loss_fn=loss_fn, stderr=True))
+        for loss_fn in (twice, lambda model, batch: CRITERION(model(batch[0]), batch[1]))
+    )
+    np.testing.assert_allclose(found["loss"], once["loss"], rtol=1e-6)
+    np.testing.assert_allclose(found["stderr"], once["stderr"], rtol=1e-4)
+
+
+@ENGINES
+def test_large_losses_have_an_error_and_no_point_stops_by_rounding(choice: EngineChoice) -> None:
+    net = make_net(Mlp)
+    batches = [net.batch(40) for _ in range(3)]
+
+    def far(outputs: Any, labels: Any) -> Any:
+        return nn.functional.cross_entropy(outputs, labels, reduction="none") + 3e3
+
+    found = values_of(engine_at(net, batches, choice, loss_fn=far, tolerance=1e-3))
+    for k, (losses, _) in enumerate(by_hand(net, batches)):
+        assert found["stderr"][k] == pytest.approx(losses.std(ddof=1) / np.sqrt(120), rel=1e-2)
+    np.testing.assert_array_equal(found["rows"], 120)
 
 
 class Reader:

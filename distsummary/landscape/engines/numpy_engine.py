@@ -8,7 +8,7 @@ import numpy as np
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
 from distsummary.landscape.engines.base import bind_loss
-from distsummary.landscape.engines.data import Data, batch_facts, batch_labels, data_sets
+from distsummary.landscape.engines.data import Data, batch_facts, batch_labels, batch_rows, data_sets
 from distsummary.landscape.engines.hardware import processor
 from distsummary.landscape.engines.quantities import Evaluation, Tally, quantity_names
 
@@ -53,7 +53,7 @@ class NumpyEngine:
 
     def _refuse_random(self, batches: Iterable[Any]) -> None:
         for batch in batches:
-            once, again = (self._reading(batch)[0] for _ in range(2))
+            once, again = (self._reading(batch) for _ in range(2))
             if not np.array_equal(once, again, equal_nan=True):
                 raise LandscapeError(
                     "the model gives other losses for the same parameters and batch; "
@@ -94,8 +94,8 @@ class NumpyEngine:
     def _values_of(self, batches: Iterable[Any]) -> Array:
         tally, point = None, np.zeros(1, int)
         for batch in batches:
-            reading, has_rows = self._reading(batch)
-            tally = tally or Tally(self._evaluation, 1, has_rows=has_rows)
+            reading = self._reading(batch)
+            tally = tally or Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
             tally.add(point, reading[None], batch_facts(batch, self._mode, self._evaluation))
             if not len(tally.active):
                 break
@@ -103,15 +103,14 @@ class NumpyEngine:
             raise LandscapeError("a data set holds no batches; give a loader that can be read again")
         return np.asarray(tally.values()[0])
 
-    def _reading(self, batch: Any) -> tuple[Array, bool]:
+    def _reading(self, batch: Any) -> Array:
         loss, outputs, targets = self._loss(batch)
         losses = _numbers("loss_fn", loss)
-        has_rows = losses.ndim == 1 and self._evaluation.wants_rows
         if losses.ndim > 1:
             raise LandscapeError(loss_shape_error(losses.shape))
+        rows = _sums(losses, batch_rows(batch)) if self._evaluation.wants_rows else []
         metrics = [_metric(name, f(outputs, targets)) for name, f in self._evaluation.metrics.items()]
-        squares = [float((losses**2).mean())] if has_rows else []
-        return np.array([losses.mean(), *squares, *metrics, *self._class_sums(losses, batch)]), has_rows
+        return np.array([losses.mean(), *rows, *metrics, *self._class_sums(losses, batch)])
 
     def _class_sums(self, losses: Array, batch: Any) -> Sequence[float]:
         if not self._evaluation.classes:
@@ -126,6 +125,11 @@ class NumpyEngine:
         for name, original in (self._originals or {}).items():
             self._arrays[name][...] = original
         self._originals = None
+
+
+def _sums(losses: Array, rows: int) -> list[float]:
+    """See `torch_measure`."""
+    return [losses.mean(), (losses**2).mean()] if losses.shape == (rows,) else [np.inf, 0.0]
 
 
 def _metric(name: str, found: Any) -> float:

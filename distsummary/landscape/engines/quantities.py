@@ -4,10 +4,14 @@ A batch gives one *reading* per point: a row of numbers, the columns below. A da
 from the weighted sums of its readings. All points see the batches in the same order, so two points differ by
 their parameters alone (a paired comparison), also where the sums stop early.
 
-Standard error of the loss, with m = sum w l / sum w:
+Standard error of the loss, with m = sum w l / sum w over the batches, l the loss of one:
 
-- from rows, where the loss of every row is known: sqrt((mean of l^2 - m^2) n/(n-1) / n), n the rows;
-- from batches, where only means are: sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, B the batches.
+- from rows, where the loss of every row is known: sqrt(sum w (v + (l - m)^2) / sum w / (n - 1)), v the
+  variance of a batch's rows about l and n all rows;
+- from batches, where only means are, or where rows do not count the same (class weights, rows left out):
+  sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, B the batches.
+
+Sums are of differences from the first batch's loss: those of squares lose the digits that are asked for.
 """
 
 import math
@@ -18,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array
 
 BN_MODES = ("eval", "batch", "recompute")
@@ -27,7 +31,8 @@ REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
 MIN_BATCHES = 4  # before a standard error from batches is believed
 MIN_ROWS = 30  # before any is: that of a few rows may be near 0 by chance, and a point would end there
 MAX_CLASSES = 1 << 20  # each has two numbers at every point of a chunk
-LOSS, SQUARE = "loss", "loss^2"
+LOSS, MEAN, SQUARE = "loss", "mean of rows", "mean square of rows"
+SAME = 1e-4  # relative: the loss of a batch and the mean of its rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class Evaluation:
         for name, metric in self.metrics.items():
             if not isinstance(name, str) or not callable(metric):
                 raise InvalidTypeError(f"metrics must map names to functions, got {name!r}: {metric!r}")
-        if reserved := sorted(set(self.metrics) & {LOSS, SQUARE, "stderr", "rows"}):
+        if reserved := sorted(set(self.metrics) & {LOSS, MEAN, SQUARE, "stderr", "rows"}):
             raise InvalidValueError(f"metrics must not be called {', '.join(reserved)}; choose other names")
         check_int("classes", self.classes, low=0, high=MAX_CLASSES)
         check_type("stderr", self.stderr, bool)
@@ -103,8 +108,8 @@ class Evaluation:
 
     def columns(self, *, has_rows: bool) -> tuple[str, ...]:
         """The columns of a reading; `has_rows`: the loss of every row is known, not only the batch's mean."""
-        squares = (SQUARE,) if has_rows else ()
-        return (LOSS, *squares, *self.metrics, *self._class_losses())
+        rows = (MEAN, SQUARE) if has_rows else ()
+        return (LOSS, *rows, *self.metrics, *self._class_losses())
 
     def quantities(self) -> tuple[str, ...]:
         """What a data set gives at a point."""
@@ -134,18 +139,22 @@ class BatchFacts:
 class Tally:
     """The sums of one data set for a block of points.
 
-    `readings` are float64 (points, columns): the loss, its mean square where `has_rows`, the metrics, and of
-    each class the SUM of its rows' losses.
+    `readings` are float64 (points, columns): the loss; where `has_rows` the mean of its rows, taken without
+    weights and in float64, and of their squares; the metrics; and of each class the SUM of its rows' losses.
     """
 
     def __init__(self, evaluation: Evaluation, points: int, *, has_rows: bool) -> None:
-        self._evaluation, self._has_rows = evaluation, has_rows
-        self._means = 1 + has_rows + len(evaluation.metrics)
+        self._evaluation = evaluation
+        self._by_rows = np.full(points, has_rows)
+        self._of_rows = 2 * has_rows  # columns
+        self._means = 1 + self._of_rows + len(evaluation.metrics)
         self._sums = np.zeros((points, self._means))
         self._class_sums = np.zeros((points, evaluation.classes))
         self._class_rows = np.zeros((points, evaluation.classes))
         self._weight, self._rows, self._batches = np.zeros(points), np.zeros(points), np.zeros(points)
-        self._squares = np.zeros((points, 3))  # of the batches: sum w^2, w^2 l, w^2 l^2
+        self._origin = np.zeros(points)  # the first batch's loss; d is that of others less this
+        self._moments = np.zeros((points, 3))  # sum w d, w d^2, w v
+        self._squares = np.zeros((points, 3))  # sum w^2, w^2 d, w^2 d^2
         self._is_cut = np.zeros(points, bool)
 
     @property
@@ -154,53 +163,75 @@ class Tally:
         return np.flatnonzero(~self._is_done())
 
     def add(self, points: Array | slice, readings: Array, facts: BatchFacts) -> None:
-        """Add a batch's readings at `points`, indices or a slice."""
-        weight = facts.weight
+        """Add a batch's readings at `points`, indices or a slice.
+
+        Raises LandscapeError for losses by class where rows do not count the same.
+        """
+        weight, loss, is_first = facts.weight, readings[:, 0], self._batches[points] == 0
         with np.errstate(invalid="ignore", over="ignore"):  # diverged points are data
             self._sums[points] += weight * readings[:, : self._means]
-            loss = readings[:, 0]
             if self._evaluation.classes:
                 self._class_sums[points] += readings[:, self._means :]
                 self._class_rows[points] += facts.class_rows
-            if self._evaluation.wants_rows and not self._has_rows:
-                self._squares[points] += weight**2 * np.stack((np.ones_like(loss), loss, loss**2), axis=1)
+            if self._evaluation.wants_rows:
+                self._origin[points] = np.where(is_first, loss, self._origin[points])
+                self._add_moments(points, readings, weight)
         self._weight[points] += weight
         self._rows[points] += facts.rows
         self._batches[points] += 1
         if self._evaluation.cap is not None:
-            is_first = self._batches[points] == 1
             self._is_cut[points] |= is_first & ~(loss <= self._evaluation.cap)
+
+    def _add_moments(self, points: Array | slice, readings: Array, weight: float) -> None:
+        away = readings[:, 0] - self._origin[points]
+        variance = np.zeros_like(away)
+        if self._of_rows:
+            variance = readings[:, 2] - readings[:, 1] ** 2
+            self._by_rows[points] &= ~is_apart(*readings[:, :3].T)
+            if self._evaluation.classes and not self._by_rows.all():
+                raise LandscapeError(CLASSES_NEED_MEANS)
+        self._moments[points] += weight * np.stack((away, away**2, variance), axis=1)
+        self._squares[points] += weight**2 * np.stack((np.ones_like(away), away, away**2), axis=1)
 
     def _is_done(self) -> Array:
         tolerance = self._evaluation.tolerance
         if tolerance is None:
             return self._is_cut
-        enough = 1 if self._has_rows else MIN_BATCHES
+        enough = np.where(self._by_rows, 1, MIN_BATCHES)
         is_known = (self._batches >= enough) & (self._rows >= MIN_ROWS)
         return self._is_cut | (is_known & (self.stderr() <= tolerance))
 
     def stderr(self) -> Array:
         """The standard error of each point's loss so far, (points,); NaN before it can be known."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            mean = self._sums[:, 0] / self._weight
-            if self._has_rows:
-                variance = self._sums[:, 1] / self._weight - mean**2
-                error = np.sqrt(np.clip(variance, 0, None) / (self._rows - 1))
-                return np.where(self._rows > 1, error, np.nan)
+            mean, mean_square, within = (self._moments / self._weight[:, None]).T
+            by_rows = np.sqrt(np.clip(within + mean_square - mean**2, 0, None) / (self._rows - 1))
             spread = self._squares @ np.array([0, 0, 1.0])
             spread = spread - 2 * mean * self._squares[:, 1] + mean**2 * self._squares[:, 0]
             factor = self._batches / (self._batches - 1)
-            error = np.sqrt(np.clip(factor * spread, 0, None)) / self._weight
-            return np.where(self._batches > 1, error, np.nan)
+            by_batches = np.sqrt(np.clip(factor * spread, 0, None)) / self._weight
+        is_known = np.where(self._by_rows, self._rows, self._batches) > 1
+        return np.where(is_known, np.where(self._by_rows, by_rows, by_batches), np.nan)
 
     def values(self) -> Array:
         """The quantities, float64 (points, quantities); a class without rows is NaN."""
         with np.errstate(invalid="ignore", divide="ignore"):
             means = self._sums / self._weight[:, None]
-            kept = np.delete(means, 1, axis=1) if self._has_rows else means
+            kept = np.delete(means, slice(1, 1 + self._of_rows), axis=1)
             parts = [kept, self._class_sums / self._class_rows]
         if "stderr" in self._evaluation.quantities():
             parts.append(self.stderr()[:, None])
         if self._evaluation.stops_early:
             parts.append(self._rows[:, None])
         return np.concatenate(parts, axis=1)
+
+
+def is_apart(loss: Array, mean: Array, square: Array) -> Array:
+    """Whether rows do not count the same; nothing is known where they are not finite."""
+    return np.asarray(np.abs(mean - loss) > SAME * np.sqrt(square))
+
+
+CLASSES_NEED_MEANS = (
+    "losses by class need a loss that is the mean of its rows' losses, got a criterion with weights or rows "
+    "left out; use one without, or a loss_fn(model, batch) that returns the loss of each row"
+)

@@ -9,17 +9,16 @@ from torch import Tensor, nn
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape.engines.base import bind_loss
-from distsummary.landscape.engines.data import batch_labels
+from distsummary.landscape.engines.data import batch_labels, batch_rows
 from distsummary.landscape.engines.numpy_engine import (
     CLASSES_NEED_ROWS,
     loss_shape_error,
     metric_shape_error,
     no_number_error,
 )
-from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.quantities import Evaluation, is_apart
 from distsummary.landscape.engines.torch_memory import spread, to_device
 
-SAME = 1e-4  # relative: a criterion's mean and the mean of its rows
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -34,19 +33,19 @@ class Measure:
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
         self._evaluation, self._device = evaluation, device
-        beside = _beside if spread(model) else None
-        self._loss = bind_loss(model, loss_fn, beside)
-        self._by_rows = bind_loss(model, _rows_of(loss_fn), beside) if evaluation.wants_rows else None
+        self._loss = bind_loss(model, loss_fn, _beside if spread(model) else None)
+        self._by_rows = _by_rows(loss_fn) if evaluation.wants_rows else None
         self._autocast = AUTOCAST.get(evaluation.precision)
         self.has_rows = False
 
     @torch.inference_mode()
     def probe(self, batch: Any) -> None:
         """Find out with a batch whether the loss of each row is to be had; a criterion is asked for it."""
-        if self._by_rows is not None:
-            rows, mean = (self._losses(loss(batch)[0]).double() for loss in (self._by_rows, self._loss))
-            agree = bool((rows.mean() - mean.mean()).abs() <= SAME * mean.mean().abs())
-            self.has_rows = rows.dim() == 1 and (agree or not bool(mean.isfinite().all()))
+        if self._evaluation.wants_rows:
+            found, outputs, targets = self._loss(batch)
+            loss, rows = self._read(found, outputs, targets, batch_rows(batch))
+            columns = torch.stack([loss.double(), *_sums(loss, rows)]).cpu().numpy()
+            self.has_rows = rows is not None and not is_apart(*columns)
         if self._evaluation.classes and not self.has_rows:
             raise LandscapeError(CLASSES_NEED_ROWS)
         self(batch)
@@ -59,20 +58,30 @@ class Measure:
             return self._columns(batch)
 
     def _columns(self, batch: Any) -> tuple[Tensor, ...]:
-        bound = self._by_rows if self.has_rows and self._by_rows is not None else self._loss
-        found, outputs, targets = bound(batch)
-        losses = self._losses(found)
-        columns = [losses.mean() if losses.dim() else losses]
+        found, outputs, targets = self._loss(batch)
+        loss, rows = self._read(found, outputs, targets, batch_rows(batch))
+        columns = [loss]
         if self.has_rows:
-            columns.append((losses * losses).mean())
+            columns += _sums(loss, rows)
         for name, metric in self._evaluation.metrics.items():
             columns.append(self._metric(name, metric(outputs, targets)))
         if self._evaluation.classes:
-            columns.append(self._class_sums(losses, batch))
+            columns.append(self._class_sums(rows, batch))
         return tuple(columns)
 
+    def _read(self, found: Any, outputs: Any, targets: Any, count: int) -> tuple[Tensor, Tensor | None]:
+        """(the loss, that of each of the batch's `count` rows if it is to be had), real."""
+        losses = self._losses(found)
+        if losses.dim():
+            return losses.mean(), losses if len(losses) == count else None
+        if self._by_rows is None:
+            return losses, None
+        rows = self._tensor("loss_fn", self._by_rows(outputs, targets))
+        has_rows = rows.dim() > 0 and len(rows) == count
+        return losses, rows.reshape(count, -1).mean(1) if has_rows else None
+
     def _losses(self, found: Any) -> Tensor:
-        """What a loss function gave, real: one number or one for each row."""
+        """What a loss function gave: one number or one for each row."""
         losses = self._tensor("loss_fn", found)
         if losses.dim() > 1:
             raise LandscapeError(loss_shape_error(losses.shape))
@@ -95,12 +104,12 @@ class Measure:
             raise LandscapeError(no_number_error(what, found))
         return value.to(self._device).detach()
 
-    def _class_sums(self, losses: Tensor, batch: Any) -> Tensor:
+    def _class_sums(self, rows: Tensor | None, batch: Any) -> Tensor:
         numbers = torch.arange(self._evaluation.classes, device=self._device)
         members = torch.as_tensor(batch_labels(batch), device=self._device).reshape(1, -1) == numbers[:, None]
-        if len(losses) != members.shape[1]:
+        if rows is None or len(rows) != members.shape[1]:
             raise LandscapeError(CLASSES_NEED_ROWS)
-        return members.to(losses.dtype) @ losses
+        return members.to(rows.dtype) @ rows
 
 
 def join(columns: Sequence[Tensor]) -> Tensor:
@@ -115,9 +124,18 @@ def _beside(targets: Any, outputs: Any) -> Any:
     return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
 
 
-def _rows_of(loss_fn: Any) -> Callable[..., Any]:
-    """A criterion of torch.nn with its loss by row; other functions are what they are."""
-    if isinstance(loss_fn, nn.Module) and getattr(loss_fn, "reduction", None) == "mean":
-        loss_fn = copy.copy(loss_fn)
-        loss_fn.reduction = "none"
-    return loss_fn  # type: ignore[no-any-return]  # checked by bind_loss
+def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
+    """The mean of the rows and of their squares; of none what is apart from any loss."""
+    if rows is None:
+        return [loss.new_full((), number, dtype=torch.float64) for number in (torch.inf, 0.0)]
+    exact = rows.double()
+    return [exact.mean(), (exact * exact).mean()]
+
+
+def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
+    """A criterion of torch.nn with a loss for each row, or for parts of it; None for other functions."""
+    if not isinstance(loss_fn, nn.Module) or getattr(loss_fn, "reduction", None) != "mean":
+        return None
+    by_rows: Any = copy.copy(loss_fn)
+    by_rows.reduction = "none"
+    return by_rows  # type: ignore[no-any-return]  # of the user's class

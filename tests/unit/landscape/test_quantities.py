@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.engines.quantities import (
     MIN_BATCHES,
     MIN_ROWS,
@@ -14,6 +14,11 @@ from distsummary.landscape.engines.quantities import (
 )
 
 HERE = np.zeros(1, int)
+
+
+def of_rows(losses: Any) -> list[float]:
+    """The reading of a batch whose rows have these losses."""
+    return [np.mean(losses), np.mean(losses), np.mean(np.square(losses))]
 
 
 def facts(rows: int, classes: tuple[int, ...] = (), weight: float | None = None) -> BatchFacts:
@@ -35,10 +40,36 @@ def test_the_standard_error_from_rows_is_that_of_the_mean_of_all_rows() -> None:
     losses = np.random.default_rng(0).gamma(2.0, size=23)
     tally = Tally(Evaluation(stderr=True), 1, has_rows=True)
     for part in (losses[:10], losses[10:20], losses[20:]):
-        tally.add(HERE, np.array([[part.mean(), (part**2).mean()]]), facts(len(part)))
+        tally.add(HERE, np.array([of_rows(part)]), facts(len(part)))
     mean, error = tally.values()[0]
     assert mean == pytest.approx(losses.mean(), rel=1e-12)
     assert error == pytest.approx(losses.std(ddof=1) / np.sqrt(23), rel=1e-12)
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_the_standard_error_of_large_losses_keeps_its_digits(has_rows: bool) -> None:
+    spread = np.random.default_rng(1).normal(size=(6, 8)) * 1e-3
+    losses = (3e3 + spread) if has_rows else (3e7 + spread)
+    tally = Tally(Evaluation(stderr=True), 1, has_rows=has_rows)
+    for part in losses:
+        tally.add(HERE, np.array([of_rows(part)])[:, : 1 + 2 * has_rows], facts(8))
+    expected = losses.std(ddof=1) / np.sqrt(48) if has_rows else losses.mean(1).std(ddof=1) / np.sqrt(6)
+    assert tally.values()[0, 1] == pytest.approx(expected, rel=2e-3)
+
+
+def test_where_rows_do_not_count_the_same_the_error_is_that_of_the_batches() -> None:
+    weighted, plain = (Tally(Evaluation(stderr=True), 1, has_rows=rows) for rows in (True, False))
+    for loss, mean in ((1.0, 1.0), (1.5, 1.2), (0.75, 0.75), (2.0, np.inf)):  # inf: rows are not known
+        weighted.add(HERE, np.array([[loss, mean, mean**2 + 1]]), facts(8))
+        plain.add(HERE, np.array([[loss]]), facts(8))
+    np.testing.assert_array_equal(weighted.values(), plain.values())
+
+
+def test_losses_by_class_of_rows_that_do_not_count_the_same_are_refused() -> None:
+    tally = Tally(Evaluation(classes=2), 1, has_rows=True)
+    tally.add(HERE, np.array([[1.0, 1.0, 1.0, 4.0, 0.0]]), facts(4, (4, 0)))
+    with pytest.raises(LandscapeError, match="a criterion with weights or rows left out; use one without"):
+        tally.add(HERE, np.array([[1.0, 1.5, 3.0, 2.0, 4.0]]), facts(4, (2, 2)))
 
 
 def test_the_standard_error_from_batches_is_that_of_the_mean_of_equal_batches() -> None:
@@ -50,7 +81,7 @@ def test_the_standard_error_from_batches_is_that_of_the_mean_of_equal_batches() 
 
 
 def test_an_error_that_cannot_be_known_is_nan() -> None:
-    for has_rows, reading in ((True, [1.0, 1.0]), (False, [1.0])):
+    for has_rows, reading in ((True, [1.0, 1.0, 1.0]), (False, [1.0])):
         tally = Tally(Evaluation(stderr=True), 1, has_rows=has_rows)
         tally.add(HERE, np.array([reading]), facts(1))
         assert np.isnan(tally.values()[0, 1])
@@ -59,9 +90,9 @@ def test_an_error_that_cannot_be_known_is_nan() -> None:
 def test_metrics_and_losses_by_class_stand_behind_the_loss() -> None:
     evaluation = Evaluation(metrics={"accuracy": lambda o, t: 0.0}, classes=3)
     tally = Tally(evaluation, 1, has_rows=True)
-    # loss, its square, accuracy, sums by class
-    tally.add(HERE, np.array([[1.0, 2.0, 0.5, 3.0, 1.0, 0.0]]), facts(4, (3, 1, 0)))
-    tally.add(HERE, np.array([[2.0, 5.0, 1.0, 1.0, 3.0, 0.0]]), facts(2, (1, 1, 0)))
+    # loss, that of the rows and its square, accuracy, sums by class
+    tally.add(HERE, np.array([[1.0, 1.0, 2.0, 0.5, 3.0, 1.0, 0.0]]), facts(4, (3, 1, 0)))
+    tally.add(HERE, np.array([[2.0, 2.0, 5.0, 1.0, 1.0, 3.0, 0.0]]), facts(2, (1, 1, 0)))
     assert quantity_names(evaluation, [""]) == ("loss", "accuracy", "loss[0]", "loss[1]", "loss[2]")
     np.testing.assert_allclose(tally.values()[0], [8 / 6, 4 / 6, 1.0, 2.0, np.nan])
 
@@ -78,8 +109,8 @@ def stopped(evaluation: Evaluation, batches: list[list[float]], has_rows: bool) 
     tally = Tally(evaluation, 2, has_rows=has_rows)
     for batch in batches:
         active = tally.active
-        readings = np.array([[batch[point], 2 * batch[point] ** 2][: 1 + has_rows] for point in active])
-        tally.add(active, readings.reshape(len(active), 1 + has_rows), facts(16))
+        readings = [[batch[point], batch[point], 2 * batch[point] ** 2] for point in active]
+        tally.add(active, np.reshape(readings, (-1, 3))[:, : 1 + 2 * has_rows], facts(16))
     return tally
 
 
@@ -97,7 +128,7 @@ def test_no_point_ends_with_fewer_rows_than_an_error_needs(rows: int, has_rows: 
     tally = Tally(Evaluation(tolerance=1.0), 1, has_rows=has_rows)
     taken = 0
     while len(tally.active):
-        tally.add(HERE, np.array([[0.5, 0.25][: 1 + has_rows]]), facts(rows))  # an error of 0
+        tally.add(HERE, np.array([[0.5, 0.5, 0.25][: 1 + 2 * has_rows]]), facts(rows))  # an error of 0
         taken += rows
     assert taken >= MIN_ROWS
     assert taken < MIN_ROWS + rows or taken == MIN_BATCHES * rows
