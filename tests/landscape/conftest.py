@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from distsummary.landscape.engines.worker import LandscapeWorker
+from distsummary.landscape.workers import runner
 
 
 @pytest.fixture
@@ -25,5 +26,6 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Any:
         return seen
 
     monkeypatch.setattr(LandscapeWorker, "evaluate", evaluate)
+    monkeypatch.setattr(runner, "call_size", lambda *_: 10**6)  # no chunk is cut, whatever it takes
     stop(None)
     return stop

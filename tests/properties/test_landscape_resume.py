@@ -13,6 +13,7 @@ from distsummary.landscape.directions.recipe import RandomDirections
 from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.worker import LandscapeWorker, Task
 from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscape.workers import runner
 from distsummary.landscape.workers.fingerprint import fingerprint
 from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
@@ -34,6 +35,7 @@ def evaluated(monkeypatch) -> list[Any]:
         return real(self, chunk)
 
     monkeypatch.setattr(LandscapeWorker, "evaluate", evaluate)
+    monkeypatch.setattr(runner, "call_size", lambda *_: 10**6)  # no chunk is cut, whatever it takes
     stop_at = [0]
     seen.append(stop_at)  # so that a test can set it
     return seen
@@ -63,6 +65,23 @@ def test_a_stopped_landscape_goes_on_and_is_the_undisturbed_one(tmp_path, evalua
     assert len(evaluated) - 1 == whole - 3
     assert bits(grids) == bits(undisturbed)
     assert not journal.exists()  # it is complete
+
+
+def points(chunks: list[Any]) -> list[Any]:
+    return [(chunk.row_key, column) for chunk in chunks for column in chunk.columns]
+
+
+def test_it_goes_on_also_in_other_parts(tmp_path, evaluated, monkeypatch):
+    undisturbed = draw()
+    whole = points(evaluated[1:])
+    del evaluated[1:]
+    monkeypatch.setattr(runner, "call_size", lambda *_: 2)
+    stopped(evaluated, 7, output=tmp_path)
+    monkeypatch.setattr(runner, "call_size", lambda *_: 3)
+    grids = draw(output=tmp_path)
+    assert bits(grids) == bits(undisturbed)
+    again = points(evaluated[1:])
+    assert len(again) == len(set(again)) == len(whole) - 10
 
 
 def test_it_begins_anew_when_asked_to(tmp_path, evaluated):

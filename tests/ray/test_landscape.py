@@ -152,8 +152,7 @@ def test_a_point_that_kills_every_worker_is_nan_and_counted(
     second, first = sorted(set(weights))[-2:]  # a single point is beyond their middle
     grid = draw_numpy(1, killer(tmp_path / "kills", kills=1000, at=(first + second) / 2))
     lost = np.isnan(grid.z)
-    assert grid.lost_points == lost.sum() == 7  # the row of one chunk
-    assert lost.any(axis=1).sum() == 1
+    assert grid.lost_points == lost.sum() == 1  # not what was in its chunk
     assert grid.z[~lost].tobytes() == before.z[~lost].tobytes()
     assert "was given up" in caplog.text
 
@@ -178,7 +177,7 @@ def test_an_error_in_the_loss_is_raised_with_its_place_and_cause(tmp_path: Path)
             raise ZeroDivisionError("in the loss")
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    kept = r"raised ZeroDivisionError: in the loss at y = .*, x = -1 to 1; .* points finished are kept in "
+    kept = r"raised ZeroDivisionError: in the loss at y = .*, x = .*; .* points finished are kept in "
     with pytest.raises(LandscapeError, match=kept) as failed:
         draw(2, loss_fn=loss_fn, output=tmp_path)
     assert type(failed.value.__cause__) is ZeroDivisionError

@@ -1,7 +1,7 @@
 """The plan of landscapes: every loss that is wanted, cut into chunks for workers; pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,20 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.columns)
 
+    @property
+    def row_key(self) -> tuple[int, Kind, int]:
+        """The row or path that it is a part of."""
+        return self.plane, self.kind, self.row
+
+    def split(self, size: int) -> list["Chunk"]:
+        """The same points in chunks of at most `size`; none of none."""
+        starts = range(0, len(self), size)
+        return [replace(self, columns=self.columns[start : start + size]) for start in starts]
+
+    def without(self, columns: Collection[int]) -> "Chunk":
+        """What is left of it."""
+        return replace(self, columns=tuple(column for column in self.columns if column not in columns))
+
 
 def plan_chunks(
     planes: Sequence[PlanePlan],
@@ -54,6 +68,11 @@ def plan_chunks(
     return chunks
 
 
+def count_points(planes: Sequence[PlanePlan]) -> int:
+    """All points of all landscapes, those of the path and the checkpoints too."""
+    return sum(len(plane.y) * len(plane.x) + 2 * len(plane.states) for plane in planes)
+
+
 def spread(count: int) -> list[int]:
     """The numbers below `count`, by their bits read backwards: 0, 4, 2, 6, 1, 5, 3, 7."""
     bits = max(1, (count - 1).bit_length())
@@ -61,7 +80,4 @@ def spread(count: int) -> list[int]:
 
 
 def _segments(plane: int, kind: Kind, row: int, columns: Sequence[int], size: int) -> list[Chunk]:
-    return [
-        Chunk(plane=plane, kind=kind, row=row, columns=tuple(columns[start : start + size]))
-        for start in range(0, len(columns), size)
-    ]
+    return Chunk(plane=plane, kind=kind, row=row, columns=tuple(columns)).split(size)

@@ -12,8 +12,8 @@ from ray.exceptions import RayError
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.hessian import GROUPS
-from distsummary.landscape.engines.plan import GRID_CHUNK, plan_chunks
-from distsummary.landscape.engines.planner import EngineChoice, piece
+from distsummary.landscape.engines.plan import count_points
+from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.workers.actor_crew import LandscapeActor, RayCrew
@@ -31,6 +31,8 @@ from distsummary.landscape.workers.actor_start import (
 )
 from distsummary.landscape.workers.failures import PLANNING, told
 from distsummary.topology import cluster_address
+
+WORTH = 8  # points: a worker is not started for fewer
 
 
 class RayWorkers:
@@ -85,8 +87,7 @@ class RayWorkers:
     @contextmanager
     def crew(self, task: Task) -> Iterator[RayCrew]:
         """See `runner.Workers`."""
-        chunks = plan_chunks(task.planes, grid_chunk=piece(task.choice, GRID_CHUNK))
-        resources = self._resources(task.model, len(chunks))
+        resources = self._resources(task.model, -(-count_points(task.planes) // WORTH))
         more = partial(self._more, task.model, resources[0].keys()) if self._count is None else None
         crew = RayCrew(send(_sendable(task)), resources, more)
         try:
@@ -106,10 +107,10 @@ class RayWorkers:
         share = gpus_each(model, self._gpus_each)
         return plan_workers(free_resources(), jobs, count, gpus_each=share)
 
-    def _more(self, model: Any, kind: Set[str], jobs: int) -> list[dict[str, float]]:
-        """The resources of workers that could be added for so many chunks; of one kind, for the same bits."""
-        found = self._planned(model, jobs, None)
-        return [one for one in found if one.keys() == kind and any(one.values())] if jobs else []
+    def _more(self, model: Any, kind: Set[str], points: int) -> list[dict[str, float]]:
+        """The resources of workers that could be added for so many points; of one kind, for the same bits."""
+        found = self._planned(model, -(-points // WORTH), None)
+        return [one for one in found if one.keys() == kind and any(one.values())] if points else []
 
 
 def _sendable(task: Task) -> Task:

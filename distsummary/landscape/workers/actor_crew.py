@@ -82,7 +82,7 @@ class RayCrew:
     Args:
         task: in the object store.
         resources: of each actor.
-        more: the resources of actors that could be added now for so many chunks; None adds none.
+        more: the resources of actors that could be added now for so many points; None adds none.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RayCrew:
         self._deaths = 0
         self._patience_ends, self._grows_at = time.monotonic() + START_S, time.monotonic() + GROW_S
         self._seconds: dict[str, float] = {}
-        self._ended = 0  # chunks
+        self._ended = 0  # points
         for options in resources:
             self._start(options)
 
@@ -167,7 +167,7 @@ class RayCrew:
         self._deaths = 0
         for chunk, result in zip(call.chunks, results, strict=False):
             self._seconds[call.worker] += result.seconds
-            self._ended += 1
+            self._ended += len(chunk)
             if keep is not None:
                 keep(call.worker, chunk, result)
         rest = call.chunks[len(results) :]
@@ -181,13 +181,13 @@ class RayCrew:
         """Those that have begun get up to IN_FLIGHT calls, one for each first."""
         asked = Counter(call.worker for call in self._pending.values())
         starting = self._starting()
-        chunk_s = sum(self._seconds.values()) / self._ended if self._ended else 0.0
+        point_s = sum(self._seconds.values()) / self._ended if self._ended else 0.0
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:
                 if worker in starting or asked[worker] >= depth:
                     continue
-                most = call_size(scheduler.waiting, len(self._actors), chunk_s)
-                chunks = scheduler.next_chunks(worker, most)
+                points = call_size(scheduler.waiting, len(self._actors), point_s)
+                chunks = scheduler.next_chunks(worker, points)
                 if chunks:
                     self._ask(_Call(worker, chunks, scheduler))
 

@@ -14,7 +14,7 @@ from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscape.directions.hessian import Hessian
 from distsummary.landscape.directions.planes import Prepared
 from distsummary.landscape.directions.recipe import Array, Weights
-from distsummary.landscape.engines.plan import GRID_CHUNK, Chunk, plan_chunks
+from distsummary.landscape.engines.plan import GRID_CHUNK, Chunk, count_points, plan_chunks
 from distsummary.landscape.engines.planner import EngineChoice, MemoryTooSmallError, piece
 from distsummary.landscape.engines.quantities import quantity_names
 from distsummary.landscape.engines.timing import plan_engine
@@ -34,7 +34,7 @@ from distsummary.landscape.workers.failures import (
 from distsummary.landscape.workers.journal import Journal
 from distsummary.landscape.workers.progress import Progress, ProgressCallback
 from distsummary.landscape.workers.refine import Mask, first_points, next_points
-from distsummary.landscape.workers.scheduler import Scheduler
+from distsummary.landscape.workers.scheduler import Scheduler, call_size
 
 Keep = Callable[[Hashable, Chunk, ChunkResult], None]  # called with every chunk that a worker ended
 
@@ -201,8 +201,9 @@ class _Drawing:
         chunks = plan_chunks(
             self._task.planes, grid_chunk=piece(self._task.choice, GRID_CHUNK), wanted=wanted
         )
-        scheduler = Scheduler(chunks, results=self._results, quantities=self._quantities)
-        total = sum(len(plane.y) * len(plane.x) + 2 * len(plane.states) for plane in self._task.planes)
+        align = self._task.choice.chunk if self._task.choice else 1
+        scheduler = Scheduler(chunks, results=self._results, quantities=self._quantities, align=align)
+        total = count_points(self._task.planes)
 
         def keep(worker: Hashable, chunk: Chunk, result: ChunkResult) -> None:
             if self._started is None:
@@ -300,6 +301,7 @@ class Here:
 class _Alone:
     worker: LandscapeWorker
     spent: float = 0.0
+    ended: int = 0  # points
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -310,11 +312,15 @@ class _Alone:
         return self.worker.facts
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        while chunks := scheduler.next_chunks("here"):
+        while chunks := scheduler.next_chunks("here", self._points(scheduler)):
             for chunk in chunks:
                 result = self._evaluate(chunk)
                 self.spent += result.seconds
+                self.ended += len(chunk)
                 keep("here", chunk, result)
+
+    def _points(self, scheduler: Scheduler) -> int:
+        return call_size(scheduler.waiting, 1, self.spent / self.ended if self.ended else 0.0)
 
     def _evaluate(self, chunk: Chunk) -> ChunkResult:
         try:

@@ -1,8 +1,8 @@
 """Who evaluates which chunk: decisions only, no processes and no clock."""
 
 from collections import Counter, deque
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from distsummary.landscape.engines.plan import Chunk
 MAX_ATTEMPTS = 3
 IN_FLIGHT = 2  # calls per worker: the next one is there when it ends one
 CALL_S = 0.5  # what a call should take: a call itself costs milliseconds, on both sides
+LEAST_S = 0.005  # what it should take at the end too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,64 +24,78 @@ class Counts:
     total: int
 
 
-def call_size(waiting: int, workers: int, chunk_s: float) -> int:
-    """How many chunks to give at once, of so many that wait and take `chunk_s` each; 0.0: not known yet.
+def call_size(waiting: int, workers: int, point_s: float) -> int:
+    """How many points to give at once, of so many that wait and take `point_s` each; 0.0: not known yet.
 
     As many as fill a call, and fewer and fewer towards the end, so that all workers end together.
     """
-    if chunk_s <= 0:
+    if point_s <= 0:
         return 1
-    return max(1, min(int(CALL_S / chunk_s), waiting // (2 * IN_FLIGHT * workers)))
+    share = max(waiting // (2 * IN_FLIGHT * workers), int(LEAST_S / point_s))
+    return max(1, min(int(CALL_S / point_s), share))
 
 
 class Scheduler:
-    """Hands chunks to workers that ask, some in one call, until each has a result.
+    """Hands chunks to workers that ask, some in one call or a part of one, until each point has a result.
 
     Workers evaluate what they hold in order. When nothing waits, a worker that asks gets a chunk that another
     holds: first one that is not begun yet, then one that is; results are the same whoever gives them, and the
     first counts. Chunks of a lost worker go to the front of the queue again, and those of the call that it
-    was at are then given one by one, so that the one that kills is found: when it was lost `max_attempts`
-    times alone it is given up, its values are NaN and it stands in `abandoned`.
+    was at are then given one by one, at last in the smallest parts, so that the one that kills is found: when
+    it was lost `max_attempts` times it is given up, its values are NaN and it stands in `abandoned`.
 
     Args:
-        chunks: all of them. results: those that are known already, float64 (points, quantities).
+        chunks: all of them. results: those that are known already, or parts of them.
         quantities: how many numbers a point has.
+        align: parts of a row of the grid begin at multiples of it: points that the engine takes together.
     """
 
     def __init__(
         self,
         chunks: Sequence[Chunk],
         *,
-        results: Mapping[Chunk, Array] | None = None,
+        results: Collection[Chunk] = (),
         quantities: int = 1,
+        align: int = 1,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
-        known = results or {}
-        self._chunks = tuple(chunks)
-        self._quantities = quantities
+        known: dict[Hashable, set[int]] = {}
+        for chunk in results:
+            known.setdefault(chunk.row_key, set()).update(chunk.columns)
+        rests = [chunk.without(known.get(chunk.row_key, ())) for chunk in chunks]
+        self._quantities, self._align = quantities, align
         self._max_attempts = max_attempts
-        self.results: dict[Chunk, Array] = {chunk: known[chunk] for chunk in chunks if chunk in known}
-        self._waiting = deque(chunk for chunk in chunks if chunk not in self.results)
+        self.results: dict[Chunk, Array] = {}  # that came
+        self._waiting = deque(rest for rest in rests if rest)
         self._held: dict[Hashable, list[list[Chunk]]] = {}  # by worker: its calls, what they lack
         self._losses: dict[Chunk, int] = {}  # of chunks that are given alone
         self._total = sum(map(len, chunks))
-        self._done = sum(map(len, self.results))
+        self._done = self._total - self.waiting
         self.abandoned: list[Chunk] = []
 
-    def next_chunks(self, worker: Hashable, most: int = 1) -> list[Chunk]:
-        """A call for `worker`, at most so many chunks; none: ask again after `done` or `lost`."""
-        call = self._first(most) if self._waiting else self._shared(worker)
+    def next_chunks(self, worker: Hashable, points: int = 1) -> list[Chunk]:
+        """A call for `worker`, of about so many points; none: ask again after `done` or `lost`."""
+        call = self._first(points) if self._waiting else self._shared(worker)
         if call:
             self._held.setdefault(worker, []).append(list(call))
         return call
 
-    def _first(self, most: int) -> list[Chunk]:
-        call = [self._waiting.popleft()]
-        if call[0] in self._losses:
-            return call
-        while len(call) < most and self._waiting and self._waiting[0] not in self._losses:
+    def _first(self, points: int) -> list[Chunk]:
+        if self._waiting[0] in self._losses:
+            return [self._waiting.popleft()]
+        chunk = self._waiting.popleft()
+        first = replace(chunk, columns=chunk.columns[: self._aligned(points)])
+        if len(first) < len(chunk):
+            self._waiting.appendleft(chunk.without(first.columns))
+        call, room = [first], points - len(first)
+        while self._waiting and len(self._waiting[0]) <= room and self._waiting[0] not in self._losses:
             call.append(self._waiting.popleft())
+            room -= len(call[-1])
         return call
+
+    def _aligned(self, points: int) -> int:
+        """At least so many points, where parts of a chunk may begin."""
+        return -(-points // self._align) * self._align
 
     def _shared(self, worker: Hashable) -> list[Chunk]:
         """A chunk without a result that one other worker alone holds; rather one that it has not begun."""
@@ -124,30 +139,33 @@ class Scheduler:
         """
         calls = self._held.pop(worker, [])
         elsewhere = {chunk for others in self._held.values() for call in others for chunk in call}
-        held = [chunk for call in calls for chunk in call if chunk not in self.results]
-        self._waiting.extendleft(chunk for chunk in reversed(held) if chunk not in elsewhere)
-        if not calls:
+        missing = [
+            [chunk for chunk in call if chunk not in self.results and chunk not in elsewhere]
+            for call in calls
+        ]
+        self._waiting.extendleft(reversed([chunk for call in missing[1:] for chunk in call]))
+        if not missing or not missing[0]:
             return []
-        is_known = len(calls[0]) == 1  # which chunk it died of
-        for chunk in calls[0]:
+        suspects = missing[0] if len(calls[0]) > 1 else missing[0][0].split(self._align)
+        is_known = len(calls[0]) == len(suspects) == 1  # which it died of
+        for chunk in suspects:
             self._losses[chunk] = self._losses.get(chunk, 0) + is_known
-        first = calls[0][0]
-        if first in self.results or first in elsewhere or self._losses[first] < self._max_attempts:
+        if self._losses[suspects[0]] < self._max_attempts:
+            self._waiting.extendleft(reversed(suspects))
             return []
-        self._waiting.remove(first)
-        self._settle(first, np.full((len(first), self._quantities), np.nan))
-        self.abandoned.append(first)
-        return [first]
+        self._settle(suspects[0], np.full((len(suspects[0]), self._quantities), np.nan))
+        self.abandoned += suspects
+        return suspects
 
     @property
     def waiting(self) -> int:
-        """Chunks that no worker holds."""
-        return len(self._waiting)
+        """Points that no worker holds."""
+        return sum(map(len, self._waiting))
 
     @property
     def is_finished(self) -> bool:
-        """Whether every chunk has a result."""
-        return len(self.results) == len(self._chunks)
+        """Whether every point has a result."""
+        return self._done == self._total
 
     def progress(self) -> Counts:
         """How far it is, in points."""

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,10 +8,10 @@ from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.engines.plan import Chunk, plan_chunks, spread
-from distsummary.landscape.workers.scheduler import Counts, Scheduler, call_size
+from distsummary.landscape.workers.scheduler import MAX_ATTEMPTS, Counts, Scheduler, call_size
 
 
-def chunks(count: int, size: int = 2) -> list[Chunk]:
+def chunks(count: int, size: int = 1) -> list[Chunk]:
     return [Chunk(plane=0, kind="grid", row=row, columns=tuple(range(size))) for row in range(count)]
 
 
@@ -74,7 +75,7 @@ def test_chunks_are_handed_out_in_order_until_all_are_done() -> None:
     for worker, chunk in [("b", second), ("a", first)]:
         finish(scheduler, worker, chunk)
     assert not scheduler.is_finished
-    assert scheduler.progress() == Counts(done=4, total=6)
+    assert scheduler.progress() == Counts(done=2, total=3)
     finish(scheduler, "a", third)
     assert scheduler.is_finished
     assert set(scheduler.results) == {first, second, third}
@@ -100,7 +101,7 @@ def test_a_chunk_that_kills_three_workers_is_nan_and_reported_and_its_companions
         assert chunk.row == expected
         finish(scheduler, "d", chunk)
     assert scheduler.is_finished
-    assert scheduler.progress() == Counts(done=6, total=6)
+    assert scheduler.progress() == Counts(done=3, total=3)
 
 
 def test_losing_a_worker_that_holds_nothing_changes_nothing() -> None:
@@ -111,8 +112,8 @@ def test_losing_a_worker_that_holds_nothing_changes_nothing() -> None:
 
 
 def test_values_that_do_not_fit_the_chunk_are_refused() -> None:
-    scheduler = Scheduler(chunks(1))
-    chunk = take(scheduler, "a")
+    scheduler = Scheduler(chunks(1, size=2))
+    (chunk,) = scheduler.next_chunks("a", 2)
     with pytest.raises(InvalidValueError, match="2 points"):
         scheduler.done("a", chunk, np.zeros(3))
 
@@ -128,8 +129,8 @@ def test_a_worker_without_work_shares_what_another_holds_rather_what_it_has_not_
     assert scheduler.is_finished
     for chunk in (first, second):  # what the slow one gives in the end changes nothing
         assert scheduler.done("slow", chunk, np.full((len(chunk), 1), 9.0)) is False
-    assert scheduler.results[first].tolist() == [[2.0], [2.0]]
-    assert scheduler.progress() == Counts(done=4, total=4)
+    assert scheduler.results[first].tolist() == [[2.0]]
+    assert scheduler.progress() == Counts(done=2, total=2)
 
 
 def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attempt() -> None:
@@ -145,14 +146,13 @@ def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attem
 
 def test_chunks_that_are_known_are_not_handed_out() -> None:
     wanted = chunks(3)
-    known = {wanted[1]: np.ones((2, 1)), Chunk(plane=9, kind="grid", row=0, columns=(0,)): np.ones((1, 1))}
-    scheduler = Scheduler(wanted, results=known)
-    assert scheduler.progress() == Counts(done=2, total=6)
+    scheduler = Scheduler(wanted, results=[wanted[1], Chunk(plane=9, kind="grid", row=0, columns=(0,))])
+    assert scheduler.progress() == Counts(done=1, total=3)
     assert rows([take(scheduler, "a"), take(scheduler, "a")]) == [0, 2]
     for row in (0, 2):
         finish(scheduler, "a", wanted[row])
     assert scheduler.is_finished
-    assert set(scheduler.results) == set(wanted)
+    assert set(scheduler.results) == {wanted[0], wanted[2]}
 
 
 def test_a_call_has_as_many_chunks_as_asked_for_and_its_worker_may_end_them_one_by_one() -> None:
@@ -190,29 +190,70 @@ def test_chunks_of_a_call_that_killed_go_alone_and_those_behind_it_together() ->
     assert [rows(scheduler.next_chunks("b", 4)) for _ in range(2)] == [[1], [2, 3, 4, 5]]
 
 
+def columns(found: Sequence[Chunk]) -> list[tuple[int, ...]]:
+    return [chunk.columns for chunk in found]
+
+
+def test_a_chunk_that_would_take_too_long_is_given_in_parts() -> None:
+    scheduler = Scheduler(chunks(2, size=5))
+    assert columns(scheduler.next_chunks("a", 2)) == [(0, 1)]
+    assert scheduler.waiting == 8
+    assert columns(scheduler.next_chunks("b", 8)) == [(2, 3, 4), (0, 1, 2, 3, 4)]
+
+
+def test_parts_begin_where_the_engine_begins() -> None:
+    scheduler = Scheduler(chunks(1, size=8), align=3)
+    given = [columns(scheduler.next_chunks("a", points)) for points in (1, 4)]
+    assert given == [[(0, 1, 2)], [(3, 4, 5, 6, 7)]]
+
+
+def test_of_a_chunk_that_is_known_in_part_the_rest_is_handed_out() -> None:
+    [chunk] = chunks(1, size=8)
+    known = [replace(chunk, columns=(2, 3)), replace(chunk, columns=(5,)), replace(chunk, plane=1)]
+    scheduler = Scheduler([chunk], results=known)
+    assert scheduler.progress() == Counts(done=3, total=8)
+    assert columns(scheduler.next_chunks("a", 8)) == [(0, 1, 4, 6, 7)]
+
+
+def test_of_a_chunk_that_kills_only_the_points_that_kill_are_given_up() -> None:
+    scheduler, deaths = Scheduler(chunks(3, size=8), align=2), 0
+    while not scheduler.is_finished:
+        call = scheduler.next_chunks(name := f"worker {deaths}", 100)
+        if any(chunk.row == 1 and 5 in chunk.columns for chunk in call):
+            scheduler.lost(name)
+            deaths += 1
+        else:
+            for chunk in call:
+                finish(scheduler, name, chunk)
+    assert columns(scheduler.abandoned) == [(4, 5)]
+    assert scheduler.progress() == Counts(done=24, total=24)
+    assert deaths == MAX_ATTEMPTS + 2  # the call, the chunk, the points
+
+
 @pytest.mark.parametrize(
-    ("waiting", "workers", "chunk_s", "expected"),
+    ("waiting", "workers", "point_s", "expected"),
     [
         (1000, 2, 0.0, 1),
         (1000, 2, 0.035, 14),
         (1000, 2, 0.6, 1),
         (40, 2, 0.001, 5),
-        (7, 2, 0.001, 1),
-        (0, 9, 1e-9, 1),
+        (7, 2, 0.001, 5),
+        (7, 2, 0.01, 1),
+        (0, 9, 0.5, 1),
     ],
 )
 def test_a_call_is_filled_by_time_and_shrinks_towards_the_end(
-    waiting: int, workers: int, chunk_s: float, expected: int
+    waiting: int, workers: int, point_s: float, expected: int
 ) -> None:
-    assert call_size(waiting, workers, chunk_s) == expected
+    assert call_size(waiting, workers, point_s) == expected
 
 
-@pytest.mark.parametrize("chunk_s", [0.001, 1.0])
-def test_eight_workers_and_skewed_chunks_end_in_little_more_than_the_ideal_time(chunk_s: float) -> None:
+@pytest.mark.parametrize("point_s", [0.001, 1.0])
+def test_eight_workers_and_skewed_chunks_end_in_little_more_than_the_ideal_time(point_s: float) -> None:
     """Simulated: chunk costs differ by 20 times and one worker is five times slower."""
-    wanted = chunks(160 if chunk_s == 1 else 20_000)
+    wanted = chunks(160 if point_s == 1 else 20_000)
     random = np.random.default_rng(7)
-    costs = chunk_s * random.choice([0.5, 1.0, 1.0, 2.0, 10.0], len(wanted))
+    costs = point_s * random.choice([0.5, 1.0, 1.0, 2.0, 10.0], len(wanted))
     cost = dict(zip(wanted, costs.tolist(), strict=True))
     speed = dict.fromkeys("abcdefgh", 1.0) | {"a": 0.2}
     scheduler = Scheduler(wanted)
@@ -229,4 +270,4 @@ def test_eight_workers_and_skewed_chunks_end_in_little_more_than_the_ideal_time(
         for chunk in at.pop(name):
             finish(scheduler, name, chunk)
     assert now <= 1.3 * sum(cost.values()) / sum(speed.values())
-    assert calls < (200 if chunk_s == 1 else 1000)
+    assert calls < (200 if point_s == 1 else 1000)
