@@ -15,6 +15,7 @@ from distsummary.checkpoints.metadata import METADATA
 from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_type
 from distsummary.errors import InvalidValueError
+from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscape.directions.normalization import FilterAxisHook
 from distsummary.landscape.directions.parameters import Patterns, moving
@@ -32,6 +33,7 @@ from distsummary.landscape.output.write import write_landscapes
 from distsummary.landscape.request import check_directions, check_numbers, choose_engine, refuse_unused
 from distsummary.landscape.workers.fingerprint import fingerprint
 from distsummary.landscape.workers.journal import Journal
+from distsummary.landscape.workers.meaning import Meaning
 from distsummary.landscape.workers.progress import ProgressCallback, open_teller
 from distsummary.landscape.workers.runner import Here, LandscapeCancelled, Workers, generate
 from distsummary.landscape.workers.strays import describe, strays
@@ -79,8 +81,8 @@ def landscape(
         grid = ds.landscape(model, torch.nn.CrossEntropyLoss(), test_batches, around="runs/digits")
         grid.plot("landscape.png")
 
-    The model is left bit for bit as it was. The same arguments and engine give the same losses, bit for bit
-    on equal hardware, for any number of workers.
+    The model is left bit for bit as it was, and so are modules that the loss function or a metric holds. The
+    same arguments and engine give the same losses, bit for bit on equal hardware, for any number of workers.
 
     Args:
         model: a torch module or a numpy model (`frameworks.numpy`). With `around` or `runs` its own values
@@ -177,7 +179,7 @@ def landscape(
         bn_mode=evaluation.bn_mode,
     )
     data, evaluation = _data(batches, evaluation, mode, sources[0])
-    with _workers(workers, gpus_per_worker) as crew:
+    with _workers(workers, gpus_per_worker) as crew, _at_rest(model, loss_fn, evaluation, mode):
         find = partial(find_eigenpairs, partial(crew.hessian, model, loss_fn, _first(data), mode=mode))
         prepared = (
             prepare(sources[0], moved, request, settings, find)
@@ -263,6 +265,17 @@ def _data(
             "use mode='standard'"
         )
     return mindspore_batches(data, samples), evaluation
+
+
+def _at_rest(model: Any, loss_fn: Any, evaluation: Evaluation, mode: str) -> AbstractContextManager[None]:
+    """The modules that the loss function and the metrics hold, in eval mode; MindSpore's way as they are."""
+    if mode == "mindspore" or framework_of(model).name != "torch":
+        return nullcontext()
+    from distsummary.landscape.workers.torch_held import at_rest
+
+    held = Meaning({id(part): "model" for part in model.modules()})
+    held.of((loss_fn, dict(evaluation.metrics)))
+    return at_rest(held.modules)
 
 
 def _target(output: RunDir | str | os.PathLike[str] | None) -> RunDir | None:

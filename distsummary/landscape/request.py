@@ -71,7 +71,13 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
                 f"memory='inference' is an engine of its own, got engine={engine!r}; leave it out"
             )
         engine = "inference"
-    if framework_of(model).name == "torch":
+    is_torch = framework_of(model).name == "torch"
+    if memory is not None and not is_torch:
+        raise InvalidValueError(
+            f"memory={memory!r} is for torch models, got a {type(model).__name__}; leave it out, others are "
+            "moved in place"
+        )
+    if is_torch:
         return None if engine == "auto" else EngineChoice.from_label(engine)
     if engine.removeprefix("numpy-") not in ("auto", "naive"):
         raise InvalidValueError(

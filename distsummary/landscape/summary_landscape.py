@@ -193,6 +193,7 @@ def check_overrides(given: object) -> None:
 def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajectory:
     """The trajectory with what `given` (checked) asks for in the place of what was recorded.
 
+    Intervals that are given leave it their checkpoints alone, so that the last of these is its last.
     Raises InvalidValueError for numbers of `given` that were not saved. Recorded ones that were not, as of a
     training that ended early, are left out by `landscape`, with a line in the log.
     """
@@ -214,7 +215,8 @@ def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajector
             f"collect_landscape['intervals'] has {trajectory.unit}s that were not saved: {missing}; "
             f"saved are {list(trajectory.numbers)}"
         )
-    return replace(trajectory, spec=spec)
+    kept = spec.numbers if given and spec.numbers and "intervals" in given else tuple(trajectory.files)
+    return replace(trajectory, spec=spec, files={number: trajectory.files[number] for number in kept})
 
 
 def _directions(spec: LandscapeSpec) -> tuple[str, ...]:

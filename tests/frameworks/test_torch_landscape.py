@@ -292,8 +292,11 @@ def test_what_cannot_be_evaluated_is_refused_by_name() -> None:
     before = fingerprint(model)
     with pytest.raises(LandscapeError, match=r"one number.*\(8, 3\)"):
         landscape(model, lambda out, _: out, golden_batches(), size=3, progress=False)
-    with pytest.raises(LandscapeError, match="no trainable parameters"):
-        landscape(Mlp().requires_grad_(False), CRITERION, golden_batches(), size=3, progress=False)
+    for more in ({}, {"parameters": "weight"}):
+        with pytest.raises(LandscapeError, match=r"no trainable parameters.*requires_grad_\(True\)"):
+            landscape(
+                Mlp().requires_grad_(False), CRITERION, golden_batches(), size=3, progress=False, **more
+            )
     with pytest.raises(InvalidValueError, match="no_such"):
         TorchRowEngine(model, CRITERION, golden_batches(), names=["no_such"])
     with pytest.raises(InvalidTypeError, match="floating point"):

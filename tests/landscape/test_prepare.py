@@ -277,6 +277,24 @@ def test_a_value_that_stays_and_is_nan_is_told_by_name(tmp_path: Path, direction
         draw(around=run, directions=directions, parameters="d1")
 
 
+@pytest.mark.parametrize("intervals", [[[2, 3, 4], [1, 2, 3]], [[1, 2, 3], [4, 5, 6]]])
+def test_the_last_checkpoint_is_the_one_with_the_highest_number_for_all(
+    tmp_path: Path, intervals: list[list[int]]
+) -> None:
+    run, states = RunDir(tmp_path / "run").create(), walk(4)
+    save_path(run, states, intervals)  # of [4, 5, 6] only 4
+    given = Directions(x=start_of(1), y=start_of(2))
+    asked = ["random", given, "line", "triangle"]
+    assert [grid.numbers[-1] for grid in draw(around=run, directions=asked, size=3).values()] == [4] * 4
+    line = draw(around=None, runs=[states[0], run], directions="line", size=3)
+    np.testing.assert_allclose(line.true_loss[-1], loss_at(states[3]), rtol=1e-6)
+    states[3]["d2.bias"][1] = np.nan
+    save_path(run, states, intervals)
+    for more in ({"around": run, "directions": "line"}, {"around": None, "runs": [states[0], run]}):
+        with pytest.raises(LandscapeError, match=r"checkpoint 4: d2\.bias of the centre"):
+            draw(**more, parameters="d1")
+
+
 @pytest.mark.parametrize("directions", ["pca", "line", "triangle"])
 def test_a_checkpoint_of_a_path_that_is_not_finite_is_told_by_its_number(
     tmp_path: Path, directions: str

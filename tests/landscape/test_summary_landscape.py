@@ -52,7 +52,8 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def generate(run_dir: RunDir, **changes: Any) -> dict[str, LossGrid]:
     arguments = {"callback_fn": make_parts, "collect_landscape": SMALL, "device_ids": [0]}
-    return SummaryLandscape(run_dir).gen_landscapes_with_multi_process(**(arguments | changes))
+    landscapes = SummaryLandscape(run_dir, mode=changes.pop("mode", "standard"))
+    return landscapes.gen_landscapes_with_multi_process(**(arguments | changes))
 
 
 def shown(directory: Path) -> list[str]:
@@ -113,12 +114,22 @@ def test_collect_landscape_changes_what_is_drawn_for_this_call(run_dir: RunDir) 
     assert read(run_dir.ckpt_dir).intervals == ((1, 2, 3, 4),)
 
 
-def test_a_random_plane_is_drawn_around_the_last_number_of_the_last_interval(run_dir: RunDir) -> None:
+@pytest.mark.parametrize(
+    ("mode", "intervals", "last"),
+    [
+        ("standard", [[2, 3, 4], [1, 2, 3]], 4),
+        ("mindspore", [[2, 3, 4], [1, 2, 3]], 3),
+        ("standard", [[1, 3, 2]], 3),
+        ("mindspore", [[1, 3, 2]], 2),
+        ("standard", [], 4),
+    ],
+)
+def test_a_random_plane_is_around_the_highest_number_asked_for_and_in_mindspores_mode_the_last(
+    run_dir: RunDir, mode: str, intervals: list[list[int]], last: int
+) -> None:
     only_result = {"create_landscape": {"train": False, "result": True}}
-    grids = generate(run_dir, collect_landscape=SMALL | only_result | {"intervals": [[2, 3, 4], [1, 2, 3]]})
-    assert [(name, grid.numbers) for name, grid in grids.items()] == [("random", (3,))]
-    grids = generate(run_dir, collect_landscape=SMALL | {"intervals": []})
-    assert [(name, grid.numbers) for name, grid in grids.items()] == [("random", (4,))]
+    grids = generate(run_dir, mode=mode, collect_landscape=SMALL | only_result | {"intervals": intervals})
+    assert [(name, grid.numbers) for name, grid in grids.items()] == [("random", (last,))]
 
 
 def test_an_empty_create_landscape_is_what_was_recorded(run_dir: RunDir) -> None:

@@ -104,7 +104,10 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
     if mode == "mindspore":
         shapes = _mindspore_shapes(framework.state(model), trainable=shapes, tied=tied)
     elif not shapes:
-        raise LandscapeError("the model has no trainable parameters, so there is no landscape around it")
+        raise LandscapeError(
+            "the model has no trainable parameters, so there is no landscape around it; let what shall move "
+            "require gradients (of torch models: parameter.requires_grad_(True)), or use mode='mindspore'"
+        )
     if patterns is not None:
         names = select(shapes, patterns, others=lambda: framework.state(model), tied=tied)
         shapes = {name: shapes[name] for name in names}
@@ -241,6 +244,7 @@ def select(
                 f"parameters={pattern!r} is found in no trainable parameter"
                 + (f", only in what is frozen or a buffer: {', '.join(fixed[:SHOWN])}" if fixed else "")
                 + f"; near are {', '.join(near(pattern, names))}"
+                + ("; a frozen one moves when it requires gradients" if fixed else "")
             )
         chosen.update(found)
     if not chosen:

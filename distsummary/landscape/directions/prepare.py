@@ -74,12 +74,13 @@ def prepare(
                 states.centre(interval[-1], reads_statistics=reads_statistics)
             found += _paths(source, states, moving, settings)
             continue
-        centre = states.centre(source.last, reads_statistics=reads_statistics)
+        last = _centre_of(source, direction, settings)
+        centre = states.centre(last, reads_statistics=reads_statistics)
         if isinstance(direction, Directions):
             given = Directions(
                 x=moving.named("the x direction", direction.x), y=moving.named("the y direction", direction.y)
             )
-            plane = prepare_given(centre, source.last, moving.names, settings, given)
+            plane = prepare_given(centre, last, moving.names, settings, given)
         elif direction == "line":
             ends = _of_path(source, 2)
             plane = prepare_line(states[ends[0]], states[ends[1]], ends, moving.names, settings)
@@ -89,11 +90,17 @@ def prepare(
             plane = prepare_triangle(labelled, corners, moving.names, settings)
         elif direction == "hessian":
             pairs = find_eigenpairs(centre, moving.names, settings.seed)
-            plane = prepare_hessian(centre, source.last, moving.names, settings, pairs)
+            plane = prepare_hessian(centre, last, moving.names, settings, pairs)
         else:
-            plane = prepare_random(centre, source.last, moving.names, settings)
+            plane = prepare_random(centre, last, moving.names, settings)
         found.append(("given" if isinstance(direction, Directions) else direction, plane))
     return _named(found, moving, settings)
+
+
+def _centre_of(source: Source, direction: Direction, settings: Settings) -> int | None:
+    """The last checkpoint; MindSpore's random plane, also replayed, is around the end of the last path."""
+    is_random = direction == "random" or isinstance(direction, Directions)
+    return source.end_of_paths if settings.mode == "mindspore" and is_random else source.last
 
 
 def _paths(

@@ -32,20 +32,28 @@ _log = logging.getLogger(__name__)
 class Source:
     """Checkpoints to draw around: `load(number)` gives parameters and buffers by name, mapped files in place.
 
-    `intervals` are the paths, `numbers` all that was saved; `last` is the number to draw other planes around,
-    None for a single state without a number. `label` names it among several. `sketches()` are those of the
-    training's steps, if it kept some.
+    `intervals` are the paths, `numbers` all that was saved, ascending. `label` names it among several.
+    `sketches()` are those of the training's steps, if it kept some.
     """
 
     label: str
     intervals: tuple[tuple[int, ...], ...]
     numbers: tuple[int, ...]
-    last: int | None
     load: Callable[[int | None], Weights]
     unit: str = "step"
     step_per_epoch: int = 1
     num_samples: int | None = None
     sketches: Callable[[], Sketches | None] = lambda: None
+
+    @property
+    def last(self) -> int | None:
+        """The highest number, whatever the order of the paths; None for a single state without a number."""
+        return self.numbers[-1] if self.numbers else None
+
+    @property
+    def end_of_paths(self) -> int | None:
+        """Where the last path ends, around which MindSpore draws its random plane."""
+        return self.intervals[-1][-1] if self.intervals else self.last
 
     @property
     def points(self) -> tuple[int | None, ...]:
@@ -66,7 +74,6 @@ def open_source(
             label=label,
             intervals=(),
             numbers=(),
-            last=None,
             load=lambda _: state,
             unit=unit or "step",
             step_per_epoch=step_per_epoch or 1,
@@ -74,12 +81,10 @@ def open_source(
     assert not isinstance(around, Mapping | None)
     _refuse_files(around)
     trajectory = around if isinstance(around, Trajectory) else read(ckpt_dir_of(around, _has_metadata))
-    intervals = saved_intervals(trajectory.intervals, trajectory.numbers)
     return Source(
         label=_label(trajectory.ckpt_dir),
-        intervals=intervals,
+        intervals=saved_intervals(trajectory.intervals, trajectory.numbers),
         numbers=trajectory.numbers,
-        last=intervals[-1][-1],
         load=lambda number: trajectory.open(trajectory.numbers[-1] if number is None else number),
         unit=unit or trajectory.unit,
         step_per_epoch=trajectory.step_per_epoch if step_per_epoch is None else step_per_epoch,

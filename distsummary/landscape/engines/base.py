@@ -13,6 +13,9 @@ from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.quantities import Evaluation
 
 MODES = ("standard", "mindspore")
+HINT = "hint: "  # how notes begin that an error of the user's code is given, see `hint`
+NAME_IT = "a loss function of model and batch must call its first parameter model"
+NO_OUTPUTS = "metrics need a loss function of model and batch to return (loss, outputs)"
 
 
 class Engine(Protocol):
@@ -100,7 +103,8 @@ def bind_loss(
         raise InvalidTypeError(
             f"loss_fn must be callable, got {loss_fn!r}; give a criterion or def loss(model, batch)"
         )
-    if _first_parameter(loss_fn) == "model" or not callable(model):
+    parameters = _parameters(loss_fn)
+    if parameters[:1] == ["model"] or not callable(model):
 
         def whole(batch: Any) -> tuple[Any, Any, Any]:
             found = loss_fn(model, batch)
@@ -117,13 +121,33 @@ def bind_loss(
         outputs, targets = model(batch[0]), batch[1]
         if beside is not None:
             targets = beside(targets, outputs)
-        return loss_fn(outputs, targets), outputs, targets
+        try:
+            return loss_fn(outputs, targets), outputs, targets
+        except (TypeError, AttributeError) as error:  # outputs are neither called nor asked for modules
+            if inspect.isfunction(loss_fn) and len(parameters) == 2:
+                hint(error, NAME_IT)
+            raise
 
     return criterion
 
 
-def _first_parameter(function: Any) -> str:
+def _parameters(function: Any) -> list[str]:
     try:
-        return next(iter(inspect.signature(function).parameters), "")
+        return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # a builtin without a signature
-        return ""
+        return []
+
+
+def apply_metric(metric: Callable[..., Any], outputs: Any, targets: Any) -> Any:
+    """What a metric gives; an error of one that gets no outputs is given a hint."""
+    try:
+        return metric(outputs, targets)
+    except Exception as error:  # of any kind: it is the user's code
+        if outputs is None:
+            hint(error, NO_OUTPUTS)
+        raise
+
+
+def hint(error: BaseException, text: str) -> None:
+    """Note what may have led to an error of the user's code; what is told of the error shows it."""
+    error.add_note(HINT + text)

@@ -7,7 +7,7 @@ import numpy as np
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
-from distsummary.landscape.engines.base import bind_loss
+from distsummary.landscape.engines.base import apply_metric, bind_loss
 from distsummary.landscape.engines.data import Data, batch_facts, batch_labels, batch_rows, data_sets
 from distsummary.landscape.engines.hardware import processor
 from distsummary.landscape.engines.quantities import Evaluation, Tally, quantity_names
@@ -109,7 +109,9 @@ class NumpyEngine:
         if losses.ndim > 1:
             raise LandscapeError(loss_shape_error(losses.shape))
         rows = _sums(losses, batch_rows(batch)) if self._evaluation.wants_rows else []
-        metrics = [_metric(name, f(outputs, targets)) for name, f in self._evaluation.metrics.items()]
+        metrics = [
+            _metric(name, apply_metric(f, outputs, targets)) for name, f in self._evaluation.metrics.items()
+        ]
         return np.array([losses.mean(), *rows, *metrics, *self._class_sums(losses, batch)])
 
     def _class_sums(self, losses: Array, batch: Any) -> Sequence[float]:

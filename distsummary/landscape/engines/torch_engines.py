@@ -158,6 +158,7 @@ class TorchEngine:
         """The batches on the device, or the loader."""
         return source if self._is_streamed else [self._loaded(batch) for batch in source]
 
+    @torch.inference_mode(False)  # losses may differentiate what is made of the batch, streamed ones too
     def _loaded(self, batch: Any) -> Loaded:
         moved = to_device(batch, self._loan.device, self._dtype)
         if "channels_last" in self.choice.options:

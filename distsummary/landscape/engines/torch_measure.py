@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape.engines.base import bind_loss
+from distsummary.landscape.engines.base import apply_metric, bind_loss, hint
 from distsummary.landscape.engines.data import batch_labels, batch_rows
 from distsummary.landscape.engines.numpy_engine import (
     CLASSES_NEED_ROWS,
@@ -19,6 +19,10 @@ from distsummary.landscape.engines.numpy_engine import (
 from distsummary.landscape.engines.quantities import Evaluation, is_apart
 from distsummary.landscape.engines.torch_memory import spread, to_device
 
+GRADIENTS = (
+    "losses are evaluated without gradients; one that needs some must take them within "
+    "`with torch.inference_mode(False), torch.enable_grad():`"
+)
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -55,7 +59,12 @@ class Measure:
         with torch.autocast(
             self._device.type, dtype=self._autocast, enabled=self._autocast is not None, cache_enabled=False
         ):
-            return self._columns(batch)
+            try:
+                return self._columns(batch)
+            except RuntimeError as error:
+                if any(sign in str(error).lower() for sign in ("require grad", "inference tensor")):
+                    hint(error, GRADIENTS)
+                raise
 
     def _columns(self, batch: Any) -> tuple[Tensor, ...]:
         found, outputs, targets = self._loss(batch)
@@ -64,7 +73,7 @@ class Measure:
         if self.has_rows:
             columns += _sums(loss, rows)
         for name, metric in self._evaluation.metrics.items():
-            columns.append(self._metric(name, metric(outputs, targets)))
+            columns.append(self._metric(name, apply_metric(metric, outputs, targets)))
         if self._evaluation.classes:
             columns.append(self._class_sums(rows, batch))
         return tuple(columns)

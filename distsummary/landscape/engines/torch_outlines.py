@@ -62,7 +62,8 @@ class Outlines:
         """The user's values are in these parameters for a while, in the outlines' dtype."""
         try:
             for name in names:
-                self._tensors[name].data = self.own[name].to(self.outlines[name].dtype)
+                with torch.inference_mode(False):  # losses may differentiate
+                    self._tensors[name].data = self.own[name].to(self.outlines[name].dtype)
             yield
         finally:
             for name in names:

@@ -24,6 +24,11 @@ REFUSED_TAGS = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,
 )
+ON_VALUES = (  # what torch raises where fake tensors, which have no values, are asked for them
+    "GuardOnDataDependentSymNode",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+)
 DROPOUT_ARGUMENT = {  # of attention: random only where it is not 0
     aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
     aten._scaled_dot_product_flash_attention.default: 3,
@@ -34,6 +39,9 @@ DROPOUT_ARGUMENT = {  # of attention: random only where it is not 0
 
 class CannotTraceError(LandscapeError):
     """A loss that cannot be recorded as a graph; the row engine evaluates it as it is."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; leave engine= out, or use engine='row'"
 
 
 def trace(
@@ -82,7 +90,7 @@ def record(
     except (MemoryError, torch.OutOfMemoryError):
         raise  # not the model's fault: a smaller engine may do
     except Exception as error:  # whatever the model's code raises when it meets a recorded tensor
-        raise CannotTraceError(f"the loss cannot be recorded as a graph: {error}") from error
+        raise CannotTraceError(f"the loss cannot be recorded as a graph: {_reason(error)}") from error
     _inline_constants(module)
     for node in module.graph.nodes:
         node.meta = {"val": pytree.tree_map_only(Tensor, _outline, node.meta.get("val"))}
@@ -90,6 +98,13 @@ def record(
     _write_anew(module.graph)
     _refuse_unfaithful(module.graph)
     return module.graph
+
+
+def _reason(error: Exception) -> str:
+    """Why, in one line; torch's own advice on what depends on values is for its developers."""
+    if type(error).__name__ in ON_VALUES:
+        return "it decides on values, or has shapes that depend on them"
+    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
 
 
 class _Point(nn.Module):

@@ -5,10 +5,14 @@ from contextlib import contextmanager
 
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscape.directions.planes import PlanePlan
+from distsummary.landscape.engines.base import HINT
 from distsummary.landscape.engines.plan import Chunk
 
 MEND = "mend what raises, or return NaN there"
-PLANNING = f"while engines were tried at points of the grid's first and last row; {MEND}"
+PLANNING = (
+    "while engines were tried, with the model as it is and then at points of the grid's first and last row; "
+    f"{MEND}"
+)
 OPENING = "when its engine was opened; mend what raises"
 HESSIAN = "in a product with the Hessian; mend what raises"
 
@@ -34,9 +38,10 @@ def told(where: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 def raised(error: Exception) -> str:
-    """Who raised what, in one line; the cause has the others."""
+    """Who raised what, in one line, with our hints; the cause has the other lines."""
     line = next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
-    return f"the model, loss_fn or a metric raised {type(error).__name__}{line and f': {line}'}"
+    hints = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith(HINT))
+    return f"the model, loss_fn or a metric raised {type(error).__name__}{line and f': {line}'}{hints}"
 
 
 def place(chunk: Chunk, planes: Sequence[PlanePlan]) -> str:

@@ -57,6 +57,14 @@ class Meaning:
         self._met[id(value)] = len(self._met), value
         return self._object(value, whole)
 
+    @property
+    def modules(self) -> list[Any]:
+        """The torch modules that were met, or that functions which were met name as globals."""
+        met = [value for _, value in self._met.values()]
+        read = [item for value in met if isinstance(value, FunctionType) for item in _globals(value)]
+        found = [value for value in (*met, *read) if hasattr(type(value), "named_modules")]
+        return [module for module in found if id(module) not in self._known]
+
     def _tensor(self, value: Any) -> Any:
         """Its values; of what is no array (nested, on no device) the kind alone."""
         try:
@@ -146,6 +154,14 @@ class Meaning:
             for name, item in held.items()
             if name not in STATE and "_hooks" not in name and getattr(item, "grad_fn", None) is None
         )
+
+
+def _globals(function: FunctionType) -> list[Any]:
+    """What a function and those inside it name; attributes that are called as a global is, too."""
+    codes, held = [function.__code__], function.__globals__
+    for code in codes:  # which grows
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return [held[name] for code in codes for name in code.co_names if name in held]
 
 
 def name_of(value: Any) -> str:

@@ -1,9 +1,12 @@
+import pickle
+
 import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.directions.recipe import Directions
+from distsummary.landscape.engines.base import hint
 from distsummary.landscape.engines.plan import Chunk
 from distsummary.landscape.workers.failures import place, told
 
@@ -39,6 +42,18 @@ def test_what_the_users_code_raises_is_named_in_one_line_and_is_the_cause() -> N
     assert isinstance(failed.value.__cause__, KeyError)
     with pytest.raises(LandscapeError, match="raised AssertionError when"), told("when it was asked"):
         raise AssertionError
+
+
+def test_hints_are_told_behind_the_error_and_other_notes_are_not() -> None:
+    error = TypeError("no\nmore")
+    error.add_note("someone else's")
+    hint(error, "name it")
+    with (
+        pytest.raises(LandscapeError, match=r"raised TypeError: no \(hint: name it\) when$") as failed,
+        told("when"),
+    ):
+        raise pickle.loads(pickle.dumps(error))
+    assert "someone" not in str(failed.value)
 
 
 def test_own_errors_and_those_that_are_named_pass() -> None:

@@ -1,5 +1,6 @@
 """The naive engine with all its quantities, on the numpy reference net."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Directions
-from distsummary.landscape.engines.base import open_engine
+from distsummary.landscape.engines.base import NAME_IT, NO_OUTPUTS, open_engine
 from distsummary.landscape.engines.quantities import Evaluation
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
 
@@ -31,6 +32,34 @@ def opened(loss_fn: Any = row_losses, data: Any = None, **evaluation: Any) -> An
 
 def accuracy(logits: Any, labels: Any) -> float:
     return float((logits.argmax(axis=1) == labels).mean())
+
+
+def wrong_name(net: Any, batch: Any) -> Any:
+    return cross_entropy(net(batch[0]), batch[1])
+
+
+def without_outputs(model: Any, batch: Any) -> Any:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "more", "expected"),
+    [
+        (wrong_name, {}, ["hint: " + NAME_IT]),
+        (without_outputs, {"metrics": {"accuracy": accuracy}}, ["hint: " + NO_OUTPUTS]),
+        (lambda outputs, targets: outputs.none, {}, ["hint: " + NAME_IT]),
+        (lambda outputs, targets: 1 / 0, {}, []),
+        (partial(wrong_name), {}, []),
+        (cross_entropy, {"metrics": {"accuracy": lambda outputs, targets: outputs.none}}, []),
+        (lambda model, batch: model.none, {}, []),
+    ],
+)
+def test_what_looks_like_another_kind_of_loss_function_gets_a_hint(
+    loss_fn: Any, more: Any, expected: list[str]
+) -> None:
+    with pytest.raises((TypeError, AttributeError, ZeroDivisionError)) as failed:
+        opened(loss_fn, **more).row_values(0.0, np.zeros(1))
+    assert getattr(failed.value, "__notes__", []) == expected
 
 
 def test_a_point_gives_the_loss_metrics_classes_and_its_error() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscape.directions.recipe import Directions
-from distsummary.landscape.request import check_directions, check_numbers, refuse_unused
+from distsummary.landscape.request import check_directions, check_numbers, choose_engine, refuse_unused
 from tests.unit.landscape.golden_mlp import Mlp
 
 GIVEN = Directions(x={"d2.bias": np.arange(3.0)}, y={"d2.bias": np.ones(3)})
@@ -32,6 +32,11 @@ def test_numbers_out_of_their_range_are_refused(
     check_numbers(**USUAL)
     with pytest.raises(error, match=match):
         check_numbers(**(USUAL | changes))
+
+
+def test_memory_is_refused_by_its_own_name_for_models_that_are_not_torchs() -> None:
+    with pytest.raises(InvalidValueError, match="memory='inference' is for torch models, got a Mlp; leave"):
+        choose_engine(Mlp(), "auto", "inference")
 
 
 def test_directions_that_are_none_are_refused_by_type() -> None:
