@@ -23,7 +23,7 @@ from distsummary.landscape.directions.planes import Prepared, Settings
 from distsummary.landscape.directions.prepare import Direction, find_eigenpairs, prepare, prepare_runs
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.directions.sources import Around, Source, open_runs, open_source
-from distsummary.landscape.engines.data import Data, mindspore_batches, read_data
+from distsummary.landscape.engines.data import Data, mindspore_batches, read_data, tell_unweighted
 from distsummary.landscape.engines.hardware import host_bytes
 from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.worker import Task
@@ -90,7 +90,7 @@ def landscape(
             and what stays in a subspace.
         loss_fn: a criterion `loss_fn(model(inputs), targets)` for batches (inputs, targets); or, if its first
             parameter is called `model`, `loss_fn(model, batch)` for batches of any kind. It returns the mean
-            over the batch; batches count by their rows.
+            over the batch; batches count by their rows, those of the first array in each.
         batches: the data, the same for every point, held in memory where it fits (see
             `Evaluation.streamed`); or several data sets by name, such as
             {"train": a, "test": b}: the first one's loss is `LossGrid.z`; all else stands in
@@ -256,6 +256,8 @@ def _data(
     data, streamed = read_data(batches, streamed=asked, limit=host_bytes() // HOST_SHARE)
     if streamed and not evaluation.streamed:
         _log.info("the batches would take more than 1 / %d of the memory: they are streamed", HOST_SHARE)
+    if mode == "standard":
+        tell_unweighted(data)
     evaluation = replace(evaluation, streamed=streamed)
     if samples is None:
         return data, evaluation

@@ -4,6 +4,9 @@ What needs torch's own CUDA code cannot be run so: attention, recurrent nets, gr
 and pictures that its convolutions lay out channels-last in a captured graph.
 """
 
+from collections import UserDict
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,6 +95,64 @@ def test_a_whole_landscape_is_that_of_the_host(engine: str, evaluation: Any) -> 
     assert grid.quantities.keys() == expected.quantities.keys()
     for name, values in expected.quantities.items():
         np.testing.assert_allclose(grid.quantities[name], values, rtol=1e-4)
+
+
+class Encoding(UserDict):  # type: ignore[type-arg]
+    """What tokenizers give; its `to` writes to itself."""
+
+    def to(self, device: Any) -> "Encoding":
+        self.data = {name: tensor.to(device) for name, tensor in self.data.items()}
+        return self
+
+
+@dataclass(frozen=True)
+class Data:
+    x: Any
+    y: Any
+
+
+def loss_of_items(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def loss_of_fields(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch.x), batch.y)
+
+
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+WITH_WEIGHT = partial(nn.functional.cross_entropy, weight=WEIGHTED.weight)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "kind"),
+    [
+        (loss_of_items, lambda x, y: UserDict(x=x, y=y)),
+        (loss_of_items, lambda x, y: Encoding(x=x, y=y)),
+        (loss_of_fields, Data),
+    ],
+)
+@pytest.mark.parametrize("engine", ["row", "graph"])
+def test_batches_of_every_kind_go_to_the_device(engine: str, loss_fn: Any, kind: Any) -> None:
+    def draw(net: Any, engine: str) -> Any:
+        batches = [kind(*batch) for batch in make_net(Mlp).batches()]
+        return ds.landscape(net, loss_fn, batches, size=3, workers=0, engine=engine)
+
+    grid, expected = draw(to_gpu(make_net(Mlp)), engine), draw(make_net(Mlp), "row")
+    np.testing.assert_allclose(grid.z, expected.z, rtol=EXACT)
+
+
+def test_the_weights_of_criteria_and_metrics_go_to_the_device() -> None:
+    """Not in a graph: recording knows no constants on a GPU in name only."""
+
+    def draw(net: Any) -> Any:
+        given = ds.Evaluation(metrics={"again": WITH_WEIGHT})
+        batches = make_net(Mlp).batches()
+        return ds.landscape(net, WEIGHTED, batches, size=3, workers=0, engine="row", evaluation=given)
+
+    grid = draw(to_gpu(make_net(Mlp)))
+    np.testing.assert_allclose(grid.z, draw(make_net(Mlp)).z, rtol=EXACT)
+    np.testing.assert_allclose(grid.quantities["again"], grid.z, rtol=EXACT)
+    assert WEIGHTED.weight.device.type == "cpu"
 
 
 def test_a_captured_graph_follows_the_slots_that_batches_share_and_their_own() -> None:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,30 @@ def test_with_another_criterion_of_the_same_name_nothing_is_mixed(tmp_path: Path
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 30.0]))
     stopped(tmp_path)
     assert draw(tmp_path, loss_fn=weighted).z.tobytes() == draw(None, loss_fn=weighted).z.tobytes()
+
+
+class Held:
+    """A batch that is an object; its inputs lie in another."""
+
+    __slots__ = ("inputs", "targets")
+
+    def __init__(self, inputs: Any, targets: Any) -> None:
+        self.inputs, self.targets = SimpleNamespace(x=inputs), targets
+
+
+def loss_of_held(model: Any, batch: Held) -> Any:
+    return nn.functional.cross_entropy(model(batch.inputs.x), batch.targets)
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_of_batches_that_are_objects_nothing_is_mixed_and_the_same_go_on(tmp_path: Path) -> None:
+    def given(seed: int) -> dict[str, Any]:
+        inputs = torch.randn(30, 6, generator=torch.Generator().manual_seed(seed))
+        return {"batches": [Held(inputs, torch.arange(30) % 3)], "loss_fn": loss_of_held}
+
+    stopped(tmp_path, **given(0))
+    stopped(tmp_path, **given(1))
+    fresh: list[int] = []
+    found = draw(tmp_path, lambda progress: fresh.append(progress.fresh), **given(0))
+    assert fresh[-1] < 25
+    assert found.z.tobytes() == draw(None, **given(0)).z.tobytes()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.collinear import ONE_ROW, refuse_parallel
 from distsummary.landscape.directions.hessian import Eigenpairs, unflatten
 from distsummary.landscape.directions.interpolate import line, triangle
@@ -209,7 +210,7 @@ def prepare_given(
     """The plane of directions that the user made, normalised here; what they do not name stays."""
     normalization = settings.pick_normalization("filter")
     centre = {name: state[name] for name in names}
-    fitting = _complete(given.make(centre), centre)
+    fitting = _complete(_as_arrays(given).make(centre), centre)
     recipe = _normalized(fitting, centre, normalization, settings)
     known = {"kind": "given", "decomposition": "Random", "normalization": normalization}
     return _prepare_centre(state, number, names, recipe, settings, known)
@@ -278,6 +279,18 @@ def _normalized(
     return Directions(x=x, y=y)
 
 
+def _as_arrays(given: Directions) -> Directions:
+    """The directions with arrays for a framework's tensors, which may want gradients or lie on a device."""
+
+    def read(value: Any) -> Array:
+        framework = framework_of(value)
+        is_array = framework.name == "numpy" or not framework.is_tensor(value)
+        return value if is_array else framework.to_numpy(value)
+
+    x, y = ({name: read(value) for name, value in axis.items()} for axis in (given.x, given.y))
+    return Directions(x=x, y=y)
+
+
 def _complete(given: Directions, centre: Weights) -> Directions:
     """Directions over all parameters of the centre: zero, in no memory, for those that are not given.
 
@@ -300,7 +313,7 @@ def _complete(given: Directions, centre: Weights) -> Directions:
                     "give other numbers"
                 )
         rest = {n: np.broadcast_to(nothing, np.shape(a)) for n, a in centre.items() if n not in direction}
-        found.append({name: np.ascontiguousarray(array) for name, array in direction.items()} | rest)
+        found.append({name: np.asarray(array, order="C") for name, array in direction.items()} | rest)
     return Directions(x=found[0], y=found[1])
 
 

@@ -1,5 +1,6 @@
 """The data that losses are computed on: one list of batches or several by name, in memory or read again."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any
@@ -8,10 +9,13 @@ import numpy as np
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array
+from distsummary.landscape.engines.batches import inside, shape_of
 from distsummary.landscape.engines.quantities import BatchFacts, Evaluation
 from distsummary.landscape.engines.steady import refuse_unsteady, steady
 
 Data = Mapping[str, Iterable[Any]]
+
+_log = logging.getLogger(__name__)
 
 
 def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: int) -> tuple[Any, bool]:
@@ -83,21 +87,38 @@ def check_batches(batches: Iterable[Any]) -> list[Any]:
 
 def batch_bytes(batch: Any) -> int:
     """What the arrays of a batch take."""
-    if isinstance(batch, Mapping):
-        batch = tuple(batch.values())
-    if isinstance(batch, tuple | list):
-        return sum(batch_bytes(item) for item in batch)
-    return int(getattr(batch, "nbytes", 0))
+    return sum(int(value.nbytes) for value in inside(batch) if hasattr(type(value), "nbytes"))
 
 
 def batch_rows(batch: Any) -> int:
-    """Rows of a batch: the first axis of its first array; 1 if it has none."""
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, tuple | list) and batch:
-        return batch_rows(batch[0])
-    shape: Sequence[int] = getattr(batch, "shape", ())
-    return int(shape[0]) if len(shape) else 1
+    """Rows of a batch: the first axis of its first array that has one, wherever it lies in the batch.
+
+    Without any the length of its first list of texts, and 1 where there is none either.
+    """
+    rows = _rows(batch)
+    return 1 if rows is None else rows
+
+
+def _rows(batch: Any) -> int | None:
+    for value in inside(batch):
+        if shape := shape_of(value):
+            return int(shape[0])
+    return next((len(value) for value in inside(batch) if _is_texts(value)), None)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, tuple | list) and bool(value) and all(isinstance(v, str | bytes) for v in value)
+
+
+def tell_unweighted(batches: Iterable[Any] | Data) -> None:
+    """A warning where batches are several and do not tell their rows."""
+    for name, source in _named(batches).items():
+        if length_hint(source, 2) > 1 and _rows(next(iter(steady(source)), None)) is None:
+            _log.warning(
+                "batches%s hold no array that tells their rows: each counts the same in the loss; "
+                "give batches of one size, or with an array of a row each",
+                f" of {name}" if name else "",
+            )
 
 
 def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:

@@ -79,7 +79,7 @@ class EngineChoice:
 
         Raises InvalidValueError for what is no engine.
         """
-        engine, *more = label.removeprefix("torch-").split()
+        engine, *more = label.removeprefix("torch-").split() or [label]
         chunk = 1
         if more and more[0].startswith("x") and more[0][1:].isdecimal():
             chunk = int(more.pop(0)[1:])

@@ -15,6 +15,7 @@ import numpy as np
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
+from distsummary.landscape.engines.batches import inside
 
 SEED = 0
 
@@ -109,7 +110,7 @@ def _set_states(states: Mapping[str, Any]) -> None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two batches hold the same values; objects of unknown kinds count as the same."""
+    """Whether two batches hold the same values; objects that show nothing count as the same."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Mapping):
@@ -122,7 +123,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return one == other or one != one  # NaN
     framework = framework_of(one)
     if not framework.is_tensor(one):
-        return True
+        return _is_same(_shown(one), _shown(other))
     try:
         arrays = framework.to_numpy(one), framework.to_numpy(other)
     except (InvalidTypeError, InvalidValueError):  # no array, such as a nested tensor
@@ -130,6 +131,15 @@ def _is_same(one: Any, other: Any) -> bool:
     if any(array.dtype.hasobject for array in arrays):
         return _is_same(*(array.tolist() for array in arrays))
     return arrays[0].shape == arrays[1].shape and arrays[0].tobytes() == arrays[1].tobytes()
+
+
+def _shown(value: Any) -> list[Any]:
+    """What an object holds that can be compared."""
+    return [
+        part
+        for part in inside(value)
+        if isinstance(part, str | bytes | int | float) or framework_of(part).is_tensor(part)
+    ]
 
 
 _END = object()

@@ -10,19 +10,20 @@ the one that needs hardly more memory than the model.
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Recipe, Weights
+from distsummary.landscape.engines.batches import leaves, mapped
 from distsummary.landscape.engines.data import Data, batch_facts, batch_rows, data_sets
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.quantities import BatchFacts, Evaluation, Tally, quantity_names
+from distsummary.landscape.engines.torch_criterion import placed
 from distsummary.landscape.engines.torch_measure import Measure, join
 from distsummary.landscape.engines.torch_memory import (
     Flat,
@@ -88,7 +89,7 @@ class TorchEngine:
         )
         try:
             self.bn_mode = self._set_bn_mode()
-            self._measure = Measure(self._loan.model, loss_fn, self._evaluation, self._loan.device)
+            self._measure = self._measured(loss_fn)
             self._is_streamed = self._streams(data)
             self._layout()
             self._data = {name: self._kept(source) for name, source in data.items()}
@@ -124,9 +125,19 @@ class TorchEngine:
         """Whether convolutions over pictures may be in it: weights and data with four axes."""
         found = next(iter(self._data.values()))
         batch = next(iter(found))
-        leaves = pytree.tree_leaves(batch.batch if isinstance(batch, Loaded) else batch)
-        data, weights = (x for x in leaves if isinstance(x, Tensor)), self._loan.moved.values()
+        held = leaves(batch.batch if isinstance(batch, Loaded) else batch)
+        data, weights = (x for x in held if isinstance(x, Tensor)), self._loan.moved.values()
         return any(t.dim() == 4 for t in weights) and any(t.dim() == 4 for t in data)
+
+    def _measured(self, loss_fn: Any) -> Measure:
+        """The loss and the metrics where the model computes."""
+        model, device = self._loan.model, self._loan.device
+        there = {
+            name: placed(metric, model, device, self._dtype)
+            for name, metric in self._evaluation.metrics.items()
+        }
+        loss_fn = placed(loss_fn, model, device, self._dtype)
+        return Measure(model, loss_fn, replace(self._evaluation, metrics=there), device)
 
     def _set_bn_mode(self) -> str:
         asked = self._evaluation.bn_mode
@@ -367,8 +378,10 @@ def as_channels_last(batch: Any) -> Any:
 
     With strides that say so: those of a picture of one channel may mean either layout.
     """
-    if not isinstance(batch, Tensor):
-        return pytree.tree_map_only(Tensor, as_channels_last, batch)
-    if batch.dim() != 4:
-        return batch
-    return torch.empty_like(batch, memory_format=torch.channels_last).copy_(batch)
+    return mapped(batch, _channels_last)
+
+
+def _channels_last(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or leaf.dim() != 4:
+        return leaf
+    return torch.empty_like(leaf, memory_format=torch.channels_last).copy_(leaf)

@@ -27,6 +27,7 @@ from distsummary.landscape.engines.torch_rows import mark
 from distsummary.landscape.engines.torch_trace import (
     CannotTraceError,
     batch_tensors,
+    objects,
     placeholders,
     record,
     results,
@@ -122,6 +123,11 @@ class TorchGraphEngine(TorchRowEngine):
         return centre / max(along) if centre and max(along) else 1.0
 
     def _record(self, batch: Any) -> fx.Graph:
+        if self._is_streamed and (held := objects(batch)):
+            raise CannotTraceError(
+                f"streamed batches hold a {type(held[0]).__name__}, which a recording takes for the same in "
+                "all; give tensors, or engine='row'"
+            )
         on_cpu = self._loan.device.type == "cpu"
         # Attention as products and a softmax has a form for chunks, the fused kernels have none.
         attention = sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext()

@@ -20,6 +20,7 @@ from distsummary.landscape.directions.torch_parameters import tie, unwrap
 from distsummary.landscape.engines.base import bind_loss
 from distsummary.landscape.engines.data import batch_rows
 from distsummary.landscape.engines.steady import steady
+from distsummary.landscape.engines.torch_criterion import placed
 from distsummary.landscape.engines.torch_memory import as_tensor, exceeds_device, preserved, to_device
 
 _SEED = 0  # of dropout in training mode: the same noise in every product
@@ -64,13 +65,13 @@ class TorchHessian:
     ) -> None:
         self._restore.enter_context(preserved(self._model))
         tie(self._model)
-        self._loss = bind_loss(self._model, loss_fn)
         self._is_training = mode == "mindspore"
         found = dict(self._model.named_parameters(remove_duplicate=False))
         shapes = {name: np.broadcast_to(np.float32(0), tuple(p.shape)) for name, p in found.items()}
         check_fit("the plane", {name: centre[name] for name in names}, shapes)
         self._moved = [found[name] for name in names]
         place = self._moved[0].device
+        self._loss = bind_loss(self._model, placed(loss_fn, self._model, place))
         self._batches = steady(batches)
         if isinstance(batches, list) and not exceeds_device(batches, place):
             self._batches = [to_device(batch, place) for batch in batches]

@@ -4,6 +4,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscape.directions.recipe import Array, Directions, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import named_tensors, sharing, tie, unwrap
+from distsummary.landscape.engines.batches import mapped
 from distsummary.landscape.engines.data import batch_bytes
 from distsummary.landscape.engines.hardware import processor
 
@@ -243,19 +245,33 @@ def as_tensor(array: Array) -> Tensor:
 
 
 def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
-    """The batch with its tensors (also in tuples, lists and dicts) on the device; others as they are.
+    """The batch with its tensors (also in lists, tuples, mappings and dataclasses) on the device.
 
-    `dtype`: what tensors of floating point become.
+    What has a method `to` is moved by that, as a copy; other objects stay as they are. `dtype`: what tensors
+    of floating point become; not those in objects.
     """
-    if isinstance(batch, Tensor):
-        return batch.to(device, dtype if batch.is_floating_point() else None)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device, dtype) for item in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(to_device(item, device, dtype) for item in batch)
-    if isinstance(batch, dict):
-        return {key: to_device(item, device, dtype) for key, item in batch.items()}
-    return batch
+    there = mapped(batch, partial(_there, device=device), is_leaf=_moves_itself)
+    return there if dtype is None else in_dtype(there, dtype)
+
+
+def _there(part: Any, device: torch.device | str) -> Any:
+    if isinstance(part, Tensor):
+        return part.to(device)
+    return copy.copy(part).to(device) if _moves_itself(part) else part  # many write to themselves
+
+
+def _moves_itself(part: Any) -> bool:
+    """Whether its class has a method `to`, as those of PyG, DGL and transformers and packed sequences do."""
+    return callable(getattr(type(part), "to", None)) and not isinstance(part, type)
+
+
+def in_dtype(batch: Any, dtype: torch.dtype) -> Any:
+    """The batch with its tensors of floating point in another dtype; those in objects as they are."""
+
+    def changed(part: Any) -> Any:
+        return part.to(dtype) if isinstance(part, Tensor) and part.is_floating_point() else part
+
+    return mapped(batch, changed)
 
 
 def pinned(host: Tensor, device: torch.device) -> Tensor:

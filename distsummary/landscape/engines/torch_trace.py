@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from distsummary.errors import LandscapeError
+from distsummary.landscape.engines.batches import leaves, mapped, structure
 
 aten = torch.ops.aten
 Node: TypeAlias = Any  # fx.Node, whose arguments fx types as a union of everything there is
@@ -29,6 +30,7 @@ ON_VALUES = (  # what torch raises where fake tensors, which have no values, are
     "DataDependentOutputException",
     "DynamicOutputShapeException",
 )
+PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device  # told by their repr
 DROPOUT_ARGUMENT = {  # of attention: random only where it is not 0
     aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
     aten._scaled_dot_product_flash_attention.default: 3,
@@ -121,22 +123,32 @@ class _Point(nn.Module):
 
 def batch_tensors(batch: Any) -> list[Tensor]:
     """The tensors of a batch in a fixed order."""
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def with_tensors(batch: Any, tensors: Sequence[Tensor]) -> Any:
     """The batch with other tensors in the order of `batch_tensors`."""
-    leaves, spec = pytree.tree_flatten(batch)
     rest = iter(tensors)
-    return pytree.tree_unflatten([next(rest) if isinstance(x, Tensor) else x for x in leaves], spec)
+    return mapped(batch, lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf)
 
 
 def signature(batch: Any) -> Any:
-    """What batches that can share a graph have in common: structure, outlines, and all that is no tensor."""
-    leaves, spec = pytree.tree_flatten(batch)
-    return str(spec), tuple(
-        (x.shape, x.dtype, x.stride(), x.device) if isinstance(x, Tensor) else repr(x) for x in leaves
-    )
+    """What batches that can share a graph have in common: structure, outlines, and all that is no tensor.
+
+    Objects count as themselves, for as long as they live: what they hold is a constant of the graph.
+    """
+    return structure(batch), tuple(map(_told, leaves(batch)))
+
+
+def objects(batch: Any) -> list[Any]:
+    """What in a batch is neither tensor nor plain, such as arrays and graphs."""
+    return [leaf for leaf in leaves(batch) if not isinstance(leaf, Tensor | PLAIN)]
+
+
+def _told(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.stride(), leaf.device
+    return repr(leaf) if isinstance(leaf, PLAIN) else id(leaf)
 
 
 def emit(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:

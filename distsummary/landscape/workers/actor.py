@@ -23,6 +23,7 @@ from distsummary.landscape.workers.actor_hessian import RayHessian
 from distsummary.landscape.workers.actor_start import (
     check_spread,
     gpus_each,
+    on_host,
     plan_workers,
     portable,
     send,
@@ -81,6 +82,7 @@ class RayWorkers:
     ) -> AbstractContextManager[RayHessian]:
         """See `runner.Workers`."""
         resources = self._resources(model, min(GROUPS, length_hint(batches) or GROUPS))
+        loss_fn = on_host(model, loss_fn)
         model, batches = portable(model, batches)
         return RayHessian(send((model, loss_fn, batches)), options, resources)
 
@@ -115,7 +117,14 @@ class RayWorkers:
 
 def _sendable(task: Task) -> Task:
     model, batches = portable(task.model, task.batches)
-    return replace(task, model=model, batches=batches)
+    metrics = {name: on_host(task.model, metric) for name, metric in task.evaluation.metrics.items()}
+    return replace(
+        task,
+        model=model,
+        loss_fn=on_host(task.model, task.loss_fn),
+        batches=batches,
+        evaluation=replace(task.evaluation, metrics=metrics),
+    )
 
 
 @contextmanager

@@ -57,6 +57,15 @@ def portable(model: Any, batches: Any) -> tuple[Any, Any]:
     return on_host(model, batches)
 
 
+def on_host(model: Any, function: Any) -> Any:
+    """A loss function or metric that any process can unpickle: its tensors on the host."""
+    if framework_of(model).name != "torch":
+        return function
+    from distsummary.landscape.engines.torch_criterion import placed
+
+    return placed(function, model, "cpu")
+
+
 def gpus_each(model: Any, asked: float | None) -> float:
     """The GPUs, or the share of one, of each worker: what is asked for, else what the model needs."""
     if asked is not None:

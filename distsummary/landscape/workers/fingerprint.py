@@ -1,26 +1,34 @@
 """What the losses of a landscape depend on, as hashes: by these a journal knows its landscape again."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import logging
+import secrets
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping
 from operator import length_hint
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.parameters import own_state
 from distsummary.landscape.engines.steady import steady
 from distsummary.landscape.engines.worker import Task
-from distsummary.landscape.workers.meaning import Meaning, name_of
+from distsummary.landscape.workers.meaning import Meaning, is_plain
 
 DIGEST = 16  # bytes
+PICKLE = 4  # the protocol
+_log = logging.getLogger(__name__)
 
 
 def fingerprint(task: Task, refine: float | None = None) -> dict[str, str]:
     """Name -> hash of each part of a task, and of the tolerance that says which points it evaluates.
 
-    Of the model and of functions their code and what they hold, see `meaning`. Of streamed data the first
-    batch and the length alone. To be called before anything is evaluated: a model may count its calls.
+    Of the model and of functions their code and what they hold, see `meaning`. Of data all that its batches
+    hold, of objects what pickle would keep; of streamed data the first batch and the length alone. To be
+    called before anything is evaluated: a model may count its calls.
     """
     model, evaluation = task.model, task.evaluation
     state = {name: (array.dtype.str, array.shape) for name, array in own_state(model).items()}
@@ -64,32 +72,98 @@ def _first(batches: Any) -> Any:
 def digest(value: object) -> str:
     """The blake2b hash of a value and of all that it holds."""
     found = hashlib.blake2b(digest_size=DIGEST)
-    _feed(found, value)
+    feed = _Feed(found)
+    feed.feed(value)
+    if feed.unknown:
+        _log.warning(
+            "batches hold %s, which cannot be read: a landscape that is stopped does not go on; "
+            "give tensors, arrays, or objects that can be pickled",
+            ", ".join(sorted(feed.unknown)),
+        )
     return found.hexdigest()
 
 
-def _feed(digest: Any, value: Any) -> None:
-    """Feed a value with its kind, so that no two different ones are the same bytes."""
-    digest.update(type(value).__name__.encode() + b"(")
-    if isinstance(value, Mapping):
-        for name in value:
-            _feed(digest, name)
-            _feed(digest, value[name])
-    elif hasattr(value, "__dataclass_fields__"):
-        _feed(digest, {name: getattr(value, name) for name in value.__dataclass_fields__})
-    elif isinstance(value, np.ndarray):
-        digest.update(f"{value.dtype.str}{value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
-    elif framework_of(value).is_tensor(value):
-        _feed(digest, framework_of(value).to_numpy(value))
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        for item in value:
-            _feed(digest, item)
-    else:
-        digest.update(_name(value).encode())
-    digest.update(b")")
+class _Feed:
+    """Feeds values with their kinds, so that no two different ones are the same bytes."""
+
+    def __init__(self, digest: Any) -> None:
+        self._digest = digest
+        self._met: dict[int, tuple[int, object]] = {}  # the objects too, so that no id is taken again
+        self.unknown: set[str] = set()  # kinds
+
+    def feed(self, value: Any) -> None:
+        """Feed one, and all that it holds."""
+        self._text(type(value).__name__ + "(")
+        if is_plain(value):
+            self._text(repr(value))
+        elif type(value) is dict or (isinstance(value, Mapping) and not isinstance(value, dict | UserDict)):
+            self._all(part for item in value.items() for part in item)
+        elif type(value) in (tuple, list):  # others may have attributes, too
+            self._all(value)
+        elif isinstance(value, set | frozenset):
+            self._all(sorted(map(digest, value)))  # in no order of its own
+        elif isinstance(value, np.ndarray):
+            self._array(value)
+        elif framework_of(value).is_tensor(value):
+            self._tensor(value)
+        else:
+            self._object(value)
+        self._text(")")
+
+    def _text(self, text: str) -> None:
+        self._digest.update(text.encode())
+
+    def _all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self.feed(value)
+
+    def _array(self, array: Any) -> None:
+        self._text(f"{array.dtype.str}{array.shape}")
+        if array.dtype.hasobject:
+            self.feed(array.tolist())
+        else:
+            self._digest.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+
+    def _tensor(self, tensor: Any) -> None:
+        self._text(str(tensor.dtype))  # not all are NumPy's
+        try:
+            self.feed(framework_of(tensor).to_numpy(tensor))
+        except (
+            InvalidTypeError,
+            InvalidValueError,
+            RuntimeError,
+            TypeError,
+        ):  # nested, quantized, on meta
+            self._unknown(tensor)
+
+    def _object(self, value: Any) -> None:
+        if id(value) in self._met:
+            self._text(f"met {self._met[id(value)][0]}")
+            return
+        self._met[id(value)] = len(self._met), value
+        fields = getattr(type(value), "__dataclass_fields__", None)
+        if fields is not None:  # without caches beside them
+            self.feed({name: getattr(value, name) for name in fields if hasattr(value, name)})
+        elif isinstance(value, FunctionType | type):
+            self.feed(Meaning().of(value))
+        else:
+            self._pickled(value)
+
+    def _pickled(self, value: Any) -> None:
+        """What pickle would keep of it: its class, attributes, slots, items."""
+        try:
+            kept = value.__reduce_ex__(PICKLE)
+        except Exception:  # of any kind: it cannot be pickled
+            self._unknown(value)
+            return
+        self._all([kept] if isinstance(kept, str) else map(_listed, kept))
+
+    def _unknown(self, value: Any) -> None:
+        """Nobody can tell whether it is another the next time, so it always is."""
+        self.unknown.add(type(value).__name__)
+        self._digest.update(secrets.token_bytes(DIGEST))
 
 
-def _name(value: Any) -> str:
-    """What does not change from one process to the next: no address of an object."""
-    return repr(value) if isinstance(value, str | bytes | int | float | None) else name_of(value)
+def _listed(value: Any) -> Any:
+    """The items of an iterator, by which pickle gets those of lists and dicts; others as they are."""
+    return list(value) if isinstance(value, Iterator) else value

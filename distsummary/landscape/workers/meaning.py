@@ -42,14 +42,14 @@ class Meaning:
         """A description; `whole`: with all that an object holds, though it may not be called."""
         if id(value) in self._known:
             return "of the model", self._known[id(value)]
-        if _is_plain(value):
+        if is_plain(value):
             return repr(value)
         if framework_of(value).is_tensor(value):
             return self._tensor(value)
         if isinstance(value, tuple):  # equal ones may or may not be one object
             return "tuple", tuple(map(self.of, value))
         if isinstance(value, set | frozenset):
-            return "set", tuple(sorted(repr(item) for item in value if _is_plain(item)))
+            return "set", tuple(sorted(repr(item) for item in value if is_plain(item)))
         if isinstance(value, MethodType):
             return "method", self.of(value.__func__), self.of(value.__self__, whole=True)
         if id(value) in self._met:  # recursive functions, a module that knows its parent
@@ -170,7 +170,8 @@ def name_of(value: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind.__name__)}"
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Whether its repr tells all of it."""
     kind = type(value)
     is_torchs = kind.__module__ == "torch" and kind.__name__ in KINDS
     return isinstance(value, PLAIN) or is_torchs or value is ...
@@ -178,7 +179,7 @@ def _is_plain(value: object) -> bool:
 
 def _is_own(name: str, value: object) -> bool:
     """Whether something in a class is a plain value of its author's."""
-    return _is_plain(value) and not name.startswith("__")
+    return is_plain(value) and not name.startswith("__")
 
 
 def _inside(value: Any) -> Any:

@@ -1,14 +1,22 @@
 """Which data is held in memory, and which is read again and again."""
 
 import sys
+from collections import UserDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.engines.data import batch_bytes, batch_facts, read_data
+from distsummary.landscape.engines.data import (
+    batch_bytes,
+    batch_facts,
+    batch_rows,
+    read_data,
+    tell_unweighted,
+)
 from distsummary.landscape.engines.hardware import host_bytes
 from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.steady import Steady
@@ -40,6 +48,57 @@ class Sized(Loader):
 
 def test_the_arrays_of_a_batch_count() -> None:
     assert batch_bytes(batch()) == BATCH_BYTES
+
+
+@dataclass
+class Sample:
+    number: int
+    x: Any
+
+
+class Held:
+    """An object of no known kind, which says of what shape its pictures are."""
+
+    def __init__(self, x: Any) -> None:
+        self.shape, self.x = (28, 28), x
+
+
+ROWS = np.zeros((5, 2))
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [
+        (ROWS, 5),
+        ((ROWS, np.zeros(3)), 5),
+        ([[ROWS, np.zeros(3)], np.zeros(4)], 5),
+        ({"id": 7, "scale": np.float32(1), "x": ROWS}, 5),
+        ({"names": ["a", "b"], "x": ROWS}, 5),
+        (UserDict(id=7, x=ROWS), 5),
+        (Sample(7, ROWS), 5),
+        (Held([ROWS]), 5),
+        ((["a", "b"], [0, 1]), 2),
+        ([(), np.zeros((0, 3))], 0),
+        ((1.0, 2.0), 1),
+        (3, 1),
+    ],
+)
+def test_rows_are_those_of_the_first_array_that_has_any(batch: Any, rows: int) -> None:
+    assert batch_rows(batch) == rows
+
+
+def test_arrays_count_wherever_they_lie() -> None:
+    assert [batch_bytes(kind(7, ROWS)) for kind in (Sample, lambda _, x: Held(x))] == [ROWS.nbytes] * 2
+
+
+def test_several_batches_without_rows_are_told_by_the_name_of_their_data_set(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tell_unweighted({"a": [(1.0, 2.0)], "b": [["x", "y"]] * 2, "c": [ROWS] * 2})
+    assert not caplog.text
+    tell_unweighted({"a": [(ROWS,)], "b": [(1.0, 2.0)] * 2})
+    [message] = [record.message for record in caplog.records]
+    assert message.startswith("batches of b hold no array that tells their rows: each counts the same")
 
 
 def test_a_loader_is_held_where_it_fits_and_read_again_where_not() -> None:

@@ -122,6 +122,9 @@ def test_the_error_for_too_little_memory_survives_pickling() -> None:
 def test_choices_that_cannot_be_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="engine must be one of"):
         EngineChoice(engine="fast")
+    for label in ("", " ", "torch-"):
+        with pytest.raises(InvalidValueError, match=f"engine must be one of .*, got '{label}'"):
+            EngineChoice.from_label(label)
     with pytest.raises(InvalidValueError, match="chunk must be 1"):
         EngineChoice(engine="row", chunk=2)
     with pytest.raises(InvalidValueError, match="options must be one of"):

@@ -95,11 +95,17 @@ class Both:
     inputs: Any
 
 
+class Held:
+    def __init__(self, values: Any) -> None:
+        self.values, self.me = [values], self
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda values: values,
         lambda values: (values, 1),
+        Held,
         lambda values: [{"a": values}],
         lambda values: Both(values),
         lambda values: float(values[0]),
