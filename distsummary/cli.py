@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,24 +20,62 @@ if TYPE_CHECKING:
     from distsummary.aggregate.merge import MergeReport
     from distsummary.landscape.output.grid import LossGrid
 
+# Messages are to callers of Python. Here arguments are options: in the midst of a message (`engine=`), and as
+# the field that it begins with.
+WORDS = {
+    "resume=False": "--anew",
+    "gpus_per_worker": "--gpus-per-worker",
+    "the same call": "the same command",
+}
+ARGUMENTS = "directions", "around", "runs", "parameters", "centring", "workers", "engine", "memory"
+FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; 0 done, 1 it could not be done (said in one line), 2 wrong arguments, 130 interrupted.
 
     `fsck` has codes of its own: 0 clean, 1 problems are left, 2 it cannot be checked.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     options = _parser().parse_args(arguments)
     try:
         with heeds_interrupts():
             return int(options.handler(options) or 0)
     except DistSummaryError as error:
-        print(f"distsummary {options.verb}: {error}", file=sys.stderr)
+        print(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
         return 2 if options.verb == "fsck" else 1
     except KeyboardInterrupt as stop:
         what = str(stop) or "interrupted"
-        print(f"distsummary {options.verb}: {what}; what was written so far is readable", file=sys.stderr)
+        kept = f"what was written so far is readable{_how_to_go_on(stop, options)}"
+        print(f"distsummary {options.verb}: {what}; {kept}", file=sys.stderr)
         return 130
+
+
+def _how_to_go_on(stop: KeyboardInterrupt, options: argparse.Namespace) -> str:
+    """What to say of a landscape that was stopped with some points finished, which are in its journal."""
+    if not any(grid.computed.any() for grid in getattr(stop, "grids", {}).values()):
+        return ""
+    return f", and the same command{' without --anew' if options.anew else ''} goes on from there"
+
+
+def _in_options(text: str) -> str:
+    """A message in the words of the command line: `engine='row'` is `--engine 'row'`."""
+    for ours, theirs in WORDS.items():
+        text = text.replace(ours, theirs)
+    text = re.sub(rf"^({'|'.join(FIELDS)})(?= must| with | \()", r"--\1", text)
+    argument = rf"(?<![\w./-])({'|'.join(ARGUMENTS)})="
+    text = re.sub(rf"{argument}(?=['\"\w])(?!torch\.)", r"--\1 ", text)  # with its value; torch. is Python
+    return re.sub(rf"{argument}(?!torch\.)", r"--\1", text)
+
+
+class _Formatter(logging.Formatter):
+    """What is logged, in the words of the command line too."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _in_options(record.message)
+        return super().formatMessage(record)
 
 
 def _parser() -> argparse.ArgumentParser:

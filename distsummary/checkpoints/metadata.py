@@ -4,11 +4,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_int, check_type
-from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
+from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingFileError
 
 METADATA = "train_metadata.json"
 MAX_BYTES = 16 << 20
@@ -140,3 +141,9 @@ def _sha256(key: str, digest: object) -> str:
     if digest and not _SHA256.fullmatch(str(digest)):
         raise InvalidValueError(f"sha256[{key!r}] must be 64 hexadecimal digits, got {str(digest)[:80]!r}")
     return str(digest)
+
+
+def refuse_absent_run(ckpt_dir: Path) -> None:
+    """Raise MissingFileError where not only the checkpoints are missing: training again is no remedy then."""
+    if not ckpt_dir.parent.is_dir():
+        raise MissingFileError(f"{ckpt_dir.parent} does not exist; check the path")

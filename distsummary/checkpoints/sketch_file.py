@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.checkpoints.mapped import map_file
+from distsummary.checkpoints.metadata import refuse_absent_run
 from distsummary.checkpoints.sketch import BUCKETS, SKETCH
 from distsummary.checks import check_int
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError, RunDirError
@@ -190,6 +191,7 @@ def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
     directory = Path(ckpt_dir)
     files = sorted(path for path in _entries(directory) if _NAME.fullmatch(path.name))
     if not files:
+        refuse_absent_run(directory)
         raise MissingFileError(
             f"{directory} holds no sketches; train with collect_landscape={{'sketch': True}} to have some"
         )

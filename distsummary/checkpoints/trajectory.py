@@ -19,6 +19,7 @@ from distsummary.checkpoints.metadata import (
     CheckpointFile,
     TrainMetadata,
     parse_metadata,
+    refuse_absent_run,
 )
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
 from distsummary.checkpoints.shard_file import (
@@ -329,6 +330,7 @@ class TrajectoryWriter:
 def _read_metadata(directory: Path) -> TrainMetadata:
     path = directory / METADATA
     if not path.is_file():
+        refuse_absent_run(directory)
         raise MissingFileError(
             f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} to have one"
         )

@@ -120,9 +120,10 @@ def landscape(
             and num_samples // batch size of the batches.
         evaluation: what else is computed at each point and how: metrics, losses by class, standard errors,
             sums that stop early, BN mode, precision, streamed data; see `Evaluation`.
-        refine: evaluate a coarse lattice first, then only where interpolation would be wrong by more than
-            this share of the loss (or of a tenth of the median loss, where that is more), such as 0.01. Other
-            points are interpolated; `LossGrid.computed` tells which.
+        refine: evaluate a coarse lattice first, then only where interpolation is expected to be wrong by more
+            than this share of the loss (or of a tenth of the median loss, where that is more), such as 0.01:
+            an estimate, no bound, and of the loss alone. Other points are interpolated, with all their
+            quantities; `LossGrid.computed` tells which.
         workers: "auto" uses the Ray cluster this process is connected to, and this process alone without
             one; 0 is this process; a number is that many Ray workers.
         gpus_per_worker: of Ray workers: a share of a GPU, such as 0.25 beside a training, or whole ones.

@@ -58,7 +58,9 @@ def _check_share(field: str, share: object) -> None:
     if isinstance(share, bool) or not isinstance(share, int | float):
         raise InvalidTypeError(f"{field} must be a number, got {share!r}")
     if not 0 <= share < math.inf or (share > 1 and share != int(share)):
-        raise InvalidValueError(f"{field} must be in [0, 1] or a whole number, got {share!r}")
+        raise InvalidValueError(
+            f"{field} must be a share in [0, 1] or a whole number from 1 on, got {share!r}"
+        )
 
 
 def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice | None:

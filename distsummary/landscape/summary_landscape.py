@@ -176,12 +176,14 @@ def check_device_ids(device_ids: object) -> None:
 def check_overrides(given: object) -> None:
     """Raise unless `given` is None or a `collect_landscape` in which every key may be missing.
 
-    Unlike the collector's, a `create_landscape` must have both keys, as in MindSpore.
+    Unlike the collector's, a `create_landscape` must have both keys, as in MindSpore, and `num_samples` is a
+    number of rows: here they are taken.
     """
     check_type("collect_landscape", given, dict, optional=True)
     if not isinstance(given, dict) or not given:
         return
     check_collect_landscape({"intervals": [], **given})
+    check_int("collect_landscape['num_samples']", given.get("num_samples", 1), low=1)
     create = given.get("create_landscape", {})
     if len(create) == 1:
         raise InvalidValueError(

@@ -113,7 +113,7 @@ def test_what_is_asked_wrongly_is_named() -> None:
         random_plane(evaluation={"stderr": True})
     with pytest.raises(InvalidValueError, match=r"refine must be a share .* got 2"):
         random_plane(refine=2)
-    with pytest.raises(InvalidValueError, match="gpus_per_worker must be in"):
+    with pytest.raises(InvalidValueError, match="gpus_per_worker must be a share in"):
         random_plane(gpus_per_worker=1.5)
     with pytest.raises(InvalidValueError, match="leave it out"):
         random_plane(memory="inference", engine="row")
@@ -163,6 +163,24 @@ def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_goes_on(
     assert len(seen) == 4
     assert resumed.z.tobytes() == undisturbed.z.tobytes()
     assert resumed.computed.tobytes() == undisturbed.computed.tobytes()
+
+
+def test_what_lies_beyond_the_computed_rows_is_missing(tmp_path: Path, stop_at: Any) -> None:
+    whole = random_plane(size=25)
+    for chunks, rows in ((3, [0]), (4, [0, 24]), (5, [0, 16, 24])):
+        stop_at(chunks)
+        with pytest.raises(LandscapeCancelled) as stopped:
+            random_plane(size=25, output=tmp_path / str(chunks))
+        stop_at(None)
+        partial = stopped.value.grids["random"]
+        beyond = np.arange(25) > rows[-1]
+        assert np.flatnonzero(partial.computed.any(axis=1)).tolist() == rows
+        assert partial.z[rows].tobytes() == whole.z[rows].tobytes()
+        assert np.isfinite(partial.z[~beyond]).all()
+        assert np.isnan(partial.z[beyond]).all()
+        assert (partial.missing == beyond[:, None]).all()
+        [saved] = (tmp_path / str(chunks) / "landscape").glob("*.npz")
+        assert LossGrid.load(saved).missing.tobytes() == partial.missing.tobytes()
 
 
 def test_an_interrupt_before_the_first_point_is_an_interrupt_and_writes_nothing(

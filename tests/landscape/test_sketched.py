@@ -114,6 +114,8 @@ def test_the_path_of_a_run_is_found_by_its_directory(tmp_path: Path) -> None:
     for around in (run, str(run.base), run.ckpt_dir):
         assert training_path(around).points.tolist() == expected.points.tolist()
     with pytest.raises(MissingFileError, match="'sketch': True"):
+        training_path(RunDir(tmp_path / "without").create())
+    with pytest.raises(MissingFileError, match="nowhere does not exist; check the path"):
         training_path(tmp_path / "nowhere")
     with pytest.raises(InvalidTypeError, match="around must be"):
         training_path(3)  # type: ignore[arg-type]  # wrong on purpose

@@ -259,7 +259,12 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
         ({"collect_landscape": {"landscape_size": True}}, InvalidTypeError, "must be int, got True"),
         ({"collect_landscape": {"unit": "steps"}}, InvalidValueError, "one of .*epoch.*step.*got 'steps'"),
         ({"collect_landscape": {"num_samples": 1.0}}, InvalidTypeError, "num_samples.* must be int"),
-        ({"collect_landscape": {"num_samples": 0}}, InvalidValueError, "at least the batch size 8, got 0"),
+        (
+            {"collect_landscape": {"num_samples": 0}},
+            InvalidValueError,
+            r"\['num_samples'\] must be >= 1, got 0",
+        ),
+        ({"collect_landscape": {"num_samples": 7}}, InvalidValueError, "at least the batch size 8, got 7"),
         ({"collect_landscape": {"create_landscape": [1]}}, InvalidTypeError, "must be dict"),
         ({"collect_landscape": {"create_landscape": {"train": True}}}, InvalidValueError, "both keys"),
         (
@@ -310,8 +315,11 @@ def test_the_constructor_names_a_bad_argument(
 
 
 def test_a_directory_without_a_trajectory_is_not_made_and_not_drawn(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"train_metadata\.json"):
+    with pytest.raises(MissingFileError, match="run does not exist; check the path"):
         generate(RunDir(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(MissingFileError, match=r"train_metadata\.json does not exist; train with"):
+        generate(RunDir(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 

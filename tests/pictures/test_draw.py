@@ -143,6 +143,8 @@ def test_each_run_of_a_joint_plane_has_its_own_line_and_name() -> None:
     assert [text.get_text() for text in figure.axes[0].texts] == ["sgd", "5", "9"]
     np.testing.assert_array_equal(named["adam"], joint.path[1:])
     assert title(joint) == "joint PCA plane of sgd, adam"
+    assert title(make_grid()) == "epochs 1 to 9, PCA plane"
+    assert title(make_grid(mode="mindspore")) == "epochs 1 to 9, PCA plane (mindspore)"
     assert [line.split()[-1] for line in checkpoint_lines(joint)[1:]] == ["sgd", "adam", "adam"]
     for kind in ("contour", "surface"):
         assert draw(joint, kind)
@@ -237,12 +239,75 @@ def test_a_picture_says_what_was_not_computed_and_what_is_rounding() -> None:
     large = make_grid(x=np.arange(51.0), y=np.arange(51.0), z=np.ones((51, 51)), computed=some)
     assert notes(large) == ["1,204 of 2,601 points computed, the others interpolated"]
     z = np.where(np.eye(3, 4) > 0, np.nan, 1.0)
-    assert notes(make_grid(z=z, computed=np.isfinite(z))) == ["9 of 12 points computed, the others missing"]
+    missing = make_grid(z=z, computed=np.isfinite(z), is_partial=True)
+    assert notes(missing) == ["9 of 12 points computed, the others missing"]
     first_row = np.arange(12).reshape(3, 4) < 4
-    assert notes(make_grid(z=z, computed=first_row)) == [
+    assert notes(make_grid(z=z, computed=first_row, is_partial=True)) == [
         "4 of 12 points computed, 6 interpolated, 2 missing",
     ]
     assert notes(make_grid(z=z, rounding={"x": 0.1, "y": 0.05})) == []  # computed, and not finite
+
+
+ONE_ROW = np.repeat([[True], [False], [False]], 4, axis=1)
+
+
+def partial_grid(**changes: Any) -> LossGrid:
+    """Stopped after the first of its three rows, a loss of which is infinite."""
+    z = np.where(ONE_ROW, [0.0, 1.0, np.inf, 3.0], np.nan)
+    return make_grid(**{"z": z, "computed": ONE_ROW, "is_partial": True} | changes)
+
+
+def test_a_picture_tells_losses_that_are_not_finite_from_those_not_computed() -> None:
+    told = {"not computed", "loss not finite"}
+    whole = partial_grid(is_partial=False)  # by refinement, which computes nothing where all is infinite
+    row = {"x": np.arange(4.0), "y": np.zeros(1), "z": np.array([[1.0, np.inf, 2.0, np.nan]]), **ENDS}
+    line = make_grid(**row, computed=np.arange(4)[None] < 3, is_partial=True, kind="line", numbers=(1, 9))
+    for grid, expected in (
+        (partial_grid(), told),
+        (line, told),
+        (whole, {"loss not finite"}),
+        (partial_grid(z=np.ones((3, 4))), set()),
+    ):
+        figure = grid.plot()
+        assert figure is not None
+        found = {text.get_text() for legend in every_legend(figure) for text in legend.get_texts()}
+        assert found & told == expected
+        assert not any("barrier" in text for text in found)
+        is_hatched = any(patch.get_hatch() for axes in figure.axes for patch in (axes.patch, *axes.patches))
+        assert is_hatched == ("not computed" in expected)
+
+
+@pytest.mark.parametrize("kind", ["contour", "surface"])
+def test_losses_that_no_cell_shows_are_dots(kind: str) -> None:
+    figure = figure_for()
+    grid = partial_grid()
+    (draw_contours if kind == "contour" else draw_surface)(figure, grid, scale_for(grid.z))
+    axes = figure.axes[0]
+    if kind == "contour":
+        assert axes.collections[-1].get_offsets().tolist() == [[grid.x[j], grid.y[0]] for j in (0, 1, 3)]
+    else:
+        squares = [line.get_data_3d() for line in axes.lines if line.get_marker() == "s"]
+        assert [float(z) for _, _, [z] in squares] == [0, 1, 3]
+
+
+def test_names_of_checkpoints_cover_no_dot_and_no_other_name() -> None:
+    angle = np.linspace(0, 3 * np.pi, 40)
+    way = 0.2 * np.column_stack((np.cos(angle), 2 * np.sin(angle)))[::-1] * np.linspace(1, 0, 40)[:, None]
+    grid = make_grid(
+        numbers=tuple(range(1000, 1040)), path=way, path_loss=np.ones(40), true_loss=np.ones(40),
+        residuals=np.zeros(40),
+    )  # fmt: skip
+    figure = grid.plot()
+    assert figure is not None
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    texts = [text.get_text() for text in axes.texts]
+    assert (texts[0], texts[-1]) == ("1000", "1035")
+    assert 4 < len(texts) < 11
+    boxes = [text.get_window_extent() for text in axes.texts[:-1]]
+    dots = axes.transData.transform(grid.path)
+    assert not any(box.contains(*dot) for box in boxes for dot in dots)
+    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
 
 
 def test_the_axes_of_a_hessian_plane_say_their_eigenvalues() -> None:

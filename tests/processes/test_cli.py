@@ -81,7 +81,7 @@ def test_names_in_a_list_may_have_blanks_around_them(directions, bowl, capsys):
     assert main([*bowl, "--directions", directions, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["landscapes"] == ["line", "pca"]
     assert main([*bowl, "--directions", "pca, Line"]) == 1
-    assert "directions must be one of" in capsys.readouterr().err
+    assert "--directions must be one of" in capsys.readouterr().err
 
 
 def drawn(bowl, name):
@@ -93,11 +93,11 @@ def test_the_centring_and_the_subspace_of_a_landscape(bowl, capsys):
     assert main([*bowl, "--directions", "pca", "--centring", "mean"]) == 0
     assert drawn(bowl, "landscape_1-3.npz").centring == "mean"
     assert main([*bowl, "--directions", "line", "--centring", "mean"]) == 1
-    assert "centring= is that of directions='pca' alone" in capsys.readouterr().err
+    assert "--centring is that of --directions 'pca' alone" in capsys.readouterr().err
     assert main([*bowl, "--directions", "pca", "--parameters", "w"]) == 0
     assert drawn(bowl, "landscape_only_w_1-3.npz").parameters == ("w",)
     assert main([*bowl, "--parameters", "lora"]) == 1
-    assert "parameters='lora' is found in no trainable parameter" in capsys.readouterr().err
+    assert "--parameters 'lora' is found in no trainable parameter" in capsys.readouterr().err
 
 
 def test_a_landscape_around_another_run_or_a_file(bowl, capsys, tmp_path):
@@ -108,7 +108,7 @@ def test_a_landscape_around_another_run_or_a_file(bowl, capsys, tmp_path):
     assert main([*bowl, "--around", str(file)]) == 1  # the bowl has no filters for random directions
     assert "normalization='filter' leaves random directions" in capsys.readouterr().err
     assert main([*bowl, "--around", str(file), "--directions", "pca"]) == 1
-    assert "directions='pca' needs around= with a run" in capsys.readouterr().err
+    assert "--directions 'pca' needs --around with a run" in capsys.readouterr().err
     assert main([*bowl, "--around", str(file.with_name("absent.ckpt"))]) == 1
     assert "absent.ckpt does not exist" in capsys.readouterr().err
 
@@ -122,9 +122,9 @@ def test_one_landscape_through_several_runs(bowl, capsys, tmp_path):
     assert main([*bowl, *runs, "--directions", "line", "--json"]) == 0
     assert drawn(bowl, "landscape_line_3-3.npz").runs == ("run", "other")
     assert main([*bowl, *runs, "--around", bowl[1]]) == 1
-    assert "runs= cannot be had together with around=" in capsys.readouterr().err
+    assert "--runs cannot be had together with --around" in capsys.readouterr().err
     assert main([*bowl, *runs[:2]]) == 1
-    assert "runs must be a list of at least two runs" in capsys.readouterr().err
+    assert "--runs must be a list of at least two runs" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -157,7 +157,15 @@ def test_an_interrupted_landscape_says_how_far_it_came_and_goes_on(tmp_path, cap
     monkeypatch.setenv("STOP_AT", str(stop))
     stop.write_text("x" * 50)
     assert main([*arguments, "--directions", "pca"]) == 130
-    assert re.search(r"interrupted \(pca: \d+ of 81 points\)", capsys.readouterr().err)
+    told = capsys.readouterr().err
+    assert re.search(r"interrupted \(pca: \d+ of 81 points\)", told)
+    assert "readable, and the same command goes on from there" in told
+    stop.write_text("x" * 30)
+    assert main([*arguments, "--directions", "pca", "--anew"]) == 130
+    assert "and the same command without --anew goes on from there" in capsys.readouterr().err
+    stop.write_text("x")
+    assert main([*arguments, "--directions", "pca", "--anew"]) == 130
+    assert "goes on" not in capsys.readouterr().err  # there is nothing to go on with
     stop.write_text("x" * 1000)
     assert main([*arguments, "--directions", "pca"]) == 0
     assert re.search(r"pca: 9 x 9 points by numpy-naive, .*explained variance 0\.", capsys.readouterr().out)

@@ -1,11 +1,13 @@
 import json
+import logging
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from distsummary.cli import main
+from distsummary.cli import FIELDS, main
+from distsummary.errors import InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
@@ -38,6 +40,39 @@ def test_an_error_is_one_line_that_names_the_verb(tmp_path, capsys):
     assert message.startswith("distsummary merge: ")
     assert str(tmp_path / "absent") in message
     assert message.count("\n") == 1
+
+
+SAID = {
+    "a.bin is of engine='torch-row', got 'a'; leave engine= out, or use resume=False to begin anew": (
+        "a.bin is of --engine 'torch-row', got 'a'; leave --engine out, or use --anew to begin anew"
+    ),
+    "change gpus_per_worker, or use workers=0": "change --gpus-per-worker, or use --workers 0",
+    "gpus_per_worker must be a number": "--gpus-per-worker must be a number",
+    "directions with runs= must be one of": "--directions with --runs must be one of",
+    "name an engine (engine='row')": "name an engine (--engine 'row')",
+    "the same call goes on": "the same command goes on",
+}
+OF_OTHERS = "ValueError: num_workers=2, /runs/engine=row", "give around=torch.load(path)", "runs of others"
+
+
+@pytest.mark.parametrize(("message", "said"), [*SAID.items(), *zip(OF_OTHERS, OF_OTHERS, strict=True)])
+def test_messages_are_in_the_words_of_the_command_line(message, said, capsys, monkeypatch):
+    def refuse(*arguments, **options):
+        logging.getLogger("distsummary").warning("%s", message)
+        raise InvalidValueError(message)
+
+    monkeypatch.setattr("distsummary.aggregate.merge.merge_run", refuse)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert main(["merge", "anything"]) == 1
+    assert capsys.readouterr().err == f"WARNING distsummary: {said}\ndistsummary merge: {said}\n"
+
+
+def test_every_argument_that_messages_have_is_an_option(capsys):
+    for verb in ("landscape", "demo"):
+        with pytest.raises(SystemExit, match="0"):
+            main([verb, "--help"])
+    told = capsys.readouterr().out
+    assert [name for name in FIELDS if f"--{name.replace('_', '-')} " not in told] == []
 
 
 def test_an_interrupt_that_python_drops_ends_a_verb_too(monkeypatch, capsys):

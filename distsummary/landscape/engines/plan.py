@@ -74,9 +74,13 @@ def count_points(planes: Sequence[PlanePlan]) -> int:
 
 
 def spread(count: int) -> list[int]:
-    """The numbers below `count`, by their bits read backwards: 0, 4, 2, 6, 1, 5, 3, 7."""
+    """The numbers below `count`: both ends, then by their bits read backwards: 0, 7, 4, 2, 6, 1, 5, 3.
+
+    With both ends everything between is interpolated where a landscape is stopped early.
+    """
     bits = max(1, (count - 1).bit_length())
-    return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])
+    order = sorted(range(count - 1), key=lambda number: f"{number:0{bits}b}"[::-1])
+    return [*order[:1], count - 1, *order[1:]]
 
 
 def _segments(plane: int, kind: Kind, row: int, columns: Sequence[int], size: int) -> list[Chunk]:

@@ -14,6 +14,20 @@ def whole_cells(heights: Array) -> Array:
     return np.argwhere(whole)
 
 
+def loose_points(heights: Array) -> Array:
+    """The finite points of a grid (m, n) that are in no such cell, (k, 2): a surface does not show them."""
+    loose = np.isfinite(heights)
+    rows, columns = whole_cells(heights).T
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        loose[rows + i, columns + j] = False
+    return np.argwhere(loose)
+
+
+def touched_cells(points: Array) -> Array:
+    """The cells of a grid, bool (m - 1, n - 1), one of whose corners is among `points`, bool (m, n)."""
+    return points[:-1, :-1] | points[1:, :-1] | points[:-1, 1:] | points[1:, 1:]
+
+
 def finite_runs(values: Array) -> list[range]:
     """The runs of neighbouring finite values, as ranges of indices."""
     edges = np.flatnonzero(np.diff(np.isfinite(values).astype(np.int8), prepend=0, append=0))

@@ -4,8 +4,6 @@ import importlib
 import io
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from distsummary.checks import check_choice
 from distsummary.errors import MissingExtraError
 from distsummary.landscape.output import panels
@@ -53,6 +51,8 @@ def figure_of(grid: LossGrid, kind: str = "contour") -> "Figure":
         losses, numbers = beside.subplots(2, 1, height_ratios=[1.1, 1])
         panels.draw_losses(losses, grid)
         panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
+    if kind == "contour" and min(grid.z.shape) > 1:
+        panels.make_room(figure, main.axes[0], grid)
     return figure
 
 
@@ -87,7 +87,8 @@ def title(grid: LossGrid) -> str:
         start, end = panels.ends_of_line(grid)
         return f"from {start} to {end}, straight"
     if grid.decomposition == "PCA" and grid.numbers:
-        return f"{grid.unit}s {grid.numbers[0]} to {grid.numbers[-1]}, PCA plane ({grid.mode})"
+        mode = "" if grid.mode == "standard" else f" ({grid.mode})"
+        return f"{grid.unit}s {grid.numbers[0]} to {grid.numbers[-1]}, PCA plane{mode}"
     where = f"{grid.unit} {grid.numbers[-1]}" if grid.numbers else "the model"
     if grid.kind == "hessian":
         return f"around {where}, leading eigenvectors of the Hessian"
@@ -97,8 +98,7 @@ def title(grid: LossGrid) -> str:
 def notes(grid: LossGrid) -> list[str]:
     """What the losses of the picture are not: computed, or apart from rounding; nothing if they are."""
     found = []
-    is_missing = ~grid.computed & ~np.isfinite(grid.z)
-    left, missing = int((~grid.computed).sum()), int(is_missing.sum())
+    left, missing = int((~grid.computed).sum()), int(grid.missing.sum())
     if left:
         others = f"{left - missing:,} interpolated, {missing:,} missing"
         if missing in (0, left):

@@ -76,10 +76,10 @@ class LossGrid:
         quantities: what was computed beside the loss, by name: (m, n) each, such as a metric or "stderr".
             With `data_sets` each has the name of its own before it, as "train/stderr" and "test/loss".
         computed: where a loss was computed, bool (m, n), by default everywhere; False where it was
-            interpolated from others or is missing.
+            interpolated from others, or is missing: NaN in `z`. Nothing is extrapolated.
         is_partial: whether points are left that were asked for: the landscape was stopped, or lost points.
         lost_points: points without a value because their workers died too often.
-        worker_seconds: seconds spent on points, by worker.
+        worker_seconds: seconds spent on points, by worker; where a landscape went on, by the last call.
         hardware: what the points were computed on.
         precision_error: of a reduced precision, the largest relative error of the losses that were compared.
         rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
@@ -179,14 +179,24 @@ class LossGrid:
         return self.explained_variance
 
     @property
+    def missing(self) -> Array:
+        """Which points have no loss since none was computed, there or around them, bool (m, n).
+
+        Of a grid that is not partial not one: there refinement left out what lies between losses that are not
+        finite.
+        """
+        return np.logical_and(self.is_partial, ~self.computed & ~np.isfinite(self.z))
+
+    @property
     def barrier(self) -> float:
         """Of a line: how far the loss rises above the straight line between those of its ends.
 
-        See `interpolate.barrier`. Raises LandscapeError for a grid that is no line.
+        See `interpolate.barrier`; NaN while points are missing. Raises LandscapeError for a grid that is no
+        line.
         """
         if self.kind != "line":
             raise LandscapeError("only a line has a barrier; draw one with directions='line'")
-        return barrier(self.z[0])
+        return float("nan") if self.missing.any() else barrier(self.z[0])
 
     @property
     def parts(self) -> dict[str, range]:
@@ -264,7 +274,7 @@ class LossGrid:
         as the value of its cell, and which pyplot does not know, so nothing need be closed.
 
         `kind` "contour" or "surface", the path on either; a grid of one row is drawn as a curve. Losses that
-        are not finite leave a hole.
+        are not finite, or missing, leave a hole.
 
         Raises InvalidValueError for another suffix or kind, MissingExtraError without matplotlib, RunDirError
         when the file cannot be written.

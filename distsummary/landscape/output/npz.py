@@ -16,6 +16,7 @@ from distsummary.errors import DamagedFileError
 from distsummary.landscape.output.grid import ARRAYS, LATER, LossGrid, finite_bounds, make_finite
 
 FORMAT = 1
+ZIP = b"PK"  # how a .npz begins
 QUANTITY = "quantity:"  # before its name in the file
 
 
@@ -33,6 +34,8 @@ def to_npz(grid: LossGrid) -> bytes:
 
 def from_npz(data: bytes) -> LossGrid:
     """The grid that `to_npz` made the file of; raises DamagedFileError for anything else."""
+    if not data.startswith(ZIP):  # NumPy would take it for a pickle, and advise to load that
+        raise DamagedFileError("it is no .npz, the only format that loads; save as .npz, or compute it again")
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as saved:
             meta: dict[str, Any] = json.loads(str(saved["meta"]))

@@ -7,13 +7,23 @@ from typing import Any
 import numpy as np
 
 from distsummary.landscape.directions.recipe import Array
-from distsummary.landscape.output.cells import drape, finite_runs, thinned, whole_cells
+from distsummary.landscape.output.cells import (
+    drape,
+    finite_runs,
+    loose_points,
+    thinned,
+    touched_cells,
+    whole_cells,
+)
 from distsummary.landscape.output.grid import LossGrid, finite_bounds
+from distsummary.landscape.output.room import around, corners_with_room
 from distsummary.landscape.output.scale import WIDE, LossScale, clipped
 
 COLORS = "viridis"
 NOT_FINITE = "0.75"  # grey where there is no loss to show
+MISSING = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "///", "linewidth": 0}  # where none was computed
 MAX_LABELS = 12
+GAP, DOT, STAR = 5.0, 3.5, 7.0  # points: from a checkpoint to its name, and half of what they are drawn as
 MAX_DOTS = 48
 MAX_POINTS = 81  # of a surface along each side: a picture shows no more
 TICKS = 9
@@ -27,11 +37,14 @@ def draw_contours(figure: Any, grid: LossGrid, scale: LossScale) -> None:
     """Filled contours, and the path on them; a checkpoint's dot has the colour of its true loss."""
     axes = figure.subplots()
     shown = np.ma.masked_invalid(clipped(grid.z))
-    axes.set_facecolor(NOT_FINITE)
+    _draw_holes(axes, grid)
     norm = _norm(scale)
     filled = axes.contourf(grid.x, grid.y, shown, levels=scale.levels, norm=norm, cmap=COLORS, extend="both")
     axes.contour(grid.x, grid.y, shown, levels=scale.levels, colors="white", linewidths=0.4, alpha=0.5)
     _add_colorbar(figure, axes, filled, scale)
+    rows, columns = loose_points(grid.z).T
+    loose = _colors(grid.z[rows, columns], scale)
+    axes.scatter(grid.x[columns], grid.y[rows], s=9, marker="s", c=loose, clip_on=False)
     if len(grid.path) > 1:
         for run, part in _courses(grid).items():
             axes.plot(*grid.path[part].T, color="white", linewidth=3.0, solid_joinstyle="round")
@@ -44,10 +57,21 @@ def draw_contours(figure: Any, grid: LossGrid, scale: LossScale) -> None:
         axes.plot([], [], **_TRUE, color="0.3", linestyle="none", label="checkpoint: colour of its true loss")
         _label_checkpoints(axes, grid)
     axes.plot(0.0, 0.0, "*", color="red", markeredgecolor="white", markersize=14, label=_centre(grid))
-    if not np.isfinite(grid.z).all():
-        axes.plot([], [], "s", color=NOT_FINITE, markeredgecolor="0.4", label="loss not finite")
     axes.set(xlabel=_axis(grid, 0), ylabel=_axis(grid, 1))
     _add_legend(figure)
+
+
+def _draw_holes(axes: Any, grid: LossGrid) -> None:
+    """What is seen where the contours have a hole: plain ground, hatched where no loss was computed."""
+    diverged = ~np.isfinite(grid.z) & ~grid.missing
+    axes.set_facecolor(NOT_FINITE)
+    if grid.missing.any():
+        axes.patch.set(**MISSING)
+        cells = np.ma.masked_equal(touched_cells(diverged), False)
+        axes.pcolormesh(grid.x, grid.y, cells, cmap=_plain(NOT_FINITE), vmin=0, vmax=1)
+        axes.fill([], [], **MISSING, label="not computed")
+    if diverged.any():
+        axes.plot([], [], "s", color=NOT_FINITE, markeredgecolor="0.4", label="loss not finite")
 
 
 def draw_surface(figure: Any, grid: LossGrid, scale: LossScale) -> None:
@@ -64,6 +88,8 @@ def draw_surface(figure: Any, grid: LossGrid, scale: LossScale) -> None:
         axes.add_collection3d(
             Poly3DCollection(corners, facecolors=colors, edgecolors=(0, 0, 0, 0.12), linewidths=0.3, zorder=1)
         )
+    for i, j in loose_points(heights):
+        axes.plot(x[j], y[i], heights[i, j], "s", markersize=2, color=_colors(z[i, j], scale), zorder=2)
     _draw_path_in_space(axes, grid, scale, lambda points: drape(x, y, heights, points))
     _set_box(axes, grid, scale, heights)
     _add_colorbar(figure, axes, _mappable(scale), scale, shrink=0.7, pad=0.1)
@@ -85,11 +111,11 @@ def draw_curve(axes: Any, grid: LossGrid, scale: LossScale) -> None:
     for run in finite_runs(losses):
         if len(run) == 1:  # no line leads there
             axes.plot(along[run[0]], losses[run[0]], ".", color="C0")
-    for lost in along[~np.isfinite(losses)]:
-        axes.axvspan(*_around(along, float(lost)), color=NOT_FINITE, linewidth=0)
+    _draw_gaps(axes, along, losses, grid.missing.reshape(-1))
     if len(at) > 1:
         ends = clipped(grid.path_loss)
-        label = "straight between the ends" + (f"; barrier {grid.barrier:.4g}" if grid.kind == "line" else "")
+        has_barrier = grid.kind == "line" and not grid.missing.any()
+        label = "straight between the ends" + (f"; barrier {grid.barrier:.4g}" if has_barrier else "")
         axes.plot(at[[0, -1]], ends[[0, -1]], ":", color="0.4", label=label)
         axes.plot(at, clipped(grid.true_loss), "o", color="black", label="true loss of the checkpoints")
         is_named = len(grid.numbers) == len(at) and grid.kind != "line"
@@ -106,6 +132,17 @@ def draw_curve(axes: Any, grid: LossGrid, scale: LossScale) -> None:
         axes.set_xticks(SHARES, labels=[f"0\n{start}", *map(str, SHARES[1:-1]), f"1\n{end}"])
     axes.grid(alpha=0.3)
     _add_legend(axes.figure)
+
+
+def _draw_gaps(axes: Any, along: Array, losses: Array, missing: Array) -> None:
+    """What is seen where the curve has a gap: plain, or hatched where no loss was computed."""
+    diverged = ~np.isfinite(losses) & ~missing
+    for where, look, label in (
+        (missing, MISSING, "not computed"),
+        (diverged, {"color": NOT_FINITE, "linewidth": 0}, "loss not finite"),
+    ):
+        for count, lost in enumerate(along[where]):
+            axes.axvspan(*_around(along, float(lost)), **look, label=None if count else label)
 
 
 def draw_losses(axes: Any, grid: LossGrid) -> None:
@@ -216,6 +253,12 @@ def _mappable(scale: LossScale) -> Any:
     return ScalarMappable(norm=_norm(scale), cmap=COLORS)
 
 
+def _plain(color: str) -> Any:
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap([color])
+
+
 def _colors(losses: Array, scale: LossScale) -> Any:
     """Colours (k, 4) of losses; grey for those that are not finite."""
     from matplotlib.colors import to_rgba
@@ -253,8 +296,32 @@ def _label_checkpoints(axes: Any, grid: LossGrid) -> None:
     box = {"fc": "white", "ec": "none", "alpha": 0.6, "pad": 1}
     names = _names(grid)
     for k in thinned(len(grid.path), MAX_LABELS)[: None if grid.runs else -1]:
-        axes.annotate(names[k], grid.path[k], xytext=(6, 5), textcoords="offset points",
+        axes.annotate(names[k], grid.path[k], xytext=(GAP, GAP), textcoords="offset points",
                       fontsize=8, color="black", bbox=box)  # fmt: skip
+
+
+def make_room(figure: Any, axes: Any, grid: LossGrid) -> None:
+    """Move the names of checkpoints off the dots and each other, or leave them out; `figure` is complete.
+
+    The first and the last name stay, and those of the ends of a run.
+    """
+    figure.get_layout_engine().execute(figure)  # before, nothing has its place
+    names = list(axes.texts)
+    points = axes.transData.transform(np.array([name.xy for name in names]).reshape(-1, 2))
+    dots = axes.transData.transform(grid.path)
+    sizes = np.array([name.get_window_extent().size for name in names]).reshape(-1, 2)
+    ends = {tuple(grid.path[k]) for part in grid.parts.values() for k in (part.start, part.stop - 1)}
+    always = {0, len(names) - 1} | {k for k, name in enumerate(names) if tuple(name.xy) in ends}
+    point = axes.figure.dpi / 72
+    taken = np.vstack((around(dots, DOT * point), around(dots[-1:], STAR * point)))
+    found = corners_with_room(points, sizes, GAP * point, taken, always)
+    for k, name in enumerate(names):
+        if k not in found:
+            name.remove()
+            continue
+        right, up = found[k]
+        name.set(position=(GAP * right, GAP * up), ha="left" if right > 0 else "right")
+        name.set_va("bottom" if up > 0 else "top")
 
 
 def ends_of_line(grid: LossGrid) -> tuple[str, str]:

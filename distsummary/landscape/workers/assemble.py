@@ -44,7 +44,8 @@ class Gathered:
 def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: str = "") -> LossGrid:
     """The grid of landscape `number` from the losses of its chunks.
 
-    Points that were never evaluated are interpolated, those given up are NaN; `LossGrid.computed` tells both.
+    Points that were never evaluated are interpolated where they lie between others, else they are NaN, as are
+    those that were given up; `LossGrid.computed` tells all of them.
     """
     plane = prepared.plane
     found = gather(evaluated.results, number, plane)
@@ -97,7 +98,7 @@ def gather(results: Mapping[Chunk, Array], number: int, plane: PlanePlan) -> Gat
 
 
 def _filled(found: Gathered) -> Array:
-    """The grid's quantities (m, n, q) with points that were never evaluated interpolated."""
+    """The grid's quantities (m, n, q) with those never evaluated interpolated where that can be."""
     if found.computed.all():
         return found.grid
     is_refined = bool(found.computed[first_points(found.computed.shape)].all())

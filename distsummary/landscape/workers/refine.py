@@ -61,12 +61,12 @@ def interpolate(values: Array, computed: Mask) -> Array:
 
 
 def between_rows(values: Array, computed: Mask) -> Array:
-    """Values (m, n) with those that are not computed interpolated along y; NaN in columns without any."""
+    """Values (m, n) with those between computed ones of their column interpolated; NaN beyond these."""
     found, rows = np.where(computed, values, np.nan), np.arange(len(values))
     for column in range(values.shape[1]):
         known = computed[:, column]
         if known.any():
-            found[:, column] = np.interp(rows, rows[known], values[known, column])
+            found[:, column] = np.interp(rows, rows[known], values[known, column], left=np.nan, right=np.nan)
             found[known, column] = values[known, column]
     return found
 

@@ -148,6 +148,8 @@ def test_files_that_hold_no_sketches_are_refused_by_name(tmp_path, caplog):
         read_sketches(tmp_path)
     with pytest.raises(MissingFileError, match="'sketch': True"):
         read_sketches(tmp_path / "nowhere")
+    with pytest.raises(MissingFileError, match="nowhere does not exist; check the path"):
+        read_sketches(tmp_path / "nowhere" / "ckpt_dir")
     path = tmp_path / "sketch_00000_rank_00000.frames"
     write(tmp_path / "good", [1])
     header = (tmp_path / "good" / path.name).read_bytes()

@@ -1,6 +1,13 @@
 import numpy as np
 
-from distsummary.landscape.output.cells import drape, finite_runs, thinned, whole_cells
+from distsummary.landscape.output.cells import (
+    drape,
+    finite_runs,
+    loose_points,
+    thinned,
+    touched_cells,
+    whole_cells,
+)
 
 
 def test_a_cell_is_whole_if_its_four_corners_are_finite() -> None:
@@ -10,6 +17,20 @@ def test_a_cell_is_whole_if_its_four_corners_are_finite() -> None:
     heights[1, 2] = -np.inf
     assert whole_cells(heights).tolist() == [[1, 0]]
     assert whole_cells(np.zeros((1, 4))).shape == (0, 2)
+
+
+def test_finite_points_outside_of_all_whole_cells_are_loose() -> None:
+    heights = np.zeros((3, 4))
+    heights[0, 1] = heights[1, 2] = np.nan
+    assert loose_points(heights).tolist() == [[0, 0], [0, 2], [0, 3], [1, 3], [2, 2], [2, 3]]
+    assert loose_points(np.zeros((2, 2))).shape == (0, 2)
+    assert loose_points(np.zeros((1, 2))).tolist() == [[0, 0], [0, 1]]
+
+
+def test_a_cell_is_touched_by_each_of_its_corners() -> None:
+    points = np.zeros((3, 3), bool)
+    points[0, 0] = points[2, 1] = True
+    assert touched_cells(points).tolist() == [[True, False], [True, True]]
 
 
 def test_finite_runs_lie_between_what_is_not_finite() -> None:

@@ -244,7 +244,8 @@ def test_numbers_that_were_never_saved_are_left_out_and_named(
         ({"batches": 3}, InvalidTypeError, "batches must be iterable"),
         ({"loss_fn": "mse"}, InvalidTypeError, "loss_fn must be callable"),
         ({"around": 3}, InvalidTypeError, "around must be"),
-        ({"around": "nowhere"}, MissingFileError, "train_metadata.json"),
+        ({"around": "nowhere"}, MissingFileError, "nowhere does not exist; check the path"),
+        ({"around": "."}, MissingFileError, "train with collect_landscape="),
     ],
 )
 def test_a_bad_argument_is_refused_by_name(

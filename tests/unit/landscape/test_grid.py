@@ -178,6 +178,11 @@ def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:
         (tmp_path / f"{number}.npz").write_bytes(data)
         with pytest.raises(DamagedFileError, match="compute it again"):
             LossGrid.load(tmp_path / f"{number}.npz")
+    (tmp_path / "grid.h5").write_bytes(b"\x89HDF\r\n")
+    with pytest.raises(
+        DamagedFileError, match=r"grid\.h5 cannot be read: it is no \.npz, the only format that"
+    ):
+        LossGrid.load(tmp_path / "grid.h5")
     np.savez(tmp_path / "other.npz", x=np.arange(3))
     with pytest.raises(DamagedFileError, match="compute it again"):
         LossGrid.load(tmp_path / "other.npz")

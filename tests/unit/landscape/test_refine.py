@@ -76,9 +76,9 @@ def test_no_tolerance_is_too_small_to_end() -> None:
     assert computed.all()
 
 
-def test_a_partial_grid_is_filled_along_y() -> None:
-    values = np.array([[0.0, np.nan], [np.nan, np.nan], [4.0, np.nan], [np.nan, np.nan]])
-    computed = np.array([[1, 0], [0, 0], [1, 0], [0, 0]], bool)
-    found = between_rows(values, computed)
-    assert found[:, 0].tolist() == [0, 2, 4, 4]
+def test_a_partial_grid_is_filled_between_its_rows_and_nowhere_else() -> None:
+    computed = np.array([[0, 0, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0]], bool)
+    found = between_rows(np.where(computed, [[0.0], [1.0], [2.0], [5.0], [6.0]], np.nan), computed)
+    np.testing.assert_array_equal(found[:, 0], [np.nan, 1, 3, 5, np.nan])
     assert np.isnan(found[:, 1]).all()
+    np.testing.assert_array_equal(found[:, 2], [np.nan, np.nan, np.nan, 5, np.nan])

@@ -19,8 +19,9 @@ USUAL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
-        ({"gpus_per_worker": math.inf}, InvalidValueError, "gpus_per_worker must be in"),
-        ({"gpus_per_worker": math.nan}, InvalidValueError, "gpus_per_worker must be in"),
+        ({"gpus_per_worker": math.inf}, InvalidValueError, "gpus_per_worker must be a share in"),
+        ({"gpus_per_worker": math.nan}, InvalidValueError, "gpus_per_worker must be a share in"),
+        ({"gpus_per_worker": -1}, InvalidValueError, r"in \[0, 1\] or a whole number from 1 on, got -1"),
         ({"unit": "banana"}, InvalidValueError, "unit must be one of"),
         ({"step_per_epoch": -3}, InvalidValueError, "step_per_epoch must be >= 1"),
         ({"step_per_epoch": "x"}, InvalidTypeError, "step_per_epoch must be int"),

@@ -40,7 +40,7 @@ def test_only_wanted_points_are_planned() -> None:
     wanted = np.zeros((4, 7), bool)
     wanted[1, ::2] = wanted[3, 6] = True
     planned = [c for c in plan_chunks([plane((7, 4), 1)], grid_chunk=3, wanted=[wanted]) if c.kind == "grid"]
-    assert [(c.row, c.columns) for c in planned] == [(1, (0, 2, 4)), (1, (6,)), (3, (6,))]
+    assert [(c.row, c.columns) for c in planned] == [(3, (6,)), (1, (0, 2, 4)), (1, (6,))]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 51])
