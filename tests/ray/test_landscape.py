@@ -26,7 +26,7 @@ from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.workers import actor_crew, actor_end
+from distsummary.landscape.workers import actor_crew, actor_end, actor_team
 from distsummary.landscape.workers.actor import RayWorkers
 from distsummary.landscape.workers.actor_start import check_spread, plan_workers
 from distsummary.landscape.workers.progress import Progress
@@ -397,6 +397,82 @@ for each in (1, 1, 0, 0):
     assert on_gpus_in_name_only(script, tmp_path).count(f"workers {gpus}") == 4
 
 
+def test_shares_of_several_gpus_that_hold_no_worker_are_not_waited_for(tmp_path: Path) -> None:
+    script = """
+from distsummary.errors import LandscapeError
+from distsummary.landscape.workers import actor_start
+
+def loss(model, batch):
+    if ray.get_gpu_ids():
+        raise RuntimeError("a GPU that nobody had")
+    return norm(model, batch)
+
+@ray.remote(num_gpus=0.6, num_cpus=0)
+class Training:
+    def begun(self):
+        return True
+
+ray.init(address="local", num_cpus=2, num_gpus=3, include_dashboard=False, log_to_driver=False)
+trainings = [Training.remote() for _ in range(3)]
+ray.get([training.begun.remote() for training in trainings])
+while ray.available_resources()["GPU"] > 1.3:
+    time.sleep(0.05)
+actor_start.FIT_S = 1.0
+grid = ds.landscape(Model(), loss, [np.zeros(1)], size=5, gpus_per_worker=1, progress=False)
+print("workers", len(grid.worker_seconds))
+actor_start.FIT_S = 60.0  # what fits is there at once
+try:
+    ds.landscape(Model(), loss, [np.zeros(1)], size=5, gpus_per_worker=0.4, progress=False)
+except LandscapeError as error:
+    print(error)
+"""
+    printed = on_gpus_in_name_only(script, tmp_path)
+    assert "workers 2" in printed
+    assert "a GPU that nobody had" in printed
+
+
+class Asked:
+    """An actor that has nothing to do."""
+
+    def answer(self) -> int:
+        return 42
+
+
+NOWHERE: Any = {"num_gpus": 1, "num_cpus": 0}  # the cluster has none
+
+
+@pytest.mark.parametrize("resources", [[NOWHERE, {"num_cpus": 1}], [NOWHERE]])
+def test_a_team_does_not_wait_for_what_it_cannot_get(
+    resources: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_team, "START_S", 10.0 if len(resources) > 1 else 0.1)
+    team = actor_team.Team(Asked, resources)
+    try:
+        assert [ray.get(actor.answer.remote()) for actor in team.started()] == [42]
+        dead = team.started()[0]
+        assert [team.replace(dead), team.replace(dead)] == [True, False]
+        assert [ray.get(actor.answer.remote()) for actor in team.started()] == [42]
+    finally:
+        team.end()
+
+
+def test_a_crew_goes_on_when_what_a_dead_worker_held_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actor_crew, "START_S", 1.0)
+    task = numpy_task(killer(tmp_path / "kills", kills=1, at=CENTRE_WEIGHT))
+    scheduler = Scheduler(plan_chunks(task.planes))
+    with RayWorkers(1) as workers, workers.crew(task) as crew:
+        crew._resources["worker-0"] = NOWHERE  # as if others had taken it
+        crew.run(scheduler, lambda worker, chunk, result: scheduler.done(worker, chunk, result.measured))
+    assert scheduler.is_finished
+    assert not scheduler.abandoned
+    died = next(message for message in caplog.messages if "died" in message)
+    assert died.startswith("landscape worker-0 died (")
+    assert len(died) < 200
+    assert "\n" not in died
+
+
 def test_what_others_have_taken_is_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_end, "RETURN_S", 0.5)
     group = ray.util.placement_group([{"CPU": 1}])
@@ -414,12 +490,14 @@ def test_what_others_have_taken_is_waited_for_no_longer_than_said(monkeypatch: p
         ray.util.remove_placement_group(group)
 
 
-def test_the_runner_reports_after_every_chunk() -> None:
+def numpy_task(loss_fn: Any) -> Task:
     model = golden_mlp.Mlp()
     prepared = prepare_random(model.parameters, None, list(model.parameters), Settings(size=3))
-    task = Task(
-        model=model, loss_fn=golden_mlp.cross_entropy, batches=golden_mlp.batches(), planes=[prepared.plane]
-    )
+    return Task(model=model, loss_fn=loss_fn, batches=golden_mlp.batches(), planes=[prepared.plane])
+
+
+def test_the_runner_reports_after_every_chunk() -> None:
+    task = numpy_task(golden_mlp.cross_entropy)
     scheduler, seen = Scheduler(plan_chunks(task.planes)), []
 
     def keep(worker, chunk, result) -> None:

@@ -1,5 +1,6 @@
 """Workers on Ray: actors of the cluster that this process is connected to, or of a local one."""
 
+import logging
 from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -17,23 +18,25 @@ from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.workers.actor_crew import LandscapeActor, RayCrew
-from distsummary.landscape.workers.actor_end import end_actors, free_resources
-from distsummary.landscape.workers.actor_errors import original_errors
+from distsummary.landscape.workers.actor_end import free_resources
+from distsummary.landscape.workers.actor_errors import how_it_died, original_errors
 from distsummary.landscape.workers.actor_hessian import RayHessian
 from distsummary.landscape.workers.actor_start import (
     check_spread,
+    fits,
     gpus_each,
     on_host,
     plan_workers,
     portable,
     send,
-    spawn,
     spread,
 )
+from distsummary.landscape.workers.actor_team import Team
 from distsummary.landscape.workers.failures import PLANNING, told
 from distsummary.topology import cluster_address
 
 WORTH = 8  # points: a worker is not started for fewer
+_log = logging.getLogger(__name__)
 
 
 class RayWorkers:
@@ -64,17 +67,17 @@ class RayWorkers:
         if not resources.get("num_gpus"):
             with told(PLANNING):
                 return plan_engine(_sendable(task)).choice
-        actor = spawn(LandscapeActor, resources, send(_sendable(task)))
+        team = Team(LandscapeActor, [resources], send(_sendable(task)))
         try:
             with told(PLANNING, RayError), original_errors():
-                choice: EngineChoice = ray.get(actor.plan.remote())
+                choice: EngineChoice = ray.get(team.started()[0].plan.remote())
         except RayError as error:
             raise LandscapeError(
-                f"the worker that tried engines died ({error}); look into the memory it needs, "
+                f"the worker that tried engines died ({how_it_died(error)}); look into the memory it needs, "
                 "name an engine (engine='row'), or use workers=0"
             ) from error
         finally:
-            end_actors([(actor, resources)])
+            team.end()
         return choice
 
     def hessian(
@@ -102,6 +105,11 @@ class RayWorkers:
             self._stack.enter_context(cluster())
             self._is_connected = True
         found = self._planned(model, jobs, self._count)
+        gpus = found[0].get("num_gpus", 0)
+        if gpus and not fits(gpus):
+            _log.warning("no GPU has %g left, though all together have: landscape workers take CPUs", gpus)
+            self._gpus_each = 0  # from now on: all that a landscape does is done on one kind
+            found = self._planned(model, jobs, self._count)
         check_spread(spread(model), found[0].get("num_gpus", 0))
         return found
 

@@ -18,14 +18,19 @@ from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 from distsummary.landscape.workers.actor_end import end_actors
-from distsummary.landscape.workers.actor_errors import original_errors
-from distsummary.landscape.workers.actor_start import MAX_DEATHS, own_device, spawn
+from distsummary.landscape.workers.actor_errors import how_it_died, original_errors
+from distsummary.landscape.workers.actor_start import (
+    MAX_DEATHS,
+    START_S,
+    UNRESERVED,
+    own_device,
+    spawn,
+)
 from distsummary.landscape.workers.failures import OPENING, ChunkFailedError, told
 from distsummary.landscape.workers.runner import Keep
 from distsummary.landscape.workers.scheduler import IN_FLIGHT, Scheduler, call_size
 
 WAIT_S = 1.0
-START_S = 30.0  # after which a worker without resources is added if none has started
 GROW_S = 10.0  # after which it is asked again what is free
 
 _log = logging.getLogger(__name__)
@@ -124,10 +129,13 @@ class RayCrew:
             self._grow(scheduler)
 
     def _lose_patience(self) -> None:
-        if self._facts is None and time.monotonic() > self._patience_ends:
+        now = time.monotonic()
+        if self._actors.keys() - self._starting():  # where they die, their resources may be taken by others
+            self._patience_ends = now + START_S
+        elif now > self._patience_ends:
             _log.warning("no landscape worker started in %g s; starting one without a reservation", START_S)
             self._patience_ends = float("inf")
-            self._start({"num_cpus": 0})
+            self._start(UNRESERVED)
 
     def _grow(self, scheduler: Scheduler) -> None:
         """Take what has become free since."""
@@ -195,12 +203,13 @@ class RayCrew:
         """The worker is dead: its chunks go back, another one takes its place."""
         self._pending = {ref: call for ref, call in self._pending.items() if call.worker != worker}
         scheduler.lost(worker)
-        _log.warning("landscape %s died (%s); its chunks are evaluated again by others", worker, error)
+        how = how_it_died(error)
+        _log.warning("landscape %s died (%s); its chunks are evaluated again by others", worker, how)
         ray.kill(self._actors.pop(worker), no_restart=True)
         self._deaths += 1
         if self._deaths >= MAX_DEATHS:
             raise LandscapeError(
-                f"{self._deaths} landscape workers died one after the other without a result ({error}); "
+                f"{self._deaths} landscape workers died one after the other without a result ({how}); "
                 "look into the memory they need, or use workers=0"
             )
         self._start(self._resources.pop(worker))

@@ -1,9 +1,12 @@
-"""What comes back from workers that raised: Ray's wrappings -> the errors themselves."""
+"""What comes back from workers that raised or died: Ray's wrappings -> the errors themselves."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ray.exceptions import RayError, RayTaskError, UnserializableException
+from ray.exceptions import ActorDiedError, RayError, RayTaskError, UnserializableException
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -20,3 +23,11 @@ def original_errors() -> Iterator[None]:
         if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
             raise error.cause from error
         raise RuntimeError(str(error.cause)) from error
+
+
+def how_it_died(error: RayError) -> str:
+    """How a worker died, in a few words; all that Ray says goes to the log at level DEBUG."""
+    _log.debug("a landscape worker died: %s", error)
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    told = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
+    return told.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:120]

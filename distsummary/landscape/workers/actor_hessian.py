@@ -10,9 +10,9 @@ from ray.exceptions import RayError
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.recipe import Array
-from distsummary.landscape.workers.actor_end import end_actors
-from distsummary.landscape.workers.actor_errors import original_errors
-from distsummary.landscape.workers.actor_start import MAX_DEATHS, own_device, spawn
+from distsummary.landscape.workers.actor_errors import how_it_died, original_errors
+from distsummary.landscape.workers.actor_start import MAX_DEATHS, own_device
+from distsummary.landscape.workers.actor_team import Team
 from distsummary.landscape.workers.failures import HESSIAN, told
 
 _log = logging.getLogger(__name__)
@@ -50,53 +50,54 @@ class RayHessian:
     """
 
     def __init__(self, sent: Any, options: dict[str, Any], resources: Sequence[dict[str, float]]) -> None:
-        self._sent, self._options, self._resources = sent, ray.put(options), resources
-        self._actors = [self._start(number) for number in range(len(resources))]
+        self._team = Team(HessianActor, resources, sent, ray.put(options))
         self._deaths = 0
         try:
-            self.weight, self._groups = self._ask(0, lambda actor: actor.extent.remote())
+            self.weight, self._groups = self._ask(lambda actor: actor.extent.remote())
         except BaseException:
             self.__exit__()
             raise
 
-    def _start(self, number: int) -> Any:
-        return spawn(HessianActor, self._resources[number], self._sent, self._options)
-
     def product(self, vector: Array) -> Array:
         """See `hessian.Hessian`."""
         sent, total = ray.put(vector), np.zeros(len(vector))
-        workers = [group % len(self._actors) for group in range(self._groups)]
-        calls = [self._actors[w].group_product.remote(sent, group) for group, w in enumerate(workers)]
-        for group, (worker, call) in enumerate(zip(workers, calls, strict=True)):
-            total += self._ask(worker, lambda actor, g=group: actor.group_product.remote(sent, g), call)
+        started = self._team.started()
+        actors = [started[group % len(started)] for group in range(self._groups)]
+        calls = [actor.group_product.remote(sent, group) for group, actor in enumerate(actors)]
+        for group, (actor, call) in enumerate(zip(actors, calls, strict=True)):
+            total += self._ask(lambda another, g=group: another.group_product.remote(sent, g), actor, call)
         return total
 
-    def _ask(self, worker: int, ask: Any, call: Any = None) -> Any:
-        """The answer to a call that may be under way; asked again of a new worker when this one is dead."""
+    def _ask(self, ask: Any, actor: Any = None, call: Any = None) -> Any:
+        """The answer to a call that `actor` may be at; asked again of another when that is dead."""
         while True:
+            if call is None:
+                actor = self._team.started()[0]
+                call = ask(actor)
             try:
                 with told(HESSIAN, RayError), original_errors():
-                    answer = ray.get(ask(self._actors[worker]) if call is None else call)
+                    answer = ray.get(call)
             except RayError as error:
                 call = None
-                self._replace(worker, error)
+                self._replace(actor, error)
             else:
                 self._deaths = 0
                 return answer
 
-    def _replace(self, worker: int, error: RayError) -> None:
-        _log.warning("a worker of the Hessian died (%s); another takes its place", error)
+    def _replace(self, actor: Any, error: RayError) -> None:
+        if not self._team.replace(actor):
+            return
+        how = how_it_died(error)
+        _log.warning("a worker of the Hessian died (%s); another takes its place", how)
         self._deaths += 1
         if self._deaths >= MAX_DEATHS:
             raise LandscapeError(
-                f"{self._deaths} workers of the Hessian died one after the other ({error}); "
+                f"{self._deaths} workers of the Hessian died one after the other ({how}); "
                 "look into the memory they need, or use workers=0"
             ) from error
-        ray.kill(self._actors[worker], no_restart=True)
-        self._actors[worker] = self._start(worker)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        end_actors(zip(self._actors, self._resources, strict=True))
+        self._team.end()

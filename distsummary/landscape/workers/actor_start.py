@@ -8,6 +8,9 @@ import ray
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 
+START_S = 30.0  # after which a worker without resources is added if none has started
+UNRESERVED = {"num_cpus": 0.0}
+FIT_S = 10.0  # a process starts in one or two
 MAX_DEATHS = 8  # one after the other without a result between: twice what one bad chunk can do
 _ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}}
 
@@ -25,6 +28,28 @@ def plan_workers(
     if on_gpus:
         return [{"num_gpus": gpus_each, "num_cpus": 0}] * count
     return [{"num_cpus": 1 if number < cpus else 0} for number in range(count)]
+
+
+def fits(gpus: float) -> bool:
+    """Whether a worker gets so many GPUs, or such a share of one, now.
+
+    Totals do not tell: 0.4 of each of three GPUs are 1.2 free ones, and hold no worker with one. Ray knows
+    what is left of each, and does not say; so it is asked for them.
+    """
+    if gpus <= 1 and ray.available_resources().get("GPU", 0) >= ray.cluster_resources().get("GPU", 0):
+        return True  # nothing is taken
+    task = ray.remote(_nothing).options(
+        num_gpus=gpus, num_cpus=0, max_retries=0, scheduling_strategy="DEFAULT"
+    )
+    asked = task.remote()
+    found, _ = ray.wait([asked], timeout=FIT_S)
+    if not found:
+        ray.cancel(asked)
+    return bool(found)
+
+
+def _nothing() -> None:
+    pass
 
 
 def spawn(kind: type, options: dict[str, float], *arguments: Any) -> Any:

@@ -2,15 +2,19 @@
 
 A file of frames (`events.frames`), only ever appended to. The first is the header, JSON:
 
-    {"format": 2, "plan": {what the losses depend on: its hash}}
+    {"format": 3, "plan": {what the losses depend on: its hash}}
 
 then {"choice": {the engine, and where it computes}}, and each later one a chunk: JSON, a line feed, and its
 quantities, float64 little-endian (points, quantities). Another choice (memory was too small) voids the
-chunks before it: all losses of a landscape are the same engine's. A torn end is cut when the journal is
-opened; a damaged frame costs the chunk in it, which is evaluated again.
+chunks before it: all losses of a landscape are the same engine's. Each chunk names its choice by a hash, so
+that those of a choice whose frame is damaged are not taken for another's. A torn end is cut when the
+journal is opened; a damaged frame costs the chunk in it, or the chunks of the choice in it: they are
+evaluated again. Format 2, whose chunks do not name their choice, is refused.
 """
 
+import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -21,12 +25,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from distsummary.errors import DamagedFileError, LandscapeError
+from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
 from distsummary.events.frames import frame, read_frames, whole_length
 from distsummary.landscape.directions.recipe import Array
 from distsummary.landscape.engines.plan import Chunk
 
-FORMAT = 2
+FORMAT = 3
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _log = logging.getLogger(__name__)
 
@@ -46,15 +50,16 @@ class Journal:
     Raises:
         LandscapeError: another process holds the journal, or it is of another plan.
         DamagedFileError: the file is no journal.
+        RunDirError: it cannot be opened; or the disk does not take what is entered: what was before stays.
     """
 
     def __init__(self, path: str | os.PathLike[str], plan: Mapping[str, str], *, resume: bool = True) -> None:
         self.path = Path(path)
         self.results: dict[Chunk, Array] = {}
         self.choice: dict[str, Any] | None = None
-        self._descriptor = os.open(self.path, _FLAGS, 0o666)
+        self._descriptor = -1
         try:
-            self._lock()
+            self._hold()
             if not resume:
                 os.ftruncate(self._descriptor, 0)
             os.ftruncate(self._descriptor, whole_length(self.path))
@@ -65,6 +70,20 @@ class Journal:
             self.close()
             raise
 
+    def _hold(self) -> None:
+        """Open and lock what lies at the path: its last holder may remove it between the two."""
+        while True:
+            try:
+                self._descriptor = os.open(self.path, _FLAGS, 0o666)
+            except OSError as error:
+                raise RunDirError(
+                    f"{self.path} cannot be opened: {error.strerror}; mend that, or choose another output"
+                ) from error
+            self._lock()
+            if self._is_in_place():
+                return
+            self.close()
+
     def _lock(self) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,6 +91,12 @@ class Journal:
             raise LandscapeError(
                 f"{self.path} is held by another process that draws this landscape; wait for it or end it"
             ) from None
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
     def _read(self, plan: Mapping[str, str]) -> None:
         frames = read_frames(self.path, resync=True)
@@ -108,6 +133,8 @@ class Journal:
                 self.choice = dict(entry["choice"])
                 self.results.clear()
                 return
+            if entry["of"] != _mark(self.choice):
+                return
             fields = entry["chunk"]
             chunk = Chunk(**{**fields, "columns": tuple(fields["columns"])})
             self.results[chunk] = np.frombuffer(data, "<f8").reshape(len(chunk), -1)
@@ -117,7 +144,7 @@ class Journal:
             ) from error
 
     def enter_choice(self, choice: Mapping[str, Any]) -> None:
-        """Enter the engine of the chunks to come; those of another are void. An OSError changes nothing."""
+        """Enter the engine of the chunks to come; those of another are void. An error changes nothing."""
         self._append({"choice": dict(choice)})
         self.choice = dict(choice)
         self.results.clear()
@@ -141,7 +168,9 @@ class Journal:
     def enter(self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0) -> None:
         """Enter a finished chunk: quantities float64 (points, quantities), by whom and in what time."""
         values = np.ascontiguousarray(measured, "<f8")
-        entry = {"chunk": asdict(chunk), "worker": worker, "seconds": round(seconds, 6)}
+        entry = {
+            "chunk": asdict(chunk), "of": _mark(self.choice), "worker": worker, "seconds": round(seconds, 6)
+        }  # fmt: skip
         self._append(entry, values.tobytes())
         self.results[chunk] = values
 
@@ -150,10 +179,13 @@ class Journal:
         end = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, framed) < len(framed):
-                raise OSError(f"the disk of {self.path} took a part of a record only")
-        except OSError:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the next write would say so
+        except OSError as error:
             os.ftruncate(self._descriptor, end)
-            raise
+            raise RunDirError(
+                f"{self.path} cannot be written: {error.strerror or error}; make room for it, or mend what "
+                f"is wrong, and the same call goes on from the {sum(map(len, self.results))} points finished"
+            ) from error
 
     def remove(self) -> None:
         """Close and remove it: its landscape is saved."""
@@ -174,3 +206,8 @@ class Journal:
         if self._descriptor >= 0 and not self.results:
             self.remove()
         self.close()
+
+
+def _mark(choice: Mapping[str, Any] | None) -> str:
+    """What chunks name their choice by."""
+    return hashlib.blake2b(json.dumps(choice, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,12 +1,13 @@
 """The journal gives back what was entered, after any end of its process."""
 
+import errno
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from distsummary.errors import DamagedFileError, LandscapeError
+from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
 from distsummary.landscape.engines.plan import Chunk
 from distsummary.landscape.workers.journal import Journal
 
@@ -152,3 +153,63 @@ def test_a_removed_journal_is_gone(path: Path):
     journal.remove()
     journal.close()
     assert not path.exists()
+
+
+def test_a_journal_that_is_removed_while_another_opens_it_is_made_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    held = [Journal(path, PLAN)]
+    lock = Journal._lock
+
+    def lock_after_the_first_has_ended(self: Journal) -> None:
+        while held:
+            held.pop().remove()
+        lock(self)
+
+    monkeypatch.setattr(Journal, "_lock", lock_after_the_first_has_ended)
+    fill(path, 1)
+    with Journal(path, PLAN) as journal:
+        assert len(journal.results) == 1
+
+
+def test_chunks_behind_a_damaged_choice_are_not_those_of_the_choice_before(path: Path):
+    with Journal(path, PLAN) as journal:
+        for row, engine in enumerate(["tiles", "row"]):
+            journal.enter_choice({"engine": engine})
+            journal.enter(chunk(row), measured(row))
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"engine": "row"')] ^= 1
+    path.write_bytes(data)
+    with Journal(path, PLAN) as journal:
+        assert journal.choice == {"engine": "tiles"}
+        assert [found.row for found in journal.results] == [0]
+        journal.enter(chunk(2), measured(2))
+    with Journal(path, PLAN) as journal:
+        assert sorted(found.row for found in journal.results) == [0, 2]
+
+
+@pytest.mark.parametrize("taken", [0, 10])
+def test_a_full_disk_is_told_with_what_is_kept_and_costs_nothing_of_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+):
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:taken])
+
+    fill(path, 2)
+    with Journal(path, PLAN) as journal:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(RunDirError, match=r"No space left.* make room .* goes on from the 8 points"):
+            journal.enter(chunk(2), measured(2))
+    monkeypatch.undo()
+    with Journal(path, PLAN) as journal:
+        assert len(journal.results) == 2
+
+
+def test_a_journal_that_cannot_be_opened_is_told_by_name(path: Path):
+    path.symlink_to("elsewhere")
+    with pytest.raises(RunDirError, match=r"landscape\.journal cannot be opened: .*choose another output"):
+        Journal(path, PLAN)
