@@ -42,7 +42,7 @@ SLOT_BYTES = 1 << 30  # that the slots of data may take; beyond, moving them cos
 
 
 class TorchGraphEngine(TorchRowEngine):
-    """See `Engine`. Checkpoints, and a single point where chunks are asked for, go the row engine's way.
+    """See `Engine`. Checkpoints, and a point that chunks leave alone at the end, go the row engine's way.
 
     Raises CannotTraceError when the loss cannot be recorded.
     """
@@ -74,10 +74,11 @@ class TorchGraphEngine(TorchRowEngine):
         self._plane = {n: tuple(t[n].to(self._loan.device) for t in parts) for n in parts[0]}
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
-        if len(xs) == 1 and self.choice.chunk > 1:
-            return super()._readings(y, xs, batches)
-        bound = [self._bind(loaded) for loaded in batches]
         step = self.choice.chunk
+        if step > 1 and len(xs) % step == 1:  # wherever rows are cut, the same point is alone
+            alone = super()._readings(y, xs[-1:], batches)
+            return torch.cat([self._readings(y, xs[:-1], batches), alone], dim=1) if len(xs) > 1 else alone
+        bound = [self._bind(loaded) for loaded in batches]
         points = [tuple(float(x) for x in xs[n : n + step]) for n in range(0, len(xs), step)]
         found = read_row([part for parts in bound for part in parts], float(y), points)
         return torch.stack([_sum([found[part] for part in parts]) for parts in bound])
