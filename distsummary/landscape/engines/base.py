@@ -29,6 +29,7 @@ class Engine(Protocol):
     bn_mode: str  # see Evaluation
     samples: int  # rows behind each loss, of the first data set
     quantities: tuple[str, ...]  # the first is the loss of the first data set
+    is_streamed: bool  # whether the data is read once for all points of a call of `row_values`
 
     @property
     def hardware(self) -> str:

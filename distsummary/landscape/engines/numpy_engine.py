@@ -23,6 +23,7 @@ class NumpyEngine:
     """
 
     name = "numpy-naive"
+    is_streamed = False  # it is read for each point, if at all
 
     def __init__(
         self,

@@ -68,6 +68,11 @@ def plan_chunks(
     return chunks
 
 
+def least_call(*, is_streamed: bool) -> int:
+    """Points that are given together at least: streamed data is read once for all of a call."""
+    return GRID_CHUNK if is_streamed else 1
+
+
 def count_points(planes: Sequence[PlanePlan]) -> int:
     """All points of all landscapes, those of the path and the checkpoints too."""
     return sum(len(plane.y) * len(plane.x) + 2 * len(plane.states) for plane in planes)

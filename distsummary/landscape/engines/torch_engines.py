@@ -90,7 +90,7 @@ class TorchEngine:
         try:
             self.bn_mode = self._set_bn_mode()
             self._measure = self._measured(loss_fn)
-            self._is_streamed = self._streams(data)
+            self.is_streamed = self._streams(data)
             self._layout()
             self._data = {name: self._kept(source) for name, source in data.items()}
             self.samples = self._begin(next(iter(data.values())))
@@ -167,7 +167,7 @@ class TorchEngine:
 
     def _kept(self, source: Iterable[Any]) -> Iterable[Any]:
         """The batches on the device, or the loader."""
-        return source if self._is_streamed else [self._loaded(batch) for batch in source]
+        return source if self.is_streamed else [self._loaded(batch) for batch in source]
 
     @torch.inference_mode(False)  # losses may differentiate what is made of the batch, streamed ones too
     def _loaded(self, batch: Any) -> Loaded:
@@ -245,7 +245,7 @@ class TorchEngine:
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self._is_streamed or self._evaluation.stops_early:
+        if self.is_streamed or self._evaluation.stops_early:
             for name, tally in tallies.items():
                 self._in_turns(name, tally, read)
         else:

@@ -98,7 +98,7 @@ class TorchGraphEngine(TorchRowEngine):
             self._prove(bound, loaded)
         else:
             bound = self._programs[key].bind(self._fixed(loaded.batch))
-        if not self._is_streamed:
+        if not self.is_streamed:
             self._bound[loaded] = bound
         return bound
 
@@ -124,7 +124,7 @@ class TorchGraphEngine(TorchRowEngine):
         return centre / max(along) if centre and max(along) else 1.0
 
     def _record(self, batch: Any) -> fx.Graph:
-        if self._is_streamed and (held := objects(batch)):
+        if self.is_streamed and (held := objects(batch)):
             raise CannotTraceError(
                 f"streamed batches hold a {type(held[0]).__name__}, which a recording takes for the same in "
                 "all; give tensors, or engine='row'"
@@ -144,7 +144,7 @@ class TorchGraphEngine(TorchRowEngine):
 
     def _kept_like(self, key: Any) -> int:
         """How many batches that are kept share a graph; 0 where none is."""
-        if self._is_streamed:
+        if self.is_streamed:
             return 0
         return sum(signature(loaded.batch) == key for name in self._data for loaded in self._batches(name))
 

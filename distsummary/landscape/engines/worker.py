@@ -36,13 +36,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a grid says about its engine; `quantities` are the columns of ChunkResult.measured."""
+    """What a grid says about its engine; `quantities` are the columns of ChunkResult.measured.
+
+    `is_streamed`: points that are evaluated together share the reading of the data.
+    """
 
     name: str
     bn_mode: str
     samples: int
     hardware: str = ""
     quantities: tuple[str, ...] = ("loss",)
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ class LandscapeWorker:
             samples=engine.samples,
             hardware=engine.hardware,
             quantities=engine.quantities,
+            is_streamed=engine.is_streamed,
         )
 
     def evaluate(self, chunk: Chunk) -> ChunkResult:

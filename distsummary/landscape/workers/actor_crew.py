@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.engines.plan import Chunk
+from distsummary.landscape.engines.plan import Chunk, least_call
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
@@ -190,11 +190,12 @@ class RayCrew:
         asked = Counter(call.worker for call in self._pending.values())
         starting = self._starting()
         point_s = sum(self._seconds.values()) / self._ended if self._ended else 0.0
+        least = least_call(is_streamed=self._facts is not None and self._facts.is_streamed)
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:
                 if worker in starting or asked[worker] >= depth:
                     continue
-                points = call_size(scheduler.waiting, len(self._actors), point_s)
+                points = call_size(scheduler.waiting, len(self._actors), point_s, least)
                 chunks = scheduler.next_chunks(worker, points)
                 if chunks:
                     self._ask(_Call(worker, chunks, scheduler))

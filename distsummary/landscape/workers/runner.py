@@ -14,7 +14,7 @@ from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscape.directions.hessian import Hessian
 from distsummary.landscape.directions.planes import Prepared
 from distsummary.landscape.directions.recipe import Array, Weights
-from distsummary.landscape.engines.plan import GRID_CHUNK, Chunk, count_points, plan_chunks
+from distsummary.landscape.engines.plan import GRID_CHUNK, Chunk, count_points, least_call, plan_chunks
 from distsummary.landscape.engines.planner import EngineChoice, MemoryTooSmallError, piece
 from distsummary.landscape.engines.quantities import quantity_names
 from distsummary.landscape.engines.timing import plan_engine
@@ -198,10 +198,11 @@ class _Drawing:
         return found
 
     def _run(self, crew: Crew, wanted: Sequence[Mask]) -> None:
-        chunks = plan_chunks(
-            self._task.planes, grid_chunk=piece(self._task.choice, GRID_CHUNK), wanted=wanted
-        )
-        align = self._task.choice.chunk if self._task.choice else 1
+        size = piece(self._task.choice, GRID_CHUNK)
+        chunks = plan_chunks(self._task.planes, grid_chunk=size, wanted=wanted)
+        align = piece(self._task.choice, 1)
+        if align > 1 and self._task.evaluation.stops_early:  # who goes on moves up among those taken together
+            align = size
         scheduler = Scheduler(chunks, results=self._results, quantities=self._quantities, align=align)
         total = count_points(self._task.planes)
 
@@ -320,7 +321,8 @@ class _Alone:
                 keep("here", chunk, result)
 
     def _points(self, scheduler: Scheduler) -> int:
-        return call_size(scheduler.waiting, 1, self.spent / self.ended if self.ended else 0.0)
+        least = least_call(is_streamed=self.facts.is_streamed)
+        return call_size(scheduler.waiting, 1, self.spent / self.ended if self.ended else 0.0, least)
 
     def _evaluate(self, chunk: Chunk) -> ChunkResult:
         try:

@@ -24,15 +24,16 @@ class Counts:
     total: int
 
 
-def call_size(waiting: int, workers: int, point_s: float) -> int:
+def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int:
     """How many points to give at once, of so many that wait and take `point_s` each; 0.0: not known yet.
 
-    As many as fill a call, and fewer and fewer towards the end, so that all workers end together.
+    As many as fill a call, and fewer and fewer towards the end, so that all workers end together; `least`
+    where points share what a call costs.
     """
     if point_s <= 0:
-        return 1
+        return least
     share = max(waiting // (2 * IN_FLIGHT * workers), int(LEAST_S / point_s))
-    return max(1, min(int(CALL_S / point_s), share))
+    return max(least, min(int(CALL_S / point_s), share))
 
 
 class Scheduler:

@@ -246,6 +246,7 @@ def test_a_call_is_filled_by_time_and_shrinks_towards_the_end(
     waiting: int, workers: int, point_s: float, expected: int
 ) -> None:
     assert call_size(waiting, workers, point_s) == expected
+    assert call_size(waiting, workers, point_s, least=32) == max(32, expected)
 
 
 @pytest.mark.parametrize("point_s", [0.001, 1.0])
