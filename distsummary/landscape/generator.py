@@ -274,7 +274,7 @@ def _at_rest(model: Any, loss_fn: Any, evaluation: Evaluation, mode: str) -> Abs
     """The modules that the loss function and the metrics hold, in eval mode; MindSpore's way as they are."""
     if mode == "mindspore" or framework_of(model).name != "torch":
         return nullcontext()
-    from distsummary.landscape.workers.torch_held import at_rest
+    from distsummary.landscape.engines.torch_held import at_rest
 
     held = Meaning({id(part): "model" for part in model.modules()})
     held.of((loss_fn, dict(evaluation.metrics)))

@@ -1,7 +1,9 @@
 """Nets that landscape engines must get right, their data, and the float64 loop they are compared with."""
 
 import copy
+from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -298,3 +300,20 @@ def fingerprint(model: nn.Module) -> list[Any]:
     ]
     norms = [m.momentum for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     return [values, [module.training for module in model.modules()], norms]
+
+
+class Encoding(UserDict):  # type: ignore[type-arg]
+    """As BatchEncoding of transformers: items are attributes too, and `to` writes to itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.data[name]
+
+    def to(self, device: Any) -> "Encoding":
+        self.data = {name: tensor.to(device) for name, tensor in self.data.items()}
+        return self
+
+
+@dataclass(frozen=True)
+class Data:
+    x: Any
+    y: Any

@@ -1,8 +1,6 @@
 """Batches of any kind through the engines: moved, converted and recorded."""
 
-from collections import UserDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,25 +15,9 @@ import distsummary as ds
 from distsummary.errors import LandscapeError
 from distsummary.landscape.engines.torch_criterion import placed
 from distsummary.landscape.engines.torch_memory import to_device
+from tests.frameworks.landscape_nets import Data, Encoding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Encoding(UserDict):  # type: ignore[type-arg]
-    """As BatchEncoding of transformers: items are attributes too, and `to` writes to itself."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self.data[name]
-
-    def to(self, device: Any) -> "Encoding":
-        self.data = {name: tensor.to(device) for name, tensor in self.data.items()}
-        return self
-
-
-@dataclass(frozen=True)
-class Data:
-    x: Any
-    y: Any
 
 
 class Pair(NamedTuple):

@@ -5,7 +5,6 @@ and pictures that its convolutions lay out channels-last in a captured graph.
 """
 
 from collections import UserDict
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,8 @@ from tests.frameworks.landscape_nets import (
     XS,
     YS,
     Cnn,
+    Data,
+    Encoding,
     Flat,
     Linear,
     Mlp,
@@ -95,20 +96,6 @@ def test_a_whole_landscape_is_that_of_the_host(engine: str, evaluation: Any) -> 
     assert grid.quantities.keys() == expected.quantities.keys()
     for name, values in expected.quantities.items():
         np.testing.assert_allclose(grid.quantities[name], values, rtol=1e-4)
-
-
-class Encoding(UserDict):  # type: ignore[type-arg]
-    """What tokenizers give; its `to` writes to itself."""
-
-    def to(self, device: Any) -> "Encoding":
-        self.data = {name: tensor.to(device) for name, tensor in self.data.items()}
-        return self
-
-
-@dataclass(frozen=True)
-class Data:
-    x: Any
-    y: Any
 
 
 def loss_of_items(model: nn.Module, batch: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """What is computed at a point: an evaluation asked for, and the sums that become its quantities; pure.
 
-A batch gives one *reading* per point: a row of numbers, the columns below. A data set's quantities follow
+A batch gives one *reading* per point: a row of numbers, see `Tally`. A data set's quantities follow
 from the weighted sums of its readings. All points see the batches in the same order, so two points differ by
 their parameters alone (a paired comparison), also where the sums stop early.
 
@@ -31,7 +31,7 @@ REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
 MIN_BATCHES = 4  # before a standard error from batches is believed
 MIN_ROWS = 30  # before any is: that of a few rows may be near 0 by chance, and a point would end there
 MAX_CLASSES = 1 << 20  # each has two numbers at every point of a chunk
-LOSS, MEAN, SQUARE = "loss", "mean of rows", "mean square of rows"
+LOSS = "loss"
 SAME = 1e-4  # relative: the loss of a batch and the mean of its rows
 
 
@@ -74,7 +74,7 @@ class Evaluation:
         for name, metric in self.metrics.items():
             if not isinstance(name, str) or not callable(metric):
                 raise InvalidTypeError(f"metrics must map names to functions, got {name!r}: {metric!r}")
-        if reserved := sorted(set(self.metrics) & {LOSS, MEAN, SQUARE, "stderr", "rows"}):
+        if reserved := sorted(set(self.metrics) & {LOSS, "stderr", "rows"}):
             raise InvalidValueError(f"metrics must not be called {', '.join(reserved)}; choose other names")
         check_int("classes", self.classes, low=0, high=MAX_CLASSES)
         check_type("stderr", self.stderr, bool)
@@ -105,11 +105,6 @@ class Evaluation:
     def wants_rows(self) -> bool:
         """Whether the loss of every row is of use."""
         return self.stderr or self.tolerance is not None or self.classes > 0
-
-    def columns(self, *, has_rows: bool) -> tuple[str, ...]:
-        """The columns of a reading; `has_rows`: the loss of every row is known, not only the batch's mean."""
-        rows = (MEAN, SQUARE) if has_rows else ()
-        return (LOSS, *rows, *self.metrics, *self._class_losses())
 
     def quantities(self) -> tuple[str, ...]:
         """What a data set gives at a point."""

@@ -203,7 +203,7 @@ class _Drawing:
         align = piece(self._task.choice, 1)
         if align > 1 and self._task.evaluation.stops_early:  # who goes on moves up among those taken together
             align = size
-        scheduler = Scheduler(chunks, results=self._results, quantities=self._quantities, align=align)
+        scheduler = Scheduler(chunks, known=self._results, quantities=self._quantities, align=align)
         total = count_points(self._task.planes)
 
         def keep(worker: Hashable, chunk: Chunk, result: ChunkResult) -> None:

@@ -46,7 +46,7 @@ class Scheduler:
     it was lost `max_attempts` times it is given up, its values are NaN and it stands in `abandoned`.
 
     Args:
-        chunks: all of them. results: those that are known already, or parts of them.
+        chunks: all of them. known: those that have results already, or parts of them.
         quantities: how many numbers a point has.
         align: parts of a row of the grid begin at multiples of it: points that the engine takes together.
     """
@@ -55,15 +55,15 @@ class Scheduler:
         self,
         chunks: Sequence[Chunk],
         *,
-        results: Collection[Chunk] = (),
+        known: Collection[Chunk] = (),
         quantities: int = 1,
         align: int = 1,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
-        known: dict[Hashable, set[int]] = {}
-        for chunk in results:
-            known.setdefault(chunk.row_key, set()).update(chunk.columns)
-        rests = [chunk.without(known.get(chunk.row_key, ())) for chunk in chunks]
+        columns: dict[Hashable, set[int]] = {}
+        for chunk in known:
+            columns.setdefault(chunk.row_key, set()).update(chunk.columns)
+        rests = [chunk.without(columns.get(chunk.row_key, ())) for chunk in chunks]
         self._quantities, self._align = quantities, align
         self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {}  # that came

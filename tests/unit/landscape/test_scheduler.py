@@ -146,7 +146,7 @@ def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attem
 
 def test_chunks_that_are_known_are_not_handed_out() -> None:
     wanted = chunks(3)
-    scheduler = Scheduler(wanted, results=[wanted[1], Chunk(plane=9, kind="grid", row=0, columns=(0,))])
+    scheduler = Scheduler(wanted, known=[wanted[1], Chunk(plane=9, kind="grid", row=0, columns=(0,))])
     assert scheduler.progress() == Counts(done=1, total=3)
     assert rows([take(scheduler, "a"), take(scheduler, "a")]) == [0, 2]
     for row in (0, 2):
@@ -210,7 +210,7 @@ def test_parts_begin_where_the_engine_begins() -> None:
 def test_of_a_chunk_that_is_known_in_part_the_rest_is_handed_out() -> None:
     [chunk] = chunks(1, size=8)
     known = [replace(chunk, columns=(2, 3)), replace(chunk, columns=(5,)), replace(chunk, plane=1)]
-    scheduler = Scheduler([chunk], results=known)
+    scheduler = Scheduler([chunk], known=known)
     assert scheduler.progress() == Counts(done=3, total=8)
     assert columns(scheduler.next_chunks("a", 8)) == [(0, 1, 4, 6, 7)]
 
