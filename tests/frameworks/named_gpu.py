@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from distsummary.landscape.directions import torch_parameters
-from distsummary.landscape.engines import torch_trace
+from distsummary.landscape.engines.graph import trace
 
 aten = torch.ops.aten
 GPU = torch.device("cuda:0")
@@ -249,6 +249,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
     monkeypatch.setattr(torch_parameters, "type", _plain_type, raising=False)
-    monkeypatch.setattr(torch_trace, "make_fx", _recorder(torch_trace.make_fx))
+    monkeypatch.setattr(trace, "make_fx", _recorder(trace.make_fx))
     with NamedGpu():
         yield

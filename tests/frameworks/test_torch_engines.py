@@ -12,9 +12,9 @@ from torch import nn
 
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
+from distsummary.landscape.engines.graph.trace import CannotTraceError
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.torch_graph_engine import TorchGraphEngine
-from distsummary.landscape.engines.torch_trace import CannotTraceError
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,

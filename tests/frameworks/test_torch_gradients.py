@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from distsummary.errors import LandscapeError
+from distsummary.landscape.engines.graph.trace import CannotTraceError
 from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.torch_trace import CannotTraceError
 from distsummary.landscape.generator import landscape
 from tests.frameworks.test_torch_landscape import Mlp, golden_batches
 

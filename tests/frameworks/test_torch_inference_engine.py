@@ -22,8 +22,9 @@ from distsummary.landscape.directions.pca import pca_plane
 from distsummary.landscape.directions.planes import Settings, prepare_random
 from distsummary.landscape.directions.recipe import RandomDirections, Recipe, Weights
 from distsummary.landscape.directions.torch_parameters import OwnState, filter_axes
-from distsummary.landscape.engines import torch_by_rows, torch_filling, torch_outlines
 from distsummary.landscape.engines.base import open_engine
+from distsummary.landscape.engines.inference import by_rows as rows_of_large
+from distsummary.landscape.engines.inference import filling, outlines
 from distsummary.landscape.engines.plan import plan_chunks
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.quantities import Evaluation
@@ -51,10 +52,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardly anything is kept, parameters of the test's size are large, and memory is the system's."""
-    monkeypatch.setattr(torch_filling, "KEPT_BYTES", 1 << 10)
-    monkeypatch.setattr(torch_by_rows, "LARGE_BYTES", 1 << 12)
-    monkeypatch.setattr(torch_by_rows, "PART_BYTES", 1 << 13)
-    monkeypatch.setattr(torch_outlines, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(filling, "KEPT_BYTES", 1 << 10)
+    monkeypatch.setattr(rows_of_large, "LARGE_BYTES", 1 << 12)
+    monkeypatch.setattr(rows_of_large, "PART_BYTES", 1 << 13)
+    monkeypatch.setattr(outlines, "MAPPED_BYTES", 1)
 
 
 def names_of(net: nn.Module) -> list[str]:
@@ -212,7 +213,7 @@ def test_only_what_is_read_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_rows")
 def test_where_parts_have_other_bits_the_whole_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_by_rows.ByRows, "_try_out", lambda *_: False)
+    monkeypatch.setattr(rows_of_large.ByRows, "_try_out", lambda *_: False)
     net = make_net(Large)
     assert_equal_bits(net, net.batches(), random_recipe(net))
 
@@ -321,7 +322,7 @@ def test_small_values_are_made_once_a_point_and_large_ones_for_each_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []
-    module = importlib.import_module("distsummary.landscape.engines.torch_point")
+    module = importlib.import_module("distsummary.landscape.engines.inference.point")
     whole = module.Point.whole
     monkeypatch.setattr(module.Point, "whole", lambda self, name: made.append(name) or whole(self, name))
     net = make_net(Words)
@@ -333,7 +334,7 @@ def test_small_values_are_made_once_a_point_and_large_ones_for_each_operation(
     made.clear()
     engine.row_values(0.3, XS[:1])
     assert sorted(made) == sorted(names)  # two batches, the embedding read twice in each
-    monkeypatch.setattr(torch_filling, "KEPT_BYTES", 0)
+    monkeypatch.setattr(filling, "KEPT_BYTES", 0)
     made.clear()
     engine.row_values(0.3, XS[:1])
     engine.close()

@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, fx, nn  # noqa: E402
 
-from distsummary.landscape.engines.torch_calls import KEPT_BYTES, bind  # noqa: E402
-from distsummary.landscape.engines.torch_columns import turn_chains  # noqa: E402
-from distsummary.landscape.engines.torch_fusions import in_place, take_relu  # noqa: E402
-from distsummary.landscape.engines.torch_rewrites import ON_CPU, rewrite  # noqa: E402
-from distsummary.landscape.engines.torch_slots import RectifiedFlat  # noqa: E402
-from distsummary.landscape.engines.torch_trace import CannotTraceError, aten, placeholders, record  # noqa: E402
+from distsummary.landscape.engines.graph.calls import KEPT_BYTES, bind  # noqa: E402
+from distsummary.landscape.engines.graph.columns import turn_chains  # noqa: E402
+from distsummary.landscape.engines.graph.fusions import in_place, take_relu  # noqa: E402
+from distsummary.landscape.engines.graph.rewrites import ON_CPU, rewrite  # noqa: E402
+from distsummary.landscape.engines.graph.slots import RectifiedFlat  # noqa: E402
+from distsummary.landscape.engines.graph.trace import CannotTraceError, aten, placeholders, record  # noqa: E402
 
 ROWS = 40
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from distsummary.landscape.engines import torch_tiles
+from distsummary.landscape.engines.graph import tiles as tiling
+from distsummary.landscape.engines.graph.affine import cut
+from distsummary.landscape.engines.graph.rewrites import ON_CPU
+from distsummary.landscape.engines.graph.rows import STATE, mark
+from distsummary.landscape.engines.graph.tiles import Tile, tiles
+from distsummary.landscape.engines.graph.trace import placeholders, record
 from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.torch_affine import cut
-from distsummary.landscape.engines.torch_rewrites import ON_CPU
-from distsummary.landscape.engines.torch_rows import STATE, mark
-from distsummary.landscape.engines.torch_tiles import Tile, tiles
-from distsummary.landscape.engines.torch_trace import placeholders, record
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,
@@ -35,9 +35,9 @@ EXACT = 5e-6
 @pytest.fixture
 def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch that may be cut is cut into single rows."""
-    monkeypatch.setattr(torch_tiles, "CACHE_BYTES", 1)
-    monkeypatch.setattr(torch_tiles, "ROWS", 1)
-    monkeypatch.setattr(torch_tiles, "LEAST_GAIN", 0)
+    monkeypatch.setattr(tiling, "CACHE_BYTES", 1)
+    monkeypatch.setattr(tiling, "ROWS", 1)
+    monkeypatch.setattr(tiling, "LEAST_GAIN", 0)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -267,7 +267,7 @@ def test_a_large_batch_is_cut_into_tiles_that_fit_the_cache_and_a_small_one_is_n
     sizes = [[part._own.nbytes for part in parts] for parts in engine._bound.values()]
     engine.close()
     assert [len(parts) for parts in sizes] == [3, 1]
-    assert max(sizes[0]) <= torch_tiles.CACHE_BYTES / 3
+    assert max(sizes[0]) <= tiling.CACHE_BYTES / 3
     expected = float64_losses(net, batches, points=[(0.3, x) for x in XS])
     np.testing.assert_allclose(row, expected, rtol=EXACT)
 

@@ -7,13 +7,19 @@ import numpy as np
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
-from distsummary.landscape.engines.base import apply_metric, bind_loss
 from distsummary.landscape.engines.data import Data, batch_facts, batch_labels, batch_rows, data_sets
 from distsummary.landscape.engines.hardware import processor
 from distsummary.landscape.engines.quantities import Evaluation, Tally, quantity_names
+from distsummary.landscape.engines.user_code import (
+    CLASSES_NEED_ROWS,
+    apply_metric,
+    bind_loss,
+    loss_shape_error,
+    metric_shape_error,
+    no_number_error,
+)
 
 NO_NUMBERS = "cOSUMm"  # kinds of dtypes: complex, objects such as None, texts, times
-SHOWN = 60  # characters of a wrong value
 
 
 class NumpyEngine:
@@ -151,33 +157,3 @@ def _numbers(what: str, found: Any) -> Array:
         return values.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise LandscapeError(no_number_error(what, found)) from error
-
-
-CLASSES_NEED_ROWS = (
-    "losses by class need a loss_fn that returns one loss for each row of the batch (reduction='none')"
-)
-
-
-def no_number_error(what: str, found: object) -> str:
-    """What is said of a loss or metric that is nothing to draw."""
-    shown = " ".join(repr(found).split())
-    return (
-        f"{what} must return real numbers, got {shown[:SHOWN]} of type {type(found).__name__}; "
-        "return one for the batch, such as the mean over its rows"
-    )
-
-
-def metric_shape_error(name: str, shape: Sequence[int]) -> str:
-    """What is said of a metric that is several numbers, or none."""
-    return (
-        f"metric {name!r} must return one number for a batch, got shape {tuple(shape)}; "
-        "return the mean over the rows"
-    )
-
-
-def loss_shape_error(shape: Sequence[int]) -> str:
-    """What is said of a loss that is neither a number nor one number per row."""
-    return (
-        f"loss_fn must return one number for a batch, or one for each row, got shape {tuple(shape)}; "
-        "return the mean over the batch"
-    )

@@ -1,6 +1,6 @@
 """The graph engine: the loss recorded once, cut at what is affine in the point, and only the rest done there.
 
-For each plane and batch the slots (see `torch_affine`) get memory; a point is two additions and the rest of
+For each plane and batch the slots (see `graph.affine`) get memory; a point is two additions and the rest of
 the graph. Chunks of points go through the same graph with one more axis (torch.func.vmap, so that matrix
 products become batched ones). Data that is streamed has no slots of its own.
 """
@@ -16,15 +16,11 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distsummary.landscape.directions.recipe import Array, Recipe, Weights
-from distsummary.landscape.engines.planner import LOOSE
-from distsummary.landscape.engines.quantities import REDUCED
-from distsummary.landscape.engines.torch_affine import Parts, cut
-from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
-from distsummary.landscape.engines.torch_memory import plane_tensors, preserved
-from distsummary.landscape.engines.torch_program import Bound, Program, read_row
-from distsummary.landscape.engines.torch_rewrites import ANYWHERE, ON_CPU, rewrite
-from distsummary.landscape.engines.torch_rows import mark
-from distsummary.landscape.engines.torch_trace import (
+from distsummary.landscape.engines.graph.affine import Parts, cut
+from distsummary.landscape.engines.graph.program import Bound, Program, read_row
+from distsummary.landscape.engines.graph.rewrites import ANYWHERE, ON_CPU, rewrite
+from distsummary.landscape.engines.graph.rows import mark
+from distsummary.landscape.engines.graph.trace import (
     CannotTraceError,
     batch_tensors,
     objects,
@@ -34,6 +30,10 @@ from distsummary.landscape.engines.torch_trace import (
     signature,
     trace,
 )
+from distsummary.landscape.engines.planner import LOOSE
+from distsummary.landscape.engines.quantities import REDUCED
+from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
+from distsummary.landscape.engines.torch_memory import plane_tensors, preserved
 
 PROOF = 1e-4  # relative difference from the model's own code that a recording may show
 STEP = 0.5  # of the parameters' length: where it is proved, far enough that what is left out shows

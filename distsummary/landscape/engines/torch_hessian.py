@@ -17,11 +17,11 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.hessian import GROUPS, members
 from distsummary.landscape.directions.recipe import Array, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import tie, unwrap
-from distsummary.landscape.engines.base import bind_loss
 from distsummary.landscape.engines.data import batch_rows
 from distsummary.landscape.engines.steady import steady
 from distsummary.landscape.engines.torch_criterion import placed
 from distsummary.landscape.engines.torch_memory import as_tensor, exceeds_device, preserved, to_device
+from distsummary.landscape.engines.user_code import bind_loss
 
 _SEED = 0  # of dropout in training mode: the same noise in every product
 

@@ -1,9 +1,9 @@
 """The inference engine: hardly more memory than a plain forward, and the row engine's losses bit for bit.
 
 The parameters have no values while the model is on loan, and none is copied: they are outlines, and each
-operation gets theta + y * v + x * u of what it reads, made just then (see `torch_filling`). Directions are
-drawn again from their seeds, block by block, each time. So a model that can be evaluated can be mapped; the
-price is the time to draw them, at every point and for every batch.
+operation gets theta + y * v + x * u of what it reads, made just then (see `inference.filling`). Directions
+are drawn again from their seeds, block by block, each time. So a model that can be evaluated can be mapped;
+the price is the time to draw them, at every point and for every batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.recipe import Array, Recipe, Weights
 from distsummary.landscape.directions.torch_parameters import OwnState
+from distsummary.landscape.engines.inference.filling import Filling
+from distsummary.landscape.engines.inference.outlines import REMEDY, Outlines
+from distsummary.landscape.engines.inference.point import Point
 from distsummary.landscape.engines.torch_engines import REPEATED, Loaded, TorchEngine, on_host
-from distsummary.landscape.engines.torch_filling import Filling
 from distsummary.landscape.engines.torch_memory import copies
-from distsummary.landscape.engines.torch_outlines import REMEDY, Outlines
-from distsummary.landscape.engines.torch_point import Point
 
 
 class TorchInferenceEngine(TorchEngine):

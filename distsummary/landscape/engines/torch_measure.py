@@ -8,16 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape.engines.base import apply_metric, bind_loss, hint
 from distsummary.landscape.engines.data import batch_labels, batch_rows
-from distsummary.landscape.engines.numpy_engine import (
+from distsummary.landscape.engines.quantities import Evaluation, is_apart
+from distsummary.landscape.engines.torch_memory import spread, to_device
+from distsummary.landscape.engines.user_code import (
     CLASSES_NEED_ROWS,
+    apply_metric,
+    bind_loss,
+    hint,
     loss_shape_error,
     metric_shape_error,
     no_number_error,
 )
-from distsummary.landscape.engines.quantities import Evaluation, is_apart
-from distsummary.landscape.engines.torch_memory import spread, to_device
 
 GRADIENTS = (
     "losses are evaluated without gradients; one that needs some must take them within "

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscape.directions.planes import PlanePlan
-from distsummary.landscape.engines.base import HINT
 from distsummary.landscape.engines.plan import Chunk
+from distsummary.landscape.engines.user_code import HINT
 
 MEND = "mend what raises, or return NaN there"
 PLANNING = (

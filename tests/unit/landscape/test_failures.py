@@ -6,8 +6,8 @@ import pytest
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.directions.recipe import Directions
-from distsummary.landscape.engines.base import hint
 from distsummary.landscape.engines.plan import Chunk
+from distsummary.landscape.engines.user_code import hint
 from distsummary.landscape.workers.failures import place, told
 
 PLANE = PlanePlan(

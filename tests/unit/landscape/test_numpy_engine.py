@@ -8,8 +8,9 @@ import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Directions
-from distsummary.landscape.engines.base import NAME_IT, NO_OUTPUTS, open_engine
+from distsummary.landscape.engines.base import open_engine
 from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.user_code import NAME_IT, NO_OUTPUTS
 from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from distsummary.landscape.engines.torch_trace import Node, aten, depends_on
+from distsummary.landscape.engines.graph.trace import Node, aten, depends_on
 
 STATE = "rows"  # in a node's meta: the axis of the rows, or one of these; no entry where nothing is known
 WHOLE = "whole"  # the same for all tiles

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from distsummary.landscape.engines.graph.trace import aten
 from distsummary.landscape.engines.torch_memory import Flat, pinned
-from distsummary.landscape.engines.torch_trace import aten
 
 FAR = 1e38  # what a sum in float32 can be without overflow
 

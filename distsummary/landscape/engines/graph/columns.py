@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from distsummary.landscape.engines.torch_trace import Node, aten, depends_on, emit, is_view
+from distsummary.landscape.engines.graph.trace import Node, aten, depends_on, emit, is_view
 
 PRODUCTS = (aten.addmm.default, aten.mm.default)
 POINTWISE = {

@@ -9,8 +9,8 @@ from distsummary.checkpoints.mapped import StoredState
 from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
 from distsummary.landscape.directions.rows import Rows, rows_of
 from distsummary.landscape.directions.torch_parameters import OwnState
+from distsummary.landscape.engines.inference.outlines import are_alike, fresh
 from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES, as_tensor
-from distsummary.landscape.engines.torch_outlines import are_alike, fresh
 
 
 class Point:

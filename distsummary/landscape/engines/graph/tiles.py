@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 
-from distsummary.landscape.engines.torch_affine import Parts
-from distsummary.landscape.engines.torch_rows import (
+from distsummary.landscape.engines.graph.affine import Parts
+from distsummary.landscape.engines.graph.rows import (
     ADDED,
     LOSSES,
     MEAN,
@@ -25,7 +25,7 @@ from distsummary.landscape.engines.torch_rows import (
     has_rows,
     reduction,
 )
-from distsummary.landscape.engines.torch_trace import Node, aten, emit, placeholders, results
+from distsummary.landscape.engines.graph.trace import Node, aten, emit, placeholders, results
 
 CACHE_BYTES = 1 << 20  # of a core's own, that slots may fill: at the centre, along x, at the point
 ROWS = 16  # a tile has a multiple of them: where rows begin in the middle of a cache line products are slower

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, fx
 from torch.func import vmap
 
-from distsummary.landscape.engines.torch_affine import InDouble, Parts, hoist, widened
-from distsummary.landscape.engines.torch_calls import bind
-from distsummary.landscape.engines.torch_fusions import in_place, take_relu
+from distsummary.landscape.engines.graph.affine import InDouble, Parts, hoist, widened
+from distsummary.landscape.engines.graph.calls import bind
+from distsummary.landscape.engines.graph.fusions import in_place, take_relu
+from distsummary.landscape.engines.graph.rewrites import ANYWHERE, ON_CPU
+from distsummary.landscape.engines.graph.slots import ChunkFlat, DeviceFlat, RectifiedFlat
+from distsummary.landscape.engines.graph.tiles import Tile, narrowed, resized, tiles
+from distsummary.landscape.engines.graph.trace import Node, placeholders, record
 from distsummary.landscape.engines.torch_measure import join
 from distsummary.landscape.engines.torch_memory import Flat
-from distsummary.landscape.engines.torch_rewrites import ANYWHERE, ON_CPU
-from distsummary.landscape.engines.torch_slots import ChunkFlat, DeviceFlat, RectifiedFlat
-from distsummary.landscape.engines.torch_tiles import Tile, narrowed, resized, tiles
-from distsummary.landscape.engines.torch_trace import Node, placeholders, record
 
 WARM_UPS = 3  # before a CUDA graph is captured: libraries choose their kernels in them
 Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # of each moved tensor: centre, along x, along y
@@ -113,7 +113,7 @@ class Program:
     def _made_steps(
         self, point: fx.GraphModule, slots: Sequence[Tensor], constants: Sequence[Tensor]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """(prepare, point), see `torch_affine.hoist`."""
+        """(prepare, point), see `affine.hoist`."""
         if self.chunk > 1:
             point = self._over_points(slots, constants)
         is_compiled = "compile" in self.options

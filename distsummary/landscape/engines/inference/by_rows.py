@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distsummary.landscape.engines.inference.outlines import Outlines, Values, are_alike, fresh, in_place_of
 from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES
-from distsummary.landscape.engines.torch_outlines import Outlines, Values, are_alike, fresh, in_place_of
 
 LARGE_BYTES = 1 << 24  # of a parameter, beyond which it is worth while
 PART_BYTES = 1 << 23

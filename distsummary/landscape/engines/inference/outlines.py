@@ -1,7 +1,7 @@
 """Outlines: parameters of a model on loan that have no values.
 
 An outline has the shape, strides, dtype and device of its parameter; what it looks at is not its own. Code
-that reads it by torch's operations is given values instead (see `torch_filling`), and never sees that memory.
+that reads it by torch's operations is given values instead (see `filling`), and never sees that memory.
 Code that reads it in another way (its `.data` in NumPy, a compiled kernel, another thread) finds NaN at the
 beginning and then zeros, so that it can be found out.
 """

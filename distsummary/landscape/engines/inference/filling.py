@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape.engines.torch_by_rows import ByRows
-from distsummary.landscape.engines.torch_outlines import REMEDY, Outlines, Values, in_place_of, is_plain
+from distsummary.landscape.engines.inference.by_rows import ByRows
+from distsummary.landscape.engines.inference.outlines import REMEDY, Outlines, Values, in_place_of, is_plain
 
 KEPT_BYTES = 1 << 23  # of values that are kept for the next operations
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from distsummary.landscape.engines.torch_columns import take_in_biases, turn_chains
-from distsummary.landscape.engines.torch_trace import (
+from distsummary.landscape.engines.graph.columns import take_in_biases, turn_chains
+from distsummary.landscape.engines.graph.trace import (
     Decompositions,
     Node,
     aten,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from distsummary.landscape.engines.torch_trace import Node, aten, is_view, placeholders, results
+from distsummary.landscape.engines.graph.trace import Node, aten, is_view, placeholders, results
 
 KEPT_BYTES = 64 << 20  # of results; a larger graph had better free what it needs no more
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from distsummary.landscape.engines.torch_trace import (
+from distsummary.landscape.engines.graph.trace import (
     Node,
     aten,
     depends_on,
