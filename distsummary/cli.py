@@ -107,7 +107,7 @@ def _add_landscape(verbs: Any) -> None:
     landscape.add_argument("run", metavar="RUN", help="the run dir; landscapes are written to it")
     landscape.add_argument("factory", metavar="module:factory", help="returns (model, loss_fn, batches)")
     _add_planes(landscape)
-    landscape.add_argument("--size", type=int, default=21, help="points along each side, 3 to 256 (21)")
+    landscape.add_argument("--size", type=int, default=51, help="points along each side, 3 to 256 (51)")
     landscape.add_argument("--seed", type=int, default=0, help="of the random directions (0)")
     landscape.add_argument(
         "--refine", type=float, help="leave out points that interpolation tells within this share"

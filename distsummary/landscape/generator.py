@@ -56,7 +56,7 @@ def landscape(
     *,
     around: Around = None,
     runs: Sequence[Around] | None = None,
-    size: int = 21,
+    size: int = 51,
     directions: Direction | Sequence[Direction] | None = None,
     parameters: Patterns = None,
     normalization: str | None = None,

@@ -51,7 +51,7 @@ class PlanePlan:
 class Settings:
     """What is asked of a landscape, checked. Empty `centring` and `normalization` mean the usual one."""
 
-    size: int = 21
+    size: int
     mode: str = "standard"
     centring: str = ""
     normalization: str = ""

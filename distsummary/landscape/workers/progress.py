@@ -14,6 +14,7 @@ from distsummary.topology import in_notebook
 
 TELL_EVERY_S = 0.5  # in a terminal and a notebook
 LOG_EVERY_S = 30.0
+MOST_RATES = 8  # in one line; a callback is told them all
 _MINUTE, _HOUR = 60, 3600
 
 _log = logging.getLogger(__name__)
@@ -56,22 +57,25 @@ ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
 def line(progress: Progress) -> str:
-    """`landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 to 12 points/s)`."""
+    """`landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)`."""
     parts = [f"{progress.done}/{progress.total} points"]
     if progress.left_s is not None:
         parts.append(f"{_rate(progress.points_per_s)} points/s")
         is_done = progress.is_done
         parts.append(f"in {_duration(progress.seconds)}" if is_done else f"{_duration(progress.left_s)} left")
     if progress.by_worker:
-        parts.append(_workers(sorted(progress.by_worker.values())))
+        parts.append(_workers(list(progress.by_worker.values())))
     return "landscape: " + ", ".join(parts)
 
 
 def _workers(rates: list[float]) -> str:
-    """How many there are, and how fast the slowest and the fastest is."""
+    """How many there are, and how fast each is; of many the slowest and the fastest."""
     if len(rates) == 1:
         return "1 worker"
-    return f"{len(rates)} workers ({_rate(rates[0])} to {_rate(rates[-1])} points/s)"
+    speeds = " + ".join(map(_rate, rates))
+    if len(rates) > MOST_RATES:
+        speeds = f"{_rate(min(rates))} to {_rate(max(rates))}"
+    return f"{len(rates)} workers ({speeds} points/s)"
 
 
 def _rate(points_per_s: float) -> str:

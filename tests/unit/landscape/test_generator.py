@@ -223,6 +223,13 @@ def test_numbers_that_were_never_saved_are_left_out_and_named(
     assert "[3, 4, 5, 6] only [3, 4]" in caplog.text
 
 
+def test_a_side_has_51_points_where_nothing_is_said() -> None:
+    grid = landscape(*make_parts(), progress=False)
+    assert isinstance(grid, LossGrid)
+    assert grid.z.shape == (51, 51)
+    assert np.isfinite(grid.z).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [

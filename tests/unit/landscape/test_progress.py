@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidTypeError
-from distsummary.landscape.workers.progress import Progress, fitting, line, open_teller
+from distsummary.landscape.workers.progress import MOST_RATES, Progress, fitting, line, open_teller
 
 
 class Clock:
@@ -51,8 +51,10 @@ WORKERS = {"a": 8.0, "b": 12.4, "c": 10.0, "d": 9.9}
 
 def test_the_line_says_how_far_how_fast_how_long_and_by_whom() -> None:
     assert line(at(512, by_worker=WORKERS)) == (
-        "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 to 12 points/s)"
+        "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)"
     )
+    many = {str(number): 10.0 + number for number in range(MOST_RATES + 1)}
+    assert line(at(512, by_worker=many)).endswith("9 workers (10 to 18 points/s)")
     assert line(at(512, by_worker={"here": 41.0})) == (
         "landscape: 512/2601 points, 41 points/s, 51 s left, 1 worker"
     )
@@ -117,7 +119,7 @@ def test_a_line_never_wraps_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("width", "shown"),
     [
-        (200, "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 to 12 points/s)"),
+        (200, "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)"),
         (79, "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers"),
         (60, "landscape: 512/2601 points, 41 points/s, 51 s left"),
         (40, "landscape: 512/2601 points, 41 points/s"),
