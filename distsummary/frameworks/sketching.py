@@ -32,13 +32,13 @@ class Sketching(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TakenSketch:
-    """A sketch that is there already."""
+    """A sketch that is there already, of floats."""
 
     sketch: Array
 
     def result(self) -> Array:
         """The sketch, float64."""
-        return self.sketch
+        return self.sketch.astype(np.float64, copy=False)
 
 
 class NumpySketching:

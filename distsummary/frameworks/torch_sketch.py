@@ -1,19 +1,19 @@
 """Sketches of torch parameters: in place on the host, by a few kernels on a device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from distsummary.checkpoints.sketch import BUCKETS, CHUNK, Sketcher, signs
 from distsummary.checkpoints.sketch_file import Pending
-from distsummary.frameworks.sketching import SketchedPart, TakenSketch, add_part
+from distsummary.frameworks.sketching import SketchedPart, TakenSketch
 from distsummary.frameworks.torch import FRAMEWORK
 
 GROUP = 16  # whole chunks at a time: 8 million elements, 65 MB of workspace
-_NUMPY_FLOATS = (torch.float32, torch.float64)
+SUMMED = 64  # additions to sums of 32 bits, before these are added to sums of 64
 
 
 class TorchSketching:
@@ -22,18 +22,68 @@ class TorchSketching:
     def __init__(self, parts: Sequence[SketchedPart], seed: int = 0) -> None:
         self._parts = parts
         self._sketcher = Sketcher(seed)
-        self._device = _local(parts[0].tensor).device if parts else torch.device("cpu")
-        if self._device.type != "cpu":
-            self._signs = torch.from_numpy(signs(seed)).to(self._device)
+        self._signs = torch.from_numpy(signs(seed))
+        device = _local(parts[0].tensor).device if parts else torch.device("cpu")
+        self._host = None if device.type != "cpu" else _Host(self._sketcher, self._signs, parts)
+        self._signs = self._signs.to(device)
 
     def take(self) -> Pending:
         """See Sketching."""
-        if self._device.type != "cpu":
-            return FRAMEWORK.snapshot(on_device(self._sketcher, self._signs, self._parts))
-        total = np.zeros(BUCKETS)
-        for part in self._parts:
-            add_part(self._sketcher, total, part, _flat(part.tensor).numpy())
-        return TakenSketch(total)
+        if self._host is not None:
+            return TakenSketch(self._host.take().numpy())
+        return FRAMEWORK.snapshot(on_device(self._sketcher, self._signs, self._parts))
+
+
+class _Host:
+    """Sketches of parameters in the host's memory: additions of signed values to buckets, made ready once.
+
+    What is ready looks at the parameters' memory and keeps it, so one that is given other memory has another
+    address than before. One that must be copied to be read (bfloat16, channels_last) is so each time.
+    """
+
+    def __init__(self, sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) -> None:
+        self._sketcher, self._table, self._parts = sketcher, table, parts
+        self._sums = torch.zeros(BUCKETS)
+        self._ready: list[tuple[int, list[_Addition]]] = [(0, [])] * len(parts)  # address, additions
+
+    def take(self) -> Tensor:
+        """The sketch now (BUCKETS,), of 32 bits where few additions make it."""
+        total, count = None, 0
+        self._sums.zero_()
+        for number, part in enumerate(self._parts):
+            for buckets, values, flipping in self._additions(number, _local(part.tensor)):
+                if count == SUMMED:
+                    total, count = self._move(total), 0
+                buckets.addcmul_(values, flipping)
+                count += 1
+        return self._move(total)
+
+    def _move(self, total: Tensor | None) -> Tensor:
+        """The total with what was summed since."""
+        total = self._sums.clone() if total is None else total.double().add_(self._sums)
+        self._sums.zero_()
+        return total
+
+    def _additions(self, number: int, local: Tensor) -> "list[_Addition]":
+        address, additions = self._ready[number]
+        if address != local.data_ptr():
+            flat = _flat(local)
+            additions = list(self._make(self._parts[number], flat))
+            if flat.data_ptr() == local.data_ptr():
+                self._ready[number] = flat.data_ptr(), additions
+        return additions
+
+    def _make(self, part: SketchedPart, flat: Tensor) -> "Iterator[_Addition]":
+        for start, run in part.runs:
+            for piece, place, _, where in self._sketcher.pieces(part.name, flat[run], start):
+                flipping, at = self._table[where], 0
+                while at < len(piece):
+                    stop = min(at + BUCKETS - place, len(piece))
+                    yield self._sums[place : place + stop - at], piece[at:stop], flipping[at:stop]
+                    at, place = stop, 0
+
+
+_Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, and what is added: values times signs
 
 
 def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) -> Tensor:
@@ -44,7 +94,7 @@ def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) 
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=table.device)
     windows = table.unfold(0, CHUNK, 1)  # the signs from each offset on; no memory
     for part in parts:
-        flat = _flat(part.tensor)
+        flat = _flat(_local(part.tensor))
         for start, run in part.runs:
             _add_run(total, sketcher, table, windows, part.name, flat[run], start)
     return total
@@ -90,9 +140,9 @@ def _add_chunks(total: Tensor, values: Tensor, places: Tensor, flipping: Tensor)
     total += folded.gather(1, turned).sum(0, dtype=torch.float64)
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    local = _local(tensor).reshape(-1)
-    return local if local.dtype in _NUMPY_FLOATS else local.float()
+def _flat(local: Tensor) -> Tensor:
+    flat = local.reshape(-1)
+    return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.checkpoints.sketch import BUCKETS, CHUNK, Sketcher, signs
+from distsummary.frameworks import torch_sketch
 from distsummary.frameworks.base import load
 from distsummary.frameworks.sketching import (
     SketchedPart,
@@ -72,6 +73,41 @@ def test_a_sketch_is_of_the_moment_it_is_taken_and_touches_nothing() -> None:
         model[2].weight.data = model[2].weight.data * 2  # not in place
     np.testing.assert_allclose(taken.result(), expected, atol=1e-6)
     np.testing.assert_allclose(sketching.take().result(), reference(model), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3, BUCKETS + 5),
+        torch.ones(3, BUCKETS + 5, dtype=torch.bfloat16),
+        torch.ones(2, 8, 40, 60).to(memory_format=torch.channels_last),
+        torch.ones(3, 1000)[:, ::2],
+        torch.ones(0),
+        torch.ones(()),
+    ],
+    ids=["whole", "bfloat16", "channels_last", "strided", "empty", "a number"],
+)
+def test_a_sketch_follows_parameters_however_they_lie(tensor: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    sketching = open_sketching(load("torch"), [SketchedPart(name="w", tensor=tensor)])
+    for _ in range(2):
+        for _ in range(2):
+            tensor.mul_(torch.rand(tensor.shape))
+            expected = Sketcher().sketch({"w": tensor.float().numpy()})
+            np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-5)
+        tensor.data = tensor.data.clone() * 2  # as many values in other memory
+
+
+def test_many_additions_lose_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    flat = torch.rand(40 * BUCKETS)
+    exact = Sketcher().sketch({"w": flat.double().numpy()})
+    sketching = open_sketching(load("torch"), [SketchedPart(name="w", tensor=flat)])
+    errors = []
+    for summed in (100, 2):
+        monkeypatch.setattr(torch_sketch, "SUMMED", summed)
+        errors.append(np.abs(sketching.take().result() - exact).max())
+    assert errors[1] < errors[0] < 1e-5
 
 
 def sharded(plain: nn.Module, rank: int, rows: dict[int, slice]) -> nn.Module:
