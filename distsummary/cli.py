@@ -283,8 +283,8 @@ def _drawn(name: str, grid: "LossGrid") -> str:
         facts.append(f"{bad} of {grid.computed.sum()} computed losses not finite")
     if grid.explained_variance.size:
         facts.append("explained variance " + " + ".join(f"{share:.3f}" for share in grid.explained_variance))
-    if grid.residuals.any():
-        facts.append(f"checkpoints up to {grid.residuals.max():.0%} out of the plane")
+    if (out := grid.residuals.max(initial=0.0)) > 0.005:  # less is 0 %, as the rounding of a triangle is
+        facts.append(f"checkpoints up to {out:.0%} out of the plane")
     return f"{name}: {', '.join(facts)}"
 
 

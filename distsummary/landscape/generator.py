@@ -22,7 +22,7 @@ from distsummary.landscape.directions.parameters import Patterns, moving
 from distsummary.landscape.directions.planes import Prepared, Settings
 from distsummary.landscape.directions.prepare import Direction, find_eigenpairs, prepare, prepare_runs
 from distsummary.landscape.directions.recipe import Directions
-from distsummary.landscape.directions.sources import Around, Source, open_runs, open_source
+from distsummary.landscape.directions.sources import Around, Source, is_single, open_runs, open_source
 from distsummary.landscape.engines.data import Data, mindspore_batches, read_data, tell_unweighted
 from distsummary.landscape.engines.hardware import host_bytes
 from distsummary.landscape.engines.quantities import Evaluation
@@ -303,8 +303,9 @@ def _run_of(around: Around) -> RunDir | None:
     if isinstance(around, Trajectory):
         run_dir = RunDir(around.ckpt_dir.parent)
         return run_dir if run_dir.ckpt_dir == around.ckpt_dir else None
-    is_path = isinstance(around, (str, os.PathLike)) and not (Path(around) / METADATA).is_file()
-    return RunDir(around) if is_path else None  # type: ignore[arg-type]  # just checked
+    if not isinstance(around, (str, os.PathLike)) or is_single(around):
+        return None
+    return None if (Path(around) / METADATA).is_file() else RunDir(around)
 
 
 def _journal(

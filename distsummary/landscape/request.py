@@ -1,7 +1,9 @@
 """What may be asked of `landscape`: arguments out of their range raise; pure."""
 
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE, UNITS
@@ -15,6 +17,7 @@ from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.directions.sources import Around, is_single
 from distsummary.landscape.engines.base import MODES
 from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.run_dir import RunDir
 
 
 def check_numbers(
@@ -112,6 +115,8 @@ def check_directions(
     if runs is not None and (around is not None or mode == "mindspore"):
         other = "around=" if around is not None else "mode='mindspore'"
         raise InvalidValueError(f"runs= cannot be had together with {other}; leave one of them out")
+    if isinstance(runs, Sequence) and not isinstance(runs, str):
+        _refuse_twins(runs)
     return asked
 
 
@@ -137,6 +142,19 @@ def _check_of_runs(direction: Direction) -> None:
             "use around= with one checkpoint for them"
         )
     check_choice("directions with runs=", direction, OF_RUNS)
+
+
+def _refuse_twins(runs: Sequence[Around]) -> None:
+    """Raise for a run, or a file, that is named twice: it would count twice, and lie upon itself."""
+    places = [_place(run) for run in runs if isinstance(run, RunDir | str | os.PathLike)]
+    if twice := [place for place in dict.fromkeys(places) if places.count(place) > 1]:
+        raise InvalidValueError(f"runs= has {', '.join(map(str, twice))} twice; give each run once")
+
+
+def _place(run: RunDir | str | os.PathLike[str]) -> Path:
+    """Where a run, its ckpt_dir or a file lies: the same for the former two."""
+    path = run.base if isinstance(run, RunDir) else Path(run).resolve()
+    return path.parent if path == RunDir(path.parent).ckpt_dir else path
 
 
 def refuse_unused(

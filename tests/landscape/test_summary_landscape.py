@@ -264,7 +264,11 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
             InvalidValueError,
             r"\['num_samples'\] must be >= 1, got 0",
         ),
-        ({"collect_landscape": {"num_samples": 7}}, InvalidValueError, "at least the batch size 8, got 7"),
+        (
+            {"collect_landscape": {"num_samples": 7}},
+            InvalidValueError,
+            r"^collect_landscape\['num_samples'\] must be at least the batch size 8, got 7; give",
+        ),
         ({"collect_landscape": {"create_landscape": [1]}}, InvalidTypeError, "must be dict"),
         ({"collect_landscape": {"create_landscape": {"train": True}}}, InvalidValueError, "both keys"),
         (

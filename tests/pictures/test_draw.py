@@ -156,7 +156,7 @@ def test_steps_known_by_sketches_are_a_line_beside_the_path() -> None:
     figure = figure_for()
     draw_contours(figure, grid, scale_for(grid.z))
     named = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
-    np.testing.assert_array_equal(named["each step, by sketches"], steps)
+    np.testing.assert_array_equal(named["steps between, by sketches"], steps)
     draw_surface(figure, grid, scale_for(grid.z))
     assert draw(grid, "surface")
 
@@ -290,26 +290,6 @@ def test_losses_that_no_cell_shows_are_dots(kind: str) -> None:
         assert [float(z) for _, _, [z] in squares] == [0, 1, 3]
 
 
-def test_names_of_checkpoints_cover_no_dot_and_no_other_name() -> None:
-    angle = np.linspace(0, 3 * np.pi, 40)
-    way = 0.2 * np.column_stack((np.cos(angle), 2 * np.sin(angle)))[::-1] * np.linspace(1, 0, 40)[:, None]
-    grid = make_grid(
-        numbers=tuple(range(1000, 1040)), path=way, path_loss=np.ones(40), true_loss=np.ones(40),
-        residuals=np.zeros(40),
-    )  # fmt: skip
-    figure = grid.plot()
-    assert figure is not None
-    figure.draw_without_rendering()
-    axes = figure.axes[0]
-    texts = [text.get_text() for text in axes.texts]
-    assert (texts[0], texts[-1]) == ("1000", "1035")
-    assert 4 < len(texts) < 11
-    boxes = [text.get_window_extent() for text in axes.texts[:-1]]
-    dots = axes.transData.transform(grid.path)
-    assert not any(box.contains(*dot) for box in boxes for dot in dots)
-    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
-
-
 def test_the_axes_of_a_hessian_plane_say_their_eigenvalues() -> None:
     grid = random_grid(kind="hessian", eigenvalues=(30.5, 1.25))
     figure = figure_for()
@@ -333,6 +313,11 @@ def test_losses_residuals_and_explained_variance_are_printed() -> None:
     assert len(long) == 14
     assert (long[1].split()[0], long[-2].split()[0], long[-1]) == ("0", "199", "12 of 200 checkpoints")
     assert not any("variance" in line for line in plane_lines(random_grid()))
+    thirteen = make_grid(
+        numbers=tuple(range(13)), path=np.zeros((13, 2)), path_loss=np.ones(13), true_loss=np.ones(13),
+        residuals=np.zeros(13),
+    )  # fmt: skip
+    assert [line.split()[0] for line in checkpoint_lines(thirteen)[1:]] == [str(k) for k in range(13)]
 
 
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])

@@ -127,6 +127,16 @@ def test_a_landscape_written_elsewhere_takes_the_loss_curve_of_its_run_along(
     assert [v.plugin for v in values] == ["landscape"] + 6 * ["scalar"]
 
 
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_landscape_around_a_checkpoint_file_has_the_loss_curve_of_the_run_it_is_written_to(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    draw(around=run_dir.ckpt_dir / "Mlp_2_step.ckpt", output=run_dir)
+    assert [record.message for record in caplog.records if "no loss curve" in record.message] == []
+    values = [v for e in read_directory(run_dir.landscape_dir) for v in e.values]
+    assert [v.plugin for v in values] == ["landscape"] + 6 * ["scalar"]
+
+
 def test_without_matplotlib_an_older_picture_does_not_stay(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

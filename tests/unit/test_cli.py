@@ -4,9 +4,10 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from distsummary.cli import FIELDS, main
+from distsummary.cli import FIELDS, _drawn, main
 from distsummary.errors import InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.events.records import Batch, Event, Value
@@ -14,6 +15,7 @@ from distsummary.events.writer import RankWriter
 from distsummary.landscape.directions.names import DIRECTIONS
 from distsummary.run_dir import RunDir
 from tests.interrupts import Dropping, sigint
+from tests.unit.landscape.test_grid import make_grid
 
 
 def two_ranks(path) -> RunDir:
@@ -140,6 +142,11 @@ def test_convert_writes_the_other_dialect_once(tmp_path, capsys):
     assert main(["convert", str(run_dir.base)]) == 1
     assert "double" in capsys.readouterr().err
     assert len(list(read_directory(run_dir.base / "rank_00001", "tensorboard"))) == 2
+
+
+def test_a_landscape_says_how_far_its_checkpoints_are_out_of_the_plane_where_they_are():
+    assert "checkpoints up to 20% out of the plane" in _drawn("pca", make_grid())
+    assert "out of the plane" not in _drawn("triangle", make_grid(residuals=np.array([1e-8, 2e-8, 0.0])))
 
 
 def test_the_help_names_every_direction(capsys):

@@ -126,8 +126,8 @@ def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
     count = num_samples // max(1, batch_rows(batches[0]))
     if count < 1:
         raise InvalidValueError(
-            f"num_samples must be at least the batch size {batch_rows(batches[0])}, got {num_samples}; "
-            "give smaller batches"
+            f"collect_landscape['num_samples'] must be at least the batch size {batch_rows(batches[0])}, got "
+            f"{num_samples}; give smaller batches or more samples"
         )
     return list(batches[:count])
 

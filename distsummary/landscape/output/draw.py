@@ -2,6 +2,8 @@
 
 import importlib
 import io
+import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distsummary.checks import check_choice
@@ -10,6 +12,7 @@ from distsummary.landscape.output import panels
 from distsummary.landscape.output.cells import thinned
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.scale import scale_for
+from distsummary.landscape.output.words import shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 KINDS = ("contour", "surface")
 FORMATS = ("png", "pdf", "svg")
 MAX_ROWS = 12  # of checkpoints in print
+MAX_NAME = 16  # letters of a run's name: the table has no room for more
+MAX_TITLE = 60  # letters in a row
+MAX_NAMES = 120  # letters of all names in the title
 MUCH_ROUNDING = 0.1  # a share of the steps that a picture must not be silent about
 
 
@@ -35,10 +41,12 @@ def figure_of(grid: LossGrid, kind: str = "contour") -> "Figure":
     without matplotlib.
     """
     check_choice("kind", kind, KINDS)
+    if grid.kind != "line":  # whose names stand in several rows
+        grid = replace(grid, runs=shortened(grid.runs, MAX_NAME))
     has_path = len(grid.path) > 1 and grid.kind != "line"
     figure = _empty_figure(12.0 if has_path else 6.8)
     main, beside = _split(figure, has_path)
-    main.suptitle(title(grid), fontsize="large")
+    main.suptitle(textwrap.fill(title(grid), MAX_TITLE, break_on_hyphens=False), fontsize="large")
     figure.supxlabel("\n".join(notes(grid)), fontsize=8, color="0.4")
     scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
     if min(grid.z.shape) == 1:
@@ -80,9 +88,11 @@ def _split(figure: Any, has_path: bool) -> tuple[Any, Any]:
 
 
 def title(grid: LossGrid) -> str:
-    """What the picture shows, in one line."""
+    """What the picture shows, in a sentence."""
     if grid.kind in ("joint", "triangle"):
-        return f"{'joint PCA plane of' if grid.kind == 'joint' else 'plane through'} {', '.join(grid.runs)}"
+        names = ", ".join(grid.runs)
+        named = names if len(names) <= MAX_NAMES else f"{len(grid.runs)} runs"
+        return f"{'joint PCA plane of' if grid.kind == 'joint' else 'plane through'} {named}"
     if grid.kind == "line":
         start, end = panels.ends_of_line(grid)
         return f"from {start} to {end}, straight"
@@ -114,7 +124,8 @@ def checkpoint_lines(grid: LossGrid) -> list[str]:
     """A table of the path: true loss, loss in the plane, distance from the plane."""
     lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
     run_of = {k: run for run, part in grid.parts.items() for k in part}
-    shown = thinned(len(grid.path), MAX_ROWS)
+    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # or the line below would take its place
+    shown = thinned(len(grid.path), rows)
     for k in shown:
         number = str(grid.numbers[k]) if grid.numbers else "-"
         losses = f"{grid.true_loss[k]:>11.4g} {grid.path_loss[k]:>11.4g}"

@@ -17,19 +17,20 @@ from distsummary.landscape.output.cells import (
 )
 from distsummary.landscape.output.grid import LossGrid, finite_bounds
 from distsummary.landscape.output.room import around, corners_with_room
-from distsummary.landscape.output.scale import WIDE, LossScale, clipped
+from distsummary.landscape.output.scale import WIDE, LossScale, clipped, tick_labels
 
 COLORS = "viridis"
 NOT_FINITE = "0.75"  # grey where there is no loss to show
 MISSING = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "///", "linewidth": 0}  # where none was computed
 MAX_LABELS = 12
-GAP, DOT, STAR = 5.0, 3.5, 7.0  # points: from a checkpoint to its name, and half of what they are drawn as
+DOT, STAR = 3.5, 7.0  # points: half of what checkpoints are drawn as
+GAP = STAR  # from a checkpoint to its name, which covers no star
 MAX_DOTS = 48
 MAX_POINTS = 81  # of a surface along each side: a picture shows no more
 TICKS = 9
 SHARES = (0, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of a line
 MAX_NAME = 30  # characters of a name in a row under a tick
-PATH, STEPS, STEPS_COLOR = "path of the training", "each step, by sketches", "C1"
+PATH, STEPS, STEPS_COLOR = "path of the training", "steps between, by sketches", "C1"
 _TRUE = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
 
@@ -64,13 +65,12 @@ def draw_contours(figure: Any, grid: LossGrid, scale: LossScale) -> None:
 def _draw_holes(axes: Any, grid: LossGrid) -> None:
     """What is seen where the contours have a hole: plain ground, hatched where no loss was computed."""
     diverged = ~np.isfinite(grid.z) & ~grid.missing
-    axes.set_facecolor(NOT_FINITE)
     if grid.missing.any():
         axes.patch.set(**MISSING)
-        cells = np.ma.masked_equal(touched_cells(diverged), False)
-        axes.pcolormesh(grid.x, grid.y, cells, cmap=_plain(NOT_FINITE), vmin=0, vmax=1)
         axes.fill([], [], **MISSING, label="not computed")
     if diverged.any():
+        cells = np.ma.masked_equal(touched_cells(diverged), False)
+        axes.pcolormesh(grid.x, grid.y, cells, cmap=_plain(NOT_FINITE), vmin=0, vmax=1)
         axes.plot([], [], "s", color=NOT_FINITE, markeredgecolor="0.4", label="loss not finite")
 
 
@@ -124,7 +124,7 @@ def draw_curve(axes: Any, grid: LossGrid, scale: LossScale) -> None:
                           textcoords="offset points", fontsize=8)  # fmt: skip
     else:
         axes.plot(at[-1:], clipped(grid.true_loss)[-1:], "*", color="red", markersize=12, label=_centre(grid))
-    if scale.stretch == "log":
+    if scale.stretch != "linear" and finite_bounds(grid.z, grid.path_loss, grid.true_loss)[0] > 0:
         axes.set_yscale("log")
     axes.set(xlabel="share of the way" if grid.kind == "line" else _axis(grid, axis), ylabel="loss")
     if grid.kind == "line":
@@ -162,8 +162,11 @@ def draw_losses(axes: Any, grid: LossGrid) -> None:
         axes.set_yscale("log")
     axes.set(xlabel=grid.unit, ylabel="loss")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    if len(set(numbers)) == 1:
+        axes.set_xticks(numbers[:1])
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8, ncols=2, frameon=False)
+    above = (0.5, 1.06)  # the offset of the axis, as in "+1e6"
+    axes.legend(loc="lower center", bbox_to_anchor=above, fontsize=8, ncols=2, frameon=False)
 
 
 def draw_text(axes: Any, lines: Sequence[str]) -> None:
@@ -201,15 +204,14 @@ def _set_box(axes: Any, grid: LossGrid, scale: LossScale, heights: Array) -> Non
     axes.set(xlim=(grid.x[0], grid.x[-1]), ylim=(grid.y[0], grid.y[-1]), zlim=(low - margin, high + margin))
     axes.set_zlabel("loss", fontsize=9, labelpad=10)
     if scale.stretch != "linear":
-        ticks = _apart(scale.ticks(TICKS), scale)
-        axes.set_zticks(scale.heights(ticks), labels=[f"{tick:.3g}" for tick in ticks])
+        ticks = _apart(scale.ticks(TICKS), scale, 0.05 * (high - low))
+        axes.set_zticks(scale.heights(ticks), labels=tick_labels(ticks))
     axes.view_init(elev=38.0, azim=_azimuth(heights))
 
 
-def _apart(ticks: Array, scale: LossScale) -> Array:
+def _apart(ticks: Array, scale: LossScale, gap: float) -> Array:
     """The ticks without those that would be written over the one below."""
     heights = scale.heights(ticks)
-    gap = 0.05 * (heights[-1] - heights[0])
     kept = [0]
     for k in range(1, len(ticks)):
         if heights[k] - heights[kept[-1]] >= gap:
@@ -280,8 +282,9 @@ def _line_color(grid: LossGrid, run: str) -> str:
 
 
 def _add_colorbar(figure: Any, axes: Any, mappable: Any, scale: LossScale, **options: float) -> None:
-    bar = figure.colorbar(mappable, ax=axes, label="loss", ticks=scale.ticks(TICKS), **options)
-    bar.ax.set_yticks(scale.ticks(TICKS), labels=[f"{tick:.3g}" for tick in scale.ticks(TICKS)])
+    ticks = scale.ticks(TICKS)
+    bar = figure.colorbar(mappable, ax=axes, label="loss", ticks=ticks, **options)
+    bar.ax.set_yticks(ticks, labels=tick_labels(ticks))
     bar.ax.minorticks_off()
 
 
@@ -313,7 +316,7 @@ def make_room(figure: Any, axes: Any, grid: LossGrid) -> None:
     ends = {tuple(grid.path[k]) for part in grid.parts.values() for k in (part.start, part.stop - 1)}
     always = {0, len(names) - 1} | {k for k, name in enumerate(names) if tuple(name.xy) in ends}
     point = axes.figure.dpi / 72
-    taken = np.vstack((around(dots, DOT * point), around(dots[-1:], STAR * point)))
+    taken = np.vstack((around(dots, DOT * point), around(dots[-1:], STAR * point), _outside(axes)))
     found = corners_with_room(points, sizes, GAP * point, taken, always)
     for k, name in enumerate(names):
         if k not in found:
@@ -322,6 +325,15 @@ def make_room(figure: Any, axes: Any, grid: LossGrid) -> None:
         right, up = found[k]
         name.set(position=(GAP * right, GAP * up), ha="left" if right > 0 else "right")
         name.set_va("bottom" if up > 0 else "top")
+
+
+def _outside(axes: Any) -> Array:
+    """The boxes beyond the four sides of the axes, where other things stand."""
+    left, bottom, right, top = axes.bbox.extents
+    far = np.inf
+    return np.array(
+        [(-far, -far, left, far), (right, -far, far, far), (-far, -far, far, bottom), (-far, top, far, far)]
+    )
 
 
 def ends_of_line(grid: LossGrid) -> tuple[str, str]:

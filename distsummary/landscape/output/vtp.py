@@ -11,7 +11,7 @@ lines (of each run, of the steps, of a grid of one row), a quad for each grid ce
 
 import base64
 import struct
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
@@ -66,8 +66,12 @@ def to_vtp(grid: LossGrid) -> bytes:
         "Strips": 0,
         "Polys": len(quads),
     }
+    return _document(_fields(grid), counts, sections)
+
+
+def _document(fields: Sequence[str], counts: Mapping[str, int], sections: Sequence[str]) -> bytes:
+    """The whole file around its sections."""
     numbers = " ".join(f'NumberOf{name}="{count}"' for name, count in counts.items())
-    fields = _fields(grid)
     return "\n".join(
         (
             '<?xml version="1.0"?>',

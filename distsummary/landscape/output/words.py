@@ -1,6 +1,6 @@
 """A loss grid in words: what it is in a line, and what is wrong with its losses; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,26 @@ def _losses(grid: LossGrid) -> str:
         return "no finite loss"
     low, high = finite_bounds(grid.z)
     return f"loss {low:.4g} to {high:.4g}"
+
+
+def shortened(names: Sequence[str], most: int) -> tuple[str, ...]:
+    """The names in at most `most` letters, without their middle where they have more.
+
+    Where two would be alike then, all have their number before them.
+    """
+    found = tuple(_without_middle(name, most) for name in names)
+    if len(set(found)) == len(found):
+        return found
+    numbers = [f"{number} " for number in range(1, len(names) + 1)]
+    pairs = zip(numbers, names, strict=True)
+    return tuple(number + _without_middle(name, most - len(number)) for number, name in pairs)
+
+
+def _without_middle(name: str, most: int) -> str:
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
 
 
 def not_finite(grid: LossGrid) -> int:

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.request import check_directions, check_numbers, choose_engine, refuse_unused
+from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp
 
 GIVEN = Directions(x={"d2.bias": np.arange(3.0)}, y={"d2.bias": np.ones(3)})
@@ -54,6 +56,17 @@ def test_own_directions_through_runs_are_refused_without_their_arrays() -> None:
     with pytest.raises(InvalidValueError, match="got Directions of your own") as refused:
         check_directions(Mlp(), GIVEN, None, ["a", "b"], "standard")
     assert "array" not in str(refused.value)
+
+
+def test_a_run_that_is_given_twice_is_refused(nasty_tmp_path: Path) -> None:
+    run, other = RunDir(nasty_tmp_path / "run"), RunDir(nasty_tmp_path / "other")
+    for again in (run, run.base, str(run.base), run.ckpt_dir, run.base / ".." / "run"):
+        with pytest.raises(InvalidValueError, match=r"runs= has .*run twice; give each run once"):
+            check_directions(Mlp(), "pca", None, [run, other, again], "standard")
+    file = run.ckpt_dir / "Mlp_1_step.ckpt"
+    check_directions(Mlp(), "pca", None, [run, other, file, {}, {}], "standard")
+    with pytest.raises(InvalidValueError, match="give each run once"):
+        check_directions(Mlp(), "line", None, [file, str(file)], "standard")
 
 
 NOTHING: dict[str, Any] = {

@@ -1,7 +1,16 @@
 import numpy as np
 
-from distsummary.landscape.output.words import doubts, not_finite
+from distsummary.landscape.output.words import doubts, not_finite, shortened
 from tests.unit.landscape.test_grid import make_grid
+
+
+def test_names_that_are_too_long_lose_their_middle_and_stay_different() -> None:
+    assert shortened(["plain", "exactly-12-ch"], 13) == ("plain", "exactly-12-ch")
+    assert shortened(["a-name-that-is-long", "b"], 9) == ("a-na…long", "b")
+    alike = ["seed-1-of-a-sweep", "seed-2-of-a-sweep", "other"]
+    assert shortened(alike, 11) == ("1 seed…weep", "2 seed…weep", "3 other")
+    assert shortened([], 9) == ()
+
 
 HOLES = np.where(np.eye(3, 4) > 0, np.inf, 1.0)
 
