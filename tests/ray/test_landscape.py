@@ -463,7 +463,7 @@ def test_a_crew_goes_on_when_what_a_dead_worker_held_is_taken(
     task = numpy_task(killer(tmp_path / "kills", kills=1, at=CENTRE_WEIGHT))
     scheduler = Scheduler(plan_chunks(task.planes))
     with RayWorkers(1) as workers, workers.crew(task) as crew:
-        crew._resources["worker-0"] = NOWHERE  # as if others had taken it
+        crew._resources["worker-0"] = {"num_cpus": 64.0}  # as if others had taken it
         crew.run(scheduler, lambda worker, chunk, result: scheduler.done(worker, chunk, result.measured))
     assert scheduler.is_finished
     assert not scheduler.abandoned
@@ -488,6 +488,18 @@ def test_what_others_have_taken_is_waited_for_no_longer_than_said(monkeypatch: p
         assert time.monotonic() - waited < 0.3  # nothing is waited for any more
     finally:
         ray.util.remove_placement_group(group)
+
+
+def test_an_interrupt_while_workers_are_ended_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(held: Any) -> None:
+        raise KeyboardInterrupt
+
+    killed: list[Any] = []
+    monkeypatch.setattr(actor_end, "_await", interrupt)
+    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: killed.append(actor))
+    with pytest.raises(KeyboardInterrupt):
+        actor_end.end_actors([("one", {"num_cpus": 1}), ("another", {"num_cpus": 1})])
+    assert killed == ["one", "another"]
 
 
 def numpy_task(loss_fn: Any) -> Task:

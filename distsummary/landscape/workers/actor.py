@@ -1,7 +1,7 @@
 """Workers on Ray: actors of the cluster that this process is connected to, or of a local one."""
 
 import logging
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -93,7 +93,7 @@ class RayWorkers:
     def crew(self, task: Task) -> Iterator[RayCrew]:
         """See `runner.Workers`."""
         resources = self._resources(task.model, -(-count_points(task.planes) // WORTH))
-        more = partial(self._more, task.model, resources[0].keys()) if self._count is None else None
+        more = partial(self._more, task.model) if self._count is None else None
         crew = RayCrew(send(_sendable(task)), resources, more)
         try:
             yield crew
@@ -117,10 +117,10 @@ class RayWorkers:
         share = gpus_each(model, self._gpus_each)
         return plan_workers(free_resources(), jobs, count, gpus_each=share)
 
-    def _more(self, model: Any, kind: Set[str], points: int) -> list[dict[str, float]]:
-        """The resources of workers that could be added for so many points; of one kind, for the same bits."""
+    def _more(self, model: Any, points: int) -> list[dict[str, float]]:
+        """The resources of workers that could be added for so many points."""
         found = self._planned(model, -(-points // WORTH), None)
-        return [one for one in found if one.keys() == kind and any(one.values())] if points else []
+        return [one for one in found if any(one.values())] if points else []
 
 
 def _sendable(task: Task) -> Task:

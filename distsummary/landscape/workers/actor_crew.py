@@ -21,6 +21,8 @@ from distsummary.landscape.workers.actor_end import end_actors
 from distsummary.landscape.workers.actor_errors import how_it_died, original_errors
 from distsummary.landscape.workers.actor_start import (
     MAX_DEATHS,
+    NO_GPU,
+    NOT_STARTED,
     START_S,
     UNRESERVED,
     own_device,
@@ -115,7 +117,7 @@ class RayCrew:
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What the first worker that began said of its engine."""
+        """What the worker that began last said of its engine."""
         return self._facts
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
@@ -133,9 +135,19 @@ class RayCrew:
         if self._actors.keys() - self._starting():  # where they die, their resources may be taken by others
             self._patience_ends = now + START_S
         elif now > self._patience_ends:
-            _log.warning("no landscape worker started in %g s; starting one without a reservation", START_S)
             self._patience_ends = float("inf")
-            self._start(UNRESERVED)
+            self._do_without()
+
+    def _do_without(self) -> None:
+        """Start one worker that needs nothing; not beside those of GPUs: all that is kept is of one kind."""
+        on_gpus = [worker for worker, options in self._resources.items() if options.get("num_gpus")]
+        if on_gpus and self._ended:
+            _log.warning(NO_GPU, START_S)
+            return
+        _log.warning(NOT_STARTED, START_S)
+        for worker in on_gpus:
+            self._drop(worker)
+        self._start(UNRESERVED)
 
     def _grow(self, scheduler: Scheduler) -> None:
         """Take what has become free since."""
@@ -143,8 +155,10 @@ class RayCrew:
         if self._more is None or now < self._grows_at or self._starting():
             return
         self._grows_at = now + GROW_S
+        kinds = [options.keys() for options in self._resources.values()]
         for options in self._more(scheduler.waiting):
-            self._start(options)
+            if options.keys() in kinds:
+                self._start(options)
 
     def _start(self, options: dict[str, float]) -> None:
         worker = f"worker-{len(self._seconds)}"
@@ -202,19 +216,24 @@ class RayCrew:
 
     def _replace(self, worker: str, error: RayError, scheduler: Scheduler) -> None:
         """The worker is dead: its chunks go back, another one takes its place."""
-        self._pending = {ref: call for ref, call in self._pending.items() if call.worker != worker}
+        options = self._drop(worker)
         scheduler.lost(worker)
         how = how_it_died(error)
         _log.warning("landscape %s died (%s); its chunks are evaluated again by others", worker, how)
-        ray.kill(self._actors.pop(worker), no_restart=True)
         self._deaths += 1
         if self._deaths >= MAX_DEATHS:
             raise LandscapeError(
                 f"{self._deaths} landscape workers died one after the other without a result ({how}); "
                 "look into the memory they need, or use workers=0"
             )
-        self._start(self._resources.pop(worker))
+        self._start(options)
         self._feed(list(self._actors), scheduler)
+
+    def _drop(self, worker: str) -> dict[str, float]:
+        """Kill a worker, and forget what it was at; the resources that it had."""
+        self._pending = {ref: call for ref, call in self._pending.items() if call.worker != worker}
+        ray.kill(self._actors.pop(worker), no_restart=True)
+        return self._resources.pop(worker)
 
     def end(self) -> None:
         """Kill the actors."""

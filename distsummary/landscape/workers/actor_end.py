@@ -36,10 +36,12 @@ def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
     for _, options in actors:
         for name, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
             held[name] += options.get(option, 0)  # type: ignore[assignment]  # a share of a GPU
-    if +held:
-        _await(+held)
-    for actor, _ in actors:
-        ray.kill(actor, no_restart=True)
+    try:
+        if +held:
+            _await(+held)
+    finally:  # also when Ctrl-C comes again
+        for actor, _ in actors:
+            ray.kill(actor, no_restart=True)
 
 
 def _await(held: Mapping[str, float]) -> None:

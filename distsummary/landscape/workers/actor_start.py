@@ -10,6 +10,11 @@ from distsummary.frameworks.base import framework_of
 
 START_S = 30.0  # after which a worker without resources is added if none has started
 UNRESERVED = {"num_cpus": 0.0}
+NOT_STARTED = "no landscape worker started in %g s; starting one without a reservation"
+NO_GPU = (
+    "no landscape worker got its GPU in %g s; one is waited for, as GPUs computed the finished points and "
+    "CPUs give other last bits; free one, or stop this call: with output= the next one goes on"
+)
 FIT_S = 10.0  # a process starts in one or two
 MAX_DEATHS = 8  # one after the other without a result between: twice what one bad chunk can do
 _ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}}

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from distsummary.landscape.workers.actor_end import end_actors
-from distsummary.landscape.workers.actor_start import START_S, UNRESERVED, spawn
+from distsummary.landscape.workers.actor_start import NO_GPU, NOT_STARTED, START_S, UNRESERVED, spawn
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ class Team:
     def __init__(self, kind: type, resources: Sequence[dict[str, float]], *arguments: Any) -> None:
         self._kind, self._arguments = kind, arguments
         self._members: list[tuple[Any, dict[str, float], Any]] = []  # the last is there when it has started
+        self._has_started = False
         for options in resources:
             self._start(options)
 
@@ -29,11 +30,26 @@ class Team:
         self._members.append((actor, options, actor.__ray_ready__.remote()))
 
     def started(self) -> list[Any]:
-        """The actors that have started, at least one: after START_S one is added that needs no resources."""
+        """The actors that have started, at least one: after START_S one that needs no resources.
+
+        That does not work beside those of GPUs, before or after: what a team gives is of one kind.
+        """
         if not self._started(START_S):
-            _log.warning("no landscape worker started in %g s; starting one without a reservation", START_S)
-            self._start(UNRESERVED)
-        return self._started(None)
+            self._do_without()
+        found = self._started(None)
+        self._has_started = True
+        return found
+
+    def _do_without(self) -> None:
+        on_gpus = [member for member in self._members if member[1].get("num_gpus")]
+        if on_gpus and self._has_started:
+            _log.warning(NO_GPU, START_S)
+            return
+        _log.warning(NOT_STARTED, START_S)
+        for member in on_gpus:
+            self._members.remove(member)
+            ray.kill(member[0], no_restart=True)
+        self._start(UNRESERVED)
 
     def _started(self, timeout_s: float | None) -> list[Any]:
         signs = [sign for _, _, sign in self._members]

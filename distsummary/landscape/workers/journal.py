@@ -18,7 +18,9 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -26,11 +28,12 @@ from typing import Any, Self
 import numpy as np
 
 from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
-from distsummary.events.frames import frame, read_frames, whole_length
+from distsummary.events.frames import Frame, frame, read_frames, whole_length
 from distsummary.landscape.directions.recipe import Array
 from distsummary.landscape.engines.plan import Chunk
 
 FORMAT = 3
+TRIES, LOOK_S = 3, 0.005  # who looks whether it is held, has it for some microseconds
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class Journal:
             os.ftruncate(self._descriptor, whole_length(self.path))
             self._read(plan)
             if not os.fstat(self._descriptor).st_size:
-                self._append({"format": FORMAT, "plan": dict(plan)})
+                self._begin(plan)
         except BaseException:
             self.close()
             raise
@@ -85,12 +88,20 @@ class Journal:
             self.close()
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LandscapeError(
-                f"{self.path} is held by another process that draws this landscape; wait for it or end it"
-            ) from None
+        for _ in range(TRIES):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(LOOK_S)
+            except OSError as error:  # not every file system has locks
+                raise RunDirError(
+                    f"{self.path} cannot be locked: {error.strerror}; choose another output"
+                ) from error
+            else:
+                return
+        raise LandscapeError(
+            f"{self.path} is held by another process that draws this landscape; wait for it or end it"
+        )
 
     def _is_in_place(self) -> bool:
         try:
@@ -103,14 +114,16 @@ class Journal:
         header = next(frames, None)
         if header is None:
             return
-        self._check_header(b"" if header.damage else header.payload, plan)
+        self._check_header(header, plan)
         for framed in frames:
             if framed.damage is None:
                 self._take(framed.payload)
 
-    def _check_header(self, payload: bytes, plan: Mapping[str, str]) -> None:
+    def _check_header(self, header: Frame, plan: Mapping[str, str]) -> None:
         try:
-            known = json.loads(payload)
+            if header.damage:
+                raise ValueError(f"its header is damaged: {header.damage}")
+            known = json.loads(header.payload)
             if known["format"] != FORMAT:
                 raise ValueError(f"its format is {known['format']}")
             found = dict(known["plan"])
@@ -124,6 +137,13 @@ class Journal:
                 f"{self.path} is the journal of another landscape: {', '.join(changed)} differ(s); "
                 "give the arguments that it was begun with, or resume=False to begin anew"
             )
+
+    def _begin(self, plan: Mapping[str, str]) -> None:
+        try:
+            self._append({"format": FORMAT, "plan": dict(plan)})
+        except BaseException:
+            self.remove()
+            raise
 
     def _take(self, payload: bytes) -> None:
         head, _, data = payload.partition(b"\n")
@@ -195,6 +215,8 @@ class Journal:
     def close(self) -> None:
         """Give it up for others to go on with; a second call does nothing."""
         if self._descriptor >= 0:
+            with suppress(OSError):  # not every file system has locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child that was forked keeps the file open
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -1,7 +1,9 @@
 """The journal gives back what was entered, after any end of its process."""
 
 import errno
+import fcntl
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +125,15 @@ def test_it_begins_anew_when_asked_to(path: Path):
         assert journal.results == {}
 
 
+def test_a_damaged_header_is_told_as_what_it_is(path: Path):
+    fill(path, 1)
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"seed"')] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFileError, match=r"its header is damaged: .* wrong CRC.*resume=False"):
+        Journal(path, PLAN)
+
+
 @pytest.mark.parametrize("content", [b"x" * 100, b'{"format": 1}'])
 def test_a_file_that_is_no_journal_is_refused_and_kept(path: Path, content: bytes):
     path.write_bytes(content)
@@ -146,6 +157,34 @@ def test_a_second_holder_is_refused(path: Path):
     with Journal(path, PLAN), pytest.raises(LandscapeError, match="held by another process"):
         Journal(path, PLAN)
     Journal(path, PLAN).close()
+
+
+def test_what_was_closed_is_free_also_while_a_forked_child_has_the_file_open(path: Path):
+    journal = Journal(path, PLAN)
+    inherited = os.dup(journal._descriptor)  # the one lock of both, as after a fork
+    try:
+        journal.close()
+        Journal(path, PLAN).close()
+    finally:
+        os.close(inherited)
+
+
+def test_who_looks_whether_it_is_held_does_not_hold_it(path: Path, monkeypatch: pytest.MonkeyPatch):
+    fill(path, 1)
+    with open(path, "rb") as looker:
+        fcntl.flock(looker, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda seconds: looker.close())
+        with Journal(path, PLAN) as journal:
+            assert len(journal.results) == 1
+
+
+def test_a_file_system_without_locks_is_told_by_name(path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunDirError, match=r"cannot be locked: Function not implemented; choose another"):
+        Journal(path, PLAN)
 
 
 def test_a_removed_journal_is_gone(path: Path):
@@ -207,6 +246,16 @@ def test_a_full_disk_is_told_with_what_is_kept_and_costs_nothing_of_it(
     monkeypatch.undo()
     with Journal(path, PLAN) as journal:
         assert len(journal.results) == 2
+
+
+def test_one_that_has_no_room_for_its_header_is_not_left_behind(path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunDirError, match=r"No space left"):
+        Journal(path, PLAN)
+    assert not path.exists()
 
 
 def test_a_journal_that_cannot_be_opened_is_told_by_name(path: Path):
