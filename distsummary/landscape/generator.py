@@ -26,6 +26,7 @@ from distsummary.landscape.directions.sources import Around, Source, is_single, 
 from distsummary.landscape.engines.data import Data, mindspore_batches, read_data, tell_unweighted
 from distsummary.landscape.engines.hardware import host_bytes
 from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.steady import numbers_kept
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.words import doubts
@@ -180,7 +181,11 @@ def landscape(
         bn_mode=evaluation.bn_mode,
     )
     data, evaluation = _data(batches, evaluation, mode, sources[0])
-    with _workers(workers, gpus_per_worker) as crew, _at_rest(model, loss_fn, evaluation, mode):
+    with (
+        numbers_kept(),
+        _workers(workers, gpus_per_worker) as crew,
+        _at_rest(model, loss_fn, evaluation, mode),
+    ):
         find = partial(find_eigenpairs, partial(crew.hessian, model, loss_fn, _first(data), mode=mode))
         prepared = (
             prepare(sources[0], moved, request, settings, find)

@@ -90,6 +90,22 @@ class Cnn(Net):
         return torch.randn(rows, 1, 4, 4), torch.arange(rows) % 3
 
 
+class Attending(Net):
+    """Attention on the data itself: queries, keys and values are pieces of a layer that is affine in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(-1, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(found.transpose(1, 2).flatten(2).mean(1))
+
+    def batch(self, rows: int) -> Any:
+        return torch.randn(rows, 5, 8), torch.arange(rows) % 3
+
+
 class Pooled(Net):
     """Convolution, pooling, and a linear layer on the flat pictures, as LeNet."""
 
@@ -221,7 +237,7 @@ class Mixed(Net):
 
 
 NETS: list[type[Net]] = [
-    Mlp, Linear, Cnn, Pooled, Flat, ResNet8, Signal, Words, Recurrent, Mixed,
+    Mlp, Linear, Cnn, Pooled, Flat, ResNet8, Signal, Words, Recurrent, Mixed, Attending,
 ]  # fmt: skip
 
 

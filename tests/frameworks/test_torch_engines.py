@@ -202,10 +202,21 @@ def test_a_recording_that_holds_a_parameter_by_other_means_is_refused() -> None:
     def loss_fn(model: Any, batch: Any) -> Any:
         return CRITERION(model(batch[0]), batch[1]) + hidden.detach().square().mean()
 
-    engine = engine_at(net, net.batches(), EngineChoice(engine="graph"), loss_fn=loss_fn)
-    with pytest.raises(CannotTraceError, match="depends on more than"):
-        engine.row_values(0.0, np.array([0.0, 0.5]))
-    engine.close()
+    for metrics in ({}, {"large": lambda *_: torch.tensor(1e9)}):
+        engine = engine_at(net, net.batches(), EngineChoice(engine="graph"), loss_fn=loss_fn, metrics=metrics)
+        with pytest.raises(CannotTraceError, match="depends on more than"):
+            engine.row_values(0.0, np.array([0.0, 0.5]))
+        engine.close()
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
+def test_the_callers_autocast_is_none_of_a_landscape(choice: EngineChoice) -> None:
+    net = make_net(Mlp)
+    batches = net.batches()
+    expected = losses_of(engine_at(net, batches, choice))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = losses_of(engine_at(net, batches, choice))
+    np.testing.assert_array_equal(found, expected)
 
 
 class Leaky(Mlp):
@@ -243,6 +254,10 @@ def test_a_random_loss_gets_the_same_numbers_at_every_point(caplog: pytest.LogCa
     draws = iter(range(100))
     with pytest.raises(LandscapeError, match="other losses for the same parameters"):
         engine_at(net, net.batches(), loss_fn=lambda model, b: CRITERION(model(b[0]), b[1]) + next(draws))
+    caplog.clear()
+    with pytest.raises(LandscapeError, match="let it write to copies"):
+        engine_at(net, net.batches(), loss_fn=lambda model, b: CRITERION(model(b[0].mul_(2)), b[1]))
+    assert not caplog.text  # that it would get the same random numbers
 
 
 def test_dropout_in_training_mode_is_refused_and_batch_statistics_are_not() -> None:

@@ -1,5 +1,6 @@
 """The row engine for torch models: MindSpore's numbers, a float64 loop's, and the user's model left alone."""
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -178,11 +179,16 @@ def test_the_row_engine_agrees_with_a_float64_loop(make: Callable[[], nn.Module]
 
 @pytest.mark.parametrize("mode", ["standard", "mindspore"])
 def test_the_model_and_the_generators_are_left_as_they_were(mode: str) -> None:
+    def loss_fn(outputs: Any, labels: Any) -> Any:
+        return CRITERION(outputs, labels) + 0 * (random.random() + np.random.rand())
+
     model, batches = conv_net(), images()
+    others = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
     before, noise, threads = fingerprint(model), torch.get_rng_state(), torch.get_num_threads()
-    grid = landscape(model, CRITERION, batches, size=3, mode=mode, progress=False)
+    grid = landscape(model, loss_fn, batches, size=3, mode=mode, progress=False)
     assert isinstance(grid, LossGrid)
     assert fingerprint(model) == before
+    assert (random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()) == others
     assert torch.equal(torch.get_rng_state(), noise)
     assert torch.get_num_threads() == threads
     model.train()

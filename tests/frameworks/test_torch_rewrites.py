@@ -170,6 +170,26 @@ def test_writes_to_what_others_read_are_refused_and_to_own_results_are_not() -> 
             record(function, [x])
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda h: h.unsqueeze(1).expand(-1, 3, -1),
+        lambda h: h.unfold(1, 3, 1),
+        lambda h: h.as_strided((5, 4, 3), (6, 1, 1)),
+    ],
+)
+def test_nothing_is_added_in_place_where_elements_share_memory(view: Callable[[Tensor], Tensor]) -> None:
+    def function(slot: Tensor, step: Tensor) -> Tensor:
+        return torch.relu(view(torch.tanh(slot)) + step)
+
+    arguments = values((5, 6), ())
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    assert calls(graph, aten.add.Tensor)
+    assert calls(graph, aten.relu_.default)  # the sum has memory of its own
+    torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
+
+
 def test_slots_take_over_their_relu_only_if_nobody_reads_them_without() -> None:
     def function(shared: Tensor, one: Tensor, other: Tensor) -> Tensor:
         return torch.relu(one) @ shared + torch.relu(other)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array
 from distsummary.landscape.engines.batches import inside, shape_of
@@ -62,26 +63,40 @@ def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -
         for name, source in named.items():
             if not isinstance(source, Iterable) or isinstance(source, Iterator):
                 raise InvalidTypeError(
-                    f"streamed batches{f' of {name}' if name else ''} are read again and again: "
+                    f"streamed {_called(name)} are read again and again: "
                     f"give a list or a loader, got {type(source).__name__}"
                 )
+            _refuse_empty(source, name)
         return {name: steady(source) for name, source in named.items()}
-    return {name: check_batches(source) for name, source in named.items()}
+    return {name: check_batches(source, name) for name, source in named.items()}
 
 
 def _named(batches: Iterable[Any] | Data) -> dict[str, Iterable[Any]]:
-    return dict(batches) if isinstance(batches, Mapping) else {"": batches}
+    if not isinstance(batches, Mapping):
+        return {"": batches}
+    for name in batches:
+        check_type("the name of a data set", name, str)
+    return dict(batches)
 
 
-def check_batches(batches: Iterable[Any]) -> list[Any]:
+def _called(name: str) -> str:
+    return f"batches of {name}" if name else "batches"
+
+
+def _refuse_empty(batches: Iterable[Any], name: str) -> None:
+    """Raise InvalidValueError for what tells that it has no batch."""
+    if length_hint(batches, 1) == 0:
+        raise InvalidValueError(f"{_called(name)} must hold at least one batch, got none")
+
+
+def check_batches(batches: Iterable[Any], name: str = "") -> list[Any]:
     """The batches as a list; raises InvalidValueError for none."""
     if not isinstance(batches, Iterable):
         raise InvalidTypeError(
-            f"batches must be iterable, got {batches!r}; give a list of batches or a loader"
+            f"{_called(name)} must be iterable, got {batches!r}; give a list of batches or a loader"
         )
     found = list(steady(batches))
-    if not found:
-        raise InvalidValueError("batches must hold at least one batch, got none")
+    _refuse_empty(found, name)
     return found
 
 
@@ -115,9 +130,9 @@ def tell_unweighted(batches: Iterable[Any] | Data) -> None:
     for name, source in _named(batches).items():
         if length_hint(source, 2) > 1 and _rows(next(iter(steady(source)), None)) is None:
             _log.warning(
-                "batches%s hold no array that tells their rows: each counts the same in the loss; "
+                "%s hold no array that tells their rows: each counts the same in the loss; "
                 "give batches of one size, or with an array of a row each",
-                f" of {name}" if name else "",
+                _called(name),
             )
 
 

@@ -99,15 +99,12 @@ class NumpyEngine:
         return np.concatenate([self._values_of(batches) for batches in self._data.values()])
 
     def _values_of(self, batches: Iterable[Any]) -> Array:
-        tally, point = None, np.zeros(1, int)
+        tally = Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
         for batch in batches:
             reading = self._reading(batch)
-            tally = tally or Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
-            tally.add(point, reading[None], batch_facts(batch, self._mode, self._evaluation))
+            tally.add(slice(None), reading[None], batch_facts(batch, self._mode, self._evaluation))
             if not len(tally.active):
                 break
-        if tally is None:
-            raise LandscapeError("a data set holds no batches; give a loader that can be read again")
         return np.asarray(tally.values()[0])
 
     def _reading(self, batch: Any) -> Array:

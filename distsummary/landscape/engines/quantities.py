@@ -15,6 +15,7 @@ Sums are of differences from the first batch's loss: those of squares lose the d
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,9 +80,8 @@ class Evaluation:
         check_int("classes", self.classes, low=0, high=MAX_CLASSES)
         check_type("stderr", self.stderr, bool)
         check_type("streamed", self.streamed, bool, optional=True)
-        for name, number in (("tolerance", self.tolerance), ("cap", self.cap)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
-                raise InvalidTypeError(f"{name} must be a number, got {number!r}")
+        check_type("tolerance", self.tolerance, (int, float), optional=True)
+        check_type("cap", self.cap, (int, float), optional=True)
         if self.tolerance is not None and not self.tolerance > 0:
             raise InvalidValueError(f"tolerance must be > 0, got {self.tolerance!r}")
         if self.cap is not None and not self.cap > -math.inf:
@@ -117,9 +117,18 @@ class Evaluation:
 
 
 def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ...]:
-    """All quantities of a point, data set by data set; those of a data set called "" have no prefix."""
-    names = evaluation.quantities()
-    return tuple(f"{name}/{quantity}" if name else quantity for name in data for quantity in names)
+    """All quantities of a point, data set by data set; those of a data set called "" have no prefix.
+
+    Raises InvalidValueError where two would have one name.
+    """
+    each = evaluation.quantities()
+    names = tuple(f"{name}/{quantity}" if name else quantity for name in data for quantity in each)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidValueError(
+            f"each quantity must have a name of its own, got {twice[0]!r} twice; call the metric or the data "
+            "set something else"
+        )
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +218,12 @@ class Tally:
         return np.where(is_known, np.where(self._by_rows, by_rows, by_batches), np.nan)
 
     def values(self) -> Array:
-        """The quantities, float64 (points, quantities); a class without rows is NaN."""
+        """The quantities, float64 (points, quantities); a class without rows is NaN.
+
+        Raises LandscapeError where no batch was added.
+        """
+        if not self._batches.all():
+            raise LandscapeError("a data set holds no batches; give a loader that can be read again")
         with np.errstate(invalid="ignore", divide="ignore"):
             means = self._sums / self._weight[:, None]
             kept = np.delete(means, slice(1, 1 + self._of_rows), axis=1)

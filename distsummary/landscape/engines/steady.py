@@ -7,6 +7,7 @@ when the landscape goes on in another process.
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import length_hint
 from typing import Any, TypeVar
@@ -39,7 +40,8 @@ class Steady:
             yield batch
 
     def __length_hint__(self) -> int:
-        return length_hint(self.loader)
+        known = length_hint(self.loader, -1)
+        return NotImplemented if known < 0 else known
 
 
 def steady(source: Iterable[Any]) -> Iterable[Any]:
@@ -61,6 +63,16 @@ def refuse_unsteady(source: Iterable[Any], name: str = "") -> None:
         )
 
 
+@contextmanager
+def numbers_kept() -> Iterator[None]:
+    """The global generators are afterwards as they were."""
+    others = _states()
+    try:
+        yield
+    finally:
+        _set_states(others)
+
+
 class _Numbers:
     """The random numbers of one reading, swapped with everybody else's while the loader runs."""
 
@@ -69,13 +81,12 @@ class _Numbers:
 
     def apart(self, read: Callable[[], T]) -> T:
         """What `read` gives with the numbers of this reading; the global generators are put back."""
-        others = _states()
-        _set_states(self._own)
-        try:
-            return read()
-        finally:
-            self._own = _states()
-            _set_states(others)
+        with numbers_kept():
+            _set_states(self._own)
+            try:
+                return read()
+            finally:
+                self._own = _states()
 
 
 def _torch() -> Any:

@@ -192,14 +192,16 @@ class TorchEngine:
         """Learn what the loss is like; raises LandscapeError for one that is another each time."""
         self._measure.probe(batch)
         self._is_random = self._mode == "mindspore"  # dropout is on
-        if not self._is_random and not self._repeats(batch):
-            _log.warning("the loss is random; it gets the same random numbers at every point")
-            self._is_random = True
+        is_surprise = not self._is_random and not self._repeats(batch)
+        self._is_random |= is_surprise
         if self._is_random and not self._repeats(batch):
             raise LandscapeError(
                 "the model gives other losses for the same parameters and batch, also with the same random "
-                "numbers of torch; switch off what is random in it, such as augmentation"
+                "numbers of torch; switch off what is random in it, such as augmentation, and let it write "
+                "to copies of its batch"
             )
+        if is_surprise:
+            _log.warning("the loss is random; it gets the same random numbers at every point")
 
     @torch.inference_mode()
     def _repeats(self, batch: Any) -> bool:

@@ -160,7 +160,7 @@ class Flat:
     """Tensors of one dtype and device as one vector, so that a move is one operation.
 
     Sums are made in float32, in float64 for float64; half precision is rounded once, at the point. Each view
-    has the strides of its tensor (dense, or they become contiguous); the tensors may be outlines on "meta".
+    has the strides of its tensor, without holes and overlaps; the tensors may be outlines on "meta".
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -214,14 +214,8 @@ class Flat:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a tensor that has neither holes nor overlaps; contiguous ones for another."""
-    order = sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d]))
-    expected = 1
-    for dim in order:
-        if tensor.shape[dim] != 1 and tensor.stride(dim) != expected:
-            return tuple(torch.empty(tensor.shape, device="meta").stride())
-        expected *= tensor.shape[dim]
-    return tuple(tensor.stride())
+    """Strides without holes or overlaps in the order of the tensor's: kernels choose their results' by it."""
+    return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def plane_tensors(

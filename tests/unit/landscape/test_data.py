@@ -14,6 +14,7 @@ from distsummary.landscape.engines.data import (
     batch_bytes,
     batch_facts,
     batch_rows,
+    data_sets,
     read_data,
     tell_unweighted,
 )
@@ -146,6 +147,27 @@ def test_data_that_is_none_is_refused() -> None:
             read_data(batches, streamed=None, limit=1)
     with pytest.raises(InvalidTypeError, match="must be iterable, got 3"):
         read_data(3, streamed=None, limit=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_empty_data_set_and_one_without_a_name_are_told(streamed: bool) -> None:
+    for empty in ([], Sized(0)):
+        with pytest.raises(InvalidValueError, match="batches of test must hold at least one batch, got none"):
+            read_data({"train": [batch()], "test": empty}, streamed=streamed, limit=1)
+    for name in (0, None):
+        with pytest.raises(InvalidTypeError, match=f"the name of a data set must be str, got {name}"):
+            read_data({name: [batch()]}, streamed=streamed, limit=1)  # type: ignore[dict-item]
+
+
+def test_a_streamed_loader_of_unknown_length_is_no_empty_one(caplog: pytest.LogCaptureFixture) -> None:
+    class Numbers:
+        def __iter__(self) -> Iterator[float]:
+            return iter([1.0, 2.0])
+
+    data, _ = read_data(Numbers(), streamed=True, limit=1)
+    assert list(data_sets(data, streamed=True)[""]) == [1.0, 2.0]
+    tell_unweighted(data)
+    assert "hold no array that tells their rows" in caplog.text
 
 
 def test_a_loader_that_changes_is_refused_by_the_name_of_its_data_set() -> None:

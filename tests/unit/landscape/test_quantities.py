@@ -104,6 +104,21 @@ def test_data_sets_prefix_their_quantities() -> None:
     )  # fmt: skip
 
 
+def test_two_quantities_of_one_name_are_refused() -> None:
+    for metric, data, name in (
+        ("b/loss", ["a", "a/b"], "'a/b/loss'"),
+        ("test/loss", ["", "test"], "'test/loss'"),
+        ("loss[0]", [""], r"'loss\[0\]'"),
+    ):
+        with pytest.raises(InvalidValueError, match=f"got {name} twice; call the metric"):
+            quantity_names(Evaluation(metrics={metric: len}, classes=2), data)
+
+
+def test_a_data_set_without_batches_is_no_nan() -> None:
+    with pytest.raises(LandscapeError, match="holds no batches"):
+        Tally(Evaluation(), 1, has_rows=False).values()
+
+
 def stopped(evaluation: Evaluation, batches: list[list[float]], has_rows: bool) -> Tally:
     """Two points, each with a reading of each batch as long as it is active."""
     tally = Tally(evaluation, 2, has_rows=has_rows)
@@ -165,6 +180,7 @@ def test_without_a_rule_every_point_takes_every_batch() -> None:
         ("tolerance", 0.0, InvalidValueError),
         ("tolerance", float("nan"), InvalidValueError),
         ("tolerance", "small", InvalidTypeError),
+        ("tolerance", np.float32(0.1), InvalidTypeError),
         ("cap", True, InvalidTypeError),
         ("cap", "3", InvalidTypeError),
         ("cap", float("nan"), InvalidValueError),

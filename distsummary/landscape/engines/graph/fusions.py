@@ -19,6 +19,7 @@ IN_PLACE: dict[Any, Any] = {
     aten.relu.default: aten.relu_.default,
     aten.add.Tensor: aten.add_.Tensor,
 }
+REPEATING = (aten.expand.default, aten.unfold.default, aten.as_strided.default)  # one place, several elements
 
 
 def take_relu(graph: fx.Graph, shared: int, slots: int) -> bool:
@@ -63,6 +64,6 @@ def _may_overwrite(node: Node, args: Any, ours: set[Node]) -> bool:
     if (before.shape, before.dtype) != (after.shape, after.dtype):
         return False
     root: Node = first
-    while is_view(root) and len(root.users) == 1:
+    while is_view(root) and len(root.users) == 1 and root.target not in REPEATING:
         root = root.args[0]
     return root in ours and len(root.users) == 1 and not is_view(root) and not is_getitem(root)
