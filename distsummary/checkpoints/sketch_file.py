@@ -130,14 +130,11 @@ def _header_frame(header: SketchHeader, first: Array) -> bytes:
 
 
 def _row_frame(step: int, displacement: Array) -> bytes:
-    values = displacement.astype(np.float32)
-    scale = float(max(values.max(), -values.min())) / _LARGEST  # NaN where one value is
+    scale = float(max(displacement.max(), -displacement.min())) / _LARGEST  # NaN where one value is
     if not np.isfinite(scale):
         return frame(_ROW.pack(step, float("nan")) + bytes(2 * BUCKETS))
-    if scale > 0:
-        values *= np.float32(1 / scale)
-    np.rint(values, out=values)
-    return frame(_ROW.pack(step, scale) + values.astype("<i2").tobytes())
+    values = displacement / scale if scale > 0 else displacement
+    return frame(_ROW.pack(step, scale) + np.rint(values).astype("<i2").tobytes())
 
 
 @dataclass(frozen=True, slots=True)

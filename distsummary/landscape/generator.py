@@ -103,7 +103,8 @@ def landscape(
         directions: a sequence asks for several of
             "pca": the plane of the path, default with `around`; with `runs` that of all their checkpoints.
             "random": default without a path.
-            "hessian": the two leading eigenvectors of the Hessian, of unit length (torch models).
+            "hessian": the eigenvectors of the Hessian's two algebraically largest eigenvalues, of unit length
+                (torch models).
             "line": one row of points from the first checkpoint to the last, or from the last checkpoint of
                 one of two `runs` to that of the other; see `LossGrid.barrier`.
             "triangle": the plane through the first, middle and last checkpoint, or through the last of three

@@ -91,3 +91,21 @@ def test_checkpoints_on_a_line_span_no_plane_by_their_rounding(tmp_path: Path, s
     with pytest.raises(LandscapeError, match=r"ends of the line \(state \(1\), state \(2\)\) are equal"):
         draw(around=None, runs=[start, start], directions="line")
     assert draw(around=run, directions="line").kind == "line"
+
+
+@pytest.mark.parametrize("directions", ["pca", "triangle"])
+def test_values_of_bfloat16_are_known_by_themselves_though_checkpoints_keep_them_as_float32(
+    directions: str,
+) -> None:
+    start, way = start_of(1), start_of(2)
+    states = [
+        {name: rounded(array + np.float32(share) * way[name]) for name, array in start.items()}
+        for share in (0.0, 0.3, 1.0)
+    ]
+    with pytest.raises(LandscapeError, match=r"rounding"):
+        draw(around=None, runs=states, directions=directions)
+
+
+def rounded(array: Any) -> Any:
+    """float32 to the nearest of bfloat16, which has the upper 16 bits."""
+    return ((array.view(np.uint32) + 0x8000) & 0xFFFF0000).view(np.float32)

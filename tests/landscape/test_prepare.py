@@ -1,5 +1,8 @@
 """Lines, triangles, joint planes and subspaces through the public function, on the numpy model."""
 
+import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +275,7 @@ def test_a_value_that_stays_and_is_nan_is_told_by_name(tmp_path: Path, direction
     states[-1]["d2.bias"][1] = np.nan
     save_path(run, states, [[1, 2, 3]])
     with pytest.raises(
-        LandscapeError, match=r"checkpoint 3: d2\.bias of the centre holds NaN.*does not move"
+        LandscapeError, match=r"checkpoint 3 of run: d2\.bias of the centre holds NaN.*does not move"
     ):
         draw(around=run, directions=directions, parameters="d1")
 
@@ -291,7 +294,7 @@ def test_the_last_checkpoint_is_the_one_with_the_highest_number_for_all(
     states[3]["d2.bias"][1] = np.nan
     save_path(run, states, intervals)
     for more in ({"around": run, "directions": "line"}, {"around": None, "runs": [states[0], run]}):
-        with pytest.raises(LandscapeError, match=r"checkpoint 4: d2\.bias of the centre"):
+        with pytest.raises(LandscapeError, match=r"checkpoint 4 of .*: d2\.bias of the centre"):
             draw(**more, parameters="d1")
 
 
@@ -337,3 +340,47 @@ def test_the_rounding_is_that_of_the_models_dtype() -> None:
     assert draw(**asked).rounding["x"] > 0.9
     model = Mlp(np.float64)
     assert draw(model=model, **asked).rounding["x"] == 0
+
+
+def test_runs_of_one_name_are_numbered_apart_also_from_one_that_is_called_so(tmp_path: Path) -> None:
+    files = [tmp_path / "a/best.ckpt", tmp_path / "b/best.ckpt", tmp_path / "best (1).ckpt"]
+    for file, state in zip(files, walk(3), strict=True):
+        file.parent.mkdir(exist_ok=True)
+        write_ckpt(file, state)
+    grid = draw(around=None, runs=files, directions="pca")
+    assert grid.runs == ("best (1) (1)", "best (2)", "best (1) (3)")
+    assert len(grid.path) == 3
+
+
+def test_a_checkpoint_of_another_model_is_told_with_its_run(tmp_path: Path) -> None:
+    runs = [RunDir(tmp_path / name).create() for name in ("first", "second")]
+    states = walk(3)
+    save_path(runs[0], states, [[1, 2, 3]])
+    save_path(runs[1], [*states[:2], states[2] | {"d1.weight": np.zeros((1, 2), np.float32)}], [[1, 2, 3]])
+    with pytest.raises(InvalidValueError, match=r"checkpoint 3 of second has d1\.weight of shape \(1, 2\)"):
+        draw(around=None, runs=runs, directions="line")
+    with pytest.raises(InvalidValueError, match=r"^state has d1\.weight of shape \(1, 2\)"):
+        draw(around=states[2] | {"d1.weight": np.zeros((1, 2), np.float32)})
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """This process may open ten more files than it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = sorted(set(range(1000)) - set(map(int, os.listdir("/proc/self/fd"))))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[10], hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_path_of_more_checkpoints_than_files_may_be_open_says_what_to_raise(
+    tmp_path: Path, few_files: None
+) -> None:
+    run, count = RunDir(tmp_path / "run").create(), 30
+    save_path(run, walk(count), [list(range(1, count + 1))])
+    with pytest.raises(LandscapeError, match=r"more checkpoints than.*ulimit -n") as failed:
+        draw(around=run)
+    assert isinstance(failed.value.__cause__, OSError)
+    files = sorted(run.ckpt_dir.glob("*.ckpt"))
+    with pytest.raises(LandscapeError, match="ulimit -n"):
+        draw(around=None, runs=files, directions="pca")

@@ -297,7 +297,7 @@ def test_the_axes_of_a_hessian_plane_say_their_eigenvalues() -> None:
     axes = figure.axes[0]
     assert axes.get_xlabel() == "direction 1 (eigenvalue 30.5)"
     assert axes.get_ylabel() == "direction 2 (eigenvalue 1.25)"
-    assert title(grid) == "around epoch 9, leading eigenvectors of the Hessian"
+    assert title(grid) == "around epoch 9, the Hessian's two largest eigenvalues"
     assert "eigenvalues 30.5, 1.25" in plane_lines(grid)
 
 

@@ -1,5 +1,6 @@
 """Landscapes on Ray: any number of workers, and the death of one, give the same bytes."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -216,6 +217,22 @@ def test_an_error_in_a_product_with_the_hessian_is_told_in_one_line() -> None:
         with pytest.raises(LandscapeError, match=r"ZeroDivisionError: in the loss in a product") as failed:
             product(loss_fn, workers)
         assert type(failed.value.__cause__) is ZeroDivisionError
+
+
+def test_errors_in_other_products_are_not_printed_by_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = batches()[0][0]
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        if torch.equal(batch[0], first):
+            time.sleep(0.5)  # meanwhile the others raise
+        raise ZeroDivisionError("in the loss")
+
+    told: list[Exception] = []
+    monkeypatch.setattr(ray._private.worker, "_unhandled_error_handler", told.append)
+    with pytest.raises(LandscapeError, match="ZeroDivisionError"):
+        product(loss_fn, 2)
+    gc.collect()  # of errors that nobody has read Ray tells when they are gone
+    assert told == []
 
 
 def test_what_cannot_be_pickled_is_refused_with_a_remedy(tmp_path: Path) -> None:

@@ -52,13 +52,21 @@ def is_rounding(length: float, count: int, state: Weights, names: Iterable[str])
     """Whether `count` checkpoints like `state` may spread by `length` along an axis by rounding alone.
 
     Rounding moves each number by half an ulp at most, and what is the last checkpoint's is in all
-    displacements; `length` is the root of the sum of squares over the checkpoints, a singular value.
+    displacements; `length` is the root of the sum of squares over the checkpoints, a singular value. Numbers
+    of float32 are those of bfloat16 where all are.
     """
-    squares = 0.0
+    squares, of_bf16, is_bf16 = 0.0, 0.0, True
     for name in names:
         rows = rows_of(state, name)
         for start, stop in rows.blocks():
-            block = rows(start, stop)
-            steps = ulp(block.astype(np.float64), OF_DTYPE.get(block.dtype.name, "float32"))
-            squares += float(np.einsum("i,i->", steps.reshape(-1), steps.reshape(-1)))
-    return length <= 0.5 * float(np.sqrt(count * squares))
+            block = rows(start, stop).reshape(-1)
+            squares += _ulps(block, OF_DTYPE.get(block.dtype.name, "float32"))
+            of_bf16 += _ulps(block, "bf16")
+            is_bf16 = is_bf16 and block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()
+    return length <= 0.5 * float(np.sqrt(count * (of_bf16 if is_bf16 else squares)))
+
+
+def _ulps(weights: Array, precision: str) -> float:
+    """The sum of the squares of their ulps."""
+    steps = ulp(weights.astype(np.float64), precision)
+    return float(np.einsum("i,i->", steps, steps))

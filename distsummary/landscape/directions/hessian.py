@@ -1,4 +1,4 @@
-"""The leading eigenvectors of a Hessian that is only ever multiplied with vectors; pure.
+"""The eigenvectors of the largest eigenvalues of a Hessian that is only ever multiplied with vectors; pure.
 
 Lanczos' iteration (Golub & Van Loan 2013, section 10.3) from several start vectors at once, one product at
 a time (the band form of Ruhe 1979, Math. Comp. 33), every new vector made orthogonal to all before it, twice:
@@ -28,6 +28,7 @@ Multiply: TypeAlias = Callable[[Array], Array]  # v -> H v, both float64 (D,)
 MAX_PRODUCTS = 120
 GROUPS = 8  # of batches, and so the most workers that are of use
 TOLERANCE = 1e-4
+SMALLEST = 1e-3  # of the largest eigenvalue by size: smaller ones are not told better, products are rounded
 MAX_ASYMMETRY = 1e-2
 _AXIS = 2  # of the start vectors' normals; 0 and 1 are the random directions
 _DEFLATED = 1e-13  # of the largest product: what is left when a vector depends on those before it
@@ -35,10 +36,10 @@ _DEFLATED = 1e-13  # of the largest product: what is left when a vector depends 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eigenpairs:
-    """The largest eigenvalues and their eigenvectors.
+    """The algebraically largest eigenvalues, whatever the size of negative ones, and their eigenvectors.
 
     Attributes:
-        values: float64 (k,), descending.
+        values: float64 (k,), descending; where less than k are positive the others are not.
         vectors: float64 (k, D), orthonormal, the entry of largest size positive.
         residuals: |H v - value v|, (k,): an eigenvalue lies as near to each value.
         products: Hessian-vector products made.
@@ -85,10 +86,11 @@ def lanczos(
     tolerance: float = TOLERANCE,
     max_products: int = MAX_PRODUCTS,
 ) -> Eigenpairs:
-    """The `count` largest eigenvalues of a symmetric matrix (size, size) and their eigenvectors.
+    """The `count` algebraically largest eigenvalues of a symmetric matrix (size, size), and eigenvectors.
 
-    Ends when all residuals are at most `tolerance` times the largest eigenvalue by size, or after
-    `max_products` products. Memory: (products + count) * size * 8 bytes. The start is a function of `seed`.
+    Ends when each residual is at most `tolerance` times its eigenvalue by size (or SMALLEST times the largest
+    by size, where that is more), or after `max_products` products. Memory: (products + count) * size * 8
+    bytes. The start is a function of `seed`.
 
     Raises LandscapeError when products are not finite, or not symmetric as those of a stochastic loss are.
     """
@@ -110,7 +112,8 @@ def lanczos(
         ritz = _ritz(projected[: basis.count, : column + 1], min(count, column + 1))
         is_whole = basis.count == column + 1  # nothing new came: the space is invariant
         scale = max(abs(ritz.values[0]), abs(ritz.smallest))
-        has_converged = column + 1 >= count and bool(np.all(ritz.residuals <= tolerance * scale))
+        allowed = tolerance * np.maximum(np.abs(ritz.values), SMALLEST * scale)
+        has_converged = column + 1 >= count and bool(np.all(ritz.residuals <= allowed))
         if is_whole or has_converged:
             break
     vectors = ritz.coefficients @ basis.rows(column + 1)

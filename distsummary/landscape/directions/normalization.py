@@ -27,7 +27,6 @@ from distsummary.landscape.directions.normals import Array
 from distsummary.landscape.directions.rows import Rows, array_rows
 
 NORMALIZATIONS = ("none", "filter", "layer", "mindspore")
-_TINY = 1e-10  # Li et al.'s guard against a filter of norm 0
 
 FilterAxis: TypeAlias = int | tuple[int, int]  # where outputs lie: an axis, or (axis, groups of axis 0)
 FilterAxisHook: TypeAlias = (
@@ -73,11 +72,11 @@ def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis:
         return _by_groups(name, direction, weights, groups=1, kept=[])
     axis, groups = _axis(len(shape), filter_axis)
     if axis:
-        return _by_groups(name, direction, weights, groups=groups, kept=[axis], tiny=_TINY)
+        return _by_groups(name, direction, weights, groups=groups, kept=[axis])
 
     def read(start: int, stop: int) -> Array:
         d, w = direction(start, stop), weights(start, stop)
-        scales = _scale(name, _squares(d, [0]), _squares(w, [0]), _TINY)
+        scales = _scale(name, _squares(d, [0]), _squares(w, [0]))
         return _times(d, scales.reshape(-1, *(1 for _ in shape[1:])))
 
     return Rows(shape, read)
@@ -139,16 +138,14 @@ def _check_axis(name: str, shape: tuple[int, ...], filter_axis: FilterAxis) -> N
         )
 
 
-def _by_groups(
-    name: str, direction: Rows, weights: Rows, *, groups: int, kept: list[int], tiny: float = 0.0
-) -> Rows:
+def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: list[int]) -> Rows:
     """Each group of rows scaled as one; of the axes behind the first each place on the kept one as one."""
     shape, each = direction.shape, len(direction) // groups
 
     def sums(rows: Rows) -> Array:
         return np.stack([_sum_squares(rows, at * each, (at + 1) * each, kept) for at in range(groups)])
 
-    scales = _scale(name, sums(direction), sums(weights), tiny)
+    scales = _scale(name, sums(direction), sums(weights))
     scales = scales.reshape(groups, *(size if at in kept else 1 for at, size in enumerate(shape[1:], 1)))
 
     def read(start: int, stop: int) -> Array:
@@ -168,7 +165,7 @@ def _squares(array: Array, kept: list[int]) -> Array:
     return np.asarray(np.einsum(array, axes, array, axes, kept, dtype=np.float64))
 
 
-def _scale(name: str, squares: Array, wanted: Array, tiny: float) -> Array:
+def _scale(name: str, squares: Array, wanted: Array) -> Array:
     """What makes norms the wanted ones, both given as their squares; 0 where there is no norm."""
     norms, wanted = np.sqrt(squares), np.sqrt(wanted)
     if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
@@ -176,7 +173,7 @@ def _scale(name: str, squares: Array, wanted: Array, tiny: float) -> Array:
             f"{name} holds NaN or Inf, in the weights or in their direction, so no norm can be given to it; "
             "choose a checkpoint from before the training diverged"
         )
-    return np.divide(wanted, norms + tiny, out=np.zeros_like(norms), where=norms > 0)
+    return np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0)
 
 
 def _times(array: Array, scale: Array) -> Array:

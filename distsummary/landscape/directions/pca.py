@@ -130,7 +130,7 @@ def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
         check_fit(f"checkpoint {k}", state, states[-1], names)
     n = len(states)
     products, sums, size = np.zeros((n, n)), np.zeros(n), 0
-    with np.errstate(invalid="ignore"):  # of infinite numbers: who asks for products looks at them
+    with np.errstate(invalid="ignore", over="ignore"):  # who asks for products looks at them
         for _, _, block in displacements(states, names):
             products += inner(block, block)
             sums += block.sum(axis=1)
@@ -233,7 +233,10 @@ def normal_equations(
 
 def solve(total: NormalEquations) -> Path:
     """The coordinates that fit best, and what they leave over."""
-    points = (np.linalg.pinv(total.axes, hermitian=True) @ total.rights).T
+    lengths = np.sqrt(np.diag(total.axes))
+    units = np.divide(1.0, lengths, out=np.zeros(2), where=lengths > 0)  # else pinv drops a short axis
+    inverse = np.linalg.pinv(total.axes * np.outer(units, units), hermitian=True) * np.outer(units, units)
+    points = (inverse @ total.rights).T
     outside = np.clip(total.squares - (total.rights.T * points).sum(axis=1), 0.0, None)
     shares = np.divide(outside, total.squares, out=np.zeros(len(points)), where=total.squares > 0)
     return Path(points=points, residuals=np.sqrt(shares))

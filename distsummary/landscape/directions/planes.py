@@ -219,7 +219,7 @@ def prepare_given(
 def prepare_hessian(
     state: Weights, number: int | None, names: Sequence[str], settings: Settings, pairs: Eigenpairs
 ) -> Prepared:
-    """The plane of the Hessian's two leading eigenvectors at one checkpoint; unit vectors as they are."""
+    """The plane of the eigenvectors of the Hessian's two largest eigenvalues; unit vectors as they are."""
     normalization = settings.pick_normalization("none")
     x, y = (unflatten(vector, state, names) for vector in pairs.vectors[:2])
     recipe = _normalized(Directions(x=x, y=y), state, normalization, settings)

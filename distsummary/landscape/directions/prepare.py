@@ -29,7 +29,7 @@ from distsummary.landscape.directions.sources import Source
 
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or given
 OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # (names=, centre=)
-# The leading eigenvectors at a state, over the parameters that move.
+# The eigenvectors of the two largest eigenvalues at a state, over the parameters that move.
 FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Checkpoints:
 
     def _label(self, number: int | None) -> str:
         label = self._source.label
-        return f"the state {label}" if number is None else f"checkpoint {number}"
+        return label if number is None else f"checkpoint {number} of {label}"
 
 
 def prepare(
@@ -196,13 +196,16 @@ def _of_path(source: Source, count: int) -> list[int]:
 
 
 def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[str], seed: int) -> Eigenpairs:
-    """The two leading eigenpairs of the Hessian of the mean loss at `state`.
+    """The two algebraically largest eigenpairs of the Hessian of the mean loss at `state`.
 
     Raises LandscapeError where there is no Hessian to be had.
     """
     size = flat_size(state, names)
     if size < 2:
-        raise InvalidValueError("directions='hessian' needs at least two numbers that move; use 'line'")
+        raise InvalidValueError(
+            f"directions='hessian' needs at least two numbers that move, got {size}; use 'line' between two "
+            "checkpoints"
+        )
     with open_hessian(names=names, centre=state) as hessian:
         pairs = lanczos(mean_product(hessian), size, seed=seed)
     if not pairs.has_converged:

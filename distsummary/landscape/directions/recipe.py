@@ -39,7 +39,7 @@ class Directions:
         if self.x.keys() != self.y.keys():
             raise InvalidValueError(
                 "the directions must move the same parameters; "
-                f"{sorted(self.x.keys() ^ self.y.keys())} are in one of them only"
+                f"{sorted(self.x.keys() ^ self.y.keys())} are in one of them only; give the other zeros there"
             )
         return self
 

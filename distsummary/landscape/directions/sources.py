@@ -1,8 +1,10 @@
 """Where a landscape's checkpoints come from: runs, trajectories, files, or the model itself."""
 
+import errno
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +87,7 @@ def open_source(
         label=_label(trajectory.ckpt_dir),
         intervals=saved_intervals(trajectory.intervals, trajectory.numbers),
         numbers=trajectory.numbers,
-        load=lambda number: trajectory.open(trajectory.numbers[-1] if number is None else number),
+        load=partial(_load, trajectory),
         unit=unit or trajectory.unit,
         step_per_epoch=trajectory.step_per_epoch if step_per_epoch is None else step_per_epoch,
         num_samples=trajectory.spec.num_samples,
@@ -121,10 +123,9 @@ def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
         )
     sources = [open_source(model, run) for run in runs]
     labels = [source.label for source in sources]
-    return [
-        replace(source, label=f"{label} ({number})") if labels.count(label) > 1 else source
-        for number, (source, label) in enumerate(zip(sources, labels, strict=True), 1)
-    ]
+    while len(set(labels)) < len(labels):  # again, where a run is called "best (1)" already
+        labels = [f"{at} ({n})" if labels.count(at) > 1 else at for n, at in enumerate(labels, 1)]
+    return [replace(source, label=label) for source, label in zip(sources, labels, strict=True)]
 
 
 def is_single(around: Around) -> bool:
@@ -163,7 +164,27 @@ def _single(model: Any, around: Any) -> tuple[str, Weights]:
         return "state", {
             n: framework.to_numpy(v) if framework.is_tensor(v) else np.asarray(v) for n, v in values
         }
-    return Path(around).stem, map_checkpoint(Path(around))
+    with _told_of_too_many():
+        return Path(around).stem, map_checkpoint(Path(around))
+
+
+def _load(trajectory: Trajectory, number: int | None) -> Weights:
+    with _told_of_too_many():
+        return trajectory.open(trajectory.numbers[-1] if number is None else number)
+
+
+@contextmanager
+def _told_of_too_many() -> Iterator[None]:
+    """Raise LandscapeError with the remedy where the system lets no more files be open."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise LandscapeError(
+            "the path has more checkpoints than this process may have files open; raise the limit "
+            "(ulimit -n) above their number, or choose fewer"
+        ) from error
 
 
 def _label(ckpt_dir: Path) -> str:

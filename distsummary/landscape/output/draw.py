@@ -101,7 +101,7 @@ def title(grid: LossGrid) -> str:
         return f"{grid.unit}s {grid.numbers[0]} to {grid.numbers[-1]}, PCA plane{mode}"
     where = f"{grid.unit} {grid.numbers[-1]}" if grid.numbers else "the model"
     if grid.kind == "hessian":
-        return f"around {where}, leading eigenvectors of the Hessian"
+        return f"around {where}, the Hessian's two largest eigenvalues"
     return f"around {where}, {grid.kind or 'random'} plane ({grid.normalization} normalisation)"
 
 

@@ -59,7 +59,8 @@ class LossGrid:
         residuals: how much of each checkpoint lies outside the plane, |d - A c| / |d|, (k,).
         steps, step_path: training steps between the checkpoints and their coordinates (s, 2), by sketches.
         explained_variance: of the two directions, (2,); empty for a random plane.
-        eigenvalues, eigenvalue_errors: of the Hessian in the two directions, and bounds of their errors.
+        eigenvalues, eigenvalue_errors: the two algebraically largest of the Hessian, and how far off each is
+            at most, but for the rounding of the products that they are found by.
         decomposition: what viewers are told: "PCA", "Random" or "Hessian".
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".

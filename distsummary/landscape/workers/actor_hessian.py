@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -52,6 +53,7 @@ class RayHessian:
     def __init__(self, sent: Any, options: dict[str, Any], resources: Sequence[dict[str, float]]) -> None:
         self._team = Team(HessianActor, resources, sent, ray.put(options))
         self._deaths = 0
+        self._calls: list[Any] = []  # of the last product
         try:
             self.weight, self._groups = self._ask(lambda actor: actor.extent.remote())
         except BaseException:
@@ -63,8 +65,8 @@ class RayHessian:
         sent, total = ray.put(vector), np.zeros(len(vector))
         started = self._team.started()
         actors = [started[group % len(started)] for group in range(self._groups)]
-        calls = [actor.group_product.remote(sent, group) for group, actor in enumerate(actors)]
-        for group, (actor, call) in enumerate(zip(actors, calls, strict=True)):
+        self._calls = [actor.group_product.remote(sent, group) for group, actor in enumerate(actors)]
+        for group, (actor, call) in enumerate(zip(actors, self._calls, strict=True)):
             total += self._ask(lambda another, g=group: another.group_product.remote(sent, g), actor, call)
         return total
 
@@ -101,3 +103,6 @@ class RayHessian:
 
     def __exit__(self, *_: object) -> None:
         self._team.end()
+        for call in self._calls:  # Ray prints errors that nobody has read
+            with suppress(RayError):
+                ray.get(call)

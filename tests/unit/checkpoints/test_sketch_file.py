@@ -52,6 +52,13 @@ def test_sketches_are_read_as_they_were_but_for_their_sixteenth_bit(nasty_tmp_pa
     assert found.read(5, 100, 103).tolist() == found.read(5)[100:103].tolist()
 
 
+@pytest.mark.parametrize("size", [1e-60, 1e-37, 1e45])
+def test_a_path_in_float64_may_have_any_length(tmp_path, size):
+    write(tmp_path, [1, 2], sketch=lambda step: size * sketch_at(step))
+    found = read_sketches(tmp_path)
+    np.testing.assert_allclose((found.read(2) - found.read(1)) / size, sketch_at(2) - sketch_at(1), atol=1e-5)
+
+
 def test_a_step_takes_less_than_64_kilobytes(tmp_path):
     write(tmp_path, [1])
     (path,) = tmp_path.iterdir()

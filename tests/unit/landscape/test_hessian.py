@@ -34,6 +34,20 @@ def test_the_leading_eigenpairs_are_those_of_the_dense_matrix() -> None:
     assert found.products < 50
 
 
+@pytest.mark.parametrize("dominating", [-1e5, 1e4])
+def test_a_dominating_eigenvalue_does_not_hide_the_leading_ones(dominating: float) -> None:
+    matrix, _ = symmetric([dominating, 2.0, 1.0, *np.linspace(0.5, -0.5, 197)])
+    found = lanczos(lambda v: matrix @ v, 200)
+    expected = sorted([dominating, 2.0, 1.0])[::-1][:2]
+    assert found.has_converged
+    np.testing.assert_allclose(found.values, expected, rtol=1e-3)
+
+
+def test_the_largest_eigenvalues_are_those_with_their_signs() -> None:
+    matrix, _ = symmetric([-9.0, -5.0, -1.0, -0.5])
+    np.testing.assert_allclose(lanczos(lambda v: matrix @ v, 4).values, [-0.5, -1])
+
+
 def test_residuals_are_those_of_the_vectors() -> None:
     matrix, _ = symmetric(SPREAD)
     for most in (4, 9, 20):

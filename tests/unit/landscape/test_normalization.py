@@ -49,6 +49,16 @@ def test_a_direction_of_norm_zero_stays_zero(how: str) -> None:
     assert not normalize(zero, WEIGHTS, how)["fc.weight"].any()
 
 
+@pytest.mark.parametrize("filter_axis", [0, 1])
+def test_a_short_direction_gets_the_norms_of_a_long_one(filter_axis: int) -> None:
+    drawn = random_direction(0, 0, "fc.weight", (3, 4))
+    long, short = (
+        normalize_one("fc.weight", size * drawn, WEIGHTS["fc.weight"], "filter", filter_axis)
+        for size in (np.float32(1), np.float32(2.0**-40))
+    )
+    np.testing.assert_array_equal(short, long)
+
+
 def filter_norms(array: Any, axis: int, groups: int = 1) -> Any:
     """Norms by the definition: one filter after the other."""
     parts = np.split(np.asarray(array, np.float64), groups, axis=0)

@@ -173,6 +173,14 @@ def test_coordinates_in_oblique_directions_are_least_squares() -> None:
     np.testing.assert_allclose(path.residuals, 0, atol=1e-7)
 
 
+def test_coordinates_along_axes_of_very_different_lengths_are_least_squares() -> None:
+    long, short = np.array([2.0**30, 0]), np.array([1.0, 1.0])
+    directions = Directions(x={"w": long}, y={"w": short})
+    path = locate([{"w": 3 * long - 5 * short}, {"w": 0 * long}], ["w"], directions)
+    np.testing.assert_allclose(path.points, [[3, -5], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(path.residuals, 0, atol=1e-7)
+
+
 def test_parameters_that_never_change_have_no_direction() -> None:
     states = [dict(s, frozen=np.ones(3, np.float32)) for s in SMALL]
     plane = pca_plane(states, [*NAMES, "frozen"])
