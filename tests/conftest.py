@@ -25,8 +25,12 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from tests import parallel
+
+settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
+settings.load_profile("untimed")
 
 gc.disable()  # until everything is imported and collected, which makes no garbage
 

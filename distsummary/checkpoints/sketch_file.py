@@ -130,11 +130,14 @@ def _header_frame(header: SketchHeader, first: Array) -> bytes:
 
 
 def _row_frame(step: int, displacement: Array) -> bytes:
+    """The frame of a displacement, which is used up."""
     scale = float(max(displacement.max(), -displacement.min())) / _LARGEST  # NaN where one value is
     if not np.isfinite(scale):
         return frame(_ROW.pack(step, float("nan")) + bytes(2 * BUCKETS))
-    values = displacement / scale if scale > 0 else displacement
-    return frame(_ROW.pack(step, scale) + np.rint(values).astype("<i2").tobytes())
+    if scale > 0:
+        displacement /= scale
+    np.rint(displacement, out=displacement)
+    return frame(_ROW.pack(step, scale) + displacement.astype("<i2").tobytes())
 
 
 @dataclass(frozen=True, slots=True)

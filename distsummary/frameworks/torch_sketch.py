@@ -53,16 +53,14 @@ class _Host:
         for number, part in enumerate(self._parts):
             for buckets, values, flipping in self._additions(number, _local(part.tensor)):
                 if count == SUMMED:
-                    total, count = self._move(total), 0
+                    total, count = self._with_sums(total), 0
+                    self._sums.zero_()
                 buckets.addcmul_(values, flipping)
                 count += 1
-        return self._move(total)
+        return self._with_sums(total)
 
-    def _move(self, total: Tensor | None) -> Tensor:
-        """The total with what was summed since."""
-        total = self._sums.clone() if total is None else total.double().add_(self._sums)
-        self._sums.zero_()
-        return total
+    def _with_sums(self, total: Tensor | None) -> Tensor:
+        return self._sums.clone() if total is None else total.double().add_(self._sums)
 
     def _additions(self, number: int, local: Tensor) -> "list[_Addition]":
         address, additions = self._ready[number]
