@@ -247,6 +247,7 @@ def _landscape(options: argparse.Namespace) -> None:
     from distsummary.landscape.factory import load_factory
     from distsummary.landscape.generator import landscape
     from distsummary.launch import connected
+    from distsummary.run_dir import RunDir
 
     parts, evaluation = load_factory(options.factory)
     with _with_progress(), nullcontext() if options.workers == 0 else connected(1, {"CPU": 1}):
@@ -269,6 +270,7 @@ def _landscape(options: argparse.Namespace) -> None:
         print(json.dumps({"run_dir": options.run, "landscapes": sorted(grids)}))
     else:
         print("\n".join(_drawn(name, grid) for name, grid in sorted(grids.items())))
+        print(f"pictures and grids: {RunDir(options.run).landscape_dir}")
 
 
 def _drawn(name: str, grid: "LossGrid") -> str:

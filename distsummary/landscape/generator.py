@@ -82,7 +82,8 @@ def landscape(
         grid = ds.landscape(model, torch.nn.CrossEntropyLoss(), test_batches, around="runs/digits")
         grid.plot("landscape.png")
 
-    The model is left bit for bit as it was, and so are modules that the loss function or a metric holds. The
+    Parameters, buffers, gradients and flags of the model are left bit for bit as they were, and so are those
+    of modules that the loss function or a metric holds; what else a forward pass changes stays changed. The
     same arguments and engine give the same losses, bit for bit on equal hardware, for any number of workers.
 
     Args:

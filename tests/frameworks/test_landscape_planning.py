@@ -1,5 +1,6 @@
 """The planner on real models, and workers with the engine it chose."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from distsummary.landscape.engines.plan import Chunk, plan_chunks
 from distsummary.landscape.engines.planner import EXACT, EngineChoice, MemoryTooSmallError, Timing, piece
 from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.timing import plan_engine, relative_difference
+from distsummary.landscape.engines.torch_engines import TorchEngine
+from distsummary.landscape.engines.torch_graph_engine import TorchGraphEngine
 from distsummary.landscape.engines.worker import LandscapeWorker, Task
 from tests.frameworks.landscape_nets import CRITERION, Mlp, ResNet8, fingerprint, make_net
 from tests.unit.landscape import golden_mlp
@@ -58,6 +61,26 @@ def test_the_choice_is_one_that_was_timed_and_is_exact(kind: type) -> None:
     assert f"torch {torch.__version__}" in planned.choice.hardware
     assert fingerprint(net) == before
     assert torch.get_num_threads() == threads
+
+
+def test_the_losses_of_every_data_set_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = TorchGraphEngine.row_values
+
+    def wrong_in_the_second(engine: Any, y: float, xs: Any) -> Any:
+        values = measured(engine, y, xs)
+        if isinstance(engine, TorchGraphEngine):
+            values[:, engine.quantities.index("test/loss")] *= 1.001
+        return values
+
+    monkeypatch.setattr(TorchEngine, "row_values", wrong_in_the_second)
+    net = make_net(Mlp)
+    task = replace(task_of(net), batches={"train": net.batches(), "test": net.batches()})
+    planned = plan_engine(task, points=MANY)
+    assert {choice.engine: timing.error > EXACT for choice, timing in planned.timings.items()} == {
+        "row": False,
+        "graph": True,
+    }
+    assert planned.choice.engine == "row"
 
 
 def test_any_worker_with_the_choice_gives_the_same_bits_in_any_order() -> None:

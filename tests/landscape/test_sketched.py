@@ -18,6 +18,7 @@ from distsummary.landscape.directions import sketched
 from distsummary.landscape.directions.pca import locate, pca_plane
 from distsummary.landscape.directions.recipe import Directions, RandomDirections
 from distsummary.landscape.directions.sketched import path_in_plane, sketched_path, training_path
+from distsummary.landscape.directions.sources import open_source
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.unit.landscape.golden_mlp import Mlp
@@ -197,3 +198,10 @@ def test_sketches_that_are_not_finite_are_told_where_too_few_are_left(tmp_path: 
         state["b"][0] = np.inf
     with pytest.raises(LandscapeError, match=r"3 finite sketches, got 1; from step 2 on 4 hold NaN or Inf"):
         sketched_path(write_sketches(tmp_path, states))
+
+
+def test_a_landscape_of_a_run_with_sketches_alone_says_what_it_needs(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+    write_sketches(run.ckpt_dir, descent(6))
+    with pytest.raises(MissingFileError, match=r"sketches and no checkpoints.*'intervals'.*training_path"):
+        open_source(Mlp(), run.base)

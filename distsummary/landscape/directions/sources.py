@@ -17,7 +17,7 @@ from distsummary.checkpoints.metadata import METADATA
 from distsummary.checkpoints.sketch_file import Sketches, has_sketches, read_sketches
 from distsummary.checkpoints.trajectory import SUFFIXES, Trajectory, map_checkpoint, read
 from distsummary.checks import check_type
-from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError
+from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError, MissingFileError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.parameters import own_state
 from distsummary.landscape.directions.recipe import Weights
@@ -82,7 +82,7 @@ def open_source(
         )
     assert not isinstance(around, Mapping | None)
     _refuse_files(around)
-    trajectory = around if isinstance(around, Trajectory) else read(ckpt_dir_of(around, _has_metadata))
+    trajectory = around if isinstance(around, Trajectory) else _read(ckpt_dir_of(around, _has_metadata))
     return Source(
         label=_label(trajectory.ckpt_dir),
         intervals=saved_intervals(trajectory.intervals, trajectory.numbers),
@@ -93,6 +93,15 @@ def open_source(
         num_samples=trajectory.spec.num_samples,
         sketches=partial(_sketches, trajectory),
     )
+
+
+def _read(ckpt_dir: Path) -> Trajectory:
+    if has_sketches(ckpt_dir) and not _has_metadata(ckpt_dir):
+        raise MissingFileError(
+            f"{ckpt_dir} holds sketches and no checkpoints, which a landscape needs: train with "
+            "collect_landscape={'sketch': True, 'intervals': [[...]]}; ds.training_path gives the path alone"
+        )
+    return read(ckpt_dir)
 
 
 def _sketches(trajectory: Trajectory) -> Sketches | None:

@@ -224,7 +224,7 @@ class RayCrew:
         if self._deaths >= MAX_DEATHS:
             raise LandscapeError(
                 f"{self._deaths} landscape workers died one after the other without a result ({how}); "
-                "look into the memory they need, or use workers=0"
+                "look into the memory they need, or use workers=0; with output= finished points are kept"
             )
         self._start(options)
         self._feed(list(self._actors), scheduler)
