@@ -22,10 +22,10 @@ class TorchSketching:
     def __init__(self, parts: Sequence[SketchedPart], seed: int = 0) -> None:
         self._parts = parts
         self._sketcher = Sketcher(seed)
-        self._signs = torch.from_numpy(signs(seed))
+        table = torch.from_numpy(signs(seed))
         device = _local(parts[0].tensor).device if parts else torch.device("cpu")
-        self._host = None if device.type != "cpu" else _Host(self._sketcher, self._signs, parts)
-        self._signs = self._signs.to(device)
+        self._host = _Host(self._sketcher, table, parts) if device.type == "cpu" else None
+        self._signs = table.to(device)
 
     def take(self) -> Pending:
         """See Sketching."""
@@ -38,13 +38,16 @@ class _Host:
     """Sketches of parameters in the host's memory: additions of signed values to buckets, made ready once.
 
     What is ready looks at the parameters' memory and keeps it, so one that is given other memory has another
-    address than before. One that must be copied to be read (bfloat16, channels_last) is so each time.
+    address than before, and one that is turned has other strides. One that must be copied to be read
+    (bfloat16, channels_last) is so each time. Sums are of 64 bits where a parameter is: steps that are small
+    against it would be lost in their rounding.
     """
 
     def __init__(self, sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) -> None:
         self._sketcher, self._table, self._parts = sketcher, table, parts
-        self._sums = torch.zeros(BUCKETS)
-        self._ready: list[tuple[int, list[_Addition]]] = [(0, [])] * len(parts)  # address, additions
+        is_double = any(part.tensor.dtype == torch.float64 for part in parts)
+        self._sums = torch.zeros(BUCKETS, dtype=torch.float64 if is_double else torch.float32)
+        self._ready: list[tuple[_Place, list[_Addition]]] = [((0, ()), [])] * len(parts)
 
     def take(self) -> Tensor:
         """The sketch now (BUCKETS,), of 32 bits where few additions make it."""
@@ -63,12 +66,13 @@ class _Host:
         return self._sums.clone() if total is None else total.double().add_(self._sums)
 
     def _additions(self, number: int, local: Tensor) -> "list[_Addition]":
-        address, additions = self._ready[number]
-        if address != local.data_ptr():
+        place = local.data_ptr(), local.stride()
+        known, additions = self._ready[number]
+        if place != known:
             flat = _flat(local)
             additions = list(self._make(self._parts[number], flat))
             if flat.data_ptr() == local.data_ptr():
-                self._ready[number] = flat.data_ptr(), additions
+                self._ready[number] = place, additions
         return additions
 
     def _make(self, part: SketchedPart, flat: Tensor) -> "Iterator[_Addition]":
@@ -81,6 +85,7 @@ class _Host:
                     at, place = stop, 0
 
 
+_Place: TypeAlias = tuple[int, tuple[int, ...]]  # address, strides
 _Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, and what is added: values times signs
 
 

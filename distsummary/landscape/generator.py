@@ -117,7 +117,7 @@ def landscape(
             those given, "none" for all others.
         filter_axis: where the filters of a parameter lie, by name or as a function of (name, shape), for
             layers that the modules do not tell; of normalization "filter" alone.
-        centring: of the PCA, "last" (default), "mean" or "mindspore".
+        centring: of the PCA, "last" (default), "mean" (default with `runs`) or "mindspore".
         seed: of the random directions.
         mode: "standard" (eval mode) or "mindspore": MindSpore's numbers, so training mode, its directions,
             and num_samples // batch size of the batches.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE, UNITS
+from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
@@ -146,7 +147,8 @@ def _check_of_runs(direction: Direction) -> None:
 
 def _refuse_twins(runs: Sequence[Around]) -> None:
     """Raise for a run, or a file, that is named twice: it would count twice, and lie upon itself."""
-    places = [_place(run) for run in runs if isinstance(run, RunDir | str | os.PathLike)]
+    named = [run.ckpt_dir if isinstance(run, Trajectory) else run for run in runs]
+    places = [_place(run) for run in named if isinstance(run, RunDir | str | os.PathLike)]
     if twice := [place for place in dict.fromkeys(places) if places.count(place) > 1]:
         raise InvalidValueError(f"runs= has {', '.join(map(str, twice))} twice; give each run once")
 

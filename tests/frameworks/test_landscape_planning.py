@@ -63,24 +63,27 @@ def test_the_choice_is_one_that_was_timed_and_is_exact(kind: type) -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_the_losses_of_every_data_set_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("quantity", "is_refused"), [("test/loss", True), ("test/of/loss", False)])
+def test_the_losses_of_every_data_set_must_agree_and_metrics_need_not(
+    monkeypatch: pytest.MonkeyPatch, quantity: str, is_refused: bool
+) -> None:
     measured = TorchGraphEngine.row_values
 
-    def wrong_in_the_second(engine: Any, y: float, xs: Any) -> Any:
+    def wrong_in_one(engine: Any, y: float, xs: Any) -> Any:
         values = measured(engine, y, xs)
         if isinstance(engine, TorchGraphEngine):
-            values[:, engine.quantities.index("test/loss")] *= 1.001
+            values[:, engine.quantities.index(quantity)] *= 1.001
         return values
 
-    monkeypatch.setattr(TorchEngine, "row_values", wrong_in_the_second)
-    net = make_net(Mlp)
-    task = replace(task_of(net), batches={"train": net.batches(), "test": net.batches()})
-    planned = plan_engine(task, points=MANY)
+    monkeypatch.setattr(TorchEngine, "row_values", wrong_in_one)
+    net, given = make_net(Mlp), Evaluation(metrics={"of/loss": CRITERION})
+    task = task_of(net, evaluation=given)
+    planned = plan_engine(replace(task, batches={"train": net.batches(), "test": net.batches()}), points=MANY)
     assert {choice.engine: timing.error > EXACT for choice, timing in planned.timings.items()} == {
         "row": False,
-        "graph": True,
+        "graph": is_refused,
     }
-    assert planned.choice.engine == "row"
+    assert not is_refused or planned.choice.engine == "row"
 
 
 def test_any_worker_with_the_choice_gives_the_same_bits_in_any_order() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,17 @@ def test_every_engine_agrees_with_the_float64_loop(kind: type[Net], choice: Engi
             losses, float64_losses(net, batches, normalization=normalization), rtol=EXACT
         )
         assert fingerprint(net) == before
+
+
+@pytest.mark.parametrize(
+    "choice", [choice for choice in ON_GPU if "cuda_graph" in choice.options], ids=lambda choice: choice.label
+)
+def test_what_was_chosen_on_a_gpu_is_taken_without_capture_where_there_is_none(choice: EngineChoice) -> None:
+    net = make_net(Cnn)
+    batches = net.batches()
+    without = replace(choice, options=tuple(option for option in choice.options if option != "cuda_graph"))
+    found, expected = (losses_of(engine_at(net, batches, one)) for one in (choice, without))
+    assert found.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("kind", [Mlp, Cnn, Words], ids=lambda kind: kind.__name__)

@@ -98,6 +98,16 @@ def test_a_sketch_follows_parameters_however_they_lie(tensor: torch.Tensor) -> N
         tensor.data = tensor.data.clone() * 2  # as many values in other memory
 
 
+def test_a_sketch_follows_a_parameter_that_is_turned_in_its_memory() -> None:
+    torch.manual_seed(0)
+    tensor = torch.rand(30, 20)
+    sketching = open_sketching(load("torch"), [SketchedPart(name="w", tensor=tensor)])
+    for _ in range(3):
+        expected = Sketcher().sketch({"w": tensor.numpy()})
+        np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-6)
+        tensor.data = tensor.data.t()
+
+
 def test_many_additions_lose_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     flat = torch.rand(40 * BUCKETS)
@@ -108,6 +118,18 @@ def test_many_additions_lose_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch_sketch, "SUMMED", summed)
         errors.append(np.abs(sketching.take().result() - exact).max())
     assert errors[1] < errors[0] < 1e-5
+
+
+def test_small_steps_of_parameters_in_float64_are_kept() -> None:
+    torch.manual_seed(0)
+    whole, beside = torch.randn(3 * BUCKETS, dtype=torch.float64), torch.ones(5)
+    sketching = open_sketching(
+        load("torch"), [SketchedPart(name="b", tensor=beside), SketchedPart(name="w", tensor=whole)]
+    )
+    first, before = sketching.take().result(), whole.numpy().copy()
+    whole += 1e-9 * torch.randn_like(whole)
+    step = Sketcher().sketch({"w": whole.numpy() - before})
+    np.testing.assert_allclose(sketching.take().result() - first, step, atol=1e-13)
 
 
 def sharded(plain: nn.Module, rank: int, rows: dict[int, slice]) -> nn.Module:

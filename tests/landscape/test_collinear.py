@@ -106,6 +106,17 @@ def test_values_of_bfloat16_are_known_by_themselves_though_checkpoints_keep_them
         draw(around=None, runs=states, directions=directions)
 
 
+def test_a_narrow_path_to_whole_numbers_has_its_plane() -> None:
+    end = {name: np.full_like(array, 3) for name, array in start_of(1).items()}
+    way, aside = start_of(2), start_of(3)
+    states = [
+        {name: end[name] + np.float32(t) * way[name] + np.float32(s) * aside[name] for name in end}
+        for t, s in ((1.0, 0.0), (0.5, 0.005), (0.0, 0.0))
+    ]
+    assert draw(around=None, runs=states, directions="pca", size=3).kind == "joint"
+    assert draw(around=None, runs=states, directions="triangle", size=3).kind == "triangle"
+
+
 def rounded(array: Any) -> Any:
     """float32 to the nearest of bfloat16, which has the upper 16 bits."""
     return ((array.view(np.uint32) + 0x8000) & 0xFFFF0000).view(np.float32)

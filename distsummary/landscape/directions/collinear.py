@@ -1,6 +1,6 @@
 """Axes that span no plane: two of one line, or one that is nothing but rounding; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -48,22 +48,35 @@ def _are_parallel(products: Array) -> bool:
     return bool(xx * yy - xy * xy <= COLLINEAR**2 * xx * yy)
 
 
-def is_rounding(length: float, count: int, state: Weights, names: Iterable[str]) -> bool:
-    """Whether `count` checkpoints like `state` may spread by `length` along an axis by rounding alone.
+def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) -> bool:
+    """Whether checkpoints may spread by `length` along an axis by rounding alone.
 
     Rounding moves each number by half an ulp at most, and what is the last checkpoint's is in all
     displacements; `length` is the root of the sum of squares over the checkpoints, a singular value. Numbers
-    of float32 are those of bfloat16 where all are.
+    of float32 are those of bfloat16 where all are, in all checkpoints: in one they may be so by chance.
     """
-    squares, of_bf16, is_bf16 = 0.0, 0.0, True
+    narrow = "bf16" if all(_is_bf16(state, names) for state in reversed(states)) else ""
+    squares = sum(
+        _ulps(block, narrow or OF_DTYPE.get(block.dtype.name, "float32"))
+        for block in _blocks(states[-1], names)
+    )
+    return length <= 0.5 * float(np.sqrt(len(states) * squares))
+
+
+def _is_bf16(state: Weights, names: Iterable[str]) -> bool:
+    """Whether all numbers are float32 of which bfloat16 would keep everything: the lower 16 bits are 0."""
+    return all(
+        block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()
+        for block in _blocks(state, names)
+    )
+
+
+def _blocks(state: Weights, names: Iterable[str]) -> Iterator[Array]:
+    """All numbers of a state, flat, some rows at a time."""
     for name in names:
         rows = rows_of(state, name)
         for start, stop in rows.blocks():
-            block = rows(start, stop).reshape(-1)
-            squares += _ulps(block, OF_DTYPE.get(block.dtype.name, "float32"))
-            of_bf16 += _ulps(block, "bf16")
-            is_bf16 = is_bf16 and block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()
-    return length <= 0.5 * float(np.sqrt(count * (of_bf16 if is_bf16 else squares)))
+            yield rows(start, stop).reshape(-1)
 
 
 def _ulps(weights: Array, precision: str) -> float:

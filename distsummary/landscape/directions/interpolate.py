@@ -55,7 +55,7 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
             "around one of them"
         )
     longest = max(aa, bb, aa + bb - 2 * ab)
-    if height <= COLLINEAR**2 * bb or is_rounding(np.sqrt(height * aa / longest), 3, corners[-1], names):
+    if height <= COLLINEAR**2 * bb or is_rounding(np.sqrt(height * aa / longest), corners, names):
         raise LandscapeError(
             f"the three checkpoints{_called(labels)} lie on a straight line, or apart from one by rounding "
             "alone; use directions='line' between two that differ"

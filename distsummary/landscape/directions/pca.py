@@ -115,7 +115,7 @@ def pca_plane(
     refuse_diverged(total.products, states, names, labels)
     axes = pca_axes(total, centring=centring)
     length, width = axes.singular_values
-    if width < NARROW * length and is_rounding(width, len(states), states[-1], names):
+    if width < NARROW * length and is_rounding(width, states, names):
         raise _no_plane(len(states), "lie on a straight line, but for their rounding")
     return build(states, names, axes)
 

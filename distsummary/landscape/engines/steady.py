@@ -50,13 +50,16 @@ def steady(source: Iterable[Any]) -> Iterable[Any]:
 
 
 def refuse_unsteady(source: Iterable[Any], name: str = "") -> None:
-    """Raise InvalidValueError where the first batches of two readings differ."""
+    """Raise InvalidValueError where the first batches of two readings differ, or there is none."""
     if isinstance(source, list | tuple):
         return
-    first, second = (next(iter(steady(source)), None) for _ in range(2))
+    first, second = (next(iter(steady(source)), _END) for _ in range(2))
+    called = f"streamed batches{f' of {name}' if name else ''}"
+    if first is _END:
+        raise InvalidValueError(f"{called} must hold at least one batch, got none")
     if not _is_same(first, second):
         raise InvalidValueError(
-            f"streamed batches{f' of {name}' if name else ''} must be the same each time they are read, got "
+            f"{called} must be the same each time they are read, got "
             "a loader whose first batch changes: it draws from a generator that goes on from one reading to "
             "the next (generator=, persistent_workers=True); leave that out, use shuffle=False, or give a "
             "list of batches"
@@ -95,19 +98,21 @@ def _torch() -> Any:
 
 
 def _seeded() -> dict[str, Any]:
-    # others than MT19937 may have been put there; NumPy's own list of names lacks this function
-    kind = type(np.random.get_bit_generator())  # type: ignore[attr-defined]
-    states = {
-        "random": random.Random(SEED).getstate(),
-        "numpy": np.random.RandomState(kind(SEED)).get_state(legacy=False),
-    }
+    generator = _generator()
+    own = np.random.RandomState(type(generator)(SEED))
+    states = {"random": random.Random(SEED).getstate(), "numpy": (generator, own.get_state(legacy=False))}
     if (torch := _torch()) is not None:
         states["torch"] = torch.Generator().manual_seed(SEED).get_state()
     return states
 
 
+def _generator() -> Any:
+    """NumPy's global one: others than MT19937 may be put there, at any time."""
+    return np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's own list of names lacks it
+
+
 def _states() -> dict[str, Any]:
-    states = {"random": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+    states = {"random": random.getstate(), "numpy": (_generator(), np.random.get_state(legacy=False))}
     if (torch := _torch()) is not None:
         states["torch"] = torch.get_rng_state()
     return states
@@ -115,7 +120,9 @@ def _states() -> dict[str, Any]:
 
 def _set_states(states: Mapping[str, Any]) -> None:
     random.setstate(states["random"])
-    np.random.set_state(states["numpy"])
+    generator, state = states["numpy"]
+    np.random.set_bit_generator(generator)  # type: ignore[attr-defined]  # as in _generator
+    np.random.set_state(state)
     if "torch" in states:
         _torch().set_rng_state(states["torch"])
 

@@ -211,8 +211,8 @@ class _Bench:
 
     def _losses(self, engine: Any) -> Array:
         """Of each data set at the probes, (sets, points)."""
-        columns = [at for at, name in enumerate(engine.quantities) if name.split("/")[-1] == "loss"]
-        return np.concatenate([engine.row_values(y, self._probes)[:, columns] for y in self._rows]).T
+        each = len(self._task.evaluation.quantities())  # of which the first is the loss
+        return np.concatenate([engine.row_values(y, self._probes)[:, ::each] for y in self._rows]).T
 
     def precision_error(self, choice: EngineChoice) -> float:
         """What the precision asked for does to an engine's losses."""

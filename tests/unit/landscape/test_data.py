@@ -159,6 +159,15 @@ def test_an_empty_data_set_and_one_without_a_name_are_told(streamed: bool) -> No
             read_data({name: [batch()]}, streamed=streamed, limit=1)  # type: ignore[dict-item]
 
 
+def test_a_streamed_loader_of_unknown_length_that_gives_nothing_is_told_by_name() -> None:
+    class Nothing:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(())
+
+    with pytest.raises(InvalidValueError, match="batches of test must hold at least one batch, got none"):
+        read_data({"train": [batch()], "test": Nothing()}, streamed=True, limit=1)
+
+
 def test_a_streamed_loader_of_unknown_length_is_no_empty_one(caplog: pytest.LogCaptureFixture) -> None:
     class Numbers:
         def __iter__(self) -> Iterator[float]:

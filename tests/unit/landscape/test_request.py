@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.request import check_directions, check_numbers, choose_engine, refuse_unused
@@ -60,7 +62,10 @@ def test_own_directions_through_runs_are_refused_without_their_arrays() -> None:
 
 def test_a_run_that_is_given_twice_is_refused(nasty_tmp_path: Path) -> None:
     run, other = RunDir(nasty_tmp_path / "run"), RunDir(nasty_tmp_path / "other")
-    for again in (run, run.base, str(run.base), run.ckpt_dir, run.base / ".." / "run"):
+    read = Trajectory(
+        ckpt_dir=run.ckpt_dir, spec=LandscapeSpec(intervals=((1,),)), step_per_epoch=0, run_id="", files={}
+    )
+    for again in (run, run.base, str(run.base), run.ckpt_dir, run.base / ".." / "run", read):
         with pytest.raises(InvalidValueError, match=r"runs= has .*run twice; give each run once"):
             check_directions(Mlp(), "pca", None, [run, other, again], "standard")
     file = run.ckpt_dir / "Mlp_1_step.ckpt"

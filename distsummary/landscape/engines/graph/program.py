@@ -30,6 +30,8 @@ class Program:
         self.shared: Flat | None = None
         self._plane = plane
         self._device = plane[0][0].device
+        # what was chosen on a GPU goes on where there is none: on a CPU, step by step
+        self.is_captured = "cuda_graph" in options and self._device.type == "cuda"
         self._is_eager_cpu = self._device.type == "cpu" and "compile" not in options
         is_single = self._is_eager_cpu and chunk == 1
         self._is_rectified = is_single and take_relu(parts.point.graph, parts.shared, parts.slots)
@@ -44,7 +46,7 @@ class Program:
         constants = self.parts.constants(*fixed)
         values, shared = self._values(constants), self.parts.shared
         if self.shared is None:
-            kind = DeviceFlat if "cuda_graph" in self.options else Flat
+            kind = DeviceFlat if self.is_captured else Flat
             inputs = placeholders(self.parts.point.graph)[:shared]
             self.shared = self._filled(kind, inputs, [row[:shared] for row in values])
         own = [row[shared:] for row in values]
@@ -57,7 +59,7 @@ class Program:
         if self._at is None or self._at[0] != y:
             self.shared.set_row(y)
         self.shared.load(xs)
-        if "cuda_graph" not in self.options:  # it moves in the captured graph
+        if not self.is_captured:  # it moves in the captured graph
             self.shared.move()
         self._at = (y, xs)
 
@@ -81,7 +83,7 @@ class Program:
             own = [narrowed(row, inputs[shared:slots], tile) for row in own]
             constants = narrowed(constants, inputs[slots:], tile)
             point = self._tile_graphs[tile.size]
-        kind = RectifiedFlat if self._is_rectified else DeviceFlat if "cuda_graph" in self.options else Flat
+        kind = RectifiedFlat if self._is_rectified else DeviceFlat if self.is_captured else Flat
         memory = self._filled(kind, placeholders(point.graph)[shared:slots], own)
         flats = [flat for flat in (self.shared, memory) if flat is not None]
         values = [value for flat in flats for _, value in flat.points()]
@@ -158,7 +160,7 @@ class Bound:
     def read(self, y: float, points: Sequence[Sequence[float]]) -> Tensor:
         """Readings (points, columns) at chunks of a row."""
         self._set_row(y)
-        read = self._replay if "cuda_graph" in self.program.options else self._reading
+        read = self._replay if self.program.is_captured else self._reading
         found = torch.stack([read(y, xs) for xs in points])
         count = len(points) * self.program.chunk
         return found.reshape(count, -1)[: sum(map(len, points))]
