@@ -31,7 +31,7 @@ from distsummary.collect.background import Background
 from distsummary.collect.sketches import SketchKeeper
 from distsummary.events.records import Health
 from distsummary.frameworks.base import load
-from distsummary.frameworks.sketching import open_sketching, sketched_parts
+from distsummary.frameworks.sketching import ModelParts, open_sketching
 from distsummary.landscape.directions.pca import gram, pca_axes
 from distsummary.landscape.directions.sketched import sketched_path
 
@@ -73,7 +73,7 @@ def train(batch: int, steps: int, every: int, thin: int, directory: Path) -> dic
     background = Background(Health())
     jobs = Timed(lambda job: job())
     writer = SketchWriter(directory, SketchHeader(run_id="benchmark"))
-    sketching = open_sketching(framework, sketched_parts(framework, model))
+    sketching = open_sketching(framework, ModelParts(framework, model))
     taken = Timed(sketching.take)
     sketching.take = taken  # type: ignore[method-assign]  # only here
     keeper = SketchKeeper(

@@ -198,7 +198,7 @@ def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
     parts = [part for path in files if (part := _read_part(path)) is not None]
     if not parts:
         raise DamagedFileError(f"no sketch file in {directory} can be read; train again")
-    newest = max(parts, key=lambda part: part.modified).header
+    newest = _newest(parts)
     rows: dict[int, list[_Stored]] = {}
     for attempt in sorted({part.header.attempt for part in parts}):
         mine = [p for p in parts if p.header.attempt == attempt and p.header.is_of(newest)]
@@ -221,6 +221,13 @@ class _Part:
     header: SketchHeader
     rows: Mapping[int, _Stored]
     modified: float
+
+
+def _newest(parts: Sequence[_Part]) -> SketchHeader:
+    """That of the last attempt: a copy of a run has times of its own, so they tell runs apart alone."""
+    run_id = max(parts, key=lambda part: part.modified).header.run_id
+    headers = (part.header for part in parts if part.header.run_id == run_id)
+    return max(headers, key=lambda header: header.attempt)
 
 
 def _entries(directory: Path) -> Iterable[Path]:

@@ -209,7 +209,7 @@ class TrajectoryWriter:
 
     In a directory that was used before, the metadata names this run's files alone: another run's are
     disowned before the first of them is replaced. A resumed run keeps its own earlier numbers, and repeats
-    those from its first new one on. Not for several threads.
+    those from the first one on that was due, saved or not. `save` is not for several threads.
 
     Args:
         ckpt_dir: `RunDir.ckpt_dir`; made when the first checkpoint is saved.
@@ -250,11 +250,15 @@ class TrajectoryWriter:
         self._has_metadata = part is None or part.rank == 0
         self._due = frozenset(spec.numbers)
         self._saved: set[int] = set()
+        self._first: int | None = None
         self._metadata = TrainMetadata(spec=spec, step_per_epoch=step_per_epoch, run_id=run_id)
 
     def due(self, number: int) -> bool:
-        """Whether this step or epoch is planned and not yet saved."""
-        return number in self._due and number not in self._saved
+        """Whether this step or epoch, which the training has reached, is planned and not yet saved."""
+        if number not in self._due:
+            return False
+        self._first = number if self._first is None else self._first
+        return number not in self._saved
 
     def save(
         self, number: int, state: Mapping[str, Array], slices: Mapping[str, Shard] | None = None
@@ -274,7 +278,7 @@ class TrajectoryWriter:
         if not self._saved:
             remove_leftovers(self.ckpt_dir)
             if self._has_metadata:
-                self._take_over(number)
+                self._take_over(number if self._first is None else self._first)
         stem = f"{self._model}_{number}_{self._metadata.spec.unit}"
         entry = (
             self._write_whole(stem, state)

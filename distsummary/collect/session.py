@@ -23,7 +23,7 @@ from distsummary.events.mindspore_format import updated_lineage
 from distsummary.events.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Lineage, Value
 from distsummary.events.writer import NO_LIMITS
 from distsummary.frameworks.base import framework_of
-from distsummary.frameworks.sketching import open_sketching, parameters_digest, sketched_parts
+from distsummary.frameworks.sketching import ModelParts, open_sketching, parameters_digest
 from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, find_attempt
 from distsummary.topology import Topology
 
@@ -137,7 +137,7 @@ class Session:
         if self.topology.role != "train":
             return
         if spec.sketch is not None:
-            self._keep_sketches(spec.sketch, network, group)
+            self._guard.call("no sketches are kept", self._keep_sketches, spec.sketch, network, group)
         if spec.intervals:
             self._trajectory = self._guard.call(
                 "no trajectory is kept",
@@ -153,12 +153,10 @@ class Session:
 
     def _keep_sketches(self, every: int, network: object, group: Group) -> None:
         framework, attempt = framework_of(network), self._registration.attempt
-        share = self._guard.call(
-            "no sketches are kept", share_of, network, self.topology, group, attempt=attempt
-        )
+        share = share_of(network, self.topology, group, attempt=attempt)
         if share is None:
             return  # others have it all
-        parts = sketched_parts(framework, network, is_mine=share.holds)
+        parts = ModelParts(framework, network, is_mine=share.holds)
         header = SketchHeader(
             run_id=self._registration.run_id,
             parameters=parameters_digest(framework, network),
@@ -173,7 +171,7 @@ class Session:
     def save_checkpoint(self, unit: str, number: int) -> None:
         """Keep the checkpoint of this step or epoch, if it is one of the trajectory's; and a sketch."""
         if unit == "step" and self._sketches is not None:
-            self._sketches.end_step(number)
+            self._guard.call("sketch", self._sketches.end_step, number)
         kept = self._trajectory
         if kept is not None and kept.due(unit, number):
             save, nbytes = kept.take(number)  # now: the next step changes it

@@ -33,10 +33,13 @@ class Pace:
 
     Args:
         every: a number n is kept to, whatever it costs; 0 lets the costs decide.
+
+    The first step gets one, too: from there on an attempt takes the place of those before it.
     """
 
     def __init__(self, every: int = 0, share: float = SHARE) -> None:
         self._every, self._share = every, share
+        self._has_begun = False
         self.stride = every or FIRST_STRIDE
         self._steps: deque[float] = deque(maxlen=_STEPS)
         self._costs: deque[float] = deque(maxlen=_COSTS)
@@ -44,7 +47,8 @@ class Pace:
 
     def is_due(self, number: int) -> bool:
         """Whether step `number` (counted from 1) gets a sketch."""
-        return (number - 1) % self.stride == 0
+        is_first, self._has_begun = not self._has_begun, True
+        return is_first or (number - 1) % self.stride == 0
 
     def learn(self, step_s: float | None, cost_s: float | None) -> None:
         """Take in how long a step took without its sketch, and what a sketch cost; None: not known."""
@@ -88,6 +92,7 @@ class SketchKeeper:
         self._clock = clock
         self._ended_at: float | None = None
         self._rows: list[tuple[int, Pending]] = []
+        self._has_file = False
 
     def end_step(self, number: int) -> None:
         """Sketch the parameters as step `number` left them, if that is due."""
@@ -96,7 +101,7 @@ class SketchKeeper:
         cost_s = None
         if self._pace.is_due(number):
             self._rows.append((number, self._sketching.take()))
-            if len(self._rows) >= ROWS:
+            if len(self._rows) >= ROWS or not self._has_file:  # a file, and be it for a killed attempt
                 self.flush()
             cost_s = self._clock() - start
         self._pace.learn(step_s, cost_s)
@@ -106,5 +111,6 @@ class SketchKeeper:
         """Have what was taken written."""
         rows, self._rows = self._rows, []
         if rows:
+            self._has_file = True
             job = partial(self._writer.write, rows)
             self._submit("sketches", job, nbytes=len(rows) * BUCKETS * 8)

@@ -1,7 +1,7 @@
 """Sketches of a model as it is now, whatever framework it is of and wherever its parameters lie."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from distsummary.checkpoints.sketch import BUCKETS, Sketcher, contiguous, digest
 from distsummary.checkpoints.sketch_file import Pending
+from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import Framework
 
 Array = NDArray[Any]
@@ -44,7 +45,7 @@ class TakenSketch:
 class NumpySketching:
     """Of arrays in memory, in one pass over them."""
 
-    def __init__(self, parts: Sequence[SketchedPart], seed: int = 0) -> None:
+    def __init__(self, parts: Iterable[SketchedPart], seed: int = 0) -> None:
         self._parts = parts
         self._sketcher = Sketcher(seed)
 
@@ -62,25 +63,76 @@ def add_part(sketcher: Sketcher, total: Array, part: SketchedPart, flat: Array) 
         sketcher.add(total, part.name, flat[run], start)
 
 
-def sketched_parts(
-    framework: Framework, network: Any, *, is_mine: Callable[[tuple[str, ...]], bool] = lambda _: True
-) -> list[SketchedPart]:
+class ModelParts:
     """What this rank adds to the sketch: parameters and shards that are its own, by the axes of their split.
 
-    Of copies on several ranks one alone may be somebody's.
+    Of copies on several ranks one alone may be somebody's. Each iteration gives the tensors that the model
+    has then: it may have been given others, under the names that were trained in the beginning. Those that
+    FSDP2 has gathered stay the shards that they were gathered from.
+
+    Raises InvalidValueError when iterated over after the names or shapes of what is trained have changed.
     """
-    parts = []
-    for name, tensor in framework.named_parameters(network):
-        if not is_mine(framework.split_axes(tensor)):
-            continue
-        shard = framework.shard(tensor)
-        if shard is None:
-            parts.append(SketchedPart(name=name, tensor=tensor))
-        else:
-            shape = framework.to_numpy(tensor).shape
-            runs = tuple(contiguous(shape, shard.global_shape, shard.offset))
-            parts.append(SketchedPart(name=name, tensor=tensor, runs=runs))
-    return parts
+
+    def __init__(
+        self,
+        framework: Framework,
+        network: Any,
+        *,
+        is_mine: Callable[[tuple[str, ...]], bool] = lambda _: True,
+    ) -> None:
+        self._framework, self._network = framework, network
+        trained = dict(framework.named_parameters(network))
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in trained.items()}
+        self._parts = {
+            name: SketchedPart(name=name, tensor=tensor, runs=_runs(framework, tensor))
+            for name, tensor in trained.items()
+            if is_mine(framework.split_axes(tensor))
+        }
+        self._is_same = _watch(framework, network)
+
+    def __iter__(self) -> Iterator[SketchedPart]:
+        return iter(self._parts.values()) if self._is_same() else self._renewed()
+
+    def _renewed(self) -> Iterator[SketchedPart]:
+        now = self._tensors_now()
+        for name, part in self._parts.items():
+            tensor = now[name]
+            if tensor is not part.tensor and self._is_split(tensor) == self._is_split(part.tensor):
+                self._parts[name] = replace(part, tensor=tensor, runs=_runs(self._framework, tensor))
+            yield self._parts[name]
+
+    def _tensors_now(self) -> dict[str, Any]:
+        now = dict(self._framework.named_parameters(self._network))
+        if self._shapes.keys() - now.keys():  # frozen since, or gone
+            others = dict(self._framework.tensors(self._network))
+            now |= {name: others[name] for name in self._shapes if name in others}
+        shapes = {name: tuple(tensor.shape) for name, tensor in now.items()}
+        changed = {name for name, _ in shapes.items() ^ self._shapes.items()}
+        if changed:
+            raise InvalidValueError(
+                f"what is trained has changed since the training began: {min(changed)} was added, removed, "
+                "unfrozen or reshaped; begin another attempt to have sketches from here on"
+            )
+        return now
+
+    def _is_split(self, tensor: Any) -> bool:
+        return bool(self._framework.split_axes(tensor))
+
+
+def _watch(framework: Framework, network: Any) -> Callable[[], bool]:
+    """What tells that nothing has changed; False where it would have to be looked up all the same."""
+    if framework.name != "torch":
+        return lambda: False
+    from distsummary.frameworks.torch_sketch import watch
+
+    return watch(network)
+
+
+def _runs(framework: Framework, tensor: Any) -> tuple[tuple[int, slice], ...]:
+    shard = framework.shard(tensor)
+    if shard is None:
+        return ((0, slice(None)),)
+    return tuple(contiguous(framework.to_numpy(tensor).shape, shard.global_shape, shard.offset))
 
 
 def parameters_digest(framework: Framework, network: Any) -> str:
@@ -88,8 +140,8 @@ def parameters_digest(framework: Framework, network: Any) -> str:
     return digest({name: tuple(tensor.shape) for name, tensor in framework.named_parameters(network)})
 
 
-def open_sketching(framework: Framework, parts: Sequence[SketchedPart], seed: int = 0) -> Sketching:
-    """The way to sketch these parts where they lie."""
+def open_sketching(framework: Framework, parts: Iterable[SketchedPart], seed: int = 0) -> Sketching:
+    """The way to sketch these parts where they lie; they are asked for at each sketch."""
     if framework.name == "torch":
         from distsummary.frameworks.torch_sketch import TorchSketching
 

@@ -1,5 +1,6 @@
 """Copies of host arrays in memory that is used again: page faults cost ten times a copy into it."""
 
+import math
 import threading
 from typing import Any
 
@@ -14,16 +15,21 @@ KEPT_BYTES = 64 << 20  # what may lie unused
 
 
 def staged(array: Array) -> Array:
-    """A copy in C order and native byte order; its memory is taken back once nobody holds it or a view of it.
-
-    Python and NumPy objects, and dtypes that hold any, are copied the ordinary way.
-    """
-    dtype = array.dtype.newbyteorder("=")
-    if not SMALLEST <= array.nbytes <= LARGEST or dtype.hasobject:
-        return np.array(array, dtype, order="C")
-    copy = np.asarray(_Lease(_pool.take(size_class(array.nbytes)), array.shape, dtype))
+    """A copy in C order and native byte order, see `blank`."""
+    copy = blank(array.shape, array.dtype.newbyteorder("="))
     np.copyto(copy, array)
     return copy
+
+
+def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array to be filled; its memory is taken back once nobody holds it or a view of it.
+
+    Python and NumPy objects, and dtypes that hold any, lie in ordinary memory.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not SMALLEST <= nbytes <= LARGEST or dtype.hasobject:
+        return np.empty(shape, dtype)
+    return np.asarray(_Lease(_pool.take(size_class(nbytes)), shape, dtype))
 
 
 def is_frozen(array: Array) -> bool:

@@ -13,7 +13,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.records import Shard
 from distsummary.frameworks.base import ArraySpec
 from distsummary.frameworks.numpy import HostCopy
-from distsummary.frameworks.staging import staged
+from distsummary.frameworks.staging import blank
 from distsummary.frameworks.state import refuse_misfit
 from distsummary.frameworks.torch_histogram import CountedHistogram, count
 
@@ -182,7 +182,10 @@ def _copied(local: Tensor) -> HostCopy | TorchCopy:
         done.record(torch.cuda.current_stream(local.device))
         return TorchCopy(pinned, done)
     if local.device.type == "cpu" and not _becomes_float32(local):
-        return HostCopy(staged(local.resolve_conj().resolve_neg().numpy()))
+        # not by local.numpy(): after it nobody can resize the memory, as FSDP does with gathered parameters
+        copy = blank(tuple(local.shape), _array_dtype(local.dtype))
+        torch.from_numpy(copy).copy_(local)
+        return HostCopy(copy)
     return TorchCopy(local.clone())
 
 

@@ -1,14 +1,16 @@
 """Sketches of torch parameters: in place on the host, by a few kernels on a device."""
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distsummary.checkpoints.sketch import BUCKETS, CHUNK, Sketcher, signs
 from distsummary.checkpoints.sketch_file import Pending
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.sketching import SketchedPart, TakenSketch
 from distsummary.frameworks.torch import FRAMEWORK
 
@@ -17,44 +19,50 @@ SUMMED = 64  # additions to sums of 32 bits, before these are added to sums of 6
 
 
 class TorchSketching:
-    """See `sketching.Sketching`. The parameters lie on one device; they may be DTensors."""
+    """See `sketching.Sketching`. The parameters lie on one device at a time; they may be DTensors."""
 
-    def __init__(self, parts: Sequence[SketchedPart], seed: int = 0) -> None:
+    def __init__(self, parts: Iterable[SketchedPart], seed: int = 0) -> None:
         self._parts = parts
         self._sketcher = Sketcher(seed)
-        table = torch.from_numpy(signs(seed))
-        device = _local(parts[0].tensor).device if parts else torch.device("cpu")
-        self._host = _Host(self._sketcher, table, parts) if device.type == "cpu" else None
-        self._signs = table.to(device)
+        self._signs = torch.from_numpy(signs(seed))
+        self._host = _Host(self._sketcher, self._signs)
 
     def take(self) -> Pending:
-        """See Sketching."""
-        if self._host is not None:
-            return TakenSketch(self._host.take().numpy())
-        return FRAMEWORK.snapshot(on_device(self._sketcher, self._signs, self._parts))
+        """See Sketching; raises InvalidValueError for parameters without values."""
+        parts = list(self._parts)
+        device = _local(parts[0].tensor).device if parts else torch.device("cpu")
+        if device.type == "meta":
+            raise InvalidValueError(f"{parts[0].name} is on the device meta and has no values")
+        if device.type == "cpu":
+            return TakenSketch(self._host.take(parts).numpy())
+        if self._signs.device != device:
+            self._signs = self._signs.to(device)
+        return FRAMEWORK.snapshot(on_device(self._sketcher, self._signs, parts))
 
 
 class _Host:
     """Sketches of parameters in the host's memory: additions of signed values to buckets, made ready once.
 
-    What is ready looks at the parameters' memory and keeps it, so one that is given other memory has another
-    address than before, and one that is turned has other strides. One that must be copied to be read
-    (bfloat16, channels_last) is so each time. Sums are of 64 bits where a parameter is: steps that are small
-    against it would be lost in their rounding.
+    What is ready looks at the parameters' memory, and is made anew for one that has other memory, another
+    shape in it or another dtype. One that must be copied to be read (bfloat16, channels_last) is so each
+    time. Sums are of 64 bits where a parameter is: steps that are small against it would be lost in their
+    rounding.
     """
 
-    def __init__(self, sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) -> None:
-        self._sketcher, self._table, self._parts = sketcher, table, parts
-        is_double = any(part.tensor.dtype == torch.float64 for part in parts)
-        self._sums = torch.zeros(BUCKETS, dtype=torch.float64 if is_double else torch.float32)
-        self._ready: list[tuple[_Place, list[_Addition]]] = [((0, ()), [])] * len(parts)
+    def __init__(self, sketcher: Sketcher, table: Tensor) -> None:
+        self._sketcher, self._table = sketcher, table
+        self._sums = torch.zeros(BUCKETS)
+        self._ready: dict[str, tuple[Tensor, list[_Addition]]] = {}  # what is added looks at the tensor
 
-    def take(self) -> Tensor:
+    def take(self, parts: Sequence[SketchedPart]) -> Tensor:
         """The sketch now (BUCKETS,), of 32 bits where few additions make it."""
+        is_double = any(part.tensor.dtype == torch.float64 for part in parts)
+        if is_double != (self._sums.dtype == torch.float64):
+            self._sums, self._ready = self._sums.to(torch.float64 if is_double else torch.float32), {}
         total, count = None, 0
         self._sums.zero_()
-        for number, part in enumerate(self._parts):
-            for buckets, values, flipping in self._additions(number, _local(part.tensor)):
+        for part in parts:
+            for buckets, values, flipping in self._additions(part, _local(part.tensor)):
                 if count == SUMMED:
                     total, count = self._with_sums(total), 0
                     self._sums.zero_()
@@ -65,14 +73,16 @@ class _Host:
     def _with_sums(self, total: Tensor | None) -> Tensor:
         return self._sums.clone() if total is None else total.double().add_(self._sums)
 
-    def _additions(self, number: int, local: Tensor) -> "list[_Addition]":
-        place = local.data_ptr(), local.stride()
-        known, additions = self._ready[number]
-        if place != known:
-            flat = _flat(local)
-            additions = list(self._make(self._parts[number], flat))
-            if flat.data_ptr() == local.data_ptr():
-                self._ready[number] = place, additions
+    def _additions(self, part: SketchedPart, local: Tensor) -> "list[_Addition]":
+        if part.name in self._ready:
+            seen, additions = self._ready[part.name]
+            if seen.dtype == local.dtype and seen.is_set_to(local):
+                return additions
+            del self._ready[part.name]
+        flat = _flat(local)
+        additions = list(self._make(part, flat))
+        if flat.data_ptr() == local.data_ptr():
+            self._ready[part.name] = local, additions
         return additions
 
     def _make(self, part: SketchedPart, flat: Tensor) -> "Iterator[_Addition]":
@@ -85,8 +95,27 @@ class _Host:
                     at, place = stop, 0
 
 
-_Place: TypeAlias = tuple[int, tuple[int, ...]]  # address, strides
 _Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, and what is added: values times signs
+
+
+def watch(model: nn.Module) -> Callable[[], bool]:
+    """What tells whether a model still has the modules and parameters of now, of equal shapes, trained alike.
+
+    To ask for all parameters by name takes a third of a small model's sketch.
+    """
+    held = [(of, list(of), list(of.values())) for module in model.modules() for of in _held(module)]
+    known = [(p, p.shape, p.requires_grad) for p in model.parameters()]
+
+    def is_same() -> bool:
+        return all(
+            list(of) == names and all(map(operator.is_, of.values(), values)) for of, names, values in held
+        ) and all(p.shape == shape and p.requires_grad == trained for p, shape, trained in known)
+
+    return is_same
+
+
+def _held(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return module._modules, module._parameters
 
 
 def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) -> Tensor:
@@ -144,6 +173,8 @@ def _add_chunks(total: Tensor, values: Tensor, places: Tensor, flipping: Tensor)
 
 
 def _flat(local: Tensor) -> Tensor:
+    if local.is_complex():
+        raise InvalidTypeError("sketches are of real numbers; keep complex parameters as torch.view_as_real")
     flat = local.reshape(-1)
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 

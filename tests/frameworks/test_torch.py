@@ -280,6 +280,15 @@ def test_a_copy_of_the_state_dict_format_is_the_same(framework):
     }
 
 
+@pytest.mark.parametrize("read", ["to_numpy", "snapshot", "histogram"])
+@pytest.mark.parametrize("size", [8, 1 << 15])
+def test_memory_that_was_read_can_be_resized_as_fsdp_does(framework, read, size):
+    tensor = torch.rand(size, requires_grad=True)
+    getattr(framework, read)(tensor)
+    tensor.untyped_storage().resize_(0)
+    assert tensor.untyped_storage().nbytes() == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_snapshot_of_a_device_tensor_keeps_the_values_of_its_moment(framework, dtype):

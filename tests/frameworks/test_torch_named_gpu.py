@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import distsummary as ds
 from distsummary.frameworks.base import load
-from distsummary.frameworks.sketching import open_sketching, sketched_parts
+from distsummary.frameworks.sketching import ModelParts, open_sketching
 from distsummary.frameworks.torch import FRAMEWORK, counted
 from distsummary.landscape.engines import torch_engines
 from distsummary.landscape.engines.planner import EngineChoice
@@ -201,8 +201,8 @@ def test_a_sketch_of_parameters_on_the_device_waits_for_nothing_but_the_first_ti
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.Linear(700, 800))  # one of more than a chunk
     framework = load("torch")
-    expected = open_sketching(framework, sketched_parts(framework, net)).take().result()
-    sketching = open_sketching(framework, sketched_parts(framework, to_gpu(net)))
+    expected = open_sketching(framework, ModelParts(framework, net)).take().result()
+    sketching = open_sketching(framework, ModelParts(framework, to_gpu(net)))
     first = sketching.take().result()
     with Hurried():
         pending = sketching.take()

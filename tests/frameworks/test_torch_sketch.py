@@ -12,13 +12,14 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.checkpoints.sketch import BUCKETS, CHUNK, Sketcher, signs
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks import torch_sketch
 from distsummary.frameworks.base import load
 from distsummary.frameworks.sketching import (
+    ModelParts,
     SketchedPart,
     open_sketching,
     parameters_digest,
-    sketched_parts,
 )
 from distsummary.frameworks.torch_sketch import GROUP, on_device
 from tests.frameworks.test_torch import process_group
@@ -41,7 +42,7 @@ def reference(model: nn.Module) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_sketch_is_that_of_the_reference_on_host_and_device(dtype: torch.dtype) -> None:
     model, framework = network().to(dtype), load("torch")
-    parts = sketched_parts(framework, model)
+    parts = ModelParts(framework, model)
     assert [part.name for part in parts] == [
         "0.weight",
         "0.bias",
@@ -65,7 +66,7 @@ def test_more_chunks_than_go_at_a_time_and_a_start_inside_of_one_are_added_on_a_
 def test_a_sketch_is_of_the_moment_it_is_taken_and_touches_nothing() -> None:
     model, framework = network(), load("torch")
     before = copy.deepcopy(model.state_dict())
-    sketching = open_sketching(framework, sketched_parts(framework, nn.DataParallel(model)))
+    sketching = open_sketching(framework, ModelParts(framework, nn.DataParallel(model)))
     expected, taken = reference(model), sketching.take()
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
     with torch.no_grad():
@@ -98,14 +99,107 @@ def test_a_sketch_follows_parameters_however_they_lie(tensor: torch.Tensor) -> N
         tensor.data = tensor.data.clone() * 2  # as many values in other memory
 
 
-def test_a_sketch_follows_a_parameter_that_is_turned_in_its_memory() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.t(),
+        lambda w: w.flip(0),
+        lambda w: w.view(torch.float64).repeat(1, 2),
+    ],
+    ids=["transposed in place", "other memory", "another dtype"],
+)
+def test_what_was_made_ready_for_one_view_of_the_memory_is_not_used_for_another(change: Any) -> None:
     torch.manual_seed(0)
-    tensor = torch.rand(30, 20)
+    tensor = torch.rand(6, 6)
     sketching = open_sketching(load("torch"), [SketchedPart(name="w", tensor=tensor)])
-    for _ in range(3):
-        expected = Sketcher().sketch({"w": tensor.numpy()})
-        np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-6)
-        tensor.data = tensor.data.t()
+    sketching.take()
+    tensor.data = change(tensor.data)
+    expected = Sketcher().sketch({"w": tensor.numpy()})
+    np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-6)
+
+
+def replace_one(model: nn.Module) -> None:
+    model[0].weight = nn.Parameter(torch.rand(7, 5))
+
+
+def replace_a_layer(model: nn.Module) -> None:
+    model[0] = nn.Linear(5, 7)
+
+
+def assign_a_state(model: nn.Module) -> None:
+    state = {name: 2 * tensor for name, tensor in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def empty_and_load(model: nn.Module) -> None:
+    state = copy.deepcopy(model.state_dict())
+    model.to("meta").to_empty(device="cpu").load_state_dict(state)
+
+
+def swap(model: nn.Module) -> None:
+    torch.utils.swap_tensors(model[0].weight, nn.Parameter(torch.rand(7, 5)))
+
+
+def freeze(model: nn.Module) -> None:
+    model[0].requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "change", [replace_one, replace_a_layer, assign_a_state, empty_and_load, swap, freeze]
+)
+def test_a_sketch_is_of_the_tensors_that_the_model_has_then(change: Any) -> None:
+    model, framework = network(), load("torch")
+    sketching = open_sketching(framework, ModelParts(framework, model))
+    sketching.take()
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    change(model)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    expected = Sketcher().sketch({name: model.get_parameter(name).detach().numpy() for name in names})
+    np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-5)
+
+
+def unfreeze(model: nn.Module) -> None:
+    model[1].requires_grad_(True)
+
+
+def add(model: nn.Module) -> None:
+    model[0].register_parameter("adapter", nn.Parameter(torch.ones(2)))
+
+
+def remove(model: nn.Module) -> None:
+    del model[0]
+
+
+def prune(model: nn.Module) -> None:
+    model[0].weight.data = model[0].weight.data[:3]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [(unfreeze, "1.bias"), (add, "0.adapter"), (remove, "0.weight"), (prune, "0.weight")],
+)
+def test_a_change_of_what_is_trained_is_refused_by_a_name(change: Any, named: str) -> None:
+    model, framework = network(), load("torch")
+    sketching = open_sketching(framework, ModelParts(framework, model))
+    sketching.take()
+    change(model)
+    with pytest.raises(InvalidValueError, match=rf"{named} was added, .*; begin another attempt"):
+        sketching.take()
+
+
+def test_parameters_without_values_have_no_sketch() -> None:
+    model, framework = network(), load("torch")
+    sketching = open_sketching(framework, ModelParts(framework, model))
+    model.to("meta")
+    with pytest.raises(InvalidValueError, match=r"0\.weight is on the device meta"):
+        sketching.take()
+
+
+def test_complex_parameters_are_refused_and_not_halved() -> None:
+    sketching = open_sketching(load("torch"), [SketchedPart(name="w", tensor=torch.ones(3) * 1j)])
+    with pytest.raises(InvalidTypeError, match="sketches are of real numbers"):
+        sketching.take()
 
 
 def test_many_additions_lose_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +247,25 @@ def test_the_shards_of_ranks_add_up_to_the_whole() -> None:
     for rank in rows:
         with process_group("fake", store=FakeStore(), rank=rank, world_size=3):
             model = sharded(plain, rank, rows)
-            parts = sketched_parts(framework, model, is_mine=any if rank else lambda axes: True)
-            assert len(parts) == (2 if rank else 4)
+            parts = ModelParts(framework, model, is_mine=any if rank else lambda axes: True)
+            assert len(list(parts)) == (2 if rank else 4)
             total += open_sketching(framework, parts).take().result()
             assert parameters_digest(framework, model) == parameters_digest(framework, plain)
     np.testing.assert_allclose(total, reference(plain), atol=1e-6)
+
+
+def test_gathered_parameters_are_sketched_as_the_shards_they_were_gathered_from() -> None:
+    plain, framework = nn.Sequential(nn.Linear(6, 8)), load("torch")
+    rows = {0: slice(0, 4), 1: slice(4, 8)}
+    with process_group("fake", store=FakeStore(), rank=0, world_size=2):
+        model = sharded(plain, 0, rows)
+        shard = model[0].weight
+        sketching = open_sketching(framework, ModelParts(framework, model))
+        expected = sketching.take().result()
+        model[0].weight = nn.Parameter(plain[0].weight.detach() + 1)
+        np.testing.assert_array_equal(sketching.take().result(), expected)
+        model[0].weight = nn.Parameter(2 * shard.detach())
+        assert not np.allclose(sketching.take().result(), expected)
 
 
 def test_the_digest_is_of_trainable_names_and_shapes() -> None:

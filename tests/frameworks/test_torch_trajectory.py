@@ -13,7 +13,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import distsummary as ds
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.sketch_file import has_sketches
 from distsummary.checkpoints.trajectory import read
 from distsummary.collect.plan import Group
 from distsummary.collect.trajectory import KeptTrajectory, keep_trajectory
@@ -120,3 +122,13 @@ def test_a_mesh_of_some_ranks_is_refused(tmp_path: Path) -> None:
         model = fully_shard(network(), mesh=mesh["dp"])
         with pytest.raises(InvalidValueError, match="has 2 of 4 ranks"):
             kept(model, tmp_path, 0)
+
+
+def test_a_model_without_shapes_yet_has_no_sketches_but_its_checkpoints(tmp_path: Path) -> None:
+    model = nn.LazyLinear(4)
+    asked = {"sketch": 1, "intervals": [[1, 2, 3]]}
+    with ds.init(tmp_path, watch=model, keep_default_action=False, collect_landscape=asked) as run:
+        for batch in run.steps([torch.rand(2, 3)] * 3):
+            model(batch)
+    assert read(tmp_path / "ckpt_dir").numbers == (1, 2, 3)
+    assert not has_sketches(tmp_path / "ckpt_dir")

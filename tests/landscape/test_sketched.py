@@ -142,9 +142,9 @@ def fine_walk() -> list[dict[str, Any]]:
     ]
 
 
-def sketched_run(path: Path, **header: Any) -> RunDir:
+def sketched_run(path: Path, unit: str = "step", **header: Any) -> RunDir:
     run, states = RunDir(path).create(), fine_walk()
-    spec = LandscapeSpec(intervals=((1, 5, 9, 13),))
+    spec = LandscapeSpec(intervals=((1, 5, 9, 13),), unit=unit)
     writer = TrajectoryWriter(run.ckpt_dir, spec, model_name="m", run_id="0" * 16)
     for number in spec.numbers:
         writer.save(number, {n: a.astype(np.float32) for n, a in states[number - 1].items()})
@@ -170,7 +170,9 @@ def test_steps_are_not_shown_where_sketches_are_not_of_what_moves(
 ) -> None:
     run = sketched_run(tmp_path / "run")
     assert draw(around=run, parameters="d2").steps == ()
-    assert draw(around=sketched_run(tmp_path / "model", parameters="of another model")).steps == ()
+    with caplog.at_level(logging.WARNING):
+        assert draw(around=sketched_run(tmp_path / "model", parameters="of another model")).steps == ()
+    assert "not shown: the sketches are of what was trained" in caplog.text
     with caplog.at_level(logging.WARNING):
         assert draw(around=sketched_run(tmp_path / "other", run_id="1" * 16)).steps == ()
     assert "another run's" in caplog.text
@@ -178,6 +180,16 @@ def test_steps_are_not_shown_where_sketches_are_not_of_what_moves(
     with caplog.at_level(logging.WARNING):
         assert draw(around=run).steps == ()
     assert "the steps between checkpoints are not shown" in caplog.text
+
+
+def test_steps_of_epochs_of_unknown_length_are_told_and_shown_once_it_is_given(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = sketched_run(tmp_path / "run", unit="epoch")
+    with caplog.at_level(logging.WARNING):
+        assert draw(around=run).steps == ()
+    assert "are not shown: how many steps an epoch has" in caplog.text
+    assert draw(around=run, step_per_epoch=1).steps == tuple(range(1, 14))
 
 
 def test_steps_that_diverged_are_left_out_of_the_path_and_told(

@@ -139,9 +139,18 @@ def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Sett
 def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Sequence[int]) -> Prepared:
     """The plane of a path with the steps between its checkpoints, if the training kept sketches of them."""
     sketches = source.sketches() if moving.is_all else None
-    if sketches is None or sketches.header.parameters != digest(moving.shapes):
+    if sketches is None:
         return prepared
     scale = source.step_per_epoch if source.unit == "epoch" else 1
+    is_of_another = sketches.header.parameters != digest(moving.shapes)
+    if is_of_another or not scale:
+        reason = (
+            "the sketches are of what was trained, which is not what moves in this model (frozen, unfrozen?)"
+            if is_of_another
+            else "how many steps an epoch has was not known to the training; give step_per_epoch="
+        )
+        _log.warning("the steps between checkpoints are not shown: %s", reason)
+        return prepared
     first, last = numbers[0] * scale, numbers[-1] * scale
     between = tuple(step for step in sketches.steps if first <= step <= last)
     plane = prepared.plane

@@ -127,6 +127,14 @@ def test_the_newest_run_in_a_directory_is_read(tmp_path):
     assert read_sketches(tmp_path).steps == (1, 2, 3)
 
 
+def test_the_last_attempt_counts_whatever_the_times_of_the_files(tmp_path):
+    write(tmp_path, [1, 2, 3])
+    write(tmp_path, [4, 5, 6], attempt=1, parameters="others")
+    later = time.time() + 1000  # a copy that was made in another order
+    os.utime(tmp_path / "sketch_00000_rank_00000.frames", (later, later))
+    assert read_sketches(tmp_path).steps == (4, 5, 6)
+
+
 def test_parameters_that_are_not_finite_have_no_sketch(tmp_path):
     def diverging(step):
         return sketch_at(step) * (np.inf if step in (3, 4) else 1)

@@ -150,6 +150,17 @@ def test_a_resumed_run_keeps_its_earlier_checkpoints_and_repeats_the_later(ckpt_
     assert [found.load(number)["d1.bias"][0] for number in (1, 2, 3)] == [-1, -2, -30]
 
 
+def test_a_resumed_run_keeps_no_earlier_checkpoint_in_the_place_of_one_it_lost(ckpt_dir):
+    first = _writer(ckpt_dir)
+    for number in (1, 2, 3, 4):
+        first.save(number, _state(number))
+    resumed = _writer(ckpt_dir)
+    assert resumed.due(3)  # and then a slow disk drops it
+    assert read(ckpt_dir).numbers == (1, 2, 3, 4)
+    resumed.save(4, _state(40))
+    assert read(ckpt_dir).numbers == (1, 2, 4)
+
+
 def test_a_second_training_of_the_same_run_starts_over(ckpt_dir):
     first = _writer(ckpt_dir)
     first.save(1, _state(1))

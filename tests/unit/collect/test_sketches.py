@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from distsummary.checkpoints.sketch import Sketcher
+from distsummary.checkpoints.sketch import BUCKETS, Sketcher
 from distsummary.checkpoints.sketch_file import SketchHeader, SketchWriter, read_sketches
+from distsummary.checkpoints.trajectory import read
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.sketches import FIRST_STRIDE, ROWS, SHARE, Pace, SketchKeeper
 from distsummary.frameworks.sketching import NumpySketching, SketchedPart
@@ -58,6 +59,11 @@ def test_sketches_come_closer_together_when_steps_grow_longer():
     assert pace.stride <= 2
 
 
+@pytest.mark.parametrize("every", [0, 10])
+def test_the_first_step_of_an_attempt_has_a_sketch_wherever_it_begins(every):
+    assert due(Pace(every), range(16, 20), step_s=1.0, cost_s=1.0)[0] == 16
+
+
 class Clock:
     """Every step takes `step_s`, every sketch nothing."""
 
@@ -83,14 +89,14 @@ def test_many_sketches_are_written_at_a_time_and_the_rest_at_the_end(tmp_path):
     model, jobs = Model(), []
     keeper = keeper_in(tmp_path, model, jobs, every=1)
     expected = {}
-    for step in range(1, ROWS + 3):
+    for step in range(1, ROWS + 4):
         model.parameters["layer1.weight"] += 0.5  # in place: a sketch is of the moment it is taken
         expected[step] = Sketcher().sketch(model.parameters)
         keeper.end_step(step)
-    assert [name for name, _ in jobs] == ["sketches"]
+    assert [nbytes // (8 * BUCKETS) for _, nbytes in jobs] == [1, ROWS], "the first one at once"
     keeper.flush()
     keeper.flush()
-    assert len(jobs) == 2
+    assert [name for name, _ in jobs] == ["sketches"] * 3
     found = read_sketches(tmp_path)
     assert found.steps == tuple(expected)
     for step, sketch in expected.items():
@@ -136,3 +142,36 @@ def test_where_ranks_may_hold_copies_no_sketches_are_kept_and_that_is_said(tmp_p
     train(collector)
     assert any("no sketches are kept" in reason for reason in collector.health().errors)
     assert not (tmp_path / "ckpt_dir").exists()
+
+
+def test_arrays_that_take_the_place_of_others_are_sketched(tmp_path, writers):
+    network = Model()
+    with Run(callbacks=SummaryCollector(tmp_path, collect_landscape={"sketch": 1}), network=network) as run:
+        for _ in run.steps([1] * 3):
+            network.parameters["layer1.weight"] = network.parameters["layer1.weight"] + 1
+    found = read_sketches(tmp_path / "ckpt_dir")
+    np.testing.assert_allclose(found.read(3), Sketcher().sketch(network.parameters), atol=1e-3)
+
+
+def test_a_step_that_cannot_be_sketched_has_its_checkpoint_and_is_told(tmp_path, writers):
+    network = Model()
+    collector = SummaryCollector(tmp_path, collect_landscape={"sketch": 1, "intervals": [[1, 2, 3]]})
+    with Run(callbacks=collector, network=network) as run:
+        for step, _ in enumerate(run.steps([1] * 3), 1):
+            if step == 2:
+                network.parameters["late"] = np.ones(2)
+    assert read_sketches(tmp_path / "ckpt_dir").steps == (1,)
+    assert read(tmp_path / "ckpt_dir").numbers == (1, 2, 3)
+    (reason,) = collector.health().errors
+    assert "sketch" in reason
+    assert "late was added" in reason
+
+
+def test_steps_that_were_taken_again_are_not_those_of_the_attempt_before(tmp_path, writers):
+    for every, first, steps in ((1, 0, 40), (10, 15, 3)):
+        network = Model()
+        collector = SummaryCollector(tmp_path, collect_landscape={"sketch": every})
+        with Run(callbacks=collector, network=network, initial_step=first) as run:
+            for _ in run.steps([1] * steps):
+                network.parameters["layer1.weight"] += 1
+    assert read_sketches(tmp_path / "ckpt_dir").steps == tuple(range(1, 17))
