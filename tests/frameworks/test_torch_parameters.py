@@ -346,3 +346,9 @@ def test_integers_stay_in_mindspores_mode() -> None:
     model = Normed()
     model.register_buffer("relative_bias_index", torch.arange(4))
     assert np.ptp(draw_normed(model, mode="mindspore").z) > 0
+
+
+def test_memory_can_be_resized_after_a_landscape_as_fsdp_does() -> None:
+    model = nn.Linear(3, 2)
+    landscape(model, nn.MSELoss(), [(torch.ones(4, 3), torch.ones(4, 2))], size=3, progress=False)
+    assert all(p.untyped_storage().resizable() for p in model.parameters())

@@ -182,9 +182,11 @@ def _refuse_without_values(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _array(tensor: Tensor) -> Array:
+    if tensor.device.type != "cpu":
+        return FRAMEWORK.to_numpy(tensor)
     try:
-        array: Array = tensor.numpy()
-    except (TypeError, RuntimeError):  # it is elsewhere, or NumPy has no such numbers
+        array: Array = np.from_dlpack(tensor)  # after tensor.numpy() FSDP could not resize the memory
+    except (TypeError, RuntimeError, BufferError):  # it is sparse, or NumPy has no such numbers
         return FRAMEWORK.to_numpy(tensor)
     array.flags.writeable = False
     return array
