@@ -91,15 +91,17 @@ class ModelParts:
         self._is_same = _watch(framework, network)
 
     def __iter__(self) -> Iterator[SketchedPart]:
-        return iter(self._parts.values()) if self._is_same() else self._renewed()
+        if not self._is_same():
+            self._renew()
+        return iter(self._parts.values())
 
-    def _renewed(self) -> Iterator[SketchedPart]:
+    def _renew(self) -> None:
         now = self._tensors_now()
         for name, part in self._parts.items():
             tensor = now[name]
             if tensor is not part.tensor and self._is_split(tensor) == self._is_split(part.tensor):
                 self._parts[name] = replace(part, tensor=tensor, runs=_runs(self._framework, tensor))
-            yield self._parts[name]
+        self._is_same = _watch(self._framework, self._network)  # the one before keeps the tensors before
 
     def _tensors_now(self) -> dict[str, Any]:
         now = dict(self._framework.named_parameters(self._network))

@@ -1,6 +1,7 @@
 """Sketches of torch parameters: the numbers of the numpy reference, on the host and by device kernels."""
 
 import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,16 @@ def test_a_sketch_is_of_the_tensors_that_the_model_has_then(change: Any) -> None
         model[0].weight.add_(1)
     expected = Sketcher().sketch({name: model.get_parameter(name).detach().numpy() for name in names})
     np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-5)
+
+
+def test_a_tensor_that_was_replaced_is_not_kept() -> None:
+    model, framework = network(), load("torch")
+    sketching = open_sketching(framework, ModelParts(framework, model))
+    sketching.take()
+    before = weakref.ref(model[0].weight)
+    replace_one(model)
+    sketching.take()
+    assert before() is None
 
 
 def unfreeze(model: nn.Module) -> None:
