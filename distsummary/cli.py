@@ -277,10 +277,14 @@ def _drawn(name: str, grid: "LossGrid") -> str:
     """What a landscape is, in a line."""
     from distsummary.landscape.output.words import not_finite
 
-    facts = [
-        f"{len(grid.x)} x {len(grid.y)} points by {grid.engine}",
-        f"loss {grid.true_loss[-1]:.4g} at its centre",
-    ]
+    facts = [f"{len(grid.x)} x {len(grid.y)} points by {grid.engine}"]
+    if not grid.computed.all():
+        facts.append(f"{grid.computed.sum():,} of {grid.computed.size:,} computed")
+    if grid.kind == "line":
+        start, end = grid.true_loss
+        facts.append(f"loss {start:.4g} and {end:.4g} at its ends, barrier {grid.barrier:.4g}")
+    else:
+        facts.append(f"loss {grid.true_loss[-1]:.4g} at its centre")
     if bad := not_finite(grid):
         facts.append(f"{bad} of {grid.computed.sum()} computed losses not finite")
     if grid.explained_variance.size:

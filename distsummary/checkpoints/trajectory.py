@@ -336,7 +336,8 @@ def _read_metadata(directory: Path) -> TrainMetadata:
     if not path.is_file():
         refuse_absent_run(directory)
         raise MissingFileError(
-            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} to have one"
+            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} to have one, "
+            "at least up to its first number"
         )
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)

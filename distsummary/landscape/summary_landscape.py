@@ -89,7 +89,8 @@ class SummaryLandscape:
         """
         if not callable(callback_fn):
             raise InvalidTypeError(
-                f"callback_fn must be a function without arguments, got {callback_fn!r}; it returns {_RESULT}"
+                f"callback_fn must be a function without arguments that returns {_RESULT}, "
+                f"got a {type(callback_fn).__name__}"  # its repr may be all the data
             )
         check_overrides(collect_landscape)
         check_device_ids(device_ids)

@@ -114,6 +114,10 @@ def test_the_path_of_a_run_is_found_by_its_directory(tmp_path: Path) -> None:
     expected = sketched_path(write_sketches(run.ckpt_dir, descent(6)))
     for around in (run, str(run.base), run.ckpt_dir):
         assert training_path(around).points.tolist() == expected.points.tolist()
+    first, second = expected.explained_variance
+    assert repr(expected) == (
+        f"SketchedPath({len(expected.steps)} steps, explained variance {first:.3g} + {second:.3g})"
+    )
     with pytest.raises(MissingFileError, match="'sketch': True"):
         training_path(RunDir(tmp_path / "without").create())
     with pytest.raises(MissingFileError, match="nowhere does not exist; check the path"):

@@ -242,7 +242,7 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
 @pytest.mark.parametrize(
     ("changes", "kind", "says"),
     [
-        ({"callback_fn": 3}, InvalidTypeError, "callback_fn must be a function without arguments, got 3"),
+        ({"callback_fn": ["data"]}, InvalidTypeError, r"callback_fn must be a function .*\), got a list$"),
         ({"device_ids": (0, 1)}, InvalidTypeError, "device_ids must be list or None"),
         ({"device_ids": 2}, InvalidTypeError, "device_ids must be list or None, got 2"),
         ({"device_ids": [0, "1"]}, InvalidTypeError, r"device_ids\[1\] must be int, got '1'"),

@@ -74,12 +74,27 @@ def test_ticks_of_a_surface_stand_apart_below_a_checkpoint_far_above_it() -> Non
     assert np.diff(heights).min() > 0.04 * (high - low)
 
 
+def test_the_heights_of_a_surface_over_many_decades_stand_beside_their_axis() -> None:
+    pads = []
+    for z in (make_grid().z, 10.0 ** (make_grid().z - 8)):
+        figure = make_grid(z=z).plot(kind="surface")
+        assert figure is not None
+        figure.draw_without_rendering()
+        pads.append(figure.axes[0].zaxis.get_tick_params()["pad"])
+        assert not {*figure.axes[0].get_xticks()} & {*figure.axes[0].get_xlim()}  # free for the other axis
+    assert pads[0] < pads[1]
+
+
 def test_a_curve_over_many_decades_is_logarithmic() -> None:
     for top, expected in ((1e12, "log"), (9.0, "linear")):
         row = make_grid(y=np.zeros(1), z=np.array([[1.0, 2.0, top, 1.0]]), **(ENDS | {"numbers": (1, 9)}))
         axes = figure_for().subplots()
         draw_curve(axes, row, scale_for(row.z, row.path_loss, row.true_loss))
         assert axes.get_yscale() == expected
+        straight = next(line for line in axes.lines if line.get_linestyle() == ":")
+        way, losses = straight.get_data()
+        np.testing.assert_allclose(losses, np.interp(way, row.path[:, 0], row.path_loss))
+        assert len(way) > 100
 
 
 def test_losses_of_checkpoints_with_one_number_have_one_tick() -> None:

@@ -47,6 +47,11 @@ class SketchedPath:
     explained_variance: Array
     diverged: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        shares = " + ".join(f"{share:.3g}" for share in self.explained_variance)
+        lost = f", {len(self.diverged)} diverged" if self.diverged else ""
+        return f"SketchedPath({len(self.steps)} steps, explained variance {shares}{lost})"
+
 
 def sketched_path(sketches: Sketches, *, centring: str = "last") -> SketchedPath:
     """The PCA coordinates of all steps; the plane is that of at most `MAX_ROWS` of them, evenly spread.

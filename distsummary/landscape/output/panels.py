@@ -28,6 +28,8 @@ GAP = STAR  # from a checkpoint to its name, which covers no star
 MAX_DOTS = 48
 MAX_POINTS = 81  # of a surface along each side: a picture shows no more
 TICKS = 9
+USUAL = 3  # letters of a tick's label
+FINE = 256  # points of what is straight, where the axis is not
 SHARES = (0, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of a line
 MAX_NAME = 30  # characters of a name in a row under a tick
 PATH, STEPS, STEPS_COLOR = "path of the training", "steps between, by sketches", "C1"
@@ -97,6 +99,8 @@ def draw_surface(figure: Any, grid: LossGrid, scale: LossScale) -> None:
     axes.set_xlabel(_axis(grid, 0), fontsize=9)
     axes.set_ylabel(_axis(grid, 1), fontsize=9)
     axes.tick_params(labelsize=8)
+    for axis in (axes.xaxis, axes.yaxis):  # their last labels would meet in a corner
+        axis.get_major_locator().set_params(prune="both")
     _add_legend(figure)
 
 
@@ -116,7 +120,8 @@ def draw_curve(axes: Any, grid: LossGrid, scale: LossScale) -> None:
         ends = clipped(grid.path_loss)
         has_barrier = grid.kind == "line" and not grid.missing.any()
         label = "straight between the ends" + (f"; barrier {grid.barrier:.4g}" if has_barrier else "")
-        axes.plot(at[[0, -1]], ends[[0, -1]], ":", color="0.4", label=label)
+        straight = np.linspace((at[0], ends[0]), (at[-1], ends[-1]), FINE)  # a log scale bends it
+        axes.plot(*straight.T, ":", color="0.4", label=label)
         axes.plot(at, clipped(grid.true_loss), "o", color="black", label="true loss of the checkpoints")
         is_named = len(grid.numbers) == len(at) and grid.kind != "line"
         for k in thinned(len(at), MAX_LABELS) if is_named else ():
@@ -202,10 +207,14 @@ def _set_box(axes: Any, grid: LossGrid, scale: LossScale, heights: Array) -> Non
     low, high = finite_bounds(heights, scale.heights(grid.path_loss), scale.heights(grid.true_loss))
     margin = 0.02 * (high - low) or 0.5
     axes.set(xlim=(grid.x[0], grid.x[-1]), ylim=(grid.y[0], grid.y[-1]), zlim=(low - margin, high + margin))
-    axes.set_zlabel("loss", fontsize=9, labelpad=10)
+    longest = USUAL
     if scale.stretch != "linear":
         ticks = _apart(scale.ticks(TICKS), scale, 0.05 * (high - low))
-        axes.set_zticks(scale.heights(ticks), labels=tick_labels(ticks))
+        labels = tick_labels(ticks)
+        axes.set_zticks(scale.heights(ticks), labels=labels)
+        longest = max(USUAL, *map(len, labels))
+    axes.tick_params(axis="z", pad=2 + longest)  # labels are centred there: long ones would lie over the axis
+    axes.set_zlabel("loss", fontsize=9, labelpad=4 + 2 * longest)
     axes.view_init(elev=38.0, azim=_azimuth(heights))
 
 
@@ -283,7 +292,7 @@ def _line_color(grid: LossGrid, run: str) -> str:
 
 def _add_colorbar(figure: Any, axes: Any, mappable: Any, scale: LossScale, **options: float) -> None:
     ticks = scale.ticks(TICKS)
-    bar = figure.colorbar(mappable, ax=axes, label="loss", ticks=ticks, **options)
+    bar = figure.colorbar(mappable, ax=axes, label=scale.label, ticks=ticks, **options)
     bar.ax.set_yticks(ticks, labels=tick_labels(ticks))
     bar.ax.minorticks_off()
 

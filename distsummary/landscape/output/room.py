@@ -17,15 +17,16 @@ def corners_with_room(
         name |              all in pixels: `points` and `sizes` of names (k, 2), `taken` (t, 4) boxes that
              o point        stay free (left, bottom, right, top), `gap` from point to name along either axis
 
-    A name covers nothing that is taken and no other name. Those of `always` choose first, and stand also
+    A name covers nothing that is taken and no other name, nor stands nearer to them than to its own point
+    if it need not: it would be read as another's. Those of `always` choose first, and stand also
     where there is no room.
     """
     found = {}
     for k in sorted(range(len(points)), key=lambda k: k not in always):
         boxes = [_box(points[k], sizes[k], gap, corner) for corner in CORNERS]
-        free = [n for n, box in enumerate(boxes) if not _is_over(box, taken)]
-        if free or k in always:
-            corner = free[0] if free else 0
+        room = [min(_distance(box, taken), gap) for box in boxes]
+        if max(room) >= 0 or k in always:
+            corner = int(np.argmax(room))
             found[k] = CORNERS[corner]
             taken = np.vstack((taken, boxes[corner]))
     return found
@@ -42,6 +43,7 @@ def _box(point: Array, size: Array, gap: float, corner: tuple[int, int]) -> Arra
     return np.concatenate((np.minimum(near, far), np.maximum(near, far)))
 
 
-def _is_over(box: Array, taken: Array) -> bool:
-    left, bottom, right, top = taken.T
-    return bool(np.any((left < box[2]) & (box[0] < right) & (bottom < box[3]) & (box[1] < top)))
+def _distance(box: Array, taken: Array) -> float:
+    """To the nearest of what is taken, along the axis in which that is farther off; negative if covered."""
+    apart = np.maximum(taken[:, :2] - box[2:], box[:2] - taken[:, 2:]).max(axis=1)
+    return round(float(apart.min(initial=np.inf)), 1)  # in pixels: rounding must not choose the corner

@@ -11,7 +11,7 @@ from distsummary.landscape.output.grid import finite_bounds
 LEVELS = 25
 LARGEST = 1e30  # matplotlib fills up to 1e250
 WIDE = 20.0  # a ratio of losses beyond which equal steps would hide the valley
-DIGITS = range(3, 9)  # of a loss in print
+DIGITS = range(3, 13)  # of a loss in print
 DECADES = 8.0  # beyond which equal ratios would hide it too
 
 
@@ -38,13 +38,18 @@ class LossScale:
         places = np.interp(shown, self.levels, np.arange(len(self.levels)))
         return np.where(np.isfinite(shown), places, np.nan)
 
+    @property
+    def label(self) -> str:
+        """What stands at the axis of the losses: a reader must not take a logarithm's cone for a loss's."""
+        return {"linear": "loss", "log": "loss (log scale)"}.get(self.stretch, "loss (uneven scale)")
+
     def ticks(self, most: int) -> Array:
         """At most `most` of the levels, evenly chosen, the first and the last among them."""
         return np.asarray(self.levels[thinned(len(self.levels), most)])
 
 
 def tick_labels(losses: Array) -> list[str]:
-    """Losses in print: in the fewest digits that tell them apart, in three where not even eight do."""
+    """Losses in print: in the fewest digits that tell them apart, in three where not even twelve do."""
     texts = [[f"{loss:.{digits}g}" for loss in losses] for digits in DIGITS]
     return next((labels for labels in texts if len(set(labels)) == len(labels)), texts[0])
 

@@ -20,7 +20,13 @@ def test_a_name_without_room_is_left_out_unless_it_must_stay() -> None:
 
 def test_names_that_stay_choose_first() -> None:
     points = np.array([[0.0, 0.0], [4.0, 0.0], [8.0, 0.0]])
-    assert corners_with_room(points, NAMES, 5, NOTHING, {0, 2}) == {0: (1, 1), 2: (-1, 1), 1: (1, -1)}
+    assert corners_with_room(points, NAMES, 5, NOTHING, {0, 2}) == {0: (1, 1), 2: (1, -1), 1: (-1, 1)}
+
+
+def test_a_name_stands_nearer_to_its_own_point_than_to_another() -> None:
+    points = np.array([[0.0, 0.0], [3.0, 5.0]])
+    found = corners_with_room(points, NAMES[:2], 7, around(points, 3.5), {0})
+    assert found == {0: (-1, 1), 1: (1, 1)}  # above on the right it would touch the other's dot
 
 
 def test_nothing_has_room_anywhere() -> None:

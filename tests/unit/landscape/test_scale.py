@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from distsummary.landscape.output.scale import LARGEST, LEVELS, contour_levels, scale_for
+from distsummary.landscape.output.scale import LARGEST, LEVELS, contour_levels, scale_for, tick_labels
 
 BOWL = np.add.outer(np.linspace(-1, 1, 21) ** 2, np.linspace(-1, 1, 21) ** 2)
 
@@ -68,3 +68,13 @@ def test_ticks_are_levels_with_both_ends() -> None:
     assert len(ticks) == 9
     assert set(ticks) <= set(scale.levels)
     assert (ticks[0], ticks[-1]) == (scale.levels[0], scale.levels[-1])
+
+
+def test_the_axis_of_the_losses_says_what_stretches_them() -> None:
+    labels = {scale_for(z).stretch: scale_for(z).label for z in (BOWL + 1, BOWL + 0.01, (10 * BOWL) ** 4)}
+    assert labels == {"linear": "loss", "log": "loss (log scale)", "levels": "loss (uneven scale)"}
+
+
+def test_losses_that_differ_far_behind_the_point_are_told_apart() -> None:
+    assert tick_labels(1e6 + np.array([0.001, 0.002])) == ["1000000.001", "1000000.002"]
+    assert tick_labels(np.array([0.25, 0.5])) == ["0.25", "0.5"]
