@@ -44,6 +44,18 @@ def test_the_readmes_python_runs_as_it_stands(snippet, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(tmp_path: Path) -> None:
+    first, *others = [b for b in blocks((ROOT / "docs/landscape.md").read_text()) if b.language == "python"]
+    for name, block in (("train.py", first), *((f"line_{block.line}.py", block) for block in others)):
+        (tmp_path / name).write_text(block.code)
+        done = subprocess.run(
+            [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=150
+        )
+        assert done.returncode == 0, done.stderr
+        for said in re.findall(r"print\(\w+\)  # (LossGrid.*)", block.code):
+            assert said.split(" points")[0] in done.stdout
+
+
 @pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
 def test_make_targets_in_documents_exist(document: Path) -> None:
     used = {target for line in commands(document.read_text()) for target in _make_targets_of(line)}
