@@ -3,6 +3,7 @@
 import pickle
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,8 +245,9 @@ def test_a_picture_says_what_was_not_computed_and_what_is_rounding() -> None:
     first_row = np.arange(12).reshape(3, 4) < 4
     assert notes(make_grid(z=z, computed=first_row, is_partial=True)) == [
         "4 of 12 points computed, 6 interpolated, 2 missing",
+        "losses not finite: 1",
     ]
-    assert notes(make_grid(z=z, rounding={"x": 0.1, "y": 0.05})) == []  # computed, and not finite
+    assert notes(make_grid(z=z, rounding={"x": 0.1, "y": 0.05})) == ["losses not finite: 3"]
 
 
 ONE_ROW = np.repeat([[True], [False], [False]], 4, axis=1)
@@ -354,3 +356,12 @@ def test_drawing_leaves_matplotlibs_state_alone(tmp_path: Path) -> None:
     make_grid().plot(tmp_path / "grid.png")
     assert (tmp_path / "grid.png").stat().st_size > 10_000
     assert (matplotlib.get_backend(), plt.get_fignums(), dict(matplotlib.rcParams)) == before
+
+
+def test_a_surface_names_the_corners_of_its_triangle() -> None:
+    corners = make_grid(kind="triangle", runs=("a", "b", "c"), run_lengths=(1, 1, 1))
+    lost = np.array([np.nan, 2.0, 1.0])
+    for grid, expected in ((corners, ["a", "b", "c"]), (replace(corners, true_loss=lost), ["b", "c"])):
+        figure = grid.plot(kind="surface")
+        assert figure is not None
+        assert [text.get_text().strip() for text in figure.axes[0].texts] == expected

@@ -12,7 +12,7 @@ from distsummary.landscape.output import panels
 from distsummary.landscape.output.cells import thinned
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.scale import scale_for
-from distsummary.landscape.output.words import shortened
+from distsummary.landscape.output.words import not_finite, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,7 +106,7 @@ def title(grid: LossGrid) -> str:
 
 
 def notes(grid: LossGrid) -> list[str]:
-    """What the losses of the picture are not: computed, or apart from rounding; nothing if they are."""
+    """What the losses of the picture are not: computed, finite, apart from rounding; nothing if they are."""
     found = []
     left, missing = int((~grid.computed).sum()), int(grid.missing.sum())
     if left:
@@ -114,6 +114,8 @@ def notes(grid: LossGrid) -> list[str]:
         if missing in (0, left):
             others = f"the others {'missing' if missing else 'interpolated'}"
         found.append(f"{grid.z.size - left:,} of {grid.z.size:,} points computed, {others}")
+    if bad := not_finite(grid):
+        found.append(f"losses not finite: {bad:,}")
     share, axis = max(((share, axis) for axis, share in grid.rounding.items()), default=(0.0, ""))
     if share > MUCH_ROUNDING:
         found.append(f"rounding: {100 * share:.0f} % of the steps along {axis} are below an ulp")

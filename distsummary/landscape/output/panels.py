@@ -25,6 +25,7 @@ MISSING = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "///", "linewidth":
 MAX_LABELS = 12
 DOT, STAR = 3.5, 7.0  # points: half of what checkpoints are drawn as
 GAP = STAR  # from a checkpoint to its name, which covers no star
+NAME_BOX = {"fc": "white", "ec": "none", "alpha": 0.6, "pad": 1}
 MAX_DOTS = 48
 MAX_POINTS = 81  # of a surface along each side: a picture shows no more
 TICKS = 9
@@ -197,6 +198,10 @@ def _draw_path_in_space(
             x, y = grid.path[k]
             axes.plot([x, x], [y, y], [in_plane[k], true[k]], color="black", linewidth=0.8, zorder=5)
             axes.plot([x], [y], [true[k]], **_TRUE, color=colors[k], zorder=6)
+        for run, part in grid.parts.items():
+            k = part.start
+            if run and len(part) == 1 and np.isfinite(true[k]):  # no line in the legend tells which it is
+                axes.text(*grid.path[k], true[k], f"   {run}", fontsize=8, bbox=NAME_BOX, zorder=5)
         axes.plot([], [], [], **_TRUE, color="0.3", linestyle="none", label="true loss of a checkpoint")
     axes.plot([0.0], [0.0], [in_plane[-1]], "*", color="red", markeredgecolor="white", markersize=13,
               zorder=7, label=_centre(grid))  # fmt: skip
@@ -305,11 +310,10 @@ def _add_legend(figure: Any) -> None:
 def _label_checkpoints(axes: Any, grid: LossGrid) -> None:
     if len(grid.numbers) != len(grid.path):
         return
-    box = {"fc": "white", "ec": "none", "alpha": 0.6, "pad": 1}
     names = _names(grid)
     for k in thinned(len(grid.path), MAX_LABELS)[: None if grid.runs else -1]:
         axes.annotate(names[k], grid.path[k], xytext=(GAP, GAP), textcoords="offset points",
-                      fontsize=8, color="black", bbox=box)  # fmt: skip
+                      fontsize=8, color="black", bbox=NAME_BOX)  # fmt: skip
 
 
 def make_room(figure: Any, axes: Any, grid: LossGrid) -> None:

@@ -214,3 +214,13 @@ def test_the_plane_does_not_depend_on_how_parameters_are_cut_into_tensors() -> N
     other = pca_plane(whole, ["w"])
     np.testing.assert_allclose(flat(one.directions.x), other.directions.x["w"], rtol=1e-6)
     np.testing.assert_allclose(one.explained_variance, other.explained_variance, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("centring", "shares"), [("last", (0.81, 0.09)), ("mean", (0.61, 0.15))])
+def test_a_random_walk_has_the_shares_that_the_documents_warn_of(
+    centring: str, shares: tuple[float, float]
+) -> None:
+    steps = np.random.default_rng(0).normal(size=(200, 10_000))
+    walk = [{"w": at} for at in np.cumsum(steps, axis=0)]
+    found = pca_plane(walk, ["w"], centring=centring).explained_variance
+    np.testing.assert_allclose(found, shares, atol=0.01)
