@@ -365,3 +365,13 @@ def test_a_surface_names_the_corners_of_its_triangle() -> None:
         figure = grid.plot(kind="surface")
         assert figure is not None
         assert [text.get_text().strip() for text in figure.axes[0].texts] == expected
+
+
+@pytest.mark.parametrize("kind", ["contour", "surface"])
+def test_the_fonts_of_a_pdf_are_such_as_papers_may_have(tmp_path: Path, kind: str) -> None:
+    figure = make_grid().plot(kind=kind)
+    assert figure is not None
+    figure.savefig(tmp_path / "figure.pdf")
+    for pdf in (draw(make_grid(), kind, "pdf"), (tmp_path / "figure.pdf").read_bytes()):
+        assert b"/Type42" in pdf or b"/TrueType" in pdf or b"/CIDFontType2" in pdf
+        assert b"/Type3" not in pdf
