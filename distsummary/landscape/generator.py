@@ -31,7 +31,13 @@ from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.words import doubts
 from distsummary.landscape.output.write import write_landscapes
-from distsummary.landscape.request import check_directions, check_numbers, choose_engine, refuse_unused
+from distsummary.landscape.request import (
+    check_directions,
+    check_numbers,
+    choose_engine,
+    refuse_classes,
+    refuse_unused,
+)
 from distsummary.landscape.workers.fingerprint import fingerprint
 from distsummary.landscape.workers.journal import Journal
 from distsummary.landscape.workers.meaning import Meaning
@@ -164,6 +170,7 @@ def landscape(
     )  # fmt: skip
     check_type("evaluation", evaluation, Evaluation, optional=True)
     check_type("resume", resume, bool)
+    refuse_classes(model=model, loss_fn=loss_fn)
     choice = choose_engine(model, engine, memory)
     request = check_directions(model, directions, around, runs, mode)
     refuse_unused(request, mode=mode, normalization=normalization, centring=centring, filter_axis=filter_axis)

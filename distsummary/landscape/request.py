@@ -67,6 +67,15 @@ def _check_share(field: str, share: object) -> None:
         )
 
 
+def refuse_classes(**given: object) -> None:
+    """Raise for a class where an instance is meant, such as `nn.MSELoss` for `nn.MSELoss()`."""
+    for field, value in given.items():
+        if isinstance(value, type):
+            raise InvalidTypeError(
+                f"{field} must be an instance, got the class {value.__name__}; give {value.__name__}(...)"
+            )
+
+
 def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice | None:
     """The engine that is asked for; None where it is to be chosen."""
     check_type("engine", engine, str)

@@ -327,6 +327,14 @@ def test_what_is_no_model_is_refused_by_type(model: Any) -> None:
         draw(model=model, around=None)
 
 
+def test_a_class_in_the_place_of_an_instance_is_refused_by_its_name() -> None:
+    for field in ("model", "loss_fn"):
+        with pytest.raises(
+            InvalidTypeError, match=rf"^{field} must be an instance, got the class Mlp; give Mlp"
+        ):
+            draw(**{"around": None, field: Mlp})
+
+
 @pytest.mark.parametrize("output", ["", " ", 3])
 def test_an_output_that_is_no_directory_is_refused_by_its_name(output: Any) -> None:
     with pytest.raises((InvalidTypeError, InvalidValueError), match="output must"):
