@@ -13,20 +13,20 @@ def test_a_name_stands_at_the_first_corner_that_is_free() -> None:
 
 
 def test_a_name_without_room_is_left_out_unless_it_must_stay() -> None:
-    points, taken = np.zeros((3, 2)), np.array([[-30.0, -30.0, 30.0, 30.0]])
+    points, taken = np.zeros((3, 2)), np.array([[-31.0, -30.0, 30.0, 30.0]])
     assert corners_with_room(points, NAMES, 5, taken, ()) == {}
     assert corners_with_room(points, NAMES, 5, taken, {2}) == {2: (1, 1)}
 
 
 def test_names_that_stay_choose_first() -> None:
     points = np.array([[0.0, 0.0], [4.0, 0.0], [8.0, 0.0]])
-    assert corners_with_room(points, NAMES, 5, NOTHING, {0, 2}) == {0: (1, 1), 2: (1, -1), 1: (-1, 1)}
+    assert corners_with_room(points, NAMES, 5, NOTHING, {0, 2}) == {0: (1, 1), 2: (1, -1), 1: (-1, -1)}
 
 
-def test_a_name_stands_nearer_to_its_own_point_than_to_another() -> None:
+def test_a_name_stands_on_the_side_away_from_other_points() -> None:
     points = np.array([[0.0, 0.0], [3.0, 5.0]])
-    found = corners_with_room(points, NAMES[:2], 7, around(points, 3.5), {0})
-    assert found == {0: (-1, 1), 1: (1, 1)}  # above on the right it would touch the other's dot
+    dots = np.vstack((around(points, 3.5), around(points[1:], 7)))  # the last has a star, too
+    assert corners_with_room(points, NAMES[:2], 7, dots, {0}) == {0: (-1, -1), 1: (1, 1)}
 
 
 def test_nothing_has_room_anywhere() -> None:
