@@ -173,6 +173,30 @@ def test_criteria_of_several_numbers_a_row_have_an_error_from_rows(choice: Engin
     np.testing.assert_allclose(found["stderr"], rows.std(axis=0, ddof=1) / np.sqrt(24), rtol=1e-4)
 
 
+class MeanOnly(nn.CrossEntropyLoss):
+    """A criterion that has no losses of rows."""
+
+    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.reduction != "mean":
+            raise NotImplementedError(f"reduction={self.reduction!r} is not there yet")
+        return super().forward(outputs, labels)
+
+
+@ENGINES
+def test_a_criterion_that_raises_when_it_is_asked_for_rows_has_the_error_of_the_batches(
+    choice: EngineChoice,
+) -> None:
+    net = make_net(Mlp)
+    batches = [net.batch(8) for _ in range(4)]
+    found, once = (
+        values_of(engine_at(net, batches, choice, loss_fn=loss_fn, stderr=True))
+        for loss_fn in (MeanOnly(), lambda model, batch: CRITERION(model(batch[0]), batch[1]))
+    )
+    np.testing.assert_allclose(found["stderr"], once["stderr"], rtol=1e-4)
+    with pytest.raises(LandscapeError, match="reduction='none'"):
+        engine_at(net, batches, choice, loss_fn=MeanOnly(), classes=3)
+
+
 def test_one_loss_for_each_part_of_a_row_gives_the_error_of_the_batches() -> None:
     net = make_net(Mlp)
     batches = [net.batch(8) for _ in range(4)]

@@ -49,6 +49,8 @@ class Measure:
         """Find out with a batch whether the loss of each row is to be had; a criterion is asked for it."""
         if self._evaluation.wants_rows:
             found, outputs, targets = self._loss(batch)
+            if self._by_rows is not None and not _runs(self._by_rows, outputs, targets):
+                self._by_rows = None
             loss, rows = self._read(found, outputs, targets, batch_rows(batch))
             columns = torch.stack([loss.double(), *_sums(loss, rows)]).cpu().numpy()
             self.has_rows = rows is not None and not is_apart(*columns)
@@ -141,6 +143,17 @@ def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
         return [loss.new_full((), number, dtype=torch.float64) for number in (torch.inf, 0.0)]
     exact = rows.double()
     return [exact.mean(), (exact * exact).mean()]
+
+
+def _runs(by_rows: Callable[..., Any], outputs: Any, targets: Any) -> bool:
+    """Whether a criterion of the user's can do without its reduction."""
+    try:
+        by_rows(outputs, targets)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # of any kind: it is the user's code, which runs as he gave it
+        return False
+    return True
 
 
 def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
