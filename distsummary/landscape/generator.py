@@ -240,8 +240,15 @@ def _drawn(
         found = dict(zip(prepared, grids, strict=True))
         if doubt := doubts(found):
             _log.warning("%s", doubt)
-        if target is not None:
-            write_landscapes(target, grids, loss_of=loss_of, journal=journal.path if journal else None)
+        if target is not None and journal is not None:
+            try:
+                write_landscapes(target, grids, loss_of=loss_of, journal=journal.path)
+            except KeyboardInterrupt as error:
+                _log.warning(
+                    "not all files of it are written; its points are in %s: the same call goes on from there",
+                    journal.path,
+                )
+                raise LandscapeCancelled(found) from error
         if drawn.was_cancelled:
             raise LandscapeCancelled(found)
         if journal is not None and not any(grid.lost_points for grid in grids):

@@ -11,6 +11,7 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscape.output import write
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers.runner import LandscapeCancelled
 from tests.interrupts import Dropping, sigint
@@ -191,6 +192,27 @@ def test_an_interrupt_before_the_first_point_is_an_interrupt_and_writes_nothing(
         random_plane(output=tmp_path)
     assert written(tmp_path) == []
     assert "landscape.npz is not written: no point of it was computed" in caplog.text
+
+
+def test_an_interrupt_while_files_are_written_gives_the_whole_grids_and_the_next_call_writes_them(
+    tmp_path: Path, stop_at: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(write, "_save_pictures", interrupt)
+        with pytest.raises(LandscapeCancelled) as stopped:
+            random_plane(output=tmp_path)
+    grid = stopped.value.grids["random"]
+    assert grid.computed.all()
+    assert not grid.is_partial
+    [journal] = (tmp_path / "landscape").glob("journal-*.bin")
+    assert f"its points are in {journal}: the same call goes on from there" in caplog.text
+    seen = stop_at(None)
+    assert random_plane(output=tmp_path).z.tobytes() == grid.z.tobytes()
+    assert (len(seen), journal.exists()) == (0, False)
+    assert (tmp_path / "landscape" / "landscape.png").is_file()
 
 
 def written(path: Path) -> list[Path]:
