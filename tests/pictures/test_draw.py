@@ -279,6 +279,15 @@ def test_a_picture_tells_losses_that_are_not_finite_from_those_not_computed() ->
         assert is_hatched == ("not computed" in expected)
 
 
+@pytest.mark.parametrize("lost", [np.nan, np.inf, None])
+def test_the_legend_tells_of_grey_checkpoints_where_there_are_some(lost: float | None) -> None:
+    figure = figure_for()
+    grid = make_grid(**ENDS | {"true_loss": np.array([2.0 if lost is None else lost, 1.0])})
+    draw_contours(figure, grid, scale_for(grid.z))
+    entries = [text.get_text() for legend in every_legend(figure) for text in legend.get_texts()]
+    assert ("checkpoint: true loss not finite" in entries) == (lost is not None)
+
+
 @pytest.mark.parametrize("kind", ["contour", "surface"])
 def test_losses_that_no_cell_shows_are_dots(kind: str) -> None:
     figure = figure_for()

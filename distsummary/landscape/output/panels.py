@@ -59,6 +59,9 @@ def draw_contours(figure: Any, grid: LossGrid, scale: LossScale) -> None:
         for k in thinned(len(grid.path), MAX_DOTS):
             axes.plot(*grid.path[k], **_TRUE, color=colors[k])
         axes.plot([], [], **_TRUE, color="0.3", linestyle="none", label="checkpoint: colour of its true loss")
+        if not np.isfinite(clipped(grid.true_loss)).all():
+            lost = "checkpoint: true loss not finite"
+            axes.plot([], [], **_TRUE, color=NOT_FINITE, linestyle="none", label=lost)
         _label_checkpoints(axes, grid)
     axes.plot(0.0, 0.0, "*", color="red", markeredgecolor="white", markersize=14, label=_centre(grid))
     axes.set(xlabel=_axis(grid, 0), ylabel=_axis(grid, 1))
