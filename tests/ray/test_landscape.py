@@ -29,6 +29,7 @@ from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers import actor_crew, actor_end, actor_team
 from distsummary.landscape.workers.actor import RayWorkers
+from distsummary.landscape.workers.actor_crew import _Call
 from distsummary.landscape.workers.actor_start import check_spread, plan_workers
 from distsummary.landscape.workers.progress import Progress
 from distsummary.landscape.workers.runner import Here, LandscapeCancelled
@@ -547,6 +548,22 @@ def test_the_runner_reports_after_every_chunk() -> None:
         assert scheduler.is_finished
         assert list(crew.seconds) == ["worker-0"]
         assert crew.seconds["worker-0"] > spent
+
+
+def test_what_a_worker_died_of_before_its_calls_makes_none_of_them_a_suspect(tmp_path: Path) -> None:
+    task = numpy_task(killer(tmp_path / "kills", kills=1, at=CENTRE_WEIGHT))
+    planned = plan_chunks(task.planes)
+    harmless = [chunk for chunk in planned if chunk.kind == "path"]
+    with RayWorkers(1) as workers, workers.crew(task) as crew:
+        before = Scheduler(harmless)
+        crew.run(before, lambda worker, chunk, result: before.done(worker, chunk, result.measured))
+        left = tuple(chunk for chunk in planned if chunk.kind == "grid")
+        crew._ask(_Call("worker-0", left, before))  # as of a round of refinement that others ended
+        scheduler = Scheduler(planned)
+        crew.run(scheduler, lambda worker, chunk, result: scheduler.done(worker, chunk, result.measured))
+    assert len(list((tmp_path / "kills").iterdir())) == 1
+    assert scheduler.is_finished
+    assert scheduler._losses == {}
 
 
 def test_refinement_on_workers_gives_the_same_bytes_and_leaves_out_the_same_points() -> None:

@@ -176,7 +176,7 @@ class RayCrew:
         try:
             answer = _answer(reference, call)
         except RayError as error:
-            self._replace(call.worker, error, scheduler)
+            self._replace(call, error, scheduler)
             return
         if isinstance(answer, EngineFacts):
             self._facts = answer
@@ -214,10 +214,12 @@ class RayCrew:
                 if chunks:
                     self._ask(_Call(worker, chunks, scheduler))
 
-    def _replace(self, worker: str, error: RayError, scheduler: Scheduler) -> None:
+    def _replace(self, call: _Call, error: RayError, scheduler: Scheduler) -> None:
         """The worker is dead: its chunks go back, another one takes its place."""
+        worker = call.worker
+        asked = [call, *(one for one in self._pending.values() if one.worker == worker)]
         options = self._drop(worker)
-        scheduler.lost(worker)
+        scheduler.lost(worker, was_at_it=all(one.scheduler is scheduler for one in asked))
         how = how_it_died(error)
         _log.warning("landscape %s died (%s); its chunks are evaluated again by others", worker, how)
         self._deaths += 1

@@ -133,10 +133,11 @@ class Scheduler:
         self._done += len(chunk)
         return True
 
-    def lost(self, worker: Hashable) -> list[Chunk]:
+    def lost(self, worker: Hashable, *, was_at_it: bool = True) -> list[Chunk]:
         """`worker` is gone: put its chunks back; returns those that are given up now.
 
-        Only the call it was at counts: what is behind it cannot have killed it.
+        Only the call it was at counts: what is behind it cannot have killed it. None does where the worker
+        was not at it yet, but at what is nobody's any more.
         """
         calls = self._held.pop(worker, [])
         elsewhere = {chunk for others in self._held.values() for call in others for chunk in call}
@@ -144,8 +145,9 @@ class Scheduler:
             [chunk for chunk in call if chunk not in self.results and chunk not in elsewhere]
             for call in calls
         ]
-        self._waiting.extendleft(reversed([chunk for call in missing[1:] for chunk in call]))
-        if not missing or not missing[0]:
+        behind = missing[1:] if was_at_it else missing
+        self._waiting.extendleft(reversed([chunk for call in behind for chunk in call]))
+        if not was_at_it or not missing or not missing[0]:
             return []
         suspects = missing[0] if len(calls[0]) > 1 else missing[0][0].split(self._align)
         is_known = len(calls[0]) == len(suspects) == 1  # which it died of

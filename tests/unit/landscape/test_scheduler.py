@@ -104,6 +104,15 @@ def test_a_chunk_that_kills_three_workers_is_nan_and_reported_and_its_companions
     assert scheduler.progress() == Counts(done=3, total=3)
 
 
+def test_a_worker_that_died_of_what_it_was_at_before_leaves_no_suspect() -> None:
+    scheduler = Scheduler(chunks(2))
+    for name in ("a", "b", "c"):
+        assert rows([take(scheduler, name), take(scheduler, name)]) == [0, 1]
+        assert scheduler.lost(name, was_at_it=False) == []
+    assert rows(scheduler.next_chunks("d", points=2 * len(chunks(1)[0]))) == [0, 1]  # neither goes alone
+    assert not scheduler.abandoned
+
+
 def test_losing_a_worker_that_holds_nothing_changes_nothing() -> None:
     scheduler = Scheduler(chunks(1))
     finish(scheduler, "a", take(scheduler, "a"))
