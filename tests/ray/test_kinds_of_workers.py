@@ -1,13 +1,15 @@
 """What a landscape computes, workers of one kind compute: those with GPUs, or those without."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import ray
 
 from distsummary.landscape.engines.plan import plan_chunks
-from distsummary.landscape.workers import actor_crew, actor_team
+from distsummary.landscape.workers import actor, actor_crew, actor_team
+from distsummary.landscape.workers.actor import RayWorkers
 from distsummary.landscape.workers.actor_crew import RayCrew
 from distsummary.landscape.workers.actor_start import UNRESERVED
 from distsummary.landscape.workers.actor_team import Team
@@ -99,3 +101,27 @@ def test_a_team_that_has_begun_on_gpus_waits_for_one(
         assert "one is waited for" in caplog.text
     finally:
         team.end()
+
+
+def test_gpus_that_were_waited_for_in_vain_are_not_waited_for_again(
+    impatient: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actor, "free_resources", lambda: {"GPU": 1.0, "CPU": 1.0})  # as Ray counts them
+    monkeypatch.setattr(actor, "fits", lambda gpus: True)
+    task = numpy_task(golden_mlp.cross_entropy)
+    with RayWorkers(1, gpus_each=1.0) as workers:
+        task = replace(task, choice=workers.plan(task))
+        monkeypatch.setattr(actor_crew, "START_S", 600.0)
+        scheduler = Scheduler(plan_chunks(task.planes))
+        with workers.crew(task) as crew:
+            crew.run(scheduler, lambda worker, chunk, result: scheduler.done(worker, chunk, result.measured))
+            assert kinds(crew) == [{"num_cpus": 1}]
+    assert caplog.text.count("no landscape worker started") == 1
+
+
+@pytest.mark.parametrize("crew", [ON_GPU], indirect=True)
+def test_a_crew_that_waited_for_gpus_in_vain_says_so_to_who_plans_workers(crew: RayCrew) -> None:
+    said: list[bool] = []
+    crew._forgo = lambda: said.append(True)
+    crew._lose_patience()
+    assert said == [True]

@@ -67,7 +67,7 @@ class RayWorkers:
         if not resources.get("num_gpus"):
             with told(PLANNING):
                 return plan_engine(_sendable(task)).choice
-        team = Team(LandscapeActor, [resources], send(_sendable(task)))
+        team = Team(LandscapeActor, [resources], send(_sendable(task)), forgo=self._forgo_gpus)
         try:
             with told(PLANNING, RayError), original_errors():
                 choice: EngineChoice = ray.get(team.started()[0].plan.remote())
@@ -87,14 +87,14 @@ class RayWorkers:
         resources = self._resources(model, min(GROUPS, length_hint(batches) or GROUPS))
         loss_fn = on_host(model, loss_fn)
         model, batches = portable(model, batches)
-        return RayHessian(send((model, loss_fn, batches)), options, resources)
+        return RayHessian(send((model, loss_fn, batches)), options, resources, self._forgo_gpus)
 
     @contextmanager
     def crew(self, task: Task) -> Iterator[RayCrew]:
         """See `runner.Workers`."""
         resources = self._resources(task.model, -(-count_points(task.planes) // WORTH))
         more = partial(self._more, task.model) if self._count is None else None
-        crew = RayCrew(send(_sendable(task)), resources, more)
+        crew = RayCrew(send(_sendable(task)), resources, more, self._forgo_gpus)
         try:
             yield crew
         finally:
@@ -108,10 +108,14 @@ class RayWorkers:
         gpus = found[0].get("num_gpus", 0)
         if gpus and not fits(gpus):
             _log.warning("no GPU has %g left, though all together have: landscape workers take CPUs", gpus)
-            self._gpus_each = 0  # from now on: all that a landscape does is done on one kind
+            self._forgo_gpus()
             found = self._planned(model, jobs, self._count)
         check_spread(spread(model), found[0].get("num_gpus", 0))
         return found
+
+    def _forgo_gpus(self) -> None:
+        """From now on: all that a landscape does is done on one kind, and nothing is waited for twice."""
+        self._gpus_each = 0
 
     def _planned(self, model: Any, jobs: int, count: int | None) -> list[dict[str, float]]:
         share = gpus_each(model, self._gpus_each)

@@ -90,6 +90,7 @@ class RayCrew:
         task: in the object store.
         resources: of each actor.
         more: the resources of actors that could be added now for so many points; None adds none.
+        forgo: called when GPUs were waited for in vain.
     """
 
     def __init__(
@@ -97,8 +98,9 @@ class RayCrew:
         task: Any,
         resources: list[dict[str, float]],
         more: Callable[[int], list[dict[str, float]]] | None = None,
+        forgo: Callable[[], None] = lambda: None,
     ) -> None:
-        self._task, self._more = task, more
+        self._task, self._more, self._forgo = task, more, forgo
         self._actors: dict[str, Any] = {}
         self._resources: dict[str, dict[str, float]] = {}
         self._pending: dict[Any, _Call] = {}  # under way
@@ -147,6 +149,8 @@ class RayCrew:
         _log.warning(NOT_STARTED, START_S)
         for worker in on_gpus:
             self._drop(worker)
+        if on_gpus:
+            self._forgo()
         self._start(UNRESERVED)
 
     def _grow(self, scheduler: Scheduler) -> None:

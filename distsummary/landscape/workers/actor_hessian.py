@@ -1,7 +1,7 @@
 """Hessian-vector products on Ray: actors that each make some groups of the batches."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -47,11 +47,17 @@ class RayHessian:
     """A `hessian.Hessian`; its products are the same bits for any number of workers.
 
     A worker that dies is replaced, and its groups are made again. Raises LandscapeError when a worker raises,
-    with its error, and when too many die.
+    with its error, and when too many die. `forgo`: see Team.
     """
 
-    def __init__(self, sent: Any, options: dict[str, Any], resources: Sequence[dict[str, float]]) -> None:
-        self._team = Team(HessianActor, resources, sent, ray.put(options))
+    def __init__(
+        self,
+        sent: Any,
+        options: dict[str, Any],
+        resources: Sequence[dict[str, float]],
+        forgo: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._team = Team(HessianActor, resources, sent, ray.put(options), forgo=forgo)
         self._deaths = 0
         self._calls: list[Any] = []  # of the last product
         try:

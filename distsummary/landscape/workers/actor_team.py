@@ -1,7 +1,7 @@
 """Actors that are asked one by one: those that have started; none is waited for without a limit."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -15,11 +15,18 @@ _log = logging.getLogger(__name__)
 class Team:
     """Actors of one kind, made of the same arguments, each with its resources (actor options).
 
-    What counted as free when they were planned may be taken, or be shares of several GPUs.
+    What counted as free when they were planned may be taken, or be shares of several GPUs. `forgo` is called
+    when GPUs were waited for in vain.
     """
 
-    def __init__(self, kind: type, resources: Sequence[dict[str, float]], *arguments: Any) -> None:
-        self._kind, self._arguments = kind, arguments
+    def __init__(
+        self,
+        kind: type,
+        resources: Sequence[dict[str, float]],
+        *arguments: Any,
+        forgo: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._kind, self._arguments, self._forgo = kind, arguments, forgo
         self._members: list[tuple[Any, dict[str, float], Any]] = []  # the last is there when it has started
         self._has_started = False
         for options in resources:
@@ -49,6 +56,8 @@ class Team:
         for member in on_gpus:
             self._members.remove(member)
             ray.kill(member[0], no_restart=True)
+        if on_gpus:
+            self._forgo()
         self._start(UNRESERVED)
 
     def _started(self, timeout_s: float | None) -> list[Any]:
