@@ -1,7 +1,9 @@
 """Landscapes on Ray: any number of workers, and the death of one, give the same bytes."""
 
 import gc
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray.exceptions import RayActorError
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -27,7 +30,7 @@ from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.workers import actor_crew, actor_end, actor_team
+from distsummary.landscape.workers import actor_crew, actor_end, actor_silence, actor_team
 from distsummary.landscape.workers.actor import RayWorkers
 from distsummary.landscape.workers.actor_crew import _Call
 from distsummary.landscape.workers.actor_start import check_spread, plan_workers
@@ -548,6 +551,76 @@ def test_the_runner_reports_after_every_chunk() -> None:
         assert scheduler.is_finished
         assert list(crew.seconds) == ["worker-0"]
         assert crew.seconds["worker-0"] > spent
+
+
+class Ender(logging.Handler):
+    """Kills whom a warning of a silent worker names, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+        if len(self.told) == 1 and (found := re.search(r"\(process (\d+) on \S+\)", self.told[0])):
+            os.kill(int(found[1]), signal.SIGKILL)
+
+
+def stopper(flag: Path) -> Any:
+    """A loss that stops its own process once, as SIGSTOP does, so that it never answers."""
+
+    def loss_fn(model: Any, batch: Any) -> float:
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return golden_mlp.cross_entropy(model(batch[0]), batch[1])
+
+    return loss_fn
+
+
+@pytest.fixture
+def ender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ender]:
+    monkeypatch.setattr(actor_silence, "SILENT_S", 1.0)
+    ender = Ender()
+    logger = logging.getLogger(actor_silence.__name__)
+    logger.addHandler(ender)
+    yield ender
+    logger.removeHandler(ender)
+
+
+def test_a_worker_that_is_silent_is_told_of_with_its_process_and_may_be_killed(
+    tmp_path: Path, ender: Ender
+) -> None:
+    task = numpy_task(stopper(tmp_path / "stopped"))
+    scheduler = Scheduler(plan_chunks(task.planes))
+    with RayWorkers(1) as workers, workers.crew(task) as crew:
+        crew.run(scheduler, lambda worker, chunk, result: scheduler.done(worker, chunk, result.measured))
+    assert scheduler.is_finished
+    assert not scheduler.abandoned
+    assert re.fullmatch(
+        r"landscape worker-0 \(process \d+ on [\w.:]+\) has not answered for \d+ s; if it hangs, "
+        "kill that process: another takes its place",
+        ender.told[0],
+    )
+
+
+class Sleeper:
+    """An actor that takes long."""
+
+    def stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_silent_member_of_a_team_is_told_of_too(ender: Ender) -> None:
+    team = actor_team.Team(Sleeper, [{"num_cpus": 1}])
+    try:
+        actor = team.started()[0]
+        with pytest.raises(RayActorError):
+            team.answer(actor, actor.stop.remote(), "a worker", ", please")
+    finally:
+        team.end()
+    assert ender.told[0].startswith("a worker (process ")
+    assert ender.told[0].endswith(" has not answered for 1 s; if it hangs, kill that process, please")
 
 
 def test_what_a_worker_died_of_before_its_calls_makes_none_of_them_a_suspect(tmp_path: Path) -> None:

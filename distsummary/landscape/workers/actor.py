@@ -70,7 +70,9 @@ class RayWorkers:
         team = Team(LandscapeActor, [resources], send(_sendable(task)), forgo=self._forgo_gpus)
         try:
             with told(PLANNING, RayError), original_errors():
-                choice: EngineChoice = ray.get(team.started()[0].plan.remote())
+                actor = team.started()[0]
+                call = actor.plan.remote()
+                choice: EngineChoice = team.answer(actor, call, "the worker that tries engines", "")
         except RayError as error:
             raise LandscapeError(
                 f"the worker that tried engines died ({how_it_died(error)}); look into the memory it needs, "

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -19,6 +19,7 @@ from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 from distsummary.landscape.workers.actor_end import end_actors
 from distsummary.landscape.workers.actor_errors import how_it_died, original_errors
+from distsummary.landscape.workers.actor_silence import Silences
 from distsummary.landscape.workers.actor_start import (
     MAX_DEATHS,
     NO_GPU,
@@ -81,6 +82,7 @@ class _Call:
     worker: str
     chunks: Sequence[Chunk] = ()
     scheduler: Scheduler | None = None
+    asked_at: float = field(default_factory=time.monotonic)
 
 
 class RayCrew:
@@ -105,6 +107,7 @@ class RayCrew:
         self._resources: dict[str, dict[str, float]] = {}
         self._pending: dict[Any, _Call] = {}  # under way
         self._facts: EngineFacts | None = None
+        self._silences = Silences()
         self._deaths = 0
         self._patience_ends, self._grows_at = time.monotonic() + START_S, time.monotonic() + GROW_S
         self._seconds: dict[str, float] = {}
@@ -129,6 +132,7 @@ class RayCrew:
             ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=WAIT_S)
             for reference in ready:
                 self._take(reference, scheduler, keep)
+            self._silences.tell({call.worker: call.asked_at for call in reversed(self._pending.values())})
             self._lose_patience()
             self._grow(scheduler)
 
@@ -169,6 +173,7 @@ class RayCrew:
         self._actors[worker] = spawn(LandscapeActor, options, self._task)
         self._resources[worker] = options
         self._seconds[worker] = 0.0
+        self._silences.add(worker, self._actors[worker])
         self._pending[self._actors[worker].begin.remote()] = _Call(worker)
 
     def _starting(self) -> set[str]:
@@ -177,6 +182,7 @@ class RayCrew:
 
     def _take(self, reference: Any, scheduler: Scheduler, keep: Keep) -> None:
         call = self._pending.pop(reference)
+        self._silences.end(call.worker)
         try:
             answer = _answer(reference, call)
         except RayError as error:

@@ -84,7 +84,7 @@ class RayHessian:
                 call = ask(actor)
             try:
                 with told(HESSIAN, RayError), original_errors():
-                    answer = ray.get(call)
+                    answer = self._team.answer(actor, call, "a worker of the Hessian")
             except RayError as error:
                 call = None
                 self._replace(actor, error)

@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from distsummary.landscape.workers.actor_end import end_actors
+from distsummary.landscape.workers.actor_silence import REPLACED, answer, asked_where
 from distsummary.landscape.workers.actor_start import NO_GPU, NOT_STARTED, START_S, UNRESERVED, spawn
 
 _log = logging.getLogger(__name__)
@@ -27,14 +28,14 @@ class Team:
         forgo: Callable[[], None] = lambda: None,
     ) -> None:
         self._kind, self._arguments, self._forgo = kind, arguments, forgo
-        self._members: list[tuple[Any, dict[str, float], Any]] = []  # the last is there when it has started
+        self._members: list[tuple[Any, dict[str, float], Any]] = []  # the last: where it runs
         self._has_started = False
         for options in resources:
             self._start(options)
 
     def _start(self, options: dict[str, float]) -> None:
         actor = spawn(self._kind, options, *self._arguments)
-        self._members.append((actor, options, actor.__ray_ready__.remote()))
+        self._members.append((actor, options, asked_where(actor)))
 
     def started(self) -> list[Any]:
         """The actors that have started, at least one: after START_S one that needs no resources.
@@ -65,6 +66,11 @@ class Team:
         ray.wait(signs, num_returns=1, timeout=timeout_s)
         found, _ = ray.wait(signs, num_returns=len(signs), timeout=0)
         return [actor for actor, _, sign in self._members if sign in found]
+
+    def answer(self, actor: Any, call: Any, name: str, then: str = REPLACED) -> Any:
+        """What a call of one of them gives, see `actor_silence.answer`."""
+        where = next((where for member, _, where in self._members if member is actor), None)
+        return ray.get(call) if where is None else answer(call, name, where, then)
 
     def replace(self, dead: Any) -> bool:
         """Have another take the place of an actor that died; False: it was replaced before."""
