@@ -79,7 +79,7 @@ class _Host:
             if seen.dtype == local.dtype and seen.is_set_to(local):
                 return additions
             del self._ready[part.name]
-        flat = _flat(local)
+        flat = _flat(part.name, local)
         additions = list(self._make(part, flat))
         if flat.data_ptr() == local.data_ptr():
             self._ready[part.name] = local, additions
@@ -126,7 +126,7 @@ def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) 
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=table.device)
     windows = table.unfold(0, CHUNK, 1)  # the signs from each offset on; no memory
     for part in parts:
-        flat = _flat(_local(part.tensor))
+        flat = _flat(part.name, _local(part.tensor))
         for start, run in part.runs:
             _add_run(total, sketcher, table, windows, part.name, flat[run], start)
     return total
@@ -172,9 +172,16 @@ def _add_chunks(total: Tensor, values: Tensor, places: Tensor, flipping: Tensor)
     total += folded.gather(1, turned).sum(0, dtype=torch.float64)
 
 
-def _flat(local: Tensor) -> Tensor:
+def _flat(name: str, local: Tensor) -> Tensor:
     if local.is_complex():
-        raise InvalidTypeError("sketches are of real numbers; keep complex parameters as torch.view_as_real")
+        raise InvalidTypeError(
+            f"sketches are of real numbers, {name} is complex; keep it as torch.view_as_real"
+        )
+    if local.layout != torch.strided:
+        raise InvalidTypeError(
+            f"sketches are of dense parameters, {name} is sparse ({local.layout}); keep it dense and call "
+            "to_sparse() in forward(), or freeze it"
+        )
     flat = local.reshape(-1)
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 

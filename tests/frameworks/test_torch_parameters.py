@@ -316,6 +316,12 @@ def test_the_rounding_of_a_half_model_is_its_own_with_checkpoints_of_float32(dty
     assert len(np.unique(grid.z)) == 1
 
 
+def sparse(*, requires_grad: bool = True) -> nn.Module:
+    model = nn.Linear(3, 1)
+    model.weight = nn.Parameter(torch.ones(1, 3).to_sparse(), requires_grad=requires_grad)
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:Complex modules:UserWarning")
 @pytest.mark.parametrize(
     ("make", "error", "match"),
@@ -323,6 +329,8 @@ def test_the_rounding_of_a_half_model_is_its_own_with_checkpoints_of_float32(dty
         (lambda: nn.Linear(3, 1, device="meta"), InvalidValueError, "weight is on the device meta"),
         (lambda: nn.LazyLinear(1), InvalidValueError, "weight is lazy, without a shape"),
         (lambda: nn.Linear(3, 1).to(torch.complex64), InvalidTypeError, "weight is complex64; convert it"),
+        (lambda: sparse(), InvalidTypeError, r"weight is sparse \(torch.sparse_coo\), and .*; keep it dense"),
+        (lambda: sparse(requires_grad=False), InvalidTypeError, r"weight is sparse \(torch.sparse_coo\)"),
     ],
 )
 def test_models_without_real_values_are_refused_by_name(
@@ -339,6 +347,12 @@ def test_models_without_real_values_are_refused_by_name(
 def test_what_does_not_move_may_be_complex() -> None:
     model = Normed()
     model.register_buffer("frequencies", torch.ones(2, dtype=torch.complex64))
+    assert np.isfinite(draw_normed(model).z).all()
+
+
+def test_a_buffer_that_no_checkpoint_holds_may_be_sparse() -> None:
+    model = Normed()
+    model.register_buffer("graph", torch.eye(2).to_sparse(), persistent=False)
     assert np.isfinite(draw_normed(model).z).all()
 
 

@@ -213,6 +213,12 @@ def test_complex_parameters_are_refused_and_not_halved() -> None:
         sketching.take()
 
 
+def test_sparse_parameters_are_refused_by_name() -> None:
+    sketching = open_sketching(load("torch"), [SketchedPart(name="w", tensor=torch.eye(3).to_sparse())])
+    with pytest.raises(InvalidTypeError, match=r"w is sparse \(torch.sparse_coo\); keep it dense"):
+        sketching.take()
+
+
 def test_many_additions_lose_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     flat = torch.rand(40 * BUCKETS)

@@ -147,7 +147,7 @@ class OwnState(Mapping[str, Array]):
         """What `state` of the framework copies, tied parameters under their first names only."""
         tied = tied_names(model)
         found = {name: tensor for name, tensor in entries(model) if name not in tied}
-        _refuse_without_values(found)
+        _refuse_unreadable(found)
         return cls(found)
 
     def __getitem__(self, name: str) -> Array:
@@ -172,13 +172,18 @@ class OwnState(Mapping[str, Array]):
         return dict, ({name: self[name] for name in self},)
 
 
-def _refuse_without_values(tensors: Mapping[str, Tensor]) -> None:
-    """Raise InvalidValueError for a parameter or buffer that has no values yet."""
+def _refuse_unreadable(tensors: Mapping[str, Tensor]) -> None:
+    """Raise for a parameter or buffer that has no values yet, or that is sparse."""
     for name, tensor in tensors.items():
         if nn.parameter.is_lazy(tensor):
             raise InvalidValueError(f"{name} is lazy, without a shape; call the model with a batch first")
         if tensor.is_meta:
             raise InvalidValueError(f"{name} is on the device meta, without values; load the model's first")
+        if tensor.layout != torch.strided:
+            raise InvalidTypeError(
+                f"{name} is sparse ({tensor.layout}), and landscapes are of dense values; keep "
+                "it dense and call to_sparse() in forward(), or make it a buffer with persistent=False"
+            )
 
 
 def _array(tensor: Tensor) -> Array:
