@@ -1,6 +1,6 @@
 """PyTorch as a framework: modules, plain, in DDP, FSDP2 or tensor parallel. Nothing here is a collective."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -123,9 +123,14 @@ class TorchFramework:
         return tuple(name for name, size, placed in axes if size > 1 and not placed.is_replicate())
 
     def named_parameters(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-        """The parameters that require a gradient, by their names in the unwrapped model, tied ones once."""
+        """The parameters that require a gradient, by their names in the unwrapped model, tied ones once.
+
+        Those that look at one memory alike are tied, too.
+        """
         module, _ = _unwrap(model)
-        return [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        trained = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        first = {memory(value): name for name, value in reversed(trained)}
+        return [(name, value) for name, value in trained if first[memory(value)] == name]
 
     def tensors(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         """All parameters and persistent buffers, tied ones once under their first name."""
@@ -262,6 +267,22 @@ def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in module.named_buffers():
         if name not in transient:
             yield name, buffer
+
+
+def memory(tensor: Tensor) -> Hashable:
+    """What is equal for tensors that look at one memory alike; the object itself where it has none."""
+    if not has_addresses(tensor):
+        return id(tensor)
+    return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def has_addresses(tensor: Tensor) -> bool:
+    """Whether a tensor is a plain one with values that lie somewhere."""
+    if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
+        return False
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return False
+    return tensor.data_ptr() != 0  # FSDP frees the memory of what it has gathered
 
 
 def _split_placements(dtensor: "DTensor") -> "list[Placement]":

@@ -285,6 +285,21 @@ def test_gathered_parameters_are_sketched_as_the_shards_they_were_gathered_from(
         assert not np.allclose(sketching.take().result(), expected)
 
 
+def test_parameters_that_look_at_one_memory_are_sketched_once() -> None:
+    one, framework = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)}), load("torch")
+    one["b"].weight = one["a"].weight
+    other = copy.deepcopy(one)
+    other["b"].weight = nn.Parameter(other["a"].weight.data)
+    sketches = [
+        open_sketching(framework, ModelParts(framework, model)).take().result() for model in (one, other)
+    ]
+    np.testing.assert_array_equal(*sketches)
+    assert parameters_digest(framework, one) == parameters_digest(framework, other)
+    for layer in (one["a"], one["b"]):
+        layer.bias.untyped_storage().resize_(0)  # as FSDP frees what it has gathered: they are at no address
+    assert {"a.bias", "b.bias"} < dict(framework.named_parameters(one)).keys()
+
+
 def test_the_digest_is_of_trainable_names_and_shapes() -> None:
     framework = load("torch")
     one = parameters_digest(framework, network())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.torch import FRAMEWORK, entries
+from distsummary.frameworks.torch import FRAMEWORK, entries, has_addresses, memory
 from distsummary.landscape.directions.normalization import FilterAxis
 from distsummary.landscape.directions.normals import Array
 from distsummary.landscape.directions.rows import Rows
@@ -68,7 +68,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     first: dict[Hashable, str] = {}
     found = {}
     for name, parameter in unwrap(model).named_parameters(remove_duplicate=False):
-        known = first.setdefault(_memory(parameter), name)
+        known = first.setdefault(memory(parameter), name)
         if known != name:
             found[name] = known
     return found
@@ -94,28 +94,15 @@ def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Paramete
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{path}.{leaf}" if path else leaf
-            known, shared = first.setdefault(_memory(parameter), (name, parameter))
+            known, shared = first.setdefault(memory(parameter), (name, parameter))
             if shared is not parameter:
                 yield module, name, known, shared
-
-
-def _memory(tensor: Tensor) -> Hashable:
-    """What is equal for tensors that look at one memory alike; the object itself where it has none."""
-    if not _has_addresses(tensor):
-        return id(tensor)
-    return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
-
-
-def _has_addresses(tensor: Tensor) -> bool:
-    if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
-        return False
-    return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
 
 
 def in_memory(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Array]:
     """Arrays that lie where the parameters do, each once, to compare addresses by; not to be read."""
     named = unwrap(model).named_parameters()
-    return {n: np.asarray(_Address(p)) for n, p in named if n not in tied and _has_addresses(p)}
+    return {n: np.asarray(_Address(p)) for n, p in named if n not in tied and has_addresses(p)}
 
 
 class _Address:
