@@ -32,6 +32,13 @@ def ensure_directory(path: Path) -> None:
         ) from error
 
 
+def refuse_unlike_files(path: Path) -> None:
+    """Raise RunDirError where something that is no file lies at `path`: a directory, a FIFO, a device."""
+    if os.path.exists(path) and not os.path.isfile(path):  # Path's own raise where they may not look
+        kind = "a directory" if path.is_dir() else "no regular file"
+        raise RunDirError(f"{path} cannot be written: it is {kind}; choose another name, or move it away")
+
+
 def temporary_name(directory: Path) -> Path:
     """A name that no reader of event files takes for one, and that tells whose it is."""
     own = own_process()

@@ -14,7 +14,7 @@ import numpy as np
 from distsummary.checkpoints.metadata import METADATA
 from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_type
-from distsummary.errors import InvalidValueError
+from distsummary.errors import InvalidValueError, NotADirectoryPathError
 from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscape.directions.normalization import FilterAxisHook
@@ -44,7 +44,7 @@ from distsummary.landscape.workers.meaning import Meaning
 from distsummary.landscape.workers.progress import ProgressCallback, open_teller
 from distsummary.landscape.workers.runner import Here, LandscapeCancelled, Workers, generate
 from distsummary.landscape.workers.strays import describe, strays
-from distsummary.publish import ensure_directory
+from distsummary.publish import ensure_directory, refuse_unlike_files
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
@@ -303,13 +303,20 @@ def _at_rest(model: Any, loss_fn: Any, evaluation: Evaluation, mode: str) -> Abs
 
 
 def _target(output: RunDir | str | os.PathLike[str] | None) -> RunDir | None:
-    """The run dir to write to."""
-    if output is None or isinstance(output, RunDir):
-        return output
-    check_type("output", output, (str, os.PathLike))
-    if not os.fspath(output).strip():
+    """The run dir to write to; raises where it is no directory, or something stands where its files go."""
+    if output is None:
+        return None
+    check_type("output", output, (RunDir, str, os.PathLike))
+    if isinstance(output, str) and not output.strip():
         raise InvalidValueError(f"output must not be blank, got {output!r}; name a run dir")
-    return RunDir(output)
+    run_dir = output if isinstance(output, RunDir) else RunDir(output)
+    for directory in (run_dir.base, run_dir.landscape_dir):
+        if os.path.exists(directory) and not os.path.isdir(directory):
+            raise NotADirectoryPathError(f"output must be a directory, {directory} is none; name another")
+    for suffix in (".npz", ".png"):
+        for path in run_dir.landscape_dir.glob(f"landscape*{suffix}"):
+            refuse_unlike_files(path)
+    return run_dir
 
 
 def _first(data: Any) -> Any:

@@ -268,7 +268,7 @@ def _run_dir(field: str, path: object) -> RunDir:
     if not os.fspath(path).strip():
         raise InvalidValueError(f"{field} must not be blank, got {path!r}; name a directory")
     run_dir = RunDir(path)
-    if run_dir.base.is_file():
+    if run_dir.base.exists() and not run_dir.base.is_dir():
         raise NotADirectoryPathError(
             f"{field} must be a directory, but {run_dir.base} is a file; name another"
         )

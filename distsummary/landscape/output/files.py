@@ -11,7 +11,7 @@ from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.h5 import to_h5
 from distsummary.landscape.output.npz import to_npz
 from distsummary.landscape.output.vtp import to_vtp
-from distsummary.publish import publish
+from distsummary.publish import publish, refuse_unlike_files
 
 ENCODERS: dict[str, Callable[[LossGrid], bytes]] = {
     ".npz": to_npz,
@@ -47,5 +47,4 @@ def _check_place(path: Path) -> None:
             raise RunDirError(f"{path} cannot be written: {parent} is a file; choose another directory")
     if not path.parent.is_dir():
         raise RunDirError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
-    if path.is_dir():
-        raise RunDirError(f"{path} cannot be written: it is a directory; choose another name")
+    refuse_unlike_files(path)

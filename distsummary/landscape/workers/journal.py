@@ -31,6 +31,7 @@ from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
 from distsummary.events.frames import Frame, frame, read_frames, whole_length
 from distsummary.landscape.directions.recipe import Array
 from distsummary.landscape.engines.plan import Chunk
+from distsummary.publish import refuse_unlike_files
 
 FORMAT = 3
 TRIES, LOOK_S = 3, 0.005  # who looks whether it is held, has it for some microseconds
@@ -75,6 +76,7 @@ class Journal:
 
     def _hold(self) -> None:
         """Open and lock what lies at the path: its last holder may remove it between the two."""
+        refuse_unlike_files(self.path)
         while True:
             try:
                 self._descriptor = os.open(self.path, _FLAGS, 0o666)

@@ -1,4 +1,5 @@
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,14 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
-from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
+from distsummary.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    LandscapeError,
+    MissingFileError,
+    NotADirectoryPathError,
+    RunDirError,
+)
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
 from distsummary.landscape.directions.recipe import Directions
@@ -339,6 +347,24 @@ def test_a_class_in_the_place_of_an_instance_is_refused_by_its_name() -> None:
 def test_an_output_that_is_no_directory_is_refused_by_its_name(output: Any) -> None:
     with pytest.raises((InvalidTypeError, InvalidValueError), match="output must"):
         draw(output=output)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (os.mkfifo, "run"),
+        (os.mkfifo, "run/landscape"),
+        (os.mkfifo, "run/landscape/landscape.npz"),
+        (os.mkdir, "run/landscape/landscape.png"),
+    ],
+)
+def test_an_output_that_is_taken_by_something_else_is_told_before_anything_is_computed(
+    tmp_path: Path, make: Any, name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    make(tmp_path / name)
+    with pytest.raises((RunDirError, NotADirectoryPathError), match=f"{name} (is none|cannot be written)"):
+        draw(loss_fn=None, around=None, output=tmp_path / "run")  # it would be refused, too
 
 
 @pytest.mark.parametrize("around", ["", "plain.txt", {3: np.ones(2)}, 3])

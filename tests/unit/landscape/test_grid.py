@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -206,6 +207,7 @@ def test_what_cannot_be_saved_or_drawn_is_refused_before_anything_is_written(tmp
         ("file.txt/grid{}", r"file\.txt is a file; choose another directory"),
         ("file.txt/deeper/grid{}", r"file\.txt is a file; choose another directory"),
         ("taken{}", "it is a directory; choose another name"),
+        ("fifo{}", "it is no regular file; choose another name"),
     ],
 )
 def test_a_place_that_cannot_be_written_to_is_named_as_it_was_asked_for(
@@ -214,6 +216,7 @@ def test_a_place_that_cannot_be_written_to_is_named_as_it_was_asked_for(
     (nasty_tmp_path / "file.txt").touch()
     for suffix, write in ((".npz", make_grid().save), (".png", make_grid().plot)):
         (nasty_tmp_path / f"taken{suffix}").mkdir()
+        os.mkfifo(nasty_tmp_path / f"fifo{suffix}")
         path = nasty_tmp_path / name.format(suffix)
         with pytest.raises(RunDirError, match=f"cannot be written: .*{says}") as refused:
             write(path)

@@ -262,3 +262,11 @@ def test_a_journal_that_cannot_be_opened_is_told_by_name(path: Path):
     path.symlink_to("elsewhere")
     with pytest.raises(RunDirError, match=r"landscape\.journal cannot be opened: .*choose another output"):
         Journal(path, PLAN)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "no regular file"), (os.mkdir, "a directory")])
+def test_a_journal_whose_place_is_taken_by_something_else_is_told_by_name(path: Path, make, kind: str):
+    make(path)
+    with pytest.raises(RunDirError, match=rf"landscape\.journal cannot be written: it is {kind}"):
+        Journal(path, PLAN)
+    assert path.exists()
