@@ -130,6 +130,8 @@ class SummaryLandscape:
     def clean_ckpt(self) -> None:
         """Remove the checkpoints (`ckpt_dir`), if there are any; landscapes that are drawn stay.
 
+        All of them: also those of attempts that a resumed training took the place of, and the sketches.
+
         Raises RunDirError when they cannot be removed.
         """
         try:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.checkpoints.trajectory import read
+from distsummary.checkpoints.trajectory import TrajectoryWriter, read
 from distsummary.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -364,6 +364,13 @@ def test_more_ids_than_one_ask_for_as_many_workers(run_dir: RunDir, monkeypatch:
 
 def test_clean_ckpt_removes_the_checkpoints_and_nothing_else(run_dir: RunDir) -> None:
     generate(run_dir)
+    resumed = TrajectoryWriter(
+        run_dir.ckpt_dir, read(run_dir.ckpt_dir).spec, model_name="Mlp", run_id=read(run_dir.ckpt_dir).run_id
+    )
+    resumed.save(2, Mlp().parameters)
+    files = {path.name for path in run_dir.ckpt_dir.glob("*.ckpt")}
+    assert len(files) == 4  # 3 and 4 are those of the attempt before, which nothing names
+    assert read(run_dir.ckpt_dir).numbers == (1, 2)
     SummaryLandscape(run_dir).clean_ckpt()
     assert not run_dir.ckpt_dir.exists()
     assert shown(run_dir.landscape_dir) == ["landscape_[1, 4]", "landscape_[4]"]
