@@ -81,7 +81,7 @@ class LossGrid:
         is_partial: whether points are left that were asked for: the landscape was stopped, or lost points.
         lost_points: points without a value because their workers died too often.
         worker_seconds: seconds spent on points, by worker; where a landscape went on, by the last call.
-        hardware: what the points were computed on.
+        hardware: what the points were computed on; of a landscape that went on elsewhere all of them.
         precision_error: of a reduced precision, the largest relative error of the losses that were compared.
         rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
             {"x": share, "y": share}; see `directions.rounding`.

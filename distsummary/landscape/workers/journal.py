@@ -50,6 +50,7 @@ class Journal:
     Attributes:
         results: the finished chunks, with their quantities float64 (points, quantities).
         choice: the engine choice of the results, as its `to_dict` gave it; None until one is entered.
+        hardware: what the results were computed on, as far as it was told.
 
     Raises:
         LandscapeError: another process holds the journal, or it is of another plan.
@@ -61,6 +62,8 @@ class Journal:
         self.path = Path(path)
         self.results: dict[Chunk, Array] = {}
         self.choice: dict[str, Any] | None = None
+        self.hardware: list[str] = []
+        self._on = ""  # this
         self._descriptor = -1
         try:
             self._hold()
@@ -152,14 +155,14 @@ class Journal:
         try:
             entry = json.loads(head)
             if "choice" in entry:
-                self.choice = dict(entry["choice"])
-                self.results.clear()
+                self._begin_with(dict(entry["choice"]))
                 return
             if entry["of"] != _mark(self.choice):
                 return
             fields = entry["chunk"]
             chunk = Chunk(**{**fields, "columns": tuple(fields["columns"])})
             self.results[chunk] = np.frombuffer(data, "<f8").reshape(len(chunk), -1)
+            self._note_hardware(entry.get("on", ""))
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedFileError(
                 f"{self.path} holds a record that is none ({error}); use resume=False to begin anew"
@@ -168,17 +171,27 @@ class Journal:
     def enter_choice(self, choice: Mapping[str, Any]) -> None:
         """Enter the engine of the chunks to come; those of another are void. An error changes nothing."""
         self._append({"choice": dict(choice)})
-        self.choice = dict(choice)
+        self._begin_with(dict(choice))
+
+    def _begin_with(self, choice: dict[str, Any]) -> None:
+        self.choice, self.hardware, self._on = choice, [], ""
         self.results.clear()
+        self._note_hardware(choice.get("hardware", ""))
+
+    def _note_hardware(self, name: str) -> None:
+        if name and name not in self.hardware:
+            self.hardware.append(name)
 
     def enter_hardware(self, name: str) -> None:
         """Enter where the chunks to come are computed; a warning where those before are another's."""
         if self.choice is None:
             return
-        before = self.choice.get("hardware", "")
+        before = " and ".join(self.hardware)
         if not self.results and before != name:
             self.enter_choice(self.choice | {"hardware": name})
         elif before and before != name:
+            self._on = name
+            self._note_hardware(name)
             _log.warning(
                 "%s was begun on %s and goes on with %s: losses may differ in the last bits; "
                 "resume=False begins anew",
@@ -192,7 +205,7 @@ class Journal:
         values = np.ascontiguousarray(measured, "<f8")
         entry = {
             "chunk": asdict(chunk), "of": _mark(self.choice), "worker": worker, "seconds": round(seconds, 6)
-        }  # fmt: skip
+        } | ({"on": self._on} if self._on else {})  # fmt: skip
         self._append(entry, values.tobytes())
         self.results[chunk] = values
 

@@ -260,10 +260,13 @@ class _Drawing:
     def _grids(self, crew: Crew) -> list[LossGrid]:
         assert crew.facts is not None
         assert self._task.choice is not None
+        facts = crew.facts
+        if self._journal is not None and self._journal.hardware:  # of all calls
+            facts = replace(facts, hardware=" and ".join(self._journal.hardware))
         evaluated = Evaluated(
             results=self._results,
             abandoned=self._abandoned,
-            facts=crew.facts,
+            facts=facts,
             choice=self._task.choice,
             worker_seconds=crew.seconds,
         )

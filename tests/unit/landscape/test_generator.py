@@ -195,9 +195,13 @@ def test_a_landscape_that_goes_on_elsewhere_says_so(
         draw(loss_fn=raising_at(CENTRE), **arguments)
     monkeypatch.setattr(numpy_engine, "processor", lambda: "another machine")
     grid = draw(loss_fn=raising_at(np.inf), **arguments)
-    assert here != grid.hardware
+    there = draw(around=None).hardware
+    assert there != here
     [record] = [record for record in caplog.records if "last bits" in record.message]
-    assert f"was begun on {here} and goes on with {grid.hardware}" in record.message
+    assert f"was begun on {here} and goes on with {there}" in record.message
+    assert grid.hardware == f"{here} and {there}"
+    [saved] = (tmp_path / "landscape").glob("*.npz")
+    assert LossGrid.load(saved).hardware == grid.hardware
 
 
 def test_a_function_of_model_and_batch_takes_batches_of_any_kind() -> None:

@@ -78,6 +78,13 @@ def test_the_first_chunk_says_where_it_was_computed_and_others_elsewhere_are_war
         assert "was begun on H200 and goes on with B200" in caplog.text
         assert journal.choice == {"engine": "row", "hardware": "H200"}
         assert len(journal.results) == 1
+        journal.enter(chunk(1), measured(1))
+    with Journal(path, PLAN) as journal:
+        assert journal.hardware == ["H200", "B200"]
+        journal.enter_hardware("H200")
+        assert "was begun on H200 and B200 and goes on with H200" in caplog.text
+        journal.enter_choice({"engine": "naive", "hardware": "H200"})
+        assert journal.hardware == ["H200"]
 
 
 def test_a_journal_without_hardware_goes_on_in_silence(path: Path, caplog: pytest.LogCaptureFixture):
