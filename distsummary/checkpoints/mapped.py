@@ -3,6 +3,7 @@
 import math
 import mmap
 import os
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -168,4 +169,6 @@ def map_file(path: Path) -> mmap.mmap:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise DamagedFileError(f"the checkpoint {path} is empty; remove it and train again")
+        if sys.version_info >= (3, 13):  # older ones keep a descriptor open as long as the file is mapped
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -192,7 +192,7 @@ def _told_of_too_many() -> Iterator[None]:
             raise
         raise LandscapeError(
             "the path has more checkpoints than this process may have files open; raise the limit "
-            "(ulimit -n) above their number, or choose fewer"
+            "(ulimit -n) above their number, use Python 3.13, which need not have them open, or choose fewer"
         ) from error
 
 
