@@ -74,8 +74,13 @@ def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -
 def _named(batches: Iterable[Any] | Data) -> dict[str, Iterable[Any]]:
     if not isinstance(batches, Mapping):
         return {"": batches}
-    for name in batches:
+    for name, source in batches.items():
         check_type("the name of a data set", name, str)
+        if shape_of(source) is not None:
+            raise InvalidTypeError(
+                f"a mapping in the place of batches names data sets, each a list of batches or a loader, got "
+                f"a {type(source).__name__} for {name!r}; where the mapping is a batch, give [batch]"
+            )
     return dict(batches)
 
 

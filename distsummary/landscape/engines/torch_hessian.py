@@ -20,7 +20,13 @@ from distsummary.landscape.directions.torch_parameters import tie, unwrap
 from distsummary.landscape.engines.data import batch_rows
 from distsummary.landscape.engines.steady import steady
 from distsummary.landscape.engines.torch_criterion import placed
-from distsummary.landscape.engines.torch_memory import as_tensor, exceeds_device, preserved, to_device
+from distsummary.landscape.engines.torch_memory import (
+    as_tensor,
+    exceeds_device,
+    preserved,
+    run_as_written,
+    to_device,
+)
 from distsummary.landscape.engines.user_code import bind_loss
 
 _SEED = 0  # of dropout in training mode: the same noise in every product
@@ -64,6 +70,7 @@ class TorchHessian:
         self, loss_fn: Any, batches: Iterable[Any], names: Sequence[str], centre: Weights, mode: str
     ) -> None:
         self._restore.enter_context(preserved(self._model))
+        run_as_written(self._model)
         tie(self._model)
         self._is_training = mode == "mindspore"
         found = dict(self._model.named_parameters(remove_duplicate=False))

@@ -71,6 +71,7 @@ class Loan:
         self._restore = ExitStack()
         try:
             self._restore.enter_context(preserved(self.model))
+            run_as_written(self.model)
             tie(self.model)
             self.tensors = named_tensors(self.model)
             check_fit("the plane", dict.fromkeys(names, _NOTHING), dict.fromkeys(self.tensors, _NOTHING))
@@ -154,6 +155,19 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 def _holds(value: Any) -> bool:
     return type(value) in (list, dict, set, OrderedDict)
+
+
+def run_as_written(model: nn.Module) -> None:
+    """Let modules that were compiled (`module.compile()`, or a part by torch.compile) run their own code.
+
+    As a model in torch.compile does, see `unwrap`: compiled code reads parameters behind torch's back, is
+    compiled anew for a mode it has not met, and has no second derivatives.
+    """
+    for module in model.modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            module._compiled_call_impl = None
+        if isinstance(inner := vars(module)["_modules"].get("_orig_mod"), nn.Module):
+            module.forward = inner.__call__
 
 
 class Flat:

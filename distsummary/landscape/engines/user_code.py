@@ -1,13 +1,17 @@
 """The user's loss and metrics: how they are called, and what is said where they give nothing to draw."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distsummary.errors import InvalidTypeError
 
 HINT = "hint: "  # how notes begin that an error of the user's code is given, see `hint`
 NAME_IT = "a loss function of model and batch must call its first parameter model"
+OWN_LOSS = (
+    "the model returns more than a criterion takes; where it computes the loss itself, give batches of its "
+    "arguments and def loss(model, batch): return model(**batch).loss"
+)
 NO_OUTPUTS = "metrics need a loss function of model and batch to return (loss, outputs)"
 CLASSES_NEED_ROWS = (
     "losses by class need a loss_fn that returns one loss for each row of the batch (reduction='none')"
@@ -52,6 +56,8 @@ def bind_loss(
         except (TypeError, AttributeError) as error:  # outputs are neither called nor asked for modules
             if inspect.isfunction(loss_fn) and len(parameters) == 2:
                 hint(error, NAME_IT)
+            elif holds_loss(outputs):
+                hint(error, OWN_LOSS)
             raise
 
     return criterion
@@ -82,10 +88,16 @@ def hint(error: BaseException, text: str) -> None:
 def no_number_error(what: str, found: object) -> str:
     """What is said of a loss or metric that is nothing to draw."""
     shown = " ".join(repr(found).split())
+    remedy = "its loss" if holds_loss(found) else "one for the batch, such as the mean over its rows"
     return (
         f"{what} must return real numbers, got {shown[:SHOWN]} of type {type(found).__name__}; "
-        "return one for the batch, such as the mean over its rows"
+        f"return {remedy}"
     )
+
+
+def holds_loss(found: object) -> bool:
+    """Whether this is what a model gives that computes its loss itself, as those of transformers do."""
+    return hasattr(found, "loss") or (isinstance(found, Mapping) and "loss" in found)
 
 
 def metric_shape_error(name: str, shape: Sequence[int]) -> str:

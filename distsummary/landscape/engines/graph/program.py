@@ -1,6 +1,7 @@
 """A cut graph at work: its slots filled in a plane, its point part bound to a batch, or to tiles of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -130,7 +131,8 @@ class Program:
         """The point part with one more axis, the first, for its slots and results."""
         function = vmap(self.parts.point, in_dims=(0,) * len(slots) + (None,) * len(constants))
         decompositions = ON_CPU if self._device.type == "cpu" else ANYWHERE
-        return fx.GraphModule({}, record(function, [*slots, *constants], decompositions))
+        with _without_advice():
+            return fx.GraphModule({}, record(function, [*slots, *constants], decompositions))
 
 
 class Bound:
@@ -215,6 +217,21 @@ class Bound:
         with torch.cuda.graph(graph):
             readings = work()
         return graph, readings
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """What has no form for several points (an LSTM) is recorded for one after the other, as torch does it.
+
+    It also prints a line for each such call, to be reported to its developers: a chunk that does not pay is
+    not taken anyway. Whether the lines are printed cannot be asked; they are unless somebody said otherwise.
+    """
+    functorch: Any = torch._C._functorch  # no stub has it
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)
 
 
 def read_row(bound: Sequence[Bound], y: float, points: Sequence[Sequence[float]]) -> dict[Bound, Tensor]:

@@ -325,7 +325,15 @@ def _refuse_unfaithful(graph: fx.Graph) -> None:
         if at is not None and (len(node.args) <= at or node.args[at] == 0.0):
             continue
         tags = [tag for tag in REFUSED_TAGS if tag in node.target.tags]
-        if tags:
+        if tags and not _picks_by_number(node):
             raise CannotTraceError(f"{node.target} in the loss is {str(tags[0]).split('.')[-1]}")
         if node.target._schema.is_mutable:
             raise CannotTraceError(f"{node.target} in the loss writes to its input")
+
+
+def _picks_by_number(node: Node) -> bool:
+    """Whether the node indexes with numbers alone: only of masks the shape of the result is not known."""
+    if node.target is not aten.index.Tensor:
+        return False
+    picked = [index.meta["val"].dtype for index in node.args[1] if index is not None]
+    return not {torch.bool, torch.uint8} & set(picked)

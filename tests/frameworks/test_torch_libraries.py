@@ -1,0 +1,150 @@
+"""What models of transformers, Lightning and PyG do, in small nets of torch alone."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import distsummary as ds
+from distsummary.errors import InvalidTypeError, LandscapeError
+from distsummary.landscape.engines.planner import EngineChoice
+from tests.frameworks.landscape_nets import Mlp, Net, engine_at, fingerprint, float64_losses, make_net
+from tests.frameworks.test_torch_engines import EXACT, losses_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GRAPHS = [EngineChoice(engine="graph"), EngineChoice(engine="graph", chunk=4)]
+
+
+class Output(OrderedDict[str, Any]):
+    """As ModelOutput of transformers: items are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class WithLoss(Mlp):
+    """Called with the items of a batch it returns logits, and with labels their loss."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        logits = super().forward(x)
+        return Output(loss=None if labels is None else cross_entropy(logits, labels), logits=logits)
+
+
+class Pooling(Net):
+    """The hidden state of each sequence's last token, at an index computed from the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.fc, self.head = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.fc(self.table(x)))
+        return self.head(hidden[torch.arange(len(x)), (x > 2).sum(1) - 1])
+
+    def batch(self, rows: int) -> Any:
+        return torch.randint(0, 9, (rows, 5)), torch.arange(rows) % 3
+
+
+class Recurrent(Net):
+    """An LSTM, for which torch.func.vmap has no form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+    def batch(self, rows: int) -> Any:
+        return torch.randn(rows, 5, 4), torch.arange(rows) % 3
+
+
+def draw(model: nn.Module, loss_fn: Any, batches: Any, **more: Any) -> Any:
+    given: dict[str, Any] = {"size": 3, "workers": 0, "progress": False, "engine": "row"}
+    return ds.landscape(model, loss_fn, batches, **(given | more))
+
+
+def named(pairs: Any) -> list[dict[str, Tensor]]:
+    return [{"x": x, "labels": y} for x, y in pairs]
+
+
+@pytest.mark.parametrize("choice", GRAPHS, ids=lambda choice: choice.label)
+def test_an_index_of_numbers_can_be_recorded(choice: EngineChoice) -> None:
+    net = make_net(Pooling)
+    batches = net.batches()
+    found = losses_of(engine_at(net, batches, choice))
+    np.testing.assert_allclose(found, float64_losses(net, batches), rtol=EXACT)
+
+
+def test_what_torch_evaluates_point_by_point_is_no_line_in_the_terminal(capfd: Any) -> None:
+    net = make_net(Recurrent)
+    batches = net.batches()
+    found = losses_of(engine_at(net, batches, GRAPHS[1]))
+    np.testing.assert_allclose(found, float64_losses(net, batches), rtol=EXACT)
+    assert capfd.readouterr().err == ""
+
+
+def as_a_whole(net: Any, backend: Callable[..., Any]) -> None:
+    net.compile(backend=backend)
+
+
+def in_part(net: Any, backend: Callable[..., Any]) -> None:
+    net.layers[0] = torch.compile(net.layers[0], backend=backend)
+
+
+@pytest.mark.parametrize("compiled", [as_a_whole, in_part])
+def test_compiled_modules_run_their_own_code_meanwhile(compiled: Callable[..., None]) -> None:
+    calls: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            calls.append(graph)
+            return graph.forward(*arguments)
+
+        return run
+
+    net = make_net(Mlp)
+    batches = net.batches()
+    plain = draw(net, nn.CrossEntropyLoss(), batches)
+    eigen = draw(net, nn.CrossEntropyLoss(), batches, directions="hessian")
+    compiled(net, backend)
+    at_first = fingerprint(net)
+    for engine in ("row", "graph", "inference"):
+        found = draw(net, nn.CrossEntropyLoss(), batches, engine=engine)
+        if compiled is as_a_whole:  # in part the names are others, and so are random directions
+            np.testing.assert_allclose(found.z, plain.z, rtol=EXACT)
+    again = draw(net, nn.CrossEntropyLoss(), batches, directions="hessian")
+    np.testing.assert_allclose(again.z, eigen.z, rtol=1e-4)
+    assert not calls
+    assert fingerprint(net) == at_first
+    net(batches[0][0])
+    assert calls
+
+
+@pytest.mark.parametrize("engine", ["naive", "row", "graph", "torch-graph x3", "inference"])
+def test_a_model_that_computes_its_loss_takes_batches_as_mappings(engine: str) -> None:
+    net = make_net(WithLoss)
+    pairs = net.batches()
+    expected = draw(net, lambda model, batch: cross_entropy(model(batch[0]).logits, batch[1]), pairs)
+    found = draw(net, lambda model, batch: model(**batch).loss, named(pairs), engine=engine)
+    np.testing.assert_allclose(found.z, expected.z, rtol=EXACT)
+
+
+def test_the_output_of_such_a_model_is_no_loss_and_nothing_for_a_criterion() -> None:
+    net = make_net(WithLoss)
+    with pytest.raises(LandscapeError, match=r"got Output\(.*of type Output; return its loss"):
+        draw(net, lambda model, batch: model(**batch), named(net.batches()))
+    with pytest.raises(LandscapeError, match=r"hint: .*return model\(\*\*batch\)\.loss"):
+        draw(net, nn.CrossEntropyLoss(), net.batches())
+
+
+def test_a_batch_in_the_place_of_batches_is_told() -> None:
+    net = make_net(WithLoss)
+    with pytest.raises(InvalidTypeError, match=r"names data sets.* got a Tensor for 'x'; .*give \[batch\]"):
+        draw(net, lambda model, batch: model(**batch).loss, named(net.batches())[0])
