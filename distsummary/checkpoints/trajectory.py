@@ -336,8 +336,9 @@ def _read_metadata(directory: Path) -> TrainMetadata:
     if not path.is_file():
         refuse_absent_run(directory)
         raise MissingFileError(
-            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} to have one, "
-            "at least up to its first number"
+            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} to have one, at "
+            "least up to its first number, or give a landscape checkpoints that were saved otherwise by "
+            "their numbers: around={100: file, ...}"
         )
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)

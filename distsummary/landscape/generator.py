@@ -104,7 +104,8 @@ def landscape(
             {"train": a, "test": b}: the first one's loss is `LossGrid.z`; all else stands in
             `LossGrid.quantities` under the name of its data set, as "test/loss" and "train/accuracy".
         around: whose checkpoints make the path: a run, its directory, its ckpt_dir or a trajectory; or one
-            checkpoint: a .ckpt or .safetensors file, or values by name. None: the model as it is.
+            checkpoint: a .ckpt or .safetensors file, or values by name; or several of these by their numbers,
+            {500: "checkpoint-500/model.safetensors", ...}, a path of them. None: the model as it is.
         runs: several of these, for one plane through all of them; with it no `around`.
         size: points along each side, 3 to 256.
         directions: a sequence asks for several of

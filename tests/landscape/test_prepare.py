@@ -344,12 +344,10 @@ def test_the_rounding_is_that_of_the_models_dtype() -> None:
 
 
 def test_runs_of_one_name_are_numbered_apart_also_from_one_that_is_called_so(tmp_path: Path) -> None:
-    files = [tmp_path / "a/best.ckpt", tmp_path / "b/best.ckpt", tmp_path / "best (1).ckpt"]
-    for file, state in zip(files, walk(3), strict=True):
-        file.parent.mkdir(exist_ok=True)
-        write_ckpt(file, state)
-    grid = draw(around=None, runs=files, directions="pca")
-    assert grid.runs == ("best (1) (1)", "best (2)", "best (1) (3)")
+    file, (state, *others) = tmp_path / "state (1).ckpt", walk(3)
+    write_ckpt(file, state)
+    grid = draw(around=None, runs=[*others, file], directions="pca")
+    assert grid.runs == ("state (1) (1)", "state (2)", "state (1) (3)")
     assert len(grid.path) == 3
 
 

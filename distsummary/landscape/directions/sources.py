@@ -13,19 +13,28 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from distsummary.checkpoints.landscape_spec import MIN_INTERVAL
-from distsummary.checkpoints.metadata import METADATA
+from distsummary.checkpoints.metadata import MAX_INT, METADATA
 from distsummary.checkpoints.sketch_file import Sketches, has_sketches, read_sketches
 from distsummary.checkpoints.trajectory import SUFFIXES, Trajectory, map_checkpoint, read
-from distsummary.checks import check_type
-from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError, MissingFileError
+from distsummary.checks import check_int, check_type
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidTypeError,
+    InvalidValueError,
+    LandscapeError,
+    MissingFileError,
+)
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.parameters import own_state
-from distsummary.landscape.directions.recipe import Weights
+from distsummary.landscape.directions.recipe import SHOWN, Weights
 from distsummary.run_dir import RunDir
 
-Around: TypeAlias = RunDir | str | os.PathLike[str] | Trajectory | Weights | None
+# A path of checkpoints that a training saved in a way of its own: files, or values by name, by their numbers.
+Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]
+Around: TypeAlias = RunDir | str | os.PathLike[str] | Trajectory | Weights | Saved | None
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl")
+ZIP = b"PK\3\4"  # how files of torch.save begin, whatever they are called: Lightning's end with .ckpt
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +89,9 @@ def open_source(
             unit=unit or "step",
             step_per_epoch=step_per_epoch or 1,
         )
-    assert not isinstance(around, Mapping | None)
+    assert around is not None
+    if isinstance(around, Mapping):
+        return _saved(model, around, unit, step_per_epoch)
     _refuse_files(around)
     trajectory = around if isinstance(around, Trajectory) else _read(ckpt_dir_of(around, _has_metadata))
     return Source(
@@ -92,6 +103,28 @@ def open_source(
         step_per_epoch=trajectory.step_per_epoch if step_per_epoch is None else step_per_epoch,
         num_samples=trajectory.spec.num_samples,
         sketches=partial(_sketches, trajectory),
+    )
+
+
+def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None) -> Source:
+    """The path through checkpoints by their numbers; each file stays where it is."""
+    numbers = tuple(sorted(path))
+    for number in numbers:
+        check_int("a number of a checkpoint in around", number, low=0, high=MAX_INT)
+        check_type(f"around[{number}]", path[number], (str, os.PathLike, Mapping))
+        if not is_single(path[number]):
+            _refuse_files(path[number])
+            raise InvalidValueError(
+                f"around[{number}] must be values by name or a file that ends with one of {SUFFIXES}, got "
+                f"{path[number]!r}; name that file"
+            )
+    return Source(
+        label="path",
+        intervals=(numbers,),
+        numbers=numbers,
+        load=lambda number: _single(model, path[numbers[-1] if number is None else number])[1],
+        unit=unit or "step",
+        step_per_epoch=step_per_epoch or 1,
     )
 
 
@@ -132,15 +165,26 @@ def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
         )
     sources = [open_source(model, run) for run in runs]
     labels = [source.label for source in sources]
+    labels = [
+        _with_folder(run, label) if labels.count(label) > 1 else label
+        for run, label in zip(runs, labels, strict=True)
+    ]
     while len(set(labels)) < len(labels):  # again, where a run is called "best (1)" already
         labels = [f"{at} ({n})" if labels.count(at) > 1 else at for n, at in enumerate(labels, 1)]
     return [replace(source, label=label) for source, label in zip(sources, labels, strict=True)]
 
 
+def _with_folder(run: Around, label: str) -> str:
+    """The label of a file after its folder, as of checkpoint-500/model.safetensors; any other as it is."""
+    is_file = isinstance(run, str | os.PathLike) and is_single(run)
+    return f"{Path(run).resolve().parent.name}/{label}" if is_file else label  # type: ignore[arg-type]  # it is a path
+
+
 def is_single(around: Around) -> bool:
-    """Whether `around` is one state, which has no path, and not a run."""
-    is_file = isinstance(around, str | os.PathLike) and Path(around).suffix in SUFFIXES
-    return around is None or isinstance(around, Mapping) or is_file
+    """Whether `around` is one state, which has no path, and neither a run nor several by their numbers."""
+    if isinstance(around, Mapping):
+        return not around or not all(isinstance(number, int) for number in around)
+    return around is None or (isinstance(around, str | os.PathLike) and Path(around).suffix in SUFFIXES)
 
 
 def _refuse_files(around: object) -> None:
@@ -151,11 +195,14 @@ def _refuse_files(around: object) -> None:
         raise InvalidValueError(f"around must not be blank, got {around!r}; name a run or a checkpoint file")
     if Path(around).is_dir():
         return
-    if Path(around).suffix in PICKLES:
+    if Path(around).suffix in PICKLES or _is_zip(Path(around)):
         raise InvalidValueError(
             f"files of torch.save are not read here, got {os.fspath(around)}; load it yourself and give the "
-            "values by name: around=torch.load(path, weights_only=True), where that is the state_dict"
+            "values by name: around=torch.load(path, weights_only=True), where that is the state_dict, or "
+            'what it has under "state_dict"'
         )
+    if is_single(around):
+        return
     if Path(around).exists():
         raise InvalidValueError(
             f"around must be a run, a ckpt_dir or a checkpoint file that ends with one of {SUFFIXES}, got "
@@ -163,11 +210,29 @@ def _refuse_files(around: object) -> None:
         )
 
 
+def _is_zip(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(ZIP)) == ZIP
+
+
+def _refuse_nested(state: Mapping[Any, Any]) -> None:
+    """Raise InvalidValueError for a checkpoint that holds the values by name, and more."""
+    if nested := [name for name, value in state.items() if isinstance(value, Mapping)]:
+        raise InvalidValueError(
+            f"around must be arrays by name, got mappings under {', '.join(map(repr, nested[:SHOWN]))}; give "
+            'the one that holds the parameters, such as checkpoint["state_dict"]'
+        )
+
+
 def _single(model: Any, around: Any) -> tuple[str, Weights]:
     """The label and the values of one state."""
     if around is None:
         return "model", own_state(model)
+    _refuse_files(around)
     if isinstance(around, Mapping):
+        _refuse_nested(around)
         framework = framework_of(model)
         values = around.items()
         return "state", {
@@ -205,7 +270,11 @@ def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path]
     """Where a run keeps checkpoints; `around` itself where it is such a directory already."""
     if isinstance(around, RunDir):
         return around.ckpt_dir
-    check_type("around", around, (str, os.PathLike))
+    if not isinstance(around, str | os.PathLike):
+        raise InvalidTypeError(
+            "around must be a run, a checkpoint file, values by name or checkpoints by their numbers, got a "
+            f"{type(around).__name__}; of a model give model.state_dict()"
+        )
     return Path(around) if is_one(Path(around)) else RunDir(around).ckpt_dir
 
 
