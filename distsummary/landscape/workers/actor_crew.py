@@ -236,7 +236,8 @@ class RayCrew:
         if self._deaths >= MAX_DEATHS:
             raise LandscapeError(
                 f"{self._deaths} landscape workers died one after the other without a result ({how}); "
-                "look into the memory they need, or use workers=0; with output= finished points are kept"
+                "look into the memory they need and whether they can import what the model is made of "
+                "(runtime_env of ray.init), or use workers=0; with output= finished points are kept"
             )
         self._start(options)
         self._feed(list(self._actors), scheduler)
