@@ -15,7 +15,8 @@ from distsummary import cli
 from tests.docs.documents import ROOT, anchors, blocks, commands, documents, links
 
 README = (ROOT / "README.md").read_text()
-SNIPPETS = [block for block in blocks(README) if block.language == "python"]
+LANDSCAPE = (ROOT / "docs" / "landscape.md").read_text()
+SNIPPETS = [block for text in (README, LANDSCAPE) for block in blocks(text) if block.language == "python"]
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
@@ -31,12 +32,12 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_the_readme_has_python_that_runs() -> None:
+def test_the_documents_have_python_that_runs() -> None:
     assert SNIPPETS
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda block: f"line_{block.line}")
-def test_the_readmes_python_runs_as_it_stands(snippet, tmp_path: Path) -> None:
+def test_the_documents_python_runs_as_it_stands(snippet, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text("\n" * (snippet.line - 1) + snippet.code)
     done = subprocess.run(
         [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150
