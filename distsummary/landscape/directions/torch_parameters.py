@@ -165,7 +165,10 @@ def _refuse_unreadable(tensors: Mapping[str, Tensor]) -> None:
         if nn.parameter.is_lazy(tensor):
             raise InvalidValueError(f"{name} is lazy, without a shape; call the model with a batch first")
         if tensor.is_meta:
-            raise InvalidValueError(f"{name} is on the device meta, without values; load the model's first")
+            raise InvalidValueError(
+                f"{name} is on the device meta, without values; load the model's first, "
+                "also those that accelerate has offloaded"
+            )
         if tensor.layout != torch.strided:
             raise InvalidTypeError(
                 f"{name} is sparse ({tensor.layout}), and landscapes are of dense values; keep "

@@ -166,7 +166,8 @@ def run_as_written(model: nn.Module) -> None:
     for module in model.modules():
         if getattr(module, "_compiled_call_impl", None) is not None:
             module._compiled_call_impl = None
-        if isinstance(inner := vars(module)["_modules"].get("_orig_mod"), nn.Module):
+        inner = dict(module.named_children()).get("_orig_mod")
+        if inner is not None:
             module.forward = inner.__call__
 
 
