@@ -1,11 +1,11 @@
 """The inference engine: the row engine's losses bit for bit, whatever a model does with its parameters."""
 
 import copy
-import importlib
 import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from distsummary.checkpoints.safetensors import map_safetensors, write_safetenso
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.interpolate import line
+from distsummary.landscape.directions.normals import random_normals
 from distsummary.landscape.directions.pca import pca_plane
 from distsummary.landscape.directions.planes import Settings, prepare_random
 from distsummary.landscape.directions.recipe import RandomDirections, Recipe, Weights
+from distsummary.landscape.directions.rows import rows_of
 from distsummary.landscape.directions.torch_parameters import OwnState, filter_axes
 from distsummary.landscape.engines.base import open_engine
 from distsummary.landscape.engines.inference import by_rows as rows_of_large
-from distsummary.landscape.engines.inference import filling, outlines
+from distsummary.landscape.engines.inference import filling, outlines, point
 from distsummary.landscape.engines.plan import plan_chunks
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.quantities import Evaluation
@@ -187,19 +189,17 @@ def test_large_parameters_in_parts_and_any_precision(normalization: str, dtype: 
 @pytest.mark.usefixtures("by_rows")
 def test_only_what_is_read_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[int, str, int]] = []
-    module = importlib.import_module(RandomDirections.__module__)
-    draw = module.random_normals
 
     def spy(seed: int, axis: int, name: str, start: int, stop: int) -> Any:
         drawn.append((axis, name, stop - start))
-        return draw(seed, axis, name, start, stop)
+        return random_normals(seed, axis, name, start, stop)
 
     net = make_net(Large)
     batches = [net.batch(2)]
     centre = OwnState.of(net)
     engine = open_engine(net, CRITERION, batches, names=names_of(net), mode="standard", choice=INFERENCE)
     engine.set_plane(centre, random_recipe(net))
-    monkeypatch.setattr(module, "random_normals", spy)
+    monkeypatch.setattr(point, "rows_on", lambda _, *which: replace(rows_of(*which), draw=spy))
     engine.row_values(0.0, np.array([0.0]))
     assert drawn == []
     engine.row_values(0.0, np.array([0.5]))
@@ -322,9 +322,8 @@ def test_small_values_are_made_once_a_point_and_large_ones_for_each_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []
-    module = importlib.import_module("distsummary.landscape.engines.inference.point")
-    whole = module.Point.whole
-    monkeypatch.setattr(module.Point, "whole", lambda self, name: made.append(name) or whole(self, name))
+    whole = point.Point.whole
+    monkeypatch.setattr(point.Point, "whole", lambda self, name: made.append(name) or whole(self, name))
     net = make_net(Words)
     names = [name for name, _ in net.named_parameters()]
     batches = net.batches()[:2]

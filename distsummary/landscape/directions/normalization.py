@@ -17,7 +17,9 @@ the weights have norm 0. Norms are sums in float64, in blocks of rows (see `rows
 """
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from dataclasses import replace
+from functools import singledispatch
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -74,12 +76,12 @@ def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis:
     if axis:
         return _by_groups(name, direction, weights, groups=groups, kept=[axis])
 
-    def read(start: int, stop: int) -> Array:
+    def read(start: int, stop: int) -> Any:
         d, w = direction(start, stop), weights(start, stop)
-        scales = _scale(name, _squares(d, [0]), _squares(w, [0]))
-        return _times(d, scales.reshape(-1, *(1 for _ in shape[1:])))
+        scales = _scale(name, squares(d, [0]), squares(w, [0]))
+        return times(d, scales.reshape(-1, *(1 for _ in shape[1:])))
 
-    return Rows(shape, read)
+    return replace(direction, read=read)
 
 
 def resolve_filter_axes(
@@ -148,18 +150,19 @@ def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: 
     scales = _scale(name, sums(direction), sums(weights))
     scales = scales.reshape(groups, *(size if at in kept else 1 for at, size in enumerate(shape[1:], 1)))
 
-    def read(start: int, stop: int) -> Array:
-        return _times(direction(start, stop), scales[np.arange(start, stop) // each])
+    def read(start: int, stop: int) -> Any:
+        return times(direction(start, stop), scales[np.arange(start, stop) // each])
 
-    return Rows(shape, read)
+    return replace(direction, read=read)
 
 
 def _sum_squares(rows: Rows, start: int, stop: int, kept: list[int]) -> Array:
     """The sums of squares of some rows over all axes but the kept ones, float64."""
-    return np.asarray(sum(_squares(rows(*block), kept) for block in rows.blocks(start, stop)))
+    return np.asarray(sum(squares(rows(*block), kept) for block in rows.blocks(start, stop)))
 
 
-def _squares(array: Array, kept: list[int]) -> Array:
+@singledispatch
+def squares(array: Any, kept: list[int]) -> Array:
     """Sums of squares over all axes but the kept ones, float64, without a copy in float64."""
     axes = list(range(array.ndim))
     return np.asarray(np.einsum(array, axes, array, axes, kept, dtype=np.float64))
@@ -176,6 +179,8 @@ def _scale(name: str, squares: Array, wanted: Array) -> Array:
     return np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0)
 
 
-def _times(array: Array, scale: Array) -> Array:
+@singledispatch
+def times(array: Any, scale: Array) -> Any:
+    """The product, made in float64 and rounded to float32."""
     out = np.empty(array.shape, np.float32)
     return np.multiply(array, scale, out=out, dtype=np.float64, casting="same_kind")

@@ -16,7 +16,7 @@ from distsummary.landscape.directions.normalization import (
     normalize_one,
     normalized,
 )
-from distsummary.landscape.directions.normals import random_direction, random_normals
+from distsummary.landscape.directions.normals import random_direction
 from distsummary.landscape.directions.rows import Rows, array_rows
 
 SHOWN = 5  # names in a message
@@ -82,13 +82,13 @@ class RandomDirections:
         return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
-        """The same, bit for bit, in rows that are drawn when they are read."""
+        """The same, bit for bit, in rows that are drawn when they are read, where the weights lie."""
 
-        def draw(start: int, stop: int) -> Array:
-            drawn = random_normals(self.seed, axis, name, start * weights.width, stop * weights.width)
+        def read(start: int, stop: int) -> Any:
+            drawn = weights.draw(self.seed, axis, name, start * weights.width, stop * weights.width)
             return drawn.reshape(stop - start, *weights.shape[1:])
 
-        drawn = Rows(weights.shape, draw)
+        drawn = replace(weights, read=read, is_zero=False)
         return normalized(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
 

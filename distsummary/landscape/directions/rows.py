@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.checkpoints.mapped import StoredState
+from distsummary.landscape.directions.normals import random_normals
 
 Array = NDArray[Any]
 
@@ -18,12 +19,19 @@ BLOCK = 1 << 18  # elements that are read at once
 class Rows:
     """Slices along the first axis: `rows(start, stop)` is (stop - start, *shape[1:]). A number is one row.
 
-    `is_zero`: all of it is 0, so that it need not be read.
+    Attributes:
+        shape: of the whole.
+        read: gives NumPy's arrays, or tensors of a device (see `torch_rows`).
+        is_zero: all of it is 0, so that it need not be read.
+        draw: what draws random normals where these rows lie, as `random_normals` does.
+        block: elements that are read at once.
     """
 
     shape: tuple[int, ...]
-    read: Callable[[int, int], Array]
+    read: Callable[[int, int], Any]
     is_zero: bool = False
+    draw: Callable[[int, int, str, int, int], Any] = random_normals
+    block: int = BLOCK
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
@@ -33,13 +41,13 @@ class Rows:
         """Elements of a row."""
         return int(np.prod(self.shape[1:], dtype=np.int64))
 
-    def __call__(self, start: int, stop: int) -> Array:
+    def __call__(self, start: int, stop: int) -> Any:
         """Rows start .. stop-1."""
         return self.read(start, stop)
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """(start, stop) of whole rows, about BLOCK elements each, that these rows are made of."""
-        step, stop = max(1, BLOCK // max(1, self.width)), len(self) if stop is None else stop
+        """(start, stop) of whole rows, about `block` elements each, that these rows are made of."""
+        step, stop = max(1, self.block // max(1, self.width)), len(self) if stop is None else stop
         return ((at, min(at + step, stop)) for at in range(start, stop, step))
 
     def whole(self) -> Array:

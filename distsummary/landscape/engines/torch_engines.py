@@ -298,11 +298,8 @@ class TorchNaiveEngine(TorchEngine):
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
         super().set_plane(centre, recipe)
-        names = list(self._loan.moved)
-        parts = plane_tensors(centre, recipe.make(centre), names)
-        self._plane = [
-            (self._loan.moved[n], *(part[n].to(self._loan.moved[n]) for part in parts)) for n in names
-        ]
+        parts = plane_tensors(centre, recipe, self._loan.moved)
+        self._plane = [(t, *(part[n].to(t) for part in parts)) for n, t in self._loan.moved.items()]
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         found = []
@@ -333,7 +330,7 @@ class TorchRowEngine(TorchEngine):
         """See Engine."""
         super().set_plane(centre, recipe)
         self._row = None
-        parts = plane_tensors(centre, recipe.make(centre), list(self._loan.moved))
+        parts = plane_tensors(centre, recipe, self._loan.moved)
         for group in self._groups:
             group.set_plane(*parts)
 

@@ -70,7 +70,8 @@ class TorchGraphEngine(TorchRowEngine):
         self._programs.clear()
         self._bound.clear()
         names = [n for n in self._loan.moved if directions.x[n].any() or directions.y[n].any()]
-        parts = plane_tensors(centre, directions, names or list(self._loan.moved)[:1])
+        moved = {name: self._loan.moved[name] for name in names or list(self._loan.moved)[:1]}
+        parts = plane_tensors(centre, directions, moved)
         self._plane = {n: tuple(t[n].to(self._loan.device) for t in parts) for n in parts[0]}
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.landscape.directions.recipe import Array, Directions, Weights, check_fit
+from distsummary.landscape.directions.recipe import Array, RandomDirections, Recipe, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import named_tensors, sharing, tie, unwrap
+from distsummary.landscape.directions.torch_rows import draws, rows_on, whole
 from distsummary.landscape.engines.batches import mapped
 from distsummary.landscape.engines.data import batch_bytes
 from distsummary.landscape.engines.hardware import processor
@@ -234,11 +235,20 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def plane_tensors(
-    centre: Weights, directions: Directions, names: Sequence[str]
+    centre: Weights, recipe: Recipe, moved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Centre and directions of these parameters, as tensors on the host."""
-    x, y, z = ({n: as_tensor(w[n]) for n in names} for w in (centre, directions.x, directions.y))
-    return x, y, z
+    """Centre and directions of these parameters, as tensors: on the host, or where they were drawn."""
+    here = {name: as_tensor(centre[name]) for name in moved}
+    if isinstance(recipe, RandomDirections) and any(draws(tensor.device) for tensor in moved.values()):
+        x, y = ({n: _drawn(recipe, axis, n, centre, t.device) for n, t in moved.items()} for axis in (0, 1))
+    else:
+        made = recipe.make(centre)
+        x, y = ({name: as_tensor(axis[name]) for name in moved} for axis in (made.x, made.y))
+    return here, x, y
+
+
+def _drawn(recipe: Recipe, axis: int, name: str, centre: Weights, device: torch.device) -> Tensor:
+    return whole(recipe.rows(axis, name, rows_on(device, centre, name)), device)
 
 
 def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from distsummary.checkpoints.mapped import StoredState
-from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
-from distsummary.landscape.directions.rows import Rows, rows_of
+from distsummary.landscape.directions.recipe import Directions, Recipe, Weights
+from distsummary.landscape.directions.rows import Rows
 from distsummary.landscape.directions.torch_parameters import OwnState
+from distsummary.landscape.directions.torch_rows import as_tensor, rows_on
 from distsummary.landscape.engines.inference.outlines import are_alike, fresh
-from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES, as_tensor
+from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES
 
 
 class Point:
@@ -30,6 +31,7 @@ class Point:
         for name, tensor in tensors.items():
             self._names.setdefault(id(tensor), []).append(name)
         self._known = {id(tensor): name for name, tensor in moved.items()}
+        self._devices = {name: tensor.device for name, tensor in moved.items()}
         self._state: Weights = {}
         self._centre: Weights = {}
         self._recipe: Recipe = Directions(x={}, y={})
@@ -76,13 +78,13 @@ class Point:
     def _write(self, name: str, out: Tensor, first: int) -> None:
         """Fill `out` with the rows from `first` on, block by block."""
         state, known = self._source(name)
-        there, steps = rows_of(state, known), self._steps(name)
+        there, steps = rows_on(out.device, state, known), self._steps(name)
         for start, stop in there.blocks(first, first + len(out)):
-            total = _as_tensor(there(start, stop)).to(out.device)
+            total = as_tensor(there(start, stop)).to(out.device)
             if self._moves(name):
                 total = total.to(torch.float64 if out.dtype == torch.float64 else torch.float32)
             for length, rows in steps:
-                total = torch.add(total, _as_tensor(rows(start, stop)).to(total), alpha=length)
+                total = torch.add(total, as_tensor(rows(start, stop)).to(total), alpha=length)
             out[start - first : stop - first] = total
         if isinstance(state, StoredState):
             state.release(known)
@@ -108,10 +110,6 @@ class Point:
 
     def _direction(self, axis: int, name: str) -> Rows:
         if (axis, name) not in self._directions:
-            self._directions[axis, name] = self._recipe.rows(axis, name, rows_of(self._centre, name))
+            weights = rows_on(self._devices[name], self._centre, name)
+            self._directions[axis, name] = self._recipe.rows(axis, name, weights)
         return self._directions[axis, name]
-
-
-def _as_tensor(array: Array) -> Tensor:
-    """On the host, in the array's memory if it may be written to, which nobody does."""
-    return torch.from_numpy(array) if array.flags.writeable else as_tensor(array)
