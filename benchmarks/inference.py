@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,22 +44,37 @@ from distsummary.landscape.generator import landscape
 
 WHAT = ("forward", "loss", "inference", "checkpoint", "row", "landscape")
 POINTS = {"inference": 3, "checkpoint": 3, "row": 3, "landscape": 11}
-WORDS, WIDTH, HEADS, LAYERS, PLACES = 50257, 768, 12, 12, 1024
 XS, Y = np.array([-0.3, 0.0, 0.4]), 0.2
+
+
+class Shape(NamedTuple):
+    """Of a GPT: vocabulary, width of the layers, heads, layers, and places of the longest text."""
+
+    words: int = 50257
+    width: int = 768
+    heads: int = 12
+    layers: int = 12
+    places: int = 1024
+
+
+SHAPE = Shape()
 
 
 class Block(nn.Module):
     """Causal attention and an MLP, each behind a LayerNorm."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, places, width) to the same."""
-        parts = (p.unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in self.qkv(self.ln1(x)).chunk(3, -1))
+        parts = (
+            p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.qkv(self.ln1(x)).chunk(3, -1)
+        )
         mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.ln2(x)), approximate="tanh"))
@@ -68,12 +83,12 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """GPT-2; the embedding of words is the head, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape = SHAPE) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(PLACES, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.ln = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False, device="meta")
+        self.words, self.places = (nn.Embedding(n, shape.width) for n in (shape.words, shape.places))
+        self.blocks = nn.Sequential(*(Block(shape.width, shape.heads) for _ in range(shape.layers)))
+        self.ln = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.words, bias=False, device="meta")
         self.head.weight = self.words.weight
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -81,7 +96,7 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (rows, places, words)."""
-        places = torch.arange(tokens.shape[1])
+        places = torch.arange(tokens.shape[1], device=tokens.device)
         return self.head(self.ln(self.blocks(self.words(tokens) + self.places(places))))
 
 
@@ -101,8 +116,8 @@ def measure(what: str, rows: int, length: int, checkpoint: Path) -> dict[str, An
     torch.set_num_threads(1)
     gc.collect()
     before = resident()
-    model = Gpt().eval()
-    tokens = torch.randint(0, WORDS, (rows, length))
+    model = Gpt(SHAPE).eval()
+    tokens = torch.randint(0, SHAPE.words, (rows, length))
     batch = (tokens, tokens.roll(-1, 1))
     begun, losses = time.process_time(), []
     if what == "save":

@@ -209,7 +209,7 @@ class Float64(Naive):
 class Ours:
     """distsummary: the engine that the planner chooses, or the one named in `ours:ENGINE+xCHUNK+OPTION`."""
 
-    def __init__(self, path: str, engine: str = "") -> None:
+    def __init__(self, path: str, engine: str = "", device: str = "cpu") -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
         import torch
         from landscape_tasks import SIZE, Problem
@@ -232,8 +232,10 @@ class Ours:
         if engine:
             choice = named_choice(engine, threads)
         else:
-            choice = plan_engine(task, points=PLANNED_POINTS, threads=threads).choice
-        self.inner = open_engine(model, loss_fn, [batch], names=problem.names, mode="standard", choice=choice)
+            choice = plan_engine(task, device=device, points=PLANNED_POINTS, threads=threads).choice
+        self.inner = open_engine(
+            model, loss_fn, [batch], names=problem.names, mode="standard", device=device, choice=choice
+        )
         self.inner.set_plane(problem.state, directions)
         self.engine = self.inner.name
 

@@ -27,6 +27,7 @@ TASKS = {
     "resnet20n32": Task("resnet20", 32, 3),
     "resnet20n2": Task("resnet20", 2, 3),
 }
+LARGE = {"resnet56n256": Task("resnet56", 256, 3)}  # for GPUs
 
 
 class Block(nn.Module):
@@ -71,7 +72,7 @@ class ResNet(nn.Module):
 
 
 def make_model(kind: str) -> nn.Module:
-    """A fresh model: "mlp" 17,226 parameters, "cnn" 38,282, "resnet20" 272,474."""
+    """A fresh model: "mlp" 17,226 parameters, "cnn" 38,282, "resnet20" 272,474, "resnet56" 855,770."""
     if kind == "mlp":
         return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
     if kind == "cnn":
@@ -79,12 +80,12 @@ def make_model(kind: str) -> nn.Module:
             nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
             nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
         )  # fmt: skip
-    return ResNet(3)
+    return ResNet((int(kind.removeprefix("resnet")) - 2) // 6)
 
 
 def make_batch(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of real digits (8 x 8, zero mean); random pictures of 32 x 32 for the ResNets."""
-    if task.model == "resnet20":
+    if task.model.startswith("resnet"):
         generator = torch.Generator().manual_seed(task.rows)
         pictures = torch.randn(task.rows, 3, 32, 32, generator=generator)
         return pictures, torch.randint(0, 10, (task.rows,), generator=generator)
@@ -101,7 +102,7 @@ def write_task(name: str, directory: Path) -> Path:
     from distsummary.frameworks.base import framework_of
     from distsummary.landscape.directions.recipe import RandomDirections
 
-    task = TASKS[name]
+    task = (TASKS | LARGE)[name]
     torch.manual_seed(0)
     model, (x, labels) = make_model(task.model), make_batch(task)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

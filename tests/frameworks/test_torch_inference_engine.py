@@ -375,7 +375,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 import benchmarks.inference as benchmark
-benchmark.WORDS, benchmark.WIDTH, benchmark.HEADS, benchmark.LAYERS = 20_000, 512, 8, 6
+benchmark.SHAPE = benchmark.Shape(words=20_000, width=512, heads=8, layers=6)
 benchmark.XS = np.array([0.4])
 print(json.dumps(benchmark.measure(sys.argv[1], 1, 128, Path(sys.argv[2]))))
 """

@@ -1,5 +1,6 @@
 """Parameters in rows: what is made row by row is what is made at once."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
 from distsummary.errors import LandscapeError
-from distsummary.landscape.directions import rows as module
 from distsummary.landscape.directions.normalization import NORMALIZATIONS, FilterAxis
 from distsummary.landscape.directions.recipe import Directions, RandomDirections
 from distsummary.landscape.directions.rows import Rows, array_rows, rows_of
@@ -71,12 +71,14 @@ def test_rows_without_a_norm_are_refused_when_they_are_read() -> None:
         RandomDirections(names=("a",), normalization="layer").rows(0, "a", array_rows(weights))
 
 
-def test_blocks_are_whole_rows_of_about_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", 25)
-    assert list(array_rows(weights_of((7, 10))).blocks()) == [(0, 2), (2, 4), (4, 6), (6, 7)]
-    assert list(array_rows(weights_of((7, 10))).blocks(3, 6)) == [(3, 5), (5, 6)]
-    assert list(array_rows(weights_of((2, 100))).blocks()) == [(0, 1), (1, 2)]
-    assert list(array_rows(weights_of(())).blocks()) == [(0, 1)]
+def test_blocks_are_whole_rows_of_about_a_size() -> None:
+    def blocks(shape: tuple[int, ...], *ends: int) -> list[tuple[int, int]]:
+        return list(replace(array_rows(weights_of(shape)), block=25).blocks(*ends))
+
+    assert blocks((7, 10)) == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    assert blocks((7, 10), 3, 6) == [(3, 5), (5, 6)]
+    assert blocks((2, 100)) == [(0, 1), (1, 2)]
+    assert blocks(()) == [(0, 1)]
 
 
 def test_of_a_checkpoint_file_only_the_rows_are_read_and_the_memory_goes_back(nasty_tmp_path: Path) -> None:

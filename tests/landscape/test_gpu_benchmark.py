@@ -1,0 +1,42 @@
+"""The benchmark for GPUs, tried out on the host: each engine's losses are held against the float64 loop."""
+
+import json
+import os
+import subprocess
+import sys
+
+
+def test_engines_and_a_whole_map() -> None:
+    options = [
+        "--device",
+        "cpu",
+        "--parts",
+        "engines,map",
+        "--tasks",
+        "mlp32",
+        "--maps",
+        "mlp32",
+        "--rounds",
+        "1",
+    ]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.landscape_gpu",
+            *options,
+            "--engines",
+            "row,graph+x51,graph+x0",
+        ],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    absent, engines, whole = rows[0], rows[1:-1], rows[-1]
+    assert "chunk must be >= 1" in absent["absent"]
+    assert [row["engine"].partition(":")[0] for row in engines] == ["row", "graph+x51"]
+    assert all(row["max_rel_err"] < 5e-6 and row["ms_per_point"] > 0 for row in engines)
+    assert whole["points"] == 51 * 51
