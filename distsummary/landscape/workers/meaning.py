@@ -5,11 +5,13 @@ Not told are globals that functions read, code that is not Python's or is torch'
 object is like that is neither plain nor called.
 """
 
+import dis
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import partial
+from itertools import pairwise
 from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -108,7 +110,12 @@ class Meaning:
             return "empty"
 
     def _code(self, code: CodeType) -> Any:
-        constants = tuple(self._code(c) if isinstance(c, CodeType) else self.of(c) for c in code.co_consts)
+        line = _line_constant(code)
+        constants = tuple(
+            self._code(constant) if isinstance(constant, CodeType) else self.of(constant)
+            for number, constant in enumerate(code.co_consts)
+            if number != line
+        )
         return code.co_code, code.co_exceptiontable, constants, code.co_names
 
     def _class(self, kind: type) -> Any:
@@ -154,6 +161,20 @@ class Meaning:
             for name, item in held.items()
             if name not in STATE and "_hooks" not in name and getattr(item, "grad_fn", None) is None
         )
+
+
+def _line_constant(code: CodeType) -> int | None:
+    """Which constant says nothing but where a class stands: since Python 3.13 the body of a class has one."""
+    if "__firstlineno__" not in code.co_names:
+        return None
+    steps = list(dis.get_instructions(code))
+    used = [step.arg for step in steps if step.opcode in dis.hasconst]
+    stored = [before.arg for before, step in pairwise(steps) if _stores_line(step)]
+    return next((number for number in stored if used.count(number) == 1), None)
+
+
+def _stores_line(step: dis.Instruction) -> bool:
+    return step.opname == "STORE_NAME" and step.argval == "__firstlineno__"
 
 
 def _globals(function: FunctionType) -> list[Any]:

@@ -86,6 +86,7 @@ SOURCES = {
         "class f:\n @staticmethod\n def g(): return 2",
     ),
     "setting of a class": ("class f:\n scale = 1", "class f:\n scale = 2"),
+    "inner class": ("def f():\n class g:\n  h = 1", "def f():\n class g:\n  h = 2"),
     "cached": (
         "@functools.cache\ndef f(o, t): return 1",
         "@functools.cache\ndef f(o, t): return 2",
@@ -97,6 +98,11 @@ SOURCES = {
 def test_other_code_is_told_and_the_place_of_code_is_not(kind: str) -> None:
     one, other = SOURCES[kind]
     assert told(compiled(one)) == told(compiled(one, skipped=9, file="/elsewhere/b.py"))
+    assert told(compiled(one)) != told(compiled(other))
+
+
+def test_a_number_is_told_though_its_class_stands_in_the_line_of_that_number() -> None:
+    one, other = "def f():\n class g:\n  h = 2", "\ndef f():\n class g:\n  h = 3"
     assert told(compiled(one)) != told(compiled(other))
 
 
