@@ -247,6 +247,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "graph": _capturing,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    # In torch's builds for GPUs cuDNN's operations would be recorded.
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
     monkeypatch.setattr(torch_parameters, "type", _plain_type, raising=False)
     monkeypatch.setattr(trace, "make_fx", _recorder(trace.make_fx))
