@@ -13,6 +13,7 @@ from operator import length_hint
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.random import mtrand  # NumPy before 2.5 does not list all of it among the names of `np.random`
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
@@ -108,7 +109,7 @@ def _seeded() -> dict[str, Any]:
 
 def _generator() -> Any:
     """NumPy's global one: others than MT19937 may be put there, at any time."""
-    return np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's own list of names lacks it
+    return mtrand.get_bit_generator()
 
 
 def _states() -> dict[str, Any]:
@@ -121,7 +122,7 @@ def _states() -> dict[str, Any]:
 def _set_states(states: Mapping[str, Any]) -> None:
     random.setstate(states["random"])
     generator, state = states["numpy"]
-    np.random.set_bit_generator(generator)  # type: ignore[attr-defined]  # as in _generator
+    mtrand.set_bit_generator(generator)
     np.random.set_state(state)
     if "torch" in states:
         _torch().set_rng_state(states["torch"])
