@@ -168,9 +168,9 @@ def squares(array: Any, kept: list[int]) -> Array:
     return np.asarray(np.einsum(array, axes, array, axes, kept, dtype=np.float64))
 
 
-def _scale(name: str, squares: Array, wanted: Array) -> Array:
+def _scale(name: str, found: Array, wanted: Array) -> Array:
     """What makes norms the wanted ones, both given as their squares; 0 where there is no norm."""
-    norms, wanted = np.sqrt(squares), np.sqrt(wanted)
+    norms, wanted = np.sqrt(found), np.sqrt(wanted)
     if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
         raise LandscapeError(
             f"{name} holds NaN or Inf, in the weights or in their direction, so no norm can be given to it; "

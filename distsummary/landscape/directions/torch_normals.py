@@ -25,7 +25,7 @@ _UNIT = 2.0**-53
 
 def device_normals(seed: int, axis: int, name: str, start: int, stop: int, device: torch.device) -> Tensor:
     """What `random_normals` gives, on the device: float32 (stop - start,)."""
-    out = torch.empty(stop - start, device=device)
+    out = torch.empty(stop - start, dtype=torch.float32, device=device)
     for first, last in _pieces(start, stop):
         steps = torch.arange(first // _WORDS, -(-last // _WORDS), device=device)
         drawn = _normals(*_words(seed, axis, name, steps))

@@ -40,7 +40,7 @@ def draws(device: torch.device) -> bool:
 
 def whole(rows: Rows, device: torch.device) -> Tensor:
     """All of them, float32, in the array's shape, on the device."""
-    out = torch.zeros((len(rows), *rows.shape[1:]), device=device)
+    out = torch.zeros((len(rows), *rows.shape[1:]), dtype=torch.float32, device=device)
     for start, stop in [] if rows.is_zero else rows.blocks():
         out[start:stop] = as_tensor(rows(start, stop))
     return out.reshape(rows.shape)

@@ -6,12 +6,14 @@ shapes, not on values.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from distsummary.landscape.directions.torch_normals import PIECE
+from distsummary.landscape.directions.torch_rows import draws
 from distsummary.landscape.engines.inference.outlines import Outlines, Values, are_alike, fresh, in_place_of
 from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES
 
@@ -53,8 +55,15 @@ class ByRows:
         rows, places = torch.unique(indices, return_inverse=True)
         if not 0 < len(rows) * SPARSE <= len(weight) or rows[0] < 0 or rows[-1] >= len(weight):
             return None
-        table = torch.cat([self._values.rows(name, *ends) for ends in _runs(rows.tolist())])
-        return run(table, places)
+        if draws(weight.device):  # as quickly for thousands of rows as for one
+            spans = _spans(rows.tolist(), max(1, PIECE // weight[0].numel()))
+        else:
+            spans = ([*range(*ends)] for ends in _runs(rows.tolist()))
+        return run(torch.cat([self._picked(name, span) for span in spans]), places)
+
+    def _picked(self, name: str, rows: Sequence[int]) -> Tensor:
+        made = self._values.rows(name, rows[0], rows[-1] + 1)
+        return made if len(made) == len(rows) else made[[row - rows[0] for row in rows]]
 
     def _linear(
         self, run: Callable[..., Any], name: str, inputs: Tensor, weight: Tensor, bias: Tensor | None
@@ -99,6 +108,11 @@ def _copied(rows: Tensor) -> Tensor:
 def _parts(weight: Tensor) -> Iterator[tuple[int, int]]:
     step = max(_ROWS, PART_BYTES // weight[0].nbytes // _ROWS * _ROWS)
     return ((start, min(start + step, len(weight))) for start in range(0, len(weight), step))
+
+
+def _spans(numbers: Sequence[int], length: int) -> Iterator[list[int]]:
+    """Ascending numbers in groups that lie within so many."""
+    return (list(group) for _, group in groupby(numbers, lambda number: number // length))
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
