@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -208,7 +208,7 @@ def _recorder(make_fx: Any) -> Any:
 
     def made(function: Any, decompositions: Any, **options: Any) -> Any:
         def record(*arguments: Any) -> Any:
-            with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
+            with _disable_current_modes(), fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
 
                 def outline(t: Tensor) -> Tensor:
                     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
@@ -249,6 +249,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda, name, value)
     # In torch's builds for GPUs cuDNN's operations would be recorded.
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda *_: None, raising=False)
     monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
     monkeypatch.setattr(torch_parameters, "type", _plain_type, raising=False)
     monkeypatch.setattr(trace, "make_fx", _recorder(trace.make_fx))

@@ -265,8 +265,8 @@ def _does_nothing(node: Node) -> bool:
 
 
 def _looks(node: Node) -> Any:
-    value = node.meta["val"]
-    return value.shape, value.stride(), value.dtype
+    value = node.meta.get("val")
+    return node if value is None else (value.shape, value.stride(), value.dtype)  # older torch: of constants
 
 
 def _undoes(node: Node) -> bool:
