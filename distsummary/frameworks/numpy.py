@@ -123,8 +123,8 @@ def _parameters(model: Any) -> dict[str, Array]:
     parameters = getattr(model, "parameters", None)
     if not isinstance(parameters, dict):
         raise InvalidTypeError(
-            f"a NumPy model must have parameters: dict[str, ndarray], got {type(model).__name__} with "
-            f"{type(parameters).__name__}"
+            "model must be a torch.nn.Module, or have parameters: dict[str, ndarray], got "
+            f"{type(model).__name__} with {type(parameters).__name__}"
         )
     return parameters
 

@@ -76,6 +76,13 @@ def refuse_classes(**given: object) -> None:
             )
 
 
+def _named(engine: str) -> EngineChoice:
+    try:
+        return EngineChoice.from_label(engine)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"engine must be 'auto' or one that a grid names: {error}") from error
+
+
 def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice | None:
     """The engine that is asked for; None where it is to be chosen."""
     check_type("engine", engine, str)
@@ -93,7 +100,7 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
             "moved in place"
         )
     if is_torch:
-        return None if engine == "auto" else EngineChoice.from_label(engine)
+        return None if engine == "auto" else _named(engine)
     if engine.removeprefix("numpy-") not in ("auto", "naive"):
         raise InvalidValueError(
             f"engine must be 'auto' or 'naive' for a model that is not torch's, got {engine!r}"

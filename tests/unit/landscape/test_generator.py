@@ -335,7 +335,7 @@ def test_mindspores_mode_needs_a_whole_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [5, "x", None, len, object()])
 def test_what_is_no_model_is_refused_by_type(model: Any) -> None:
-    with pytest.raises(InvalidTypeError, match=r"a NumPy model must have parameters: dict"):
+    with pytest.raises(InvalidTypeError, match=r"model must be a torch.nn.Module, or have parameters: dict"):
         draw(model=model, around=None)
 
 
