@@ -38,6 +38,13 @@ def test_files_by_their_numbers_are_a_path(nasty_tmp_path: Path, directions: str
         assert found.numbers == tuple(500 * number for number in expected.numbers)
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    files = saved(tmp_path)
+    found = draw(around={np.int64(number): file for number, file in files.items()})
+    assert found.numbers == (500, 1000, 1500, 2000)
+    assert found.z.tobytes() == draw(around=files).z.tobytes()
+
+
 def test_such_paths_can_be_joined_and_written(tmp_path: Path) -> None:
     files = saved(tmp_path)
     joint = draw(around=None, runs=[files, {1: Mlp().parameters, 2: walk(2)[1]}])
@@ -52,11 +59,26 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
     )
 
 
+def test_links_are_called_after_the_folder_that_they_lie_in(tmp_path: Path) -> None:
+    links = []
+    for revision, file in zip("abc", saved(tmp_path / "blobs", 3).values(), strict=True):
+        blob = file.rename(tmp_path / "blobs" / revision)
+        links.append(tmp_path / revision / "model.safetensors")
+        links[-1].parent.mkdir()
+        links[-1].symlink_to(blob)
+    assert draw(around=None, runs=links).runs == ("a/model", "b/model", "c/model")
+
+
 @pytest.mark.parametrize(
     ("path", "match"),
     [
         ({-1: "a.safetensors"}, r"a number of a checkpoint in around must be .*-1"),
-        ({1: None}, r"around\[1\] must be str or PathLike or Mapping, got None"),
+        ({True: "a.safetensors"}, r"a number of a checkpoint in around must be int, got True"),
+        ({1: "a.safetensors", "2": "b.safetensors"}, r"a number .* in around must be int, got '2'"),
+        ({1.0: Mlp().parameters}, r"a number of a checkpoint in around must be int, got 1\.0"),
+        ({1: None}, r"around\[1\] must be values by name or a file .*, got a NoneType"),
+        ({1: {5: Mlp().parameters}}, r"around\[1\] must be values by name or .*, got a dict; give one"),
+        ({1: [Mlp().parameters]}, r"around\[1\] must be values by name or .*, got a list; give one"),
         ({1: "checkpoint-1"}, r"around\[1\] must be values by name or a file that ends with"),
         ({1: "model.pt"}, r"files of torch\.save are not read here"),
     ],

@@ -108,16 +108,11 @@ def open_source(
 
 def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None) -> Source:
     """The path through checkpoints by their numbers; each file stays where it is."""
-    numbers = tuple(sorted(path))
-    for number in numbers:
+    path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
+    for number, checkpoint in path.items():
         check_int("a number of a checkpoint in around", number, low=0, high=MAX_INT)
-        check_type(f"around[{number}]", path[number], (str, os.PathLike, Mapping))
-        if not is_single(path[number]):
-            _refuse_files(path[number])
-            raise InvalidValueError(
-                f"around[{number}] must be values by name or a file that ends with one of {SUFFIXES}, got "
-                f"{path[number]!r}; name that file"
-            )
+        _check_checkpoint(f"around[{number}]", checkpoint)
+    numbers = tuple(sorted(path))
     return Source(
         label="path",
         intervals=(numbers,),
@@ -125,6 +120,19 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
         load=lambda number: _single(model, path[numbers[-1] if number is None else number])[1],
         unit=unit or "step",
         step_per_epoch=step_per_epoch or 1,
+    )
+
+
+def _check_checkpoint(field: str, checkpoint: Any) -> None:
+    """Raise for what is neither values by name nor a file of them; values are not shown, they may be many."""
+    if isinstance(checkpoint, str | os.PathLike | Mapping) and is_single(checkpoint):
+        return
+    _refuse_files(checkpoint)
+    is_path = isinstance(checkpoint, str | os.PathLike)
+    found = repr(checkpoint) if is_path else f"a {type(checkpoint).__name__}"
+    error = InvalidValueError if is_path else InvalidTypeError
+    raise error(
+        f"{field} must be values by name or a file that ends with one of {SUFFIXES}, got {found}; give one"
     )
 
 
@@ -177,13 +185,14 @@ def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
 def _with_folder(run: Around, label: str) -> str:
     """The label of a file after its folder, as of checkpoint-500/model.safetensors; any other as it is."""
     is_file = isinstance(run, str | os.PathLike) and is_single(run)
-    return f"{Path(run).resolve().parent.name}/{label}" if is_file else label  # type: ignore[arg-type]  # it is a path
+    # not resolve(): in the cache of a hub all such files are links into one folder
+    return f"{Path(os.path.abspath(run)).parent.name}/{label}" if is_file else label  # type: ignore[arg-type]  # it is a path
 
 
 def is_single(around: Around) -> bool:
     """Whether `around` is one state, which has no path, and neither a run nor several by their numbers."""
     if isinstance(around, Mapping):
-        return not around or not all(isinstance(number, int) for number in around)
+        return all(isinstance(name, str) for name in around)
     return around is None or (isinstance(around, str | os.PathLike) and Path(around).suffix in SUFFIXES)
 
 
