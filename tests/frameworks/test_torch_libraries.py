@@ -127,6 +127,26 @@ def test_compiled_modules_run_their_own_code_meanwhile(compiled: Callable[..., N
     assert calls
 
 
+class Scaled(nn.Module):
+    """A wrapper that calls what it wraps as torch.compile does."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = inner
+
+    def forward(self, x: Any) -> Any:
+        return 3.0 * self._orig_mod(x)
+
+
+@pytest.mark.parametrize("engine", ["row", "inference"])
+def test_a_wrapper_that_is_not_of_torch_compile_runs_its_own_code(engine: str) -> None:
+    net = nn.Sequential(Scaled(make_net(Mlp)))
+    batch = make_net(Mlp).batches()[0]
+    found = draw(net, nn.CrossEntropyLoss(), [batch], engine=engine)
+    expected = cross_entropy(net(batch[0]), batch[1]).item()
+    np.testing.assert_allclose(found.true_loss, [expected], rtol=EXACT)
+
+
 @pytest.mark.parametrize("engine", ["naive", "row", "graph", "torch-graph x3", "inference"])
 def test_a_model_that_computes_its_loss_takes_batches_as_mappings(engine: str) -> None:
     net = make_net(WithLoss)

@@ -167,8 +167,8 @@ def run_as_written(model: nn.Module) -> None:
     for module in model.modules():
         if getattr(module, "_compiled_call_impl", None) is not None:
             module._compiled_call_impl = None
-        inner = dict(module.named_children()).get("_orig_mod")
-        if inner is not None:
+        inner = dict(module.named_children()).get("_orig_mod")  # wrappers of others may call theirs so, too
+        if inner is not None and isinstance(module, torch._dynamo.OptimizedModule):
             module.forward = inner.__call__
 
 
