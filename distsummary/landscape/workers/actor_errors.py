@@ -32,9 +32,7 @@ def how_it_died(error: RayError) -> str:
     """How a worker died, in a few words; all that Ray says goes to the log at level DEBUG."""
     _log.debug("a landscape worker died: %s", error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
-    if (
-        lines and IN_CREATION in lines[0]
-    ):  # such as a module that it cannot import: the last line is the error's
+    if lines and IN_CREATION in lines[0]:  # as by an import that fails there; the last line is the error's
         return f"it could not begin: {lines[-1].strip()}"[:SHOWN]
     told = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
     return told.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:SHOWN]
