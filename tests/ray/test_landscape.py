@@ -623,6 +623,25 @@ def test_a_silent_member_of_a_team_is_told_of_too(ender: Ender) -> None:
     assert ender.told[0].endswith(" has not answered for 1 s; if it hangs, kill that process, please")
 
 
+def test_a_worker_that_waited_for_its_place_was_not_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: set[str] = set()
+    monkeypatch.setattr(actor_silence, "asked_where", lambda actor: actor)
+    monkeypatch.setattr(actor_silence, "_has_started", lambda where: where in started)
+    monkeypatch.setattr(ray, "get", lambda where: where)
+    silences = actor_silence.Silences()
+    asked = {"worker-0": time.monotonic() - 3600.0}
+    silences.add("worker-0", "there")
+    silences.tell(asked)
+    started.add("there")
+    silences.tell(asked)
+    assert not caplog.records
+    silences._limit_s = 0.0
+    silences.tell(asked)
+    assert "worker-0 (there) has not answered for 0 s" in caplog.text
+
+
 def test_what_a_worker_died_of_before_its_calls_makes_none_of_them_a_suspect(tmp_path: Path) -> None:
     task = numpy_task(killer(tmp_path / "kills", kills=1, at=CENTRE_WEIGHT))
     planned = plan_chunks(task.planes)

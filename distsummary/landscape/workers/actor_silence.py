@@ -58,14 +58,20 @@ class Silences:
         self._where[worker] = asked_where(actor)
 
     def end(self, worker: str) -> None:
-        """Take in that a worker answered."""
+        """Take in that a worker answered, or could not yet."""
         self._heard[worker] = time.monotonic()
 
     def tell(self, asked: Mapping[str, float]) -> None:
-        """Log who has been silent for too long, of workers that were asked then for what they are at."""
+        """Log who has been silent for too long, of workers that were asked then for what they are at.
+
+        One that has not started waits for a place, maybe for hours: it is silent from then on.
+        """
         now = time.monotonic()
         since = {worker: max(at, self._heard.get(worker, at)) for worker, at in asked.items()}
         silent = [worker for worker, at in since.items() if now - at >= self._limit_s]
-        for worker in filter(lambda worker: _has_started(self._where[worker]), silent):
+        for worker in silent:
+            if not _has_started(self._where[worker]):
+                self.end(worker)
+                continue
             _tell(f"landscape {worker}", self._where[worker], now - since[worker], REPLACED)
             self._limit_s = 2 * (now - since[worker])
