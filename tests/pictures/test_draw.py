@@ -197,6 +197,19 @@ def test_long_names_of_the_ends_stand_in_several_rows() -> None:
     assert last == "1\nruns/b"
 
 
+@pytest.mark.parametrize("kind", ["joint", "triangle", "line"])
+def test_a_name_is_no_formula(kind: str) -> None:
+    names = "lr=$\\frac{$", "$", "$HOME"
+    if kind == "line":
+        grid = make_grid(
+            kind=kind, y=np.zeros(1), z=np.ones((1, 4)), runs=names[:2], run_lengths=(1, 1), **ENDS
+        )
+    else:
+        grid = make_grid(kind=kind, runs=names, run_lengths=(1, 1, 1))
+    for picture in ("contour", "surface"):
+        assert draw(grid, picture)
+
+
 def every_legend(figure: Figure) -> list[Any]:
     of_figures = [legend for part in (figure, *figure.subfigs) for legend in part.legends]
     return of_figures + [axes.get_legend() for axes in figure.axes if axes.get_legend()]

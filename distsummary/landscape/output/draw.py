@@ -41,8 +41,9 @@ def figure_of(grid: LossGrid, kind: str = "contour") -> "Figure":
     without matplotlib.
     """
     check_choice("kind", kind, KINDS)
-    if grid.kind != "line":  # whose names stand in several rows
-        grid = replace(grid, runs=shortened(grid.runs, MAX_NAME))
+    runs = grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)  # of a line: in several rows
+    runs = tuple(run.replace("$", r"\$") for run in runs)  # two of them would make a formula
+    grid = replace(grid, runs=runs)
     has_path = len(grid.path) > 1 and grid.kind != "line"
     figure = _empty_figure(12.0 if has_path else 6.8)
     main, beside = _split(figure, has_path)
