@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -245,14 +245,23 @@ def _unwrap(model: nn.Module) -> tuple[nn.Module, nn.parallel.DistributedDataPar
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             data_parallel = model
-        inner = (
-            model.module
-            if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel)
-            else getattr(model, "_orig_mod", None)  # torch.compile
-        )
-        if not isinstance(inner, nn.Module):
+        inner = wrapped(model)
+        if inner is None:
             return model, data_parallel
         model = inner
+
+
+def wrapped(module: nn.Module) -> nn.Module | None:
+    """What DDP, DataParallel or torch.compile has wrapped in this module; None for any other."""
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return cast(nn.Module, module.module)
+    return compiled_from(module)
+
+
+def compiled_from(module: nn.Module) -> nn.Module | None:
+    """What torch.compile has made this module of; None for any other, also one that calls its own so."""
+    inner = dict(module.named_children()).get("_orig_mod")
+    return inner if inner is not None and isinstance(module, torch._dynamo.OptimizedModule) else None
 
 
 def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

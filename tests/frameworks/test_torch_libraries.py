@@ -139,8 +139,9 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["row", "inference"])
-def test_a_wrapper_that_is_not_of_torch_compile_runs_its_own_code(engine: str) -> None:
-    net = nn.Sequential(Scaled(make_net(Mlp)))
+@pytest.mark.parametrize("outside", [nn.Sequential, lambda net: net], ids=["a part", "the model"])
+def test_a_wrapper_that_is_not_of_torch_compile_runs_its_own_code(outside: Any, engine: str) -> None:
+    net = outside(Scaled(make_net(Mlp)))
     batch = make_net(Mlp).batches()[0]
     found = draw(net, nn.CrossEntropyLoss(), [batch], engine=engine)
     expected = cross_entropy(net(batch[0]), batch[1]).item()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.torch import FRAMEWORK, entries, has_addresses, memory
+from distsummary.frameworks.torch import FRAMEWORK, entries, has_addresses, memory, wrapped
 from distsummary.landscape.directions.normalization import FilterAxis
 from distsummary.landscape.directions.normals import Array
 from distsummary.landscape.directions.rows import Rows
@@ -17,12 +17,9 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DDP, DataParallel and torch.compile: names and values without their wrapping."""
-    while True:
-        is_parallel = isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel)
-        inner = getattr(model, "module" if is_parallel else "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
+    while (inner := wrapped(model)) is not None:
         model = inner
+    return model
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

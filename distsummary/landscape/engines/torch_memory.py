@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.torch import compiled_from
 from distsummary.landscape.directions.recipe import Array, RandomDirections, Recipe, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import named_tensors, sharing, tie, unwrap
 from distsummary.landscape.directions.torch_rows import draws, rows_on, whole
@@ -167,8 +168,7 @@ def run_as_written(model: nn.Module) -> None:
     for module in model.modules():
         if getattr(module, "_compiled_call_impl", None) is not None:
             module._compiled_call_impl = None
-        inner = dict(module.named_children()).get("_orig_mod")  # wrappers of others may call theirs so, too
-        if inner is not None and isinstance(module, torch._dynamo.OptimizedModule):
+        if (inner := compiled_from(module)) is not None:
             module.forward = inner.__call__
 
 

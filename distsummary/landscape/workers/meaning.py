@@ -131,7 +131,8 @@ class Meaning:
 
     def _module(self, module: Any) -> Any:
         """A torch module: what it shows, and of it and all below class, attributes, hooks and tensors."""
-        module = module._modules.get("_orig_mod", module)  # what torch.compile wraps
+        if type(module).__name__ == "OptimizedModule":  # torch.compile's
+            module = module._modules["_orig_mod"]
         parts = [
             (name, self.of(type(part)), self._attributes(part), self._hooks(part), self._tensors(part))
             for name, part in module.named_modules()
