@@ -30,6 +30,7 @@ MIXED = {
 }  # what may take tensors of two devices
 WAITING = {aten._local_scalar_dense.default, aten.nonzero.default}
 MEMORY_BYTES = 1 << 30
+GENERATORS = torch.Generator(), torch.Generator()  # of the GPUs; those of the host draw what is drawn there
 
 
 class OnGpu(Tensor):
@@ -234,7 +235,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {
         "get_device_name": lambda device: "a GPU in name only",
         "get_device_properties": lambda device: properties,
-        "manual_seed_all": lambda seed: None,
+        "default_generators": GENERATORS,
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
         "get_rng_state": lambda device: None,

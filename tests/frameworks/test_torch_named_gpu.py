@@ -17,8 +17,10 @@ import distsummary as ds
 from distsummary.frameworks.base import load
 from distsummary.frameworks.sketching import ModelParts, open_sketching
 from distsummary.frameworks.torch import FRAMEWORK, counted
-from distsummary.landscape.engines import torch_engines
+from distsummary.landscape.engines import torch_engines, torch_hessian
 from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscape.engines.torch_hessian import TorchHessian
+from distsummary.landscape.engines.torch_memory import is_full, seed
 from tests.frameworks.landscape_nets import (
     CRITERION,
     ON_GPU,
@@ -38,7 +40,7 @@ from tests.frameworks.landscape_nets import (
     float64_losses,
     make_net,
 )
-from tests.frameworks.named_gpu import Hurried, OnGpu, gpu, to_gpu
+from tests.frameworks.named_gpu import GENERATORS, GPU, Hurried, OnGpu, gpu, to_gpu
 
 __all__ = ["gpu"]
 
@@ -231,3 +233,61 @@ def test_a_model_over_two_devices_moves_where_it_lies(engine: str) -> None:
     )
     np.testing.assert_allclose(grid.z, expected.z, rtol=EXACT)
     assert {str(p.device) for p in net.parameters()} == {"cuda:0", "cuda:1"}
+
+
+def test_random_numbers_begin_anew_on_the_gpus_of_the_model_and_on_no_other() -> None:
+    """The others' are not kept: a training that goes on there would get the same numbers again."""
+    before = [generator.get_state() for generator in GENERATORS]
+    with torch.random.fork_rng(devices=[]):
+        seed([torch.device("cuda:1")])
+    after = [generator.get_state() for generator in GENERATORS]
+    assert [bool((one == other).all()) for one, other in zip(before, after, strict=True)] == [True, False]
+
+
+class Recurrent(nn.Module):
+    """What cuDNN has kernels of its own for, without second derivatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "is_by_cudnn"), [(Recurrent(), False), (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), True)]
+)
+def test_second_derivatives_on_a_gpu_are_exact_and_of_what_has_some(
+    model: nn.Module, is_by_cudnn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors are on the host: torch differentiates none on a GPU in name only."""
+    cudnn: Any = torch.backends.cudnn
+    monkeypatch.setattr(torch_hessian, "gpus_of", lambda tensors: [GPU])
+    monkeypatch.setattr(cudnn, "enabled", True)
+    seen = []
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        seen.append((cudnn.enabled, cudnn.allow_tf32, cudnn.deterministic))
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    batches = [(torch.randn(6, 3, 4), torch.arange(6) % 3)]
+    names = [name for name, _ in model.named_parameters()]
+    with TorchHessian(model, loss_fn, batches, names=names, centre=FRAMEWORK.state(model)) as hessian:
+        hessian.product(np.ones(sum(parameter.numel() for parameter in model.parameters())))
+    assert seen == [(is_by_cudnn, False, True)]
+    assert cudnn.enabled
+
+
+FULL = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+    RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in ..."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=str)
+def test_a_full_gpu_is_known_whoever_tells_of_it(error: RuntimeError) -> None:
+    assert is_full(error)
+    assert not is_full(RuntimeError("CUDA error: device-side assert triggered"))

@@ -4,8 +4,8 @@ H v = d/dtheta (g . v) with g the gradient (Pearlmutter 1994), batch by batch; s
 the batches of a group, then over the groups, so that they are the same bits whoever makes which group.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -19,17 +19,18 @@ from distsummary.landscape.directions.recipe import Array, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import tie, unwrap
 from distsummary.landscape.engines.data import batch_rows
 from distsummary.landscape.engines.steady import steady
+from distsummary.landscape.engines.torch_backends import backends
 from distsummary.landscape.engines.torch_criterion import placed
 from distsummary.landscape.engines.torch_memory import (
     as_tensor,
     exceeds_device,
+    gpus_of,
     preserved,
     run_as_written,
+    seed,
     to_device,
 )
 from distsummary.landscape.engines.user_code import bind_loss
-
-_SEED = 0  # of dropout in training mode: the same noise in every product
 
 
 class TorchHessian:
@@ -99,12 +100,14 @@ class TorchHessian:
         for module in self._model.modules():
             self._restore.callback(setattr, module, "training", module.training)
         self._model.train(self._is_training)
-        devices = [device] if device.type == "cuda" else []
-        self._restore.enter_context(torch.random.fork_rng(devices=devices))
         named = [
             *self._model.named_parameters(remove_duplicate=False),
             *self._model.named_buffers(remove_duplicate=False),
         ]
+        self._gpus = gpus_of(tensor for _, tensor in named)
+        self._restore.enter_context(torch.random.fork_rng(devices=self._gpus))
+        if self._gpus:
+            self._restore.enter_context(_exact_on_gpus(self._model))
         seen: set[int] = set()
         for name, tensor in named:
             if id(tensor) in seen:
@@ -147,9 +150,7 @@ class TorchHessian:
 
     def _one(self, batch: Any, along: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self._is_training:
-            torch.default_generator.manual_seed(_SEED)
-            if self._moved[0].device.type == "cuda":
-                torch.cuda.manual_seed(_SEED)
+            seed(self._gpus)
         loss, _, _ = self._loss(batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise LandscapeError(
@@ -157,7 +158,8 @@ class TorchHessian:
                 "return the mean over the batch, not detached"
             )
         gradient = torch.autograd.grad(loss, self._moved, create_graph=True, materialize_grads=True)
-        slope = torch.stack([(g * v).sum() for g, v in zip(gradient, along, strict=True)]).sum()
+        slopes = [(g * v).sum().to(loss.device) for g, v in zip(gradient, along, strict=True)]
+        slope = torch.stack(slopes).sum()
         if not slope.requires_grad:  # the loss is linear in the parameters
             return [torch.zeros_like(tensor) for tensor in self._moved]
         return torch.autograd.grad(slope, self._moved, materialize_grads=True)
@@ -176,3 +178,19 @@ class TorchHessian:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _exact_on_gpus(model: torch.nn.Module) -> Iterator[None]:
+    """No TF32, which convolutions have unless told otherwise; recurrent nets without cuDNN.
+
+    Its kernels for them have no second derivative, and in eval mode not even a first.
+    """
+    cudnn: Any = torch.backends.cudnn  # a module made of classes
+    with backends(tf32=False):
+        before = cudnn.enabled
+        cudnn.enabled = before and not any(isinstance(part, torch.nn.RNNBase) for part in model.modules())
+        try:
+            yield
+        finally:
+            cudnn.enabled = before

@@ -19,10 +19,13 @@ from distsummary.landscape.directions.torch_rows import draws, rows_on, whole
 from distsummary.landscape.engines.batches import mapped
 from distsummary.landscape.engines.data import batch_bytes
 from distsummary.landscape.engines.hardware import processor
+from distsummary.landscape.engines.torch_backends import backends
 
 ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
 DROPOUT_SEED = 0
 DEVICE_SHARE = 0.5  # of a GPU's memory, that batches may take; the rest is the model's and its activations'
+# What torch says where it was not its own allocator that was refused memory: on a CPU; CUDA; its libraries.
+FULL = "can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"
 _NOTHING = np.empty(0)
 
 # Of tensors by their first names, and of what values of floating point become: what each looks at instead.
@@ -45,7 +48,7 @@ class Loan:
     While it lasts no value of the user's tensors is written to: every parameter and buffer has other memory,
     and parameters that share memory are one.
     `give_back` restores memory, the modules' attributes, the number of threads, the generators of random
-    numbers and whether TF32 is allowed.
+    numbers and what libraries for GPUs may do.
 
     Args:
         names: the parameters that move; raises InvalidValueError for unknown ones.
@@ -80,17 +83,11 @@ class Loan:
             self.moved = {name: self.tensors[name] for name in names}
             self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
             if self.device.type == "cuda":
-                self._allow_tf32(tf32)
+                self._restore.enter_context(backends(tf32=tf32))
             self._take(training, threads, memory, dtype)
         except BaseException:
             self.give_back()
             raise
-
-    def _allow_tf32(self, allowed: bool) -> None:
-        libraries: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]  # modules made of classes
-        for library in libraries:
-            self._restore.callback(setattr, library, "allow_tf32", library.allow_tf32)
-            library.allow_tf32 = allowed
 
     def _take(self, training: bool, threads: int, memory: Memory, dtype: torch.dtype | None) -> None:
         for module in self.model.modules():
@@ -99,8 +96,8 @@ class Loan:
         if self.device.type == "cpu":  # the same bits in every process
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
-        gpus = {t.device for t in self.tensors.values() if t.device.type == "cuda"}
-        self._restore.enter_context(torch.random.fork_rng(devices=sorted(gpus, key=str)))
+        self._gpus = gpus_of(self.tensors.values())
+        self._restore.enter_context(torch.random.fork_rng(devices=self._gpus))
         once: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in self.tensors.items():
             once.setdefault(id(tensor), (name, tensor))
@@ -125,13 +122,23 @@ class Loan:
 
     def seed(self) -> None:
         """The same random numbers at every point and in every worker."""
-        torch.default_generator.manual_seed(DROPOUT_SEED)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed_all(DROPOUT_SEED)
+        seed(self._gpus)
 
     def give_back(self) -> None:
         """The model as it was; a second call does nothing."""
         self._restore.close()
+
+
+def gpus_of(tensors: Iterable[Tensor]) -> list[torch.device]:
+    """The GPUs that tensors lie on, in order."""
+    return sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
+
+
+def seed(gpus: Sequence[torch.device]) -> None:
+    """Let the host and these GPUs, and no others, draw the same random numbers from now on."""
+    torch.default_generator.manual_seed(DROPOUT_SEED)
+    for gpu in gpus:
+        torch.cuda.default_generators[gpu.index].manual_seed(DROPOUT_SEED)
 
 
 @contextmanager
@@ -300,8 +307,8 @@ def pinned(host: Tensor, device: torch.device) -> Tensor:
 
 def spread(model: nn.Module) -> list[int]:
     """The numbers of the GPUs that a model lies on, where they are several; else none."""
-    devices = {t.device for t in named_tensors(unwrap(model)).values() if t.device.type == "cuda"}
-    return sorted(device.index for device in devices) if len(devices) > 1 else []
+    gpus = gpus_of(named_tensors(unwrap(model)).values())
+    return sorted(gpu.index for gpu in gpus) if len(gpus) > 1 else []
 
 
 def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
@@ -331,7 +338,7 @@ def _on_host(batches: Any) -> Any:
 def is_full(error: BaseException) -> bool:
     """Whether an error says that memory was too small, in torch's ways and Python's."""
     is_one = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
-    return is_one or "can't allocate memory" in str(error)  # what torch says on a CPU
+    return is_one or any(sign in str(error) for sign in FULL)
 
 
 def hardware(device: torch.device) -> str:
