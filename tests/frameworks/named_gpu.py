@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from distsummary.landscape.directions import torch_parameters
-from distsummary.landscape.engines.graph import trace
+from distsummary.landscape.engines.graph import captured, trace
 
 aten = torch.ops.aten
 GPU = torch.device("cuda:0")
@@ -199,7 +199,7 @@ class Tape(TorchDispatchMode):
 
 
 @contextmanager
-def _capturing(tape: Tape) -> Iterator[None]:
+def _capturing(tape: Tape, *_: Any, **__: Any) -> Iterator[None]:
     with tape:
         yield
 
@@ -240,7 +240,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "is_available": lambda: True,
         "get_rng_state": lambda device: None,
         "set_rng_state": lambda state, device: None,
-        "Stream": lambda: stream,
+        "Stream": lambda device=None: stream,
+        "device": lambda device: nullcontext(),
+        "graph_pool_handle": lambda: (0, 1),
         "current_stream": lambda device=None: stream,
         "stream": lambda stream: nullcontext(),
         "Event": lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None),
@@ -253,6 +255,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda *_: None, raising=False)
     monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
     monkeypatch.setattr(torch_parameters, "type", _plain_type, raising=False)
+    monkeypatch.setattr(captured, "_streams", lambda device: (stream, stream))
     monkeypatch.setattr(trace, "make_fx", _recorder(trace.make_fx))
     with NamedGpu():
         yield

@@ -5,7 +5,10 @@ and pictures that its convolutions lay out channels-last in a captured graph.
 """
 
 from collections import UserDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from distsummary.frameworks.base import load
 from distsummary.frameworks.sketching import ModelParts, open_sketching
 from distsummary.frameworks.torch import FRAMEWORK, counted
 from distsummary.landscape.engines import torch_engines, torch_hessian
+from distsummary.landscape.engines.graph import captured
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.torch_hessian import TorchHessian
 from distsummary.landscape.engines.torch_memory import is_full, seed
@@ -156,6 +160,37 @@ def test_a_captured_graph_follows_the_slots_that_batches_share_and_their_own() -
     assert rows[0].tobytes() == rows[2].tobytes()
     assert not np.allclose(rows[0], rows[1])
     assert len(np.unique(rows[0])) == len(XS)
+
+
+def test_captures_leave_the_stream_and_the_device_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model on the second GPU, also where torch's own end of a capture raises."""
+    there, entered = torch.device("cuda:1"), list[Any]()
+    streams = SimpleNamespace(wait_stream=lambda other: None), SimpleNamespace()
+
+    @contextmanager
+    def within(*what: Any, **options: Any) -> Iterator[None]:
+        entered.append((*what, *options.values()))
+        try:
+            yield
+        finally:
+            entered.pop()
+
+    @contextmanager
+    def capturing(graph: Any, *what: Any, **options: Any) -> Iterator[None]:
+        with within(*what, **options):
+            yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(captured, "_streams", lambda device: streams)
+    for name, context in {"device": within, "stream": within, "graph": capturing}.items():
+        monkeypatch.setattr(torch.cuda, name, context)
+    seen = []
+    with pytest.raises(RuntimeError, match="during capture"):
+        captured.capture(lambda: seen.append([*entered]), there, "pool")  # type: ignore[arg-type,func-returns-value]
+    warm, capture = streams
+    assert seen[:-1] == [[(there,), (warm,)]] * captured.WARM_UPS
+    assert seen[-1] == [(there,), (capture,), ("pool", capture, "thread_local")]
+    assert not entered
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from distsummary.landscape.engines.graph.affine import InDouble, Parts, hoist, widened
 from distsummary.landscape.engines.graph.calls import bind
+from distsummary.landscape.engines.graph.captured import capture
 from distsummary.landscape.engines.graph.fusions import in_place, take_relu
 from distsummary.landscape.engines.graph.rewrites import ANYWHERE, ON_CPU
 from distsummary.landscape.engines.graph.slots import ChunkFlat, DeviceFlat, RectifiedFlat
@@ -19,7 +20,6 @@ from distsummary.landscape.engines.graph.trace import Node, placeholders, record
 from distsummary.landscape.engines.torch_measure import join
 from distsummary.landscape.engines.torch_memory import Flat
 
-WARM_UPS = 3  # before a CUDA graph is captured: libraries choose their kernels in them
 Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # of each moved tensor: centre, along x, along y
 
 
@@ -30,10 +30,11 @@ class Program:
         self.parts, self.chunk, self.options = parts, chunk, options
         self.shared: Flat | None = None
         self._plane = plane
-        self._device = plane[0][0].device
+        self.device = plane[0][0].device
         # what was chosen on a GPU goes on where there is none: on a CPU, step by step
-        self.is_captured = "cuda_graph" in options and self._device.type == "cuda"
-        self._is_eager_cpu = self._device.type == "cpu" and "compile" not in options
+        self.is_captured = "cuda_graph" in options and self.device.type == "cuda"
+        self.pool = torch.cuda.graph_pool_handle() if self.is_captured else None
+        self._is_eager_cpu = self.device.type == "cpu" and "compile" not in options
         is_single = self._is_eager_cpu and chunk == 1
         self._is_rectified = is_single and take_relu(parts.point.graph, parts.shared, parts.slots)
         self._tiles = tiles(parts) if is_single else []
@@ -98,7 +99,7 @@ class Program:
         if not outlines:
             return None
         is_one = self.chunk == 1
-        flat = kind(outlines, self._device) if is_one else ChunkFlat(outlines, self._device, self.chunk)
+        flat = kind(outlines, self.device) if is_one else ChunkFlat(outlines, self.device, self.chunk)
         flat.set_plane(*({str(n): t for n, t in enumerate(row)} for row in values))
         return flat
 
@@ -130,7 +131,7 @@ class Program:
     def _over_points(self, slots: Sequence[Tensor], constants: Sequence[Tensor]) -> fx.GraphModule:
         """The point part with one more axis, the first, for its slots and results."""
         function = vmap(self.parts.point, in_dims=(0,) * len(slots) + (None,) * len(constants))
-        decompositions = ON_CPU if self._device.type == "cpu" else ANYWHERE
+        decompositions = ON_CPU if self.device.type == "cpu" else ANYWHERE
         with _without_advice():
             return fx.GraphModule({}, record(function, [*slots, *constants], decompositions))
 
@@ -207,16 +208,7 @@ class Bound:
                 flat.move()
             return self._joined()
 
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                work()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            readings = work()
-        return graph, readings
+        return capture(work, self.program.device, self.program.pool)
 
 
 @contextmanager
