@@ -232,9 +232,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine with a GPU in name only."""
     properties = SimpleNamespace(total_memory=MEMORY_BYTES)
     stream = SimpleNamespace(wait_stream=lambda other: None)
+    shares: dict[Any, float] = {}
     for name, value in {
         "get_device_name": lambda device: "a GPU in name only",
         "get_device_properties": lambda device: properties,
+        "get_per_process_memory_fraction": lambda device: shares.get(None, 1.0),
+        "set_per_process_memory_fraction": lambda share: shares.update({None: share}),
         "default_generators": GENERATORS,
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -249,7 +252,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "CUDAGraph": Tape,
         "graph": _capturing,
     }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda, name, value, raising=False)  # torch 2.6 has not all of them
     # In torch's builds for GPUs cuDNN's operations would be recorded.
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda *_: None, raising=False)

@@ -24,7 +24,7 @@ from distsummary.landscape.engines import torch_engines, torch_hessian
 from distsummary.landscape.engines.graph import captured
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.torch_hessian import TorchHessian
-from distsummary.landscape.engines.torch_memory import is_full, seed
+from distsummary.landscape.engines.torch_memory import exceeds_device, is_full, seed, worker_device
 from tests.frameworks.landscape_nets import (
     CRITERION,
     ON_GPU,
@@ -44,7 +44,7 @@ from tests.frameworks.landscape_nets import (
     float64_losses,
     make_net,
 )
-from tests.frameworks.named_gpu import GENERATORS, GPU, Hurried, OnGpu, gpu, to_gpu
+from tests.frameworks.named_gpu import GENERATORS, GPU, MEMORY_BYTES, Hurried, OnGpu, gpu, to_gpu
 
 __all__ = ["gpu"]
 
@@ -326,3 +326,12 @@ FULL = [
 def test_a_full_gpu_is_known_whoever_tells_of_it(error: RuntimeError) -> None:
     assert is_full(error)
     assert not is_full(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+def test_a_worker_with_a_share_of_a_gpu_keeps_to_that_share_of_its_memory() -> None:
+    net, batches = make_net(Mlp), [torch.empty(MEMORY_BYTES // 3, dtype=torch.uint8)]
+    assert worker_device(net, 0.0) == "cpu"
+    assert worker_device(net, 1.0) == "cuda"
+    assert not exceeds_device(batches, GPU)
+    assert worker_device(net, 0.5) == "cuda"
+    assert exceeds_device(batches, GPU)

@@ -357,12 +357,23 @@ def exceeds_device(batches: Iterable[Any], device: torch.device) -> bool:
 
 
 def device_bytes(device: torch.device) -> int | None:
-    """The memory of a GPU; None for the CPU, which has the host's."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    """The memory of a GPU that this process may take; None for the CPU, which has the host's."""
+    if device.type != "cuda":
+        return None
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # torch 2.6 does not tell
+    return int(torch.cuda.get_device_properties(device).total_memory * share(device))
 
 
-def worker_device(model: nn.Module, has_gpu: bool) -> str | None:
-    """Where a worker that was given a GPU, or none, puts the model; None: a model over several stays."""
+def worker_device(model: nn.Module, gpus: float) -> str | None:
+    """Where a worker that was given so many GPUs puts the model; None: a model over several stays.
+
+    One that was given a share of a GPU keeps to that share of its memory: the rest is a training's or other
+    workers', who would run out of it.
+    """
     if spread(model):
         return None
-    return "cuda" if has_gpu and torch.cuda.is_available() else "cpu"
+    if not gpus or not torch.cuda.is_available():
+        return "cpu"
+    if gpus < 1:
+        torch.cuda.set_per_process_memory_fraction(gpus)
+    return "cuda"

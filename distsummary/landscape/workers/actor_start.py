@@ -132,4 +132,4 @@ def own_device(model: Any) -> str | None:
         return None
     from distsummary.landscape.engines.torch_memory import worker_device
 
-    return worker_device(model, has_gpu=bool(ray.get_gpu_ids()))
+    return worker_device(model, ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
