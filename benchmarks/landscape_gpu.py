@@ -9,7 +9,8 @@
 - "transformer": a GPT of a billion parameters, float32: {"what", "parameters", "s_per_point", "peak_mb",
   "to_forward"}; "forward" is the model once (logits), "inference" and "row" three points of a random plane.
 
-Memory is what torch's allocator held at its peak; 0 on the host, where `--device cpu` tries all this out.
+Memory is what torch's allocator held at its peak, of an engine beyond what those before it hold; 0 on the
+host, where `--device cpu` tries all this out.
 Example: `python -m benchmarks.landscape_gpu --parts engines --tasks mlp1797,resnet20n32 --engines row,auto`.
 """
 
@@ -52,13 +53,19 @@ def seconds(device: str, work: Callable[[], Any]) -> float:
     return ready(device) - start
 
 
-def peak_mb(device: str) -> float:
-    """The most that torch has held on the device since the last call."""
+def peak_mb(device: str, before: float = 0.0) -> float:
+    """The most that torch has held on the device since the last call, beyond what it held before."""
     if device != "cuda":
         return 0.0
     found = torch.cuda.max_memory_allocated() / 2**20
     torch.cuda.reset_peak_memory_stats()
-    return round(found, 1)
+    return round(found - before, 1)
+
+
+def held_mb(device: str) -> float:
+    """What torch holds on the device now; from here on its peak counts."""
+    peak_mb(device)
+    return torch.cuda.memory_allocated() / 2**20 if device == "cuda" else 0.0
 
 
 def tflops(device: str) -> float:
@@ -75,8 +82,9 @@ def engines(task: str, path: Path, names: list[str], rounds: int, device: str) -
     facts: dict[str, dict[str, Any]] = {}
     times: dict[str, list[float]] = {}
     row = np.linspace(-1.0, 1.0, SIZE)
+    limit_s = flops_per_point(problem) / tflops(device) / 1e12  # first: it loads CUDA, which is no engine's
     for name in names:
-        peak_mb(device)
+        before = held_mb(device)  # by the engines opened so far
         start = ready(device)
         try:
             ours = Ours(str(path), "" if name == "auto" else name, device)
@@ -90,14 +98,13 @@ def engines(task: str, path: Path, names: list[str], rounds: int, device: str) -
             "engine": f"{name}: {ours.engine}",
             "max_rel_err": float(f"{np.max(np.abs(checked['losses'] / exact - 1)):.2e}"),
             "setup_s": round(ready(device) - start, 2),
-            "peak_mb": peak_mb(device),
+            "peak_mb": peak_mb(device, before),
         }
         opened[name], times[name] = ours, []
     for _ in range(rounds):
         for name in random.sample(list(opened), len(opened)):
             inner = opened[name].inner
             times[name].append(seconds(device, lambda inner=inner: inner.row_values(0.3, row)) / SIZE)  # type: ignore[misc]
-    limit_s = flops_per_point(problem) / tflops(device) / 1e12
     for name, ours in opened.items():
         ours.inner.close()
         point_s = statistics.median(times[name])
