@@ -4,6 +4,7 @@ What needs torch's own CUDA code cannot be run so: attention, recurrent nets, gr
 and pictures that its convolutions lay out channels-last in a captured graph.
 """
 
+import warnings
 from collections import UserDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import distsummary as ds
 from distsummary.frameworks.base import load
@@ -24,7 +26,7 @@ from distsummary.landscape.engines import torch_engines, torch_hessian
 from distsummary.landscape.engines.graph import captured
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.torch_hessian import TorchHessian
-from distsummary.landscape.engines.torch_memory import exceeds_device, is_full, seed, worker_device
+from distsummary.landscape.engines.torch_memory import exceeds_device, is_full, portable, seed, worker_device
 from tests.frameworks.landscape_nets import (
     CRITERION,
     ON_GPU,
@@ -335,3 +337,35 @@ def test_a_worker_with_a_share_of_a_gpu_keeps_to_that_share_of_its_memory() -> N
     assert not exceeds_device(batches, GPU)
     assert worker_device(net, 0.5) == "cuda"
     assert exceeds_device(batches, GPU)
+
+
+class Copied(TorchDispatchMode):
+    """Refuses new tensors on the GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        assert not isinstance(made, OnGpu) or func in (torch.ops.aten.detach.default,), func
+        return made
+
+
+def test_a_model_is_sent_from_a_gpu_that_has_no_room_for_another() -> None:
+    net, plain = to_gpu(make_net(Cnn)), make_net(Cnn)  # some of it is frozen
+    with Copied():
+        sent, _ = portable(net, [])
+    assert all(not isinstance(tensor, OnGpu) for tensor in (*sent.parameters(), *sent.buffers()))
+    assert [p.requires_grad for p in sent.parameters()] == [p.requires_grad for p in net.parameters()]
+    assert all(
+        torch.equal(one, other) for one, other in zip(sent.parameters(), plain.parameters(), strict=True)
+    )
+    assert all(isinstance(tensor, OnGpu) for tensor in net.parameters())
+
+
+def test_cudnn_does_not_warn_of_where_weights_are_on_loan() -> None:
+    advice = "RNN module weights are not part of single contiguous chunk of memory. This means ..."
+    engine = engine_at(to_gpu(make_net(Mlp)), make_net(Mlp).batches(), EngineChoice())
+    try:
+        warnings.warn(advice, UserWarning, stacklevel=1)
+    finally:
+        engine.close()
+    with pytest.warns(UserWarning, match="contiguous chunk"):
+        warnings.warn(advice, UserWarning, stacklevel=1)

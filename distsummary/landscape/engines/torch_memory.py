@@ -1,6 +1,7 @@
 """A torch model on loan: its tensors look at memory of ours, and come back bit for bit."""
 
 import copy
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -84,6 +85,7 @@ class Loan:
             self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
             if self.device.type == "cuda":
                 self._restore.enter_context(backends(tf32=tf32))
+                self._restore.enter_context(_without_advice())
             self._take(training, threads, memory, dtype)
         except BaseException:
             self.give_back()
@@ -127,6 +129,14 @@ class Loan:
     def give_back(self) -> None:
         """The model as it was; a second call does nothing."""
         self._restore.close()
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """cuDNN warns that the weights of a recurrent net are not in memory of its own: they are in ours."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        yield
 
 
 def gpus_of(tensors: Iterable[Tensor]) -> list[torch.device]:
@@ -323,11 +333,20 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
     if goes_home or any(sharing(model)):
         with preserved(model):
             tie(model)
-            other = copy.deepcopy(model)
-        model = other.cpu() if goes_home else other
+            model = copy.deepcopy(model, _home(model) if goes_home else {})
     if isinstance(batches, Mapping):
         return model, {name: _on_host(source) for name, source in batches.items()}
     return model, _on_host(batches)
+
+
+def _home(model: nn.Module) -> dict[int, Tensor]:
+    """Copies on the host, by what they are copies of: where a model is there may be no room for another."""
+    found = named_tensors(model).values()
+    host = {id(tensor): tensor.detach().to("cpu", copy=True) for tensor in found}
+    trained = {
+        id(t): nn.Parameter(host[id(t)], t.requires_grad) for t in found if isinstance(t, nn.Parameter)
+    }
+    return host | trained
 
 
 def _on_host(batches: Any) -> Any:
