@@ -190,6 +190,9 @@ class Tape(TorchDispatchMode):
         self._calls.append((func, args, kwargs or {}, made))
         return made
 
+    def pool(self) -> Any:
+        return 0, 1
+
     def replay(self) -> None:
         for func, args, kwargs, made in self._calls:
             again = func(*args, **kwargs)
@@ -245,7 +248,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "set_rng_state": lambda state, device: None,
         "Stream": lambda device=None: stream,
         "device": lambda device: nullcontext(),
-        "graph_pool_handle": lambda: (0, 1),
         "current_stream": lambda device=None: stream,
         "stream": lambda stream: nullcontext(),
         "Event": lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None),

@@ -188,7 +188,7 @@ def test_captures_leave_the_stream_and_the_device_that_were(monkeypatch: pytest.
         monkeypatch.setattr(torch.cuda, name, context)
     seen = []
     with pytest.raises(RuntimeError, match="during capture"):
-        captured.capture(lambda: seen.append([*entered]), there, "pool")  # type: ignore[arg-type,func-returns-value]
+        captured.capture(lambda: seen.append([*entered]), there, SimpleNamespace(pool=lambda: "pool"))  # type: ignore[arg-type,func-returns-value]
     warm, capture = streams
     assert seen[:-1] == [[(there,), (warm,)]] * captured.WARM_UPS
     assert seen[-1] == [(there,), (capture,), ("pool", capture, "thread_local")]

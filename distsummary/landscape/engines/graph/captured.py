@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +10,14 @@ WARM_UPS = 3  # before a capture: libraries choose their kernels in them
 
 
 def capture(
-    work: Callable[[], Tensor], device: torch.device, pool: Any
+    work: Callable[[], Tensor], device: torch.device, other: torch.cuda.CUDAGraph | None = None
 ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """A graph that repeats `work`, and where it leaves the result.
 
-    `pool` (of `torch.cuda.graph_pool_handle`) is what the graphs share that take turns: each may overwrite
-    what another has left, so a result is copied before another graph is replayed.
+    `other`: one whose memory it shares. Graphs that share some take turns, and each may overwrite what
+    another has left, so a result is copied before the next is replayed.
     """
+    pool = None if other is None else other.pool()
     warm, capturing = _streams(device)
     with torch.cuda.device(device):  # the process's own may be another, and nothing of that would be captured
         caller = torch.cuda.current_stream()

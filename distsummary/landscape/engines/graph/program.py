@@ -30,11 +30,11 @@ class Program:
         self.parts, self.chunk, self.options = parts, chunk, options
         self.shared: Flat | None = None
         self._plane = plane
-        self.device = plane[0][0].device
+        self._device = plane[0][0].device
         # what was chosen on a GPU goes on where there is none: on a CPU, step by step
-        self.is_captured = "cuda_graph" in options and self.device.type == "cuda"
-        self.pool = torch.cuda.graph_pool_handle() if self.is_captured else None
-        self._is_eager_cpu = self.device.type == "cpu" and "compile" not in options
+        self.is_captured = "cuda_graph" in options and self._device.type == "cuda"
+        self._first: torch.cuda.CUDAGraph | None = None
+        self._is_eager_cpu = self._device.type == "cpu" and "compile" not in options
         is_single = self._is_eager_cpu and chunk == 1
         self._is_rectified = is_single and take_relu(parts.point.graph, parts.shared, parts.slots)
         self._tiles = tiles(parts) if is_single else []
@@ -64,6 +64,12 @@ class Program:
         if not self.is_captured:  # it moves in the captured graph
             self.shared.move()
         self._at = (y, xs)
+
+    def captured(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """See `capture`. All share the first one's memory; it is kept, for torch forgets what no graph has."""
+        graph, readings = capture(work, self._device, self._first)
+        self._first = self._first or graph
+        return graph, readings
 
     def _values(self, constants: Sequence[Tensor]) -> list[list[Tensor]]:
         """The slots at the centre, and along x and y, in float64."""
@@ -99,7 +105,7 @@ class Program:
         if not outlines:
             return None
         is_one = self.chunk == 1
-        flat = kind(outlines, self.device) if is_one else ChunkFlat(outlines, self.device, self.chunk)
+        flat = kind(outlines, self._device) if is_one else ChunkFlat(outlines, self._device, self.chunk)
         flat.set_plane(*({str(n): t for n, t in enumerate(row)} for row in values))
         return flat
 
@@ -131,7 +137,7 @@ class Program:
     def _over_points(self, slots: Sequence[Tensor], constants: Sequence[Tensor]) -> fx.GraphModule:
         """The point part with one more axis, the first, for its slots and results."""
         function = vmap(self.parts.point, in_dims=(0,) * len(slots) + (None,) * len(constants))
-        decompositions = ON_CPU if self.device.type == "cpu" else ANYWHERE
+        decompositions = ON_CPU if self._device.type == "cpu" else ANYWHERE
         with _without_advice():
             return fx.GraphModule({}, record(function, [*slots, *constants], decompositions))
 
@@ -208,7 +214,7 @@ class Bound:
                 flat.move()
             return self._joined()
 
-        return capture(work, self.program.device, self.program.pool)
+        return self.program.captured(work)
 
 
 @contextmanager
