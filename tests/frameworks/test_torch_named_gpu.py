@@ -167,7 +167,7 @@ def test_a_captured_graph_follows_the_slots_that_batches_share_and_their_own() -
 def test_captures_leave_the_stream_and_the_device_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model on the second GPU, also where torch's own end of a capture raises."""
     there, entered = torch.device("cuda:1"), list[Any]()
-    streams = SimpleNamespace(wait_stream=lambda other: None), SimpleNamespace()
+    warm, own = SimpleNamespace(wait_stream=lambda other: None), SimpleNamespace()
 
     @contextmanager
     def within(*what: Any, **options: Any) -> Iterator[None]:
@@ -183,15 +183,20 @@ def test_captures_leave_the_stream_and_the_device_that_were(monkeypatch: pytest.
             yield
         raise RuntimeError("operation failed due to a previous error during capture")
 
-    monkeypatch.setattr(captured, "_streams", lambda device: streams)
+    monkeypatch.setattr(captured, "_stream", lambda device: warm)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: own)
     for name, context in {"device": within, "stream": within, "graph": capturing}.items():
         monkeypatch.setattr(torch.cuda, name, context)
-    seen = []
+    seen = list[Any]()
+
+    def work() -> Tensor:
+        seen.append([*entered])
+        return torch.zeros(())
+
     with pytest.raises(RuntimeError, match="during capture"):
-        captured.capture(lambda: seen.append([*entered]), there, SimpleNamespace(pool=lambda: "pool"))  # type: ignore[arg-type,func-returns-value]
-    warm, capture = streams
+        captured.Captures(there).capture(work)
     assert seen[:-1] == [[(there,), (warm,)]] * captured.WARM_UPS
-    assert seen[-1] == [(there,), (capture,), ("pool", capture, "thread_local")]
+    assert seen[-1] == [(there,), (own,), (None, own, "thread_local")]
     assert not entered
 
 

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from distsummary.landscape.engines.graph.affine import InDouble, Parts, hoist, widened
 from distsummary.landscape.engines.graph.calls import bind
-from distsummary.landscape.engines.graph.captured import capture
+from distsummary.landscape.engines.graph.captured import Captures
 from distsummary.landscape.engines.graph.fusions import in_place, take_relu
 from distsummary.landscape.engines.graph.rewrites import ANYWHERE, ON_CPU
 from distsummary.landscape.engines.graph.slots import ChunkFlat, DeviceFlat, RectifiedFlat
@@ -33,7 +33,7 @@ class Program:
         self._device = plane[0][0].device
         # what was chosen on a GPU goes on where there is none: on a CPU, step by step
         self.is_captured = "cuda_graph" in options and self._device.type == "cuda"
-        self._first: torch.cuda.CUDAGraph | None = None
+        self.captures = Captures(self._device) if self.is_captured else None
         self._is_eager_cpu = self._device.type == "cpu" and "compile" not in options
         is_single = self._is_eager_cpu and chunk == 1
         self._is_rectified = is_single and take_relu(parts.point.graph, parts.shared, parts.slots)
@@ -64,12 +64,6 @@ class Program:
         if not self.is_captured:  # it moves in the captured graph
             self.shared.move()
         self._at = (y, xs)
-
-    def captured(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """See `capture`. All share the first one's memory; it is kept, for torch forgets what no graph has."""
-        graph, readings = capture(work, self._device, self._first)
-        self._first = self._first or graph
-        return graph, readings
 
     def _values(self, constants: Sequence[Tensor]) -> list[list[Tensor]]:
         """The slots at the centre, and along x and y, in float64."""
@@ -214,7 +208,8 @@ class Bound:
                 flat.move()
             return self._joined()
 
-        return self.program.captured(work)
+        assert self.program.captures is not None
+        return self.program.captures.capture(work)
 
 
 @contextmanager
