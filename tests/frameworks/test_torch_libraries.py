@@ -13,7 +13,15 @@ from torch.nn.functional import cross_entropy
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, LandscapeError
 from distsummary.landscape.engines.planner import EngineChoice
-from tests.frameworks.landscape_nets import Mlp, Net, engine_at, fingerprint, float64_losses, make_net
+from tests.frameworks.landscape_nets import (
+    Mlp,
+    Net,
+    Recurrent,
+    engine_at,
+    fingerprint,
+    float64_losses,
+    make_net,
+)
 from tests.frameworks.test_torch_engines import EXACT, losses_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,20 +57,6 @@ class Pooling(Net):
 
     def batch(self, rows: int) -> Any:
         return torch.randint(0, 9, (rows, 5)), torch.arange(rows) % 3
-
-
-class Recurrent(Net):
-    """An LSTM, for which torch.func.vmap has no form."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(x)[0][:, -1])
-
-    def batch(self, rows: int) -> Any:
-        return torch.randn(rows, 5, 4), torch.arange(rows) % 3
 
 
 def draw(model: nn.Module, loss_fn: Any, batches: Any, **more: Any) -> Any:

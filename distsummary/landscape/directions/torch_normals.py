@@ -2,7 +2,7 @@
 
 Philox4x64 with 10 rounds (Salmon et al. 2011, table 2) in torch's int64, whose products wrap and whose shifts
 keep the sign. The words are NumPy's, bit for bit; logarithm, sine and cosine in float64 are the device's own,
-so that a normal in some hundred million may be the next float32.
+so that a normal may be the next float32.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 from distsummary.checkpoints.random_bits import philox
 from distsummary.landscape.directions.normals import BLOCK
 
-PIECE = 1 << 22  # normals at a time: some 0.2 GB of workspace, and hardly any time between operations
+PIECE = 1 << 22  # normals at a time: each operation has much to do, and the workspace has a bound
 _WORDS = 4  # of a step of the counter
 _ROUNDS = 10
 _FACTORS = 0xD2E7470EE14C6C93, 0xCA5A826395121157

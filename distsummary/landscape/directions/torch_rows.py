@@ -18,7 +18,7 @@ from distsummary.landscape.directions.torch_parameters import OwnState
 def rows_on(device: torch.device, state: Mapping[str, Array], name: str) -> Rows:
     """Those of one array of a state. On a GPU they are tensors there; on the host they stay NumPy's arrays.
 
-    A core draws some 30 million normals a second, a GPU as many in some milliseconds.
+    A core draws some 30 million normals a second, and a point of a large model needs billions.
     """
     there = rows_of(state, name)
     if not draws(device):
@@ -27,7 +27,7 @@ def rows_on(device: torch.device, state: Mapping[str, Array], name: str) -> Rows
 
     def read(start: int, stop: int) -> Tensor:
         if own is None:
-            return as_tensor(there(start, stop)).to(device)
+            return tensor_of(there(start, stop)).to(device)
         return own[start:stop] if own.dim() else own[None]
 
     return Rows(there.shape, read, draw=partial(device_normals, device=device), block=PIECE)
@@ -42,11 +42,11 @@ def whole(rows: Rows, device: torch.device) -> Tensor:
     """All of them, float32, in the array's shape, on the device."""
     out = torch.zeros((len(rows), *rows.shape[1:]), dtype=torch.float32, device=device)
     for start, stop in [] if rows.is_zero else rows.blocks():
-        out[start:stop] = as_tensor(rows(start, stop))
+        out[start:stop] = tensor_of(rows(start, stop))
     return out.reshape(rows.shape)
 
 
-def as_tensor(rows: Any) -> Tensor:
+def tensor_of(rows: Any) -> Tensor:
     """A tensor, or an array on the host: in the array's memory if it may be written to, which nobody does."""
     if isinstance(rows, Tensor):
         return rows

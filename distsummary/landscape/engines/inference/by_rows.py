@@ -55,7 +55,7 @@ class ByRows:
         rows, places = torch.unique(indices, return_inverse=True)
         if not 0 < len(rows) * SPARSE <= len(weight) or rows[0] < 0 or rows[-1] >= len(weight):
             return None
-        if draws(weight.device):  # as quickly for thousands of rows as for one
+        if draws(weight.device):  # by as many operations for thousands of rows as for one
             spans = _spans(rows.tolist(), max(1, PIECE // weight[0].numel()))
         else:
             spans = ([*range(*ends)] for ends in _runs(rows.tolist()))

@@ -9,7 +9,7 @@ from distsummary.checkpoints.mapped import StoredState
 from distsummary.landscape.directions.recipe import Directions, Recipe, Weights
 from distsummary.landscape.directions.rows import Rows
 from distsummary.landscape.directions.torch_parameters import OwnState
-from distsummary.landscape.directions.torch_rows import as_tensor, rows_on
+from distsummary.landscape.directions.torch_rows import rows_on, tensor_of
 from distsummary.landscape.engines.inference.outlines import are_alike, fresh
 from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES
 
@@ -80,11 +80,11 @@ class Point:
         state, known = self._source(name)
         there, steps = rows_on(out.device, state, known), self._steps(name)
         for start, stop in there.blocks(first, first + len(out)):
-            total = as_tensor(there(start, stop)).to(out.device)
+            total = tensor_of(there(start, stop)).to(out.device)
             if self._moves(name):
                 total = total.to(torch.float64 if out.dtype == torch.float64 else torch.float32)
             for length, rows in steps:
-                total = torch.add(total, as_tensor(rows(start, stop)).to(total), alpha=length)
+                total = torch.add(total, tensor_of(rows(start, stop)).to(total), alpha=length)
             out[start - first : stop - first] = total
         if isinstance(state, StoredState):
             state.release(known)
