@@ -12,7 +12,12 @@ from torch import Tensor, fx, nn  # noqa: E402
 
 from distsummary.landscape.engines.graph.calls import KEPT_BYTES, bind  # noqa: E402
 from distsummary.landscape.engines.graph.columns import turn_chains  # noqa: E402
-from distsummary.landscape.engines.graph.fusions import in_place, take_relu  # noqa: E402
+from distsummary.landscape.engines.graph.fusions import (  # noqa: E402
+    ADD_CONVOLUTION,
+    add_in_convolutions,
+    in_place,
+    take_relu,
+)
 from distsummary.landscape.engines.graph.rewrites import ON_CPU, rewrite  # noqa: E402
 from distsummary.landscape.engines.graph.slots import RectifiedFlat  # noqa: E402
 from distsummary.landscape.engines.graph.trace import CannotTraceError, aten, placeholders, record  # noqa: E402
@@ -217,6 +222,109 @@ def test_slots_behind_a_relu_are_what_a_sum_and_a_relu_give(far: float) -> None:
         flat.load([column])
         flat.move()
         torch.testing.assert_close(memory, torch.relu(base + row * y + column * x), equal_nan=True)
+
+
+def pictures(channels: int = 8, kernels: int = 2) -> list[Tensor]:
+    """Channels-last pictures, and kernels that keep their shape, float32."""
+    shapes = [(3, channels, 6, 6), *[(channels, channels, 3, 3)] * kernels]
+    return [v.float().to(memory_format=torch.channels_last) for v in values(*shapes)]
+
+
+def convolved(x: Tensor, weight: Tensor) -> Tensor:
+    return nn.functional.conv2d(x, weight, padding=1)
+
+
+def residual(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.relu(convolved(torch.relu(convolved(x, one)), other) + x)
+
+
+def with_additions(function: Callable[..., Tensor], arguments: list[Tensor], shared: int = 0) -> fx.Graph:
+    """The recorded function with sums in place and in convolutions; `shared` of its slots are not its own."""
+    graph = record(function, arguments)
+    in_place(graph, shared, len(arguments))
+    add_in_convolutions(graph, shared, len(arguments))
+    return graph
+
+
+@pytest.mark.skipif(
+    ADD_CONVOLUTION is None or not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="oneDNN's convolutions are for x86 here",
+)
+class TestSumsInConvolutions:
+    @pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
+    def test_a_convolution_adds_to_what_nobody_reads_afterwards(self, bad: float | None) -> None:
+        arguments = pictures()
+        if bad is not None:
+            arguments[0][0, 0, 0, 0] = bad
+        graph = with_additions(residual, arguments)
+        assert len(calls(graph, ADD_CONVOLUTION)) == 1
+        assert not calls(graph, aten.add.Tensor, aten.add_.Tensor)
+        expected = residual(*arguments)
+        torch.testing.assert_close(run(graph, [a.clone() for a in arguments]), expected, equal_nan=True)
+
+    def test_sums_of_sums_are_made_in_one_memory(self) -> None:
+        def function(x: Tensor, *weights: Tensor) -> Tensor:
+            for weight in weights:
+                x = x + convolved(torch.relu(x), weight)
+            return x.sum()
+
+        arguments = pictures(kernels=3)
+        graph = with_additions(function, arguments)
+        assert len(calls(graph, ADD_CONVOLUTION)) == 3
+        torch.testing.assert_close(run(graph, [a.clone() for a in arguments]), function(*arguments))
+
+    @pytest.mark.parametrize(
+        ("function", "shared"),
+        [
+            (residual, 1),  # the slot is read at other batches too
+            (lambda x, one, other: residual(x, one, other) + x, 0),
+            (lambda x, one, _: convolved(x, one) + x, 0),
+            (lambda x, one, _: convolved(torch.relu(x), one) + x[:, :, :1], 0),
+            (lambda x, one, _: (convolved(torch.relu(x), one) + x).sum() + x.flatten()[1], 0),
+            (lambda x, one, _: torch.relu(h := convolved(x, one)) + torch.tanh(h), 0),
+            (lambda x, one, _: convolved(torch.relu(x), one).contiguous() + x.contiguous(), 0),
+        ],
+    )
+    def test_and_to_nothing_else(self, function: Callable[..., Tensor], shared: int) -> None:
+        arguments = pictures()
+        graph = with_additions(function, arguments, shared)
+        assert not calls(graph, ADD_CONVOLUTION)
+        torch.testing.assert_close(run(graph, [a.clone() for a in arguments]), function(*arguments))
+
+    def test_pictures_in_another_order_or_precision_are_added_by_themselves(self) -> None:
+        for change in (Tensor.double, Tensor.contiguous):
+            arguments = [change(a) for a in pictures()]
+            graph = with_additions(residual, arguments)
+            assert not calls(graph, ADD_CONVOLUTION)
+            torch.testing.assert_close(run(graph, [a.clone() for a in arguments]), residual(*arguments))
+
+    def test_what_a_later_convolution_reads_is_not_overwritten_before_it(self) -> None:
+        def function(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+            early = convolved(x, one)
+            summed = x + convolved(torch.relu(x), other)
+            return torch.relu(torch.tanh(summed) + early)
+
+        arguments = pictures()
+        graph = with_additions(function, arguments)
+        assert len(calls(graph, ADD_CONVOLUTION)) == 1
+        torch.testing.assert_close(run(graph, [a.clone() for a in arguments]), function(*arguments))
+
+
+def test_a_folded_convolution_lies_as_the_one_it_replaces() -> None:
+    picture, weight = pictures(kernels=1)
+    norm = values((8,), (8,), (8,), (8,))
+
+    def function(x: Tensor, weight: Tensor, mean: Tensor, var: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        return nn.functional.batch_norm(convolved(x, weight), mean, var.abs(), gamma, beta)
+
+    arguments = [picture, weight, *[v.float() for v in norm]]
+    graph = record(function, arguments)
+    rewrite(graph, placeholders(graph)[1:2], on_cpu=True, by_layout=True)
+    (folded,) = calls(graph, aten.convolution.default)
+    found = run(graph, arguments)
+    assert folded.meta["val"].stride() == found.stride()
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found, function(*arguments))
 
 
 def two_layers(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ IN_PLACE: dict[Any, Any] = {
     aten.relu.default: aten.relu_.default,
     aten.add.Tensor: aten.add_.Tensor,
 }
+ADD_CONVOLUTION: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise_", None), "binary", None)
 REPEATING = (aten.expand.default, aten.unfold.default, aten.as_strided.default)  # one place, several elements
 
 
@@ -54,6 +55,55 @@ def in_place(graph: fx.Graph, shared: int, slots: int) -> None:
             if _may_overwrite(node, args, ours):
                 node.args, node.target = args, IN_PLACE[node.target]
                 break
+
+
+def add_in_convolutions(graph: fx.Graph, shared: int, slots: int) -> None:
+    """Let a convolution add to what nobody reads afterwards, in the pass that writes its result.
+
+    For the `x + convolution` of residual networks on x86, behind `in_place`. oneDNN could do the ReLU behind
+    it as well, but its ReLU makes NaN 0.
+    """
+    if ADD_CONVOLUTION is None or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return
+    inputs = placeholders(graph)
+    ours = depends_on(graph, inputs[:slots]) - set(inputs[:shared])
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target is not aten.add_.Tensor or node.kwargs:
+            continue
+        for convolution, other in (node.args, node.args[::-1]):
+            if not _is_like_convolution(convolution, other) or other not in ours or not _is_whole(other):
+                continue
+            readers = {other, *other.users} - {node}
+            if len(convolution.users) == 1 and max(place[n] for n in readers) < place[convolution]:
+                _add(graph, node, convolution, other)
+                break
+
+
+def _is_like_convolution(convolution: Any, other: Any) -> bool:
+    """Whether oneDNN can add the result of a convolution to `other` without copies."""
+    if not isinstance(other, fx.Node) or getattr(convolution, "target", None) is not aten.convolution.default:
+        return False
+    made, to, is_transposed = convolution.meta["val"], other.meta["val"], convolution.args[6]
+    if is_transposed or made.dim() != 4 or not made.numel() or made.dtype != torch.float32:
+        return False
+    is_last = all(t.is_contiguous(memory_format=torch.channels_last) for t in (made, to))
+    return is_last and (made.shape, made.dtype) == (to.shape, to.dtype)
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether a result or a slot has memory of its own that is read through no view."""
+    if is_view(node) or is_getitem(node) or any(map(is_view, node.users)):
+        return False
+    return node.target not in IN_PLACE.values() or _is_whole(node.args[0])
+
+
+def _add(graph: fx.Graph, node: Node, convolution: Node, other: Node) -> None:
+    picture, weight, bias, stride, padding, dilation, _, _, groups = convolution.args
+    layer = (picture, weight, bias, padding, stride, dilation, groups)
+    convolution.target, convolution.args = ADD_CONVOLUTION, (other, *layer, "add", 1.0, None, [], None)
+    node.replace_all_uses_with(convolution)
+    graph.erase_node(node)
 
 
 def _may_overwrite(node: Node, args: Any, ours: set[Node]) -> bool:

@@ -12,7 +12,7 @@ from torch.func import vmap
 from distsummary.landscape.engines.graph.affine import InDouble, Parts, hoist, widened
 from distsummary.landscape.engines.graph.calls import bind
 from distsummary.landscape.engines.graph.captured import Captures
-from distsummary.landscape.engines.graph.fusions import in_place, take_relu
+from distsummary.landscape.engines.graph.fusions import add_in_convolutions, in_place, take_relu
 from distsummary.landscape.engines.graph.rewrites import ANYWHERE, ON_CPU
 from distsummary.landscape.engines.graph.slots import ChunkFlat, DeviceFlat, RectifiedFlat
 from distsummary.landscape.engines.graph.tiles import Tile, narrowed, resized, tiles
@@ -123,6 +123,8 @@ class Program:
         is_compiled = "compile" in self.options
         if not is_compiled:
             in_place(point.graph, self.parts.shared, self.parts.slots)
+        if self._is_eager_cpu:
+            add_in_convolutions(point.graph, self.parts.shared, self.parts.slots)
         prepare, step = hoist(point, self.parts.slots)
         if is_compiled:
             step.compile(dynamic=False, fullgraph=True)

@@ -156,6 +156,7 @@ def _fold(graph: fx.Graph, norm: Node) -> None:
         folded = emit(graph, aten.convolution.default, left, scaled, shift, *layer.args[3:])
     else:
         folded = emit(graph, aten.addmm.default, shift, left, emit(graph, aten.mul.Tensor, weight, scale))
+    folded.meta["val"] = layer.meta["val"]  # as it lay: an outline of a convolution's inputs does not tell
     for user in list(norm.users):
         user.replace_all_uses_with(folded)
 
