@@ -1,7 +1,7 @@
 """The memory of a landscape of a large model beside a plain forward: `python -m benchmarks.inference`.
 
-The model is a GPT-2 of 124 million parameters (12 layers, 768, 50,257 words, tied, float32), on one CPU
-thread:
+The model is a GPT-2 of 124 million parameters (12 layers, 768, 50,257 words, tied, float32), or one of a
+billion (18 layers, 2,048; `--shape billion`), on one CPU thread:
 
     forward     the model once, under inference_mode: its logits
     loss        the same, and the cross entropy
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
     places: int = 1024
 
 
-SHAPE = Shape()
+SHAPES = {"gpt2": Shape(), "billion": Shape(width=2048, heads=16, layers=18)}  # 124 million, 1.01 billion
 
 
 class Block(nn.Module):
@@ -83,7 +83,7 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """GPT-2; the embedding of words is the head, too."""
 
-    def __init__(self, shape: Shape = SHAPE) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.words, self.places = (nn.Embedding(n, shape.width) for n in (shape.words, shape.places))
         self.blocks = nn.Sequential(*(Block(shape.width, shape.heads) for _ in range(shape.layers)))
@@ -110,14 +110,14 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def measure(what: str, rows: int, length: int, checkpoint: Path) -> dict[str, Any]:
+def measure(what: str, shape: Shape, rows: int, length: int, checkpoint: Path) -> dict[str, Any]:
     """One of WHAT in this process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     gc.collect()
     before = resident()
-    model = Gpt(SHAPE).eval()
-    tokens = torch.randint(0, SHAPE.words, (rows, length))
+    model = Gpt(shape).eval()
+    tokens = torch.randint(0, shape.words, (rows, length))
     batch = (tokens, tokens.roll(-1, 1))
     begun, losses = time.process_time(), []
     if what == "save":
@@ -160,7 +160,7 @@ def row_of(model: nn.Module, batch: Any, what: str, checkpoint: Path) -> list[fl
         engine.close()
 
 
-def in_own_process(what: str, rows: int, length: int, checkpoint: Path) -> dict[str, Any]:
+def in_own_process(what: str, shape: str, rows: int, length: int, checkpoint: Path) -> dict[str, Any]:
     """`measure` in a fresh interpreter."""
     command = [
         sys.executable,
@@ -168,6 +168,7 @@ def in_own_process(what: str, rows: int, length: int, checkpoint: Path) -> dict[
         "benchmarks.inference",
         "--one",
         what,
+        shape,
         str(rows),
         str(length),
         str(checkpoint),
@@ -182,20 +183,21 @@ def main() -> None:
     parser.add_argument("--what", default=",".join(WHAT), help=f"of {', '.join(WHAT)}")
     parser.add_argument("--batches", default="1,4", help="rows of the batch; a list measures each")
     parser.add_argument("--sequence", type=int, default=256)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--shape", default="gpt2", choices=SHAPES, help="of the model (gpt2)")
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        what, rows, length, checkpoint = asked.one
-        print(json.dumps(measure(what, int(rows), int(length), Path(checkpoint))))
+        what, shape, rows, length, checkpoint = asked.one
+        print(json.dumps(measure(what, SHAPES[shape], int(rows), int(length), Path(checkpoint))))
         return
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         checkpoint = Path(directory) / "other.safetensors"
         if "checkpoint" in asked.what:
-            in_own_process("save", 1, 1, checkpoint)
+            in_own_process("save", asked.shape, 1, 1, checkpoint)
         for rows in map(int, asked.batches.split(",")):
             peaks: dict[str, float] = {}
             for what in asked.what.split(","):
-                found = in_own_process(what, rows, asked.sequence, checkpoint)
+                found = in_own_process(what, asked.shape, rows, asked.sequence, checkpoint)
                 peaks[what] = found["peak_mb"]
                 ratios = {
                     f"to_{of}": round(found["peak_mb"] / peaks[of], 3) for of in WHAT[:2] if of in peaks

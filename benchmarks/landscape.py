@@ -126,7 +126,7 @@ class Contender:
             if "absent" in answer:
                 return answer
         cost = max(answer["cpu_s"] for answer in self.ask(task=str(path), rows=1, columns=SIZE))
-        self.rows = min(SIZE, max(1, round(seconds / max(cost, 1e-9))))
+        self.rows = max(1, round(seconds / max(cost, 1e-9)))
         return {**found[0], "max_rel_err": error}
 
     def run(self, path: Path) -> dict[str, float]:
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1", help="threads of each process; a list measures each")
     parser.add_argument("--workers", default="1", help="processes at the same time; a list measures each")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=0.1, help="CPU seconds of a peer in a round")
+    parser.add_argument("--seconds", type=float, default=0.5, help="CPU seconds of a peer in a round")
     parser.add_argument("--interpreter", action="append", default=[], metavar="PEER=PYTHON")
     parser.add_argument("--table", action="store_true", help="print a Markdown table at the end")
     asked = parser.parse_args()

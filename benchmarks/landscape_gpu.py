@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.inference import Gpt, Shape, loss_fn, row_of
+from benchmarks.inference import SHAPES, Gpt, Shape, loss_fn, row_of
 from benchmarks.landscape_peers import Ours
 from benchmarks.landscape_tasks import LARGE, SIZE, TASKS, Problem, exact_losses, flops_per_point, write_task
 from distsummary.landscape.generator import landscape
 
 PARTS = ("engines", "map", "transformer")
 ENGINES = "naive,row,graph,graph+cuda_graph,graph+x26,graph+x51,graph+compile,auto"
-BILLION = Shape(width=2048, heads=16, layers=18)  # 1.01 billion parameters
+BILLION = SHAPES["billion"]
 TOKENS = 256
 PROBED = 4096  # rows of the product that the peak is measured with
 

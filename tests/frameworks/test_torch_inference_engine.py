@@ -375,9 +375,9 @@ import json, sys
 from pathlib import Path
 import numpy as np
 import benchmarks.inference as benchmark
-benchmark.SHAPE = benchmark.Shape(words=20_000, width=512, heads=8, layers=6)
+shape = benchmark.Shape(words=20_000, width=512, heads=8, layers=6)
 benchmark.XS = np.array([0.4])
-print(json.dumps(benchmark.measure(sys.argv[1], 1, 128, Path(sys.argv[2]))))
+print(json.dumps(benchmark.measure(sys.argv[1], shape, 1, 128, Path(sys.argv[2]))))
 """
 
 

@@ -1,6 +1,12 @@
 import numpy as np
 
-from distsummary.landscape.directions.normals import BLOCK, random_direction, random_normals
+from distsummary.checkpoints.random_bits import philox
+from distsummary.landscape.directions.normals import (
+    BLOCK,
+    _cosine_and_sine,
+    random_direction,
+    random_normals,
+)
 
 
 def test_normals_do_not_depend_on_the_slice_they_are_asked_in() -> None:
@@ -28,6 +34,25 @@ def test_normals_are_philox_bm_v1() -> None:
     # Values of the recipe in the module's docstring, written down once: a change of them is a new name.
     values = random_normals(0, 0, "fc1.weight", 0, 4)
     np.testing.assert_allclose(values, [-0.449074, -0.477850, -1.473166, -0.824571], rtol=0, atol=1e-5)
+
+
+def test_normals_are_those_of_their_definition_but_for_the_last_bit_of_a_few() -> None:
+    words = (philox(5, 1, "w", 3).random_raw(BLOCK) >> np.uint64(11)).astype(np.float64)
+    radius = np.sqrt(-2.0 * np.log((words[0::2] + 1.0) * 2.0**-53))
+    angle = 2.0 * np.pi * (words[1::2] * 2.0**-53)
+    expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
+    found = random_normals(5, 1, "w", 3 * BLOCK, 4 * BLOCK)
+    np.testing.assert_allclose(found, expected, rtol=2.0**-23, atol=1e-14)
+    assert np.mean(found != expected.astype(np.float32)) < 1e-4
+
+
+def test_cosine_and_sine_are_exact_to_float64_at_any_angle() -> None:
+    between = np.arange(1 << 10, dtype=np.uint64) << np.uint64(43)  # of the table's angles
+    words = np.concatenate([between, between + np.uint64((1 << 43) - 1), between + np.uint64(1 << 42)])
+    cosine, sine = _cosine_and_sine(words)
+    angle = words.astype(np.float64) * (2.0 * np.pi * 2.0**-53)
+    np.testing.assert_allclose(cosine, np.cos(angle), rtol=0, atol=2e-15)
+    np.testing.assert_allclose(sine, np.sin(angle), rtol=0, atol=2e-15)
 
 
 def test_normals_are_standard_normal() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from distsummary.landscape.directions.torch_normals import PIECE
 from distsummary.landscape.directions.torch_rows import draws
+from distsummary.landscape.engines.inference.heap import give_back
 from distsummary.landscape.engines.inference.outlines import Outlines, Values, are_alike, fresh, in_place_of
 from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES
 
@@ -74,6 +75,8 @@ class ByRows:
             self._is_exact[key] = self._try_out(run, name, inputs, weight, bias)
         if not self._is_exact[key]:
             return None
+        if inputs.device.type == "cpu":
+            give_back()  # behind a large head comes the largest result
         out = inputs.new_empty((*inputs.shape[:-1], len(weight)))
         for start, stop in _parts(weight):
             part = in_place_of(weight, self._values.rows(name, start, stop))
