@@ -94,6 +94,16 @@ def test_a_recording_is_not_shared_by_arrays_that_look_alike() -> None:
         draw(data, of_arrays, engine="graph", evaluation=ds.Evaluation(streamed=True))
 
 
+def test_a_recording_is_not_shared_by_a_tensor_that_is_there_twice_and_two_tensors() -> None:
+    def of_names(model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(model(batch["x"]), batch["y"].softmax(1)[:, :3])
+
+    one, other = torch.randn(2, 30, 12)
+    data = [{"x": one, "y": one}, {"x": other, "y": one}, {"x": one, "y": other}]
+    found = draw(data, of_names, engine="graph")
+    np.testing.assert_allclose(found.z, draw(data, of_names).z, rtol=1e-5)
+
+
 def test_what_moves_itself_is_moved_as_a_copy_and_packed_sequences_as_torch_does() -> None:
     batch = Encoding(x=torch.ones(2), y=torch.zeros(2, dtype=torch.long))
     moved = to_device(batch, "meta", torch.float64)

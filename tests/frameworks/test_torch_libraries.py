@@ -76,6 +76,34 @@ def test_an_index_of_numbers_can_be_recorded(choice: EngineChoice) -> None:
     np.testing.assert_allclose(found, float64_losses(net, batches), rtol=EXACT)
 
 
+class Padded(Net):
+    """Looks whether anything is padded before it masks, but where it is compiled, as transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x > 0
+        hidden = torch.tanh(self.table(x))
+        if torch.compiler.is_compiling() or not mask.all():
+            hidden = hidden * mask[..., None]
+        return self.head(hidden.sum(1))
+
+    def batch(self, rows: int) -> Any:
+        return torch.randint(0, 9, (rows, 5)), torch.arange(rows) % 3
+
+
+@pytest.mark.parametrize("choice", GRAPHS, ids=lambda choice: choice.label)
+def test_what_asks_for_values_unless_it_is_compiled_is_recorded_as_if_it_were(choice: EngineChoice) -> None:
+    net = make_net(Padded)
+    whole, *others = net.batches()
+    batches = [(whole[0].clamp(min=1), whole[1]), *others]  # of the first nothing is padded
+    found = losses_of(engine_at(net, batches, choice))
+    np.testing.assert_allclose(found, float64_losses(net, batches), rtol=EXACT)
+    assert not torch.compiler.is_compiling()
+
+
 def test_what_torch_evaluates_point_by_point_is_no_line_in_the_terminal(capfd: Any) -> None:
     net = make_net(Recurrent)
     batches = net.batches()

@@ -18,7 +18,7 @@ from distsummary.landscape.directions.torch_parameters import OwnState
 def rows_on(device: torch.device, state: Mapping[str, Array], name: str) -> Rows:
     """Those of one array of a state. On a GPU they are tensors there; on the host they stay NumPy's arrays.
 
-    A core draws some 30 million normals a second, and a point of a large model needs billions.
+    A core draws some 100 million normals a second, and a point of a large model needs billions.
     """
     there = rows_of(state, name)
     if not draws(device):

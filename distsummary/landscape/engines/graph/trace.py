@@ -79,16 +79,13 @@ def record(
     def flattened(*values: Tensor) -> Any:
         return function(*pytree.tree_unflatten(list(values), spec))
 
+    # Fake tensors have no values: code that looks at some, by .numpy() too, raises here.
+    recorder = make_fx(
+        functionalize(flattened), dict(decompositions or {}), tracing_mode="fake", _allow_non_fake_inputs=True
+    )
     try:
         with torch.inference_mode(False), torch.no_grad():
-            # Fake tensors have no values: code that looks at some, by .numpy() too, raises here.
-            recorder = make_fx(
-                functionalize(flattened),
-                dict(decompositions or {}),
-                tracing_mode="fake",
-                _allow_non_fake_inputs=True,
-            )
-            module = recorder(*flat)
+            module = _recorded(recorder, flat)
     except (MemoryError, torch.OutOfMemoryError):
         raise  # not the model's fault: a smaller engine may do
     except Exception as error:  # whatever the model's code raises when it meets a recorded tensor
@@ -100,6 +97,25 @@ def record(
     _write_anew(module.graph)
     _refuse_unfaithful(module.graph)
     return module.graph
+
+
+def _recorded(recorder: Callable[..., fx.GraphModule], arguments: Sequence[Any]) -> fx.GraphModule:
+    """What is recorded; of code that asks for values, as when it is compiled, where some asks for none.
+
+    Such as transformers, which looks whether a mask of padding masks anything.
+    """
+    try:
+        return recorder(*arguments)
+    except Exception as error:
+        if type(error).__name__ not in ON_VALUES:
+            raise
+        compiler: Any = torch.compiler  # no stub has what torch.export sets
+        before = compiler._is_compiling_flag
+        compiler._is_compiling_flag = True
+        try:
+            return recorder(*arguments)
+        finally:
+            compiler._is_compiling_flag = before
 
 
 def _reason(error: Exception) -> str:
@@ -135,9 +151,11 @@ def with_tensors(batch: Any, tensors: Sequence[Tensor]) -> Any:
 def signature(batch: Any) -> Any:
     """What batches that can share a graph have in common: structure, outlines, and all that is no tensor.
 
-    Objects count as themselves, for as long as they live: what they hold is a constant of the graph.
+    Objects count as themselves, for as long as they live: what they hold is a constant of the graph. A tensor
+    that is there twice, as in `{"input_ids": x, "labels": x}`, is one input.
     """
-    return structure(batch), tuple(map(_told, leaves(batch)))
+    seen = [id(tensor) for tensor in batch_tensors(batch)]
+    return structure(batch), tuple(map(_told, leaves(batch))), tuple(map(seen.index, seen))
 
 
 def objects(batch: Any) -> list[Any]:
