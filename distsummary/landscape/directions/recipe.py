@@ -18,6 +18,7 @@ from distsummary.landscape.directions.normalization import (
 )
 from distsummary.landscape.directions.normals import random_direction
 from distsummary.landscape.directions.rows import Rows, array_rows
+from distsummary.landscape.directions.wrappers import uncompiled
 
 SHOWN = 5  # names in a message
 
@@ -57,7 +58,8 @@ class Directions:
 class RandomDirections:
     """The recipe of two random directions over the parameters `names`: `make` computes them anywhere.
 
-    `filter_axes` are those that are not 0, see `normalization`.
+    They hang on the names that parameters have where nothing is compiled. `filter_axes` are those that are
+    not 0, see `normalization`.
     """
 
     names: tuple[str, ...]
@@ -78,14 +80,16 @@ class RandomDirections:
         """One parameter's part of direction `axis`, scaled to its weights: nothing else is computed."""
         if self.normalization == "filter" and np.ndim(weights) <= 1:
             return np.zeros(np.shape(weights), np.float32)  # what the normals would become
-        drawn = random_direction(self.seed, axis, name, np.shape(weights))
+        drawn = random_direction(self.seed, axis, uncompiled(name), np.shape(weights))
         return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
         """The same, bit for bit, in rows that are drawn when they are read, where the weights lie."""
 
+        key = uncompiled(name)
+
         def read(start: int, stop: int) -> Any:
-            drawn = weights.draw(self.seed, axis, name, start * weights.width, stop * weights.width)
+            drawn = weights.draw(self.seed, axis, key, start * weights.width, stop * weights.width)
             return drawn.reshape(stop - start, *weights.shape[1:])
 
         drawn = replace(weights, read=read, is_zero=False)

@@ -126,6 +126,21 @@ def test_names_may_have_the_prefix_of_a_wrapper_or_lack_it(
         assert list(moving(wrapped, "standard").check("it", given)) == ["module.embed", "module.fc.weight"]
 
 
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_names_may_have_torch_compiles_wrapper_around_a_layer_or_lack_it(prefix: str) -> None:
+    plain = Tied().parameters
+    partly = {prefix + name.replace("fc.", "fc._orig_mod."): array for name, array in plain.items()}
+    assert list(moving(Tied(), "standard").check("it", partly)) == ["embed", "fc.weight"]
+    wrapped = Tied()
+    wrapped.parameters, wrapped.buffers = partly, {}
+    for given in (plain, {f"_orig_mod.{name}": array for name, array in plain.items()}):
+        named = moving(wrapped, "standard").check("it", given)
+        assert list(named) == [f"{prefix}embed", f"{prefix}fc._orig_mod.weight"]
+    both = plain | {"fc._orig_mod.weight": np.full((2, 2), 9.0)}
+    named = moving(Tied(), "standard").check("it", both)
+    assert named["fc.weight"].tolist() == plain["fc.weight"].tolist()  # two are never made one
+
+
 def test_names_that_differ_otherwise_are_told_of_both_sides() -> None:
     found = moving(Tied(), "standard")
     told = "only the state has {}, only the model {}; give the model that made"
