@@ -19,6 +19,7 @@ from tests.frameworks.landscape_nets import (
     XS,
     Cnn,
     Mlp,
+    Net,
     ResNet8,
     engine_at,
     fingerprint,
@@ -343,9 +344,10 @@ def test_recomputed_statistics_are_those_of_all_batches_at_each_point() -> None:
         engine_at(net, batches, GRAPH, bn_mode="recompute")
 
 
+@pytest.mark.parametrize("kind", [Mlp, ResNet8], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_autocast_is_used_when_asked_for_and_only_then(precision: str) -> None:
-    net = make_net(Mlp)
+def test_autocast_is_used_when_asked_for_and_only_then(precision: str, kind: type[Net]) -> None:
+    net = make_net(kind)
     batches = net.batches()
     exact = values_of(engine_at(net, batches))["loss"]
     rough = values_of(engine_at(net, batches, precision=precision))["loss"]

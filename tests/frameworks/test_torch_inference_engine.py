@@ -212,6 +212,19 @@ def test_only_what_is_read_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_rows")
+@pytest.mark.parametrize(("part_bytes", "is_large"), [(1 << 13, True), (1 << 20, False)])
+def test_the_heap_is_given_back_before_a_large_result_alone(
+    monkeypatch: pytest.MonkeyPatch, part_bytes: int, is_large: bool
+) -> None:
+    given: list[None] = []
+    monkeypatch.setattr(rows_of_large, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(rows_of_large, "give_back", lambda: given.append(None))
+    net = make_net(Large)
+    values_of(net, [net.batch(1)], INFERENCE, random_recipe(net), OwnState.of(net))
+    assert bool(given) == is_large
+
+
+@pytest.mark.usefixtures("by_rows")
 def test_where_parts_have_other_bits_the_whole_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_of_large.ByRows, "_try_out", lambda *_: False)
     net = make_net(Large)

@@ -195,6 +195,17 @@ def test_nothing_is_added_in_place_where_elements_share_memory(view: Callable[[T
     torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
 
 
+def test_a_sum_in_place_lies_as_it_was_recorded() -> None:
+    def function(slot: Tensor, other: Tensor) -> Tensor:
+        return (other + torch.tanh(slot)).view(2, 12)  # of rows, where tanh(slot) lies in columns
+
+    slot, other = values((2, 4, 3), (2, 3, 4))
+    arguments = [slot.mT, other]
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
+
+
 def test_slots_take_over_their_relu_only_if_nobody_reads_them_without() -> None:
     def function(shared: Tensor, one: Tensor, other: Tensor) -> Tensor:
         return torch.relu(one) @ shared + torch.relu(other)
@@ -297,6 +308,20 @@ class TestSumsInConvolutions:
             graph = with_additions(residual, arguments)
             assert not calls(graph, ADD_CONVOLUTION)
             torch.testing.assert_close(run(graph, [a.clone() for a in arguments]), residual(*arguments))
+
+    @pytest.mark.parametrize(("side", "fused"), [(16, 0), (64, 1)])
+    def test_one_small_picture_is_left_to_torch(self, side: int, fused: int) -> None:
+        arguments = [v.float() for v in values((1, 8, side, side), (8, 8, 3, 3), (8, 8, 3, 3))]
+        arguments = [a.to(memory_format=torch.channels_last) for a in arguments]
+        assert len(calls(with_additions(residual, arguments), ADD_CONVOLUTION)) == fused
+
+    def test_where_onednn_is_switched_off_sums_are_made_by_themselves(self) -> None:
+        before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            assert not calls(with_additions(residual, pictures()), ADD_CONVOLUTION)
+        finally:
+            torch._C._set_mkldnn_enabled(before)
 
     def test_what_a_later_convolution_reads_is_not_overwritten_before_it(self) -> None:
         def function(x: Tensor, one: Tensor, other: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ IN_PLACE: dict[Any, Any] = {
     aten.add.Tensor: aten.add_.Tensor,
 }
 ADD_CONVOLUTION: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise_", None), "binary", None)
+FEW = 20480  # numbers of one picture up to which torch has a faster kernel than oneDNN's
 REPEATING = (aten.expand.default, aten.unfold.default, aten.as_strided.default)  # one place, several elements
 
 
@@ -63,7 +64,8 @@ def add_in_convolutions(graph: fx.Graph, shared: int, slots: int) -> None:
     For the `x + convolution` of residual networks on x86, behind `in_place`. oneDNN could do the ReLU behind
     it as well, but its ReLU makes NaN 0.
     """
-    if ADD_CONVOLUTION is None or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+    is_on = torch._C._get_mkldnn_enabled()  # whoever switches oneDNN off for his model means this, too
+    if ADD_CONVOLUTION is None or not (is_on and torch.backends.cpu.get_cpu_capability().startswith("AVX")):
         return
     inputs = placeholders(graph)
     ours = depends_on(graph, inputs[:slots]) - set(inputs[:shared])
@@ -86,6 +88,9 @@ def _is_like_convolution(convolution: Any, other: Any) -> bool:
         return False
     made, to, is_transposed = convolution.meta["val"], other.meta["val"], convolution.args[6]
     if is_transposed or made.dim() != 4 or not made.numel() or made.dtype != torch.float32:
+        return False
+    picture = convolution.args[0].meta["val"]
+    if len(picture) == 1 and picture.numel() <= FEW:
         return False
     is_last = all(t.is_contiguous(memory_format=torch.channels_last) for t in (made, to))
     return is_last and (made.shape, made.dtype) == (to.shape, to.dtype)
@@ -111,8 +116,8 @@ def _may_overwrite(node: Node, args: Any, ours: set[Node]) -> bool:
     if not isinstance(first, fx.Node) or first in args[1:] or len(first.users) != 1:
         return False
     before, after = first.meta["val"], node.meta["val"]
-    if (before.shape, before.dtype) != (after.shape, after.dtype):
-        return False
+    if (before.shape, before.dtype) != (after.shape, after.dtype) or before.stride() != after.stride():
+        return False  # views of a result that lay in another order would not be recorded so
     root: Node = first
     while is_view(root) and len(root.users) == 1 and root.target not in REPEATING:
         root = root.args[0]

@@ -136,8 +136,13 @@ def _is_foldable(norm: Node) -> bool:
     if len(layer.users) != 1 or any(not is_getitem(user) or user.args[1] != 0 for user in norm.users):
         return False
     if layer.target is aten.convolution.default:
-        return not layer.args[6]  # not transposed
-    return layer.target is aten.addmm.default and not layer.kwargs
+        return not layer.args[6] and _has_one_type(norm)  # not transposed
+    return layer.target is aten.addmm.default and not layer.kwargs and _has_one_type(norm)
+
+
+def _has_one_type(norm: Node) -> bool:
+    """Whether a BN computes in its layer's type: under autocast the layer is narrower."""
+    return len({node.meta["val"].dtype for node in norm.args[:5] if node is not None}) == 1
 
 
 def _fold(graph: fx.Graph, norm: Node) -> None:

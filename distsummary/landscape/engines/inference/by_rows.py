@@ -5,6 +5,7 @@ the same bits where the library adds each up in the same order, which is tried o
 shapes, not on values.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any
@@ -75,9 +76,10 @@ class ByRows:
             self._is_exact[key] = self._try_out(run, name, inputs, weight, bias)
         if not self._is_exact[key]:
             return None
-        if inputs.device.type == "cpu":
+        shape = *inputs.shape[:-1], len(weight)
+        if inputs.device.type == "cpu" and math.prod(shape) * inputs.element_size() > PART_BYTES:
             give_back()  # behind a large head comes the largest result
-        out = inputs.new_empty((*inputs.shape[:-1], len(weight)))
+        out = inputs.new_empty(shape)
         for start, stop in _parts(weight):
             part = in_place_of(weight, self._values.rows(name, start, stop))
             out[..., start:stop] = run(inputs, part, None if bias is None else bias[start:stop])
