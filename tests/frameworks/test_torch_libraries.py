@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, LandscapeError
+from distsummary.landscape.engines.graph.trace import CannotTraceError
 from distsummary.landscape.engines.planner import EngineChoice
 from tests.frameworks.landscape_nets import (
     Mlp,
@@ -74,6 +75,27 @@ def test_an_index_of_numbers_can_be_recorded(choice: EngineChoice) -> None:
     batches = net.batches()
     found = losses_of(engine_at(net, batches, choice))
     np.testing.assert_allclose(found, float64_losses(net, batches), rtol=EXACT)
+
+
+class Shuffled(Net):
+    """Of shuffled channels torch records another order of memory than they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.conv(torch.relu(self.conv(x)[:, :3])))
+        return self.head(nn.functional.channel_shuffle(hidden, 2).flatten(1))
+
+    def batch(self, rows: int) -> Any:
+        return torch.randn(rows, 3, 4, 4), torch.arange(rows) % 3
+
+
+def test_a_recording_that_cannot_be_evaluated_is_told_of_as_one() -> None:
+    net = make_net(Shuffled)
+    with pytest.raises(CannotTraceError, match=r"the recorded loss cannot be evaluated: .*leave engine= out"):
+        losses_of(engine_at(net, net.batches(), EngineChoice(engine="graph", options=("channels_last",))))
 
 
 class Padded(Net):

@@ -25,6 +25,7 @@ from distsummary.landscape.engines.graph.trace import (
     batch_tensors,
     objects,
     placeholders,
+    reason,
     record,
     results,
     signature,
@@ -33,7 +34,7 @@ from distsummary.landscape.engines.graph.trace import (
 from distsummary.landscape.engines.planner import LOOSE
 from distsummary.landscape.engines.quantities import REDUCED
 from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
-from distsummary.landscape.engines.torch_memory import plane_tensors, preserved
+from distsummary.landscape.engines.torch_memory import is_full, plane_tensors, preserved
 
 PROOF = 1e-4  # relative difference from the model's own code that a recording may show
 STEP = 0.5  # of the parameters' length: where it is proved, far enough that what is left out shows
@@ -107,7 +108,12 @@ class TorchGraphEngine(TorchRowEngine):
     def _prove(self, bound: Sequence[Bound], loaded: Loaded) -> None:
         """Raise CannotTraceError unless the program gives what the model's own code gives, off the centre."""
         step = STEP * self._reach()
-        found = on_host(_sum([part.at(step, step) for part in bound]))
+        try:
+            found = on_host(_sum([part.at(step, step) for part in bound]))
+        except RuntimeError as error:
+            if is_full(error):
+                raise
+            raise CannotTraceError(f"the recorded loss cannot be evaluated: {reason(error)}") from error
         expected = on_host(super()._readings(step, np.array([step]), [loaded])[0, 0])
         size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0  # the loss: a metric may be near 0
         rtol = LOOSE if self._evaluation.precision in REDUCED else PROOF

@@ -89,7 +89,7 @@ def record(
     except (MemoryError, torch.OutOfMemoryError):
         raise  # not the model's fault: a smaller engine may do
     except Exception as error:  # whatever the model's code raises when it meets a recorded tensor
-        raise CannotTraceError(f"the loss cannot be recorded as a graph: {_reason(error)}") from error
+        raise CannotTraceError(f"the loss cannot be recorded as a graph: {reason(error)}") from error
     _inline_constants(module)
     for node in module.graph.nodes:
         node.meta = {"val": pytree.tree_map_only(Tensor, _outline, node.meta.get("val"))}
@@ -118,7 +118,7 @@ def _recorded(recorder: Callable[..., fx.GraphModule], arguments: Sequence[Any])
             compiler._is_compiling_flag = before
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Why, in one line; torch's own advice on what depends on values is for its developers."""
     if type(error).__name__ in ON_VALUES:
         return "it decides on values, or has shapes that depend on them"
