@@ -1,5 +1,6 @@
 """The values of one step, taken from what the loop tells: loss, learning rate, images, parameters."""
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -103,22 +104,23 @@ class Parameters:
         """Snapshots of this rank's parameters at a step; one that cannot be taken costs itself alone."""
         values = []
         wanted = self._wanted()
-        shards = {name: guard.call(f"shard of {name}", self._shard_of, tensor) for name, tensor in wanted}
-        whole = {name: _bytes(tensor) for name, tensor in wanted if shards[name] == (None,)}
-        mine = self._mine(whole, steps, step)
+        facts = {name: guard.call(f"shard of {name}", self._facts, tensor) for name, tensor in wanted}
+        found = {name: fact for name, fact in facts.items() if fact is not None}
+        mine = self._mine({name: size for name, (shard, size) in found.items() if shard is None}, steps, step)
         for name, tensor in wanted:
-            found = shards[name]
-            if found is not None and (name in mine or found[0] is not None):
+            shard, _ = found.get(name, (None, 0))
+            if name in mine or shard is not None:
                 data = guard.call(f"{plugin} of {name}", self._taken, plugin, name, tensor)
-                values.append(Value(plugin, f"{name}/auto", data, found[0]))
+                values.append(Value(plugin, f"{name}/auto", data, shard))
         return [value for value in values if value.data is not None]
 
     def _taken(self, plugin: str, name: str, tensor: Any) -> Any:
         whole = tensor if tensor.shape else tensor.reshape(1)  # viewers show no tensor without a dimension
         return taken(plugin, f"{name}/auto", whole, exports=self._exports, mindspore_compat=self._compat)
 
-    def _shard_of(self, tensor: Any) -> tuple[Shard | None]:
-        return (self._framework.shard(tensor),)  # in a tuple, to tell "whole" from "failed"
+    def _facts(self, tensor: Any) -> tuple[Shard | None, int]:
+        """The slice that lies here, None of what is whole; and the bytes of all values."""
+        return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
 
     def _wanted(self) -> list[tuple[str, Any]]:
         named: Iterable[tuple[str, Any]] = self._framework.named_parameters(self._network)
@@ -130,8 +132,3 @@ class Parameters:
         if self._deal == "steps":
             return frozenset(sizes) if steps.turn(step, self._group) else frozenset()
         return share(sizes, self._group)
-
-
-def _bytes(tensor: Any) -> int:
-    size = getattr(tensor, "nbytes", None)
-    return size if isinstance(size, int) else int(np.prod(tuple(tensor.shape)))

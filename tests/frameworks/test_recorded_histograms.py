@@ -83,6 +83,21 @@ def test_compatibility_has_edges_in_the_dtype_wherever_the_parameter_lies(tmp_pa
         assert expected.left.tobytes() != as_counted(dtype).left.tobytes()
 
 
+def test_a_sparse_parameter_is_recorded_with_its_zeros_beside_the_others(tmp_path, place):
+    module = nn.Linear(2, 1).to(place)
+    module.mask = nn.Parameter(torch.eye(2, device=place).to_sparse())
+    collector = SummaryCollector(tmp_path, collect_specified_data={"tensor_regular": ".*"})
+    with Run(callbacks=collector, network=module) as run:
+        for _ in run.steps([1]):
+            pass
+    assert collector.health().errors == {}
+    values = [value for event in read_directory(tmp_path) for value in event.values]
+    histograms = {v.tag: v.data.count for v in values if v.plugin == "histogram"}
+    assert histograms == {"mask/auto": 4, "weight/auto": 2, "bias/auto": 1}
+    [mask] = [v.data for v in values if v.plugin == "tensor" and v.tag == "mask/auto"]
+    assert mask.tolist() == [[1, 0], [0, 1]]
+
+
 def test_only_the_counts_leave_a_device(place):
     taken = framework.FRAMEWORK.histogram(torch.zeros(1000, 1000, device=place))
     counts_alone = taken.nbytes < 4000

@@ -72,6 +72,22 @@ def test_products_are_those_of_the_dense_hessian() -> None:
     np.testing.assert_allclose(np.abs(np.sum(found.vectors * vectors.T[[-1, -2]], axis=1)), 1, rtol=1e-9)
 
 
+def test_sparse_gradients_make_the_product_of_dense_ones() -> None:
+    torch.manual_seed(1)
+    dense = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    sparse = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Tanh(), nn.Linear(4, 3)).double()
+    sparse.load_state_dict(dense.state_dict())
+    data = [(torch.tensor([0, 1, 1, 3]), torch.tensor([0, 1, 2, 0]))]
+    names = names_of(dense)
+    centre = {name: p.detach().numpy() for name, p in dense.named_parameters()}
+    vector = np.random.default_rng(0).normal(size=35)
+    products = []
+    for model in (dense, sparse):
+        with TorchHessian(model, CRITERION, data, names=names, centre=centre) as found:
+            products.append(found.product(vector))
+    np.testing.assert_allclose(*products, rtol=1e-12)
+
+
 def test_a_vector_that_is_read_only_as_those_of_rays_store_gives_its_product() -> None:
     model = mlp()
     v = np.random.default_rng(0).normal(size=sum(p.numel() for p in model.parameters()))

@@ -136,8 +136,7 @@ class TorchHessian:
         with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
             for batch in members(self._batches, number):
                 parts = self._one(to_device(batch, self._moved[0].device), along)
-                flat = torch.cat([part.detach().reshape(-1).to("cpu", torch.float64) for part in parts])
-                total += self._weight(batch) * flat.numpy()
+                total += self._weight(batch) * torch.cat([_flat(part) for part in parts]).numpy()
         return total
 
     def _split(self, vector: Array) -> list[torch.Tensor]:
@@ -178,6 +177,11 @@ class TorchHessian:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _flat(part: torch.Tensor) -> torch.Tensor:
+    """A part of a product, dense: sparse gradients make sparse ones."""
+    return part.detach().to_dense().reshape(-1).to("cpu", torch.float64)
 
 
 @contextmanager
