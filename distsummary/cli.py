@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -207,9 +207,9 @@ def _merged(report: "MergeReport") -> str:
 
 
 def _workers(text: str) -> int | str:
-    """What `--workers` says; argparse makes a message of the error."""
+    """What `--workers` says, in the words of `landscape`; argparse makes a message of the error."""
     if text == "auto":
-        return text
+        return "ray"
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"must be auto or a whole number from 0 on, got {text!r}")
     return int(text)
@@ -246,11 +246,10 @@ def _planes(options: argparse.Namespace) -> dict[str, Any]:
 def _landscape(options: argparse.Namespace) -> None:
     from distsummary.landscape.factory import load_factory
     from distsummary.landscape.generator import landscape
-    from distsummary.launch import connected
     from distsummary.run_dir import RunDir
 
     parts, evaluation = load_factory(options.factory)
-    with _with_progress(), nullcontext() if options.workers == 0 else connected(1, {"CPU": 1}):
+    with _with_progress():
         grids = landscape(
             *parts,
             **_planes(options),

@@ -135,7 +135,8 @@ def landscape(
             an estimate, no bound, and of the loss alone. Other points are interpolated, with all their
             quantities; `LossGrid.computed` tells which.
         workers: "auto" uses the Ray cluster this process is connected to, and this process alone without
-            one; 0 is this process; a number is that many Ray workers.
+            one; "ray" starts one where it is connected to none; 0 is this process; a number is that many Ray
+            workers.
         gpus_per_worker: of Ray workers: a share of a GPU, such as 0.25 beside a training, or whole ones.
             Default: one for torch models, none for others, whose own code may use as many as it is given
             here. Where not as much is free, workers use CPUs: none waits for a training's GPUs; those that
@@ -356,4 +357,4 @@ def _workers(workers: int | str, gpus_each: float | None) -> AbstractContextMana
         return nullcontext(Here())
     from distsummary.landscape.workers.actor import RayWorkers
 
-    return RayWorkers(None if workers == "auto" else int(workers), gpus_each=gpus_each)
+    return RayWorkers(None if isinstance(workers, str) else workers, gpus_each=gpus_each)

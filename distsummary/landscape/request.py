@@ -45,8 +45,8 @@ def check_numbers(
     if unit is not None:
         check_choice("unit", unit, UNITS)
     check_int("step_per_epoch", step_per_epoch, low=1, optional=True)
-    if workers != "auto":
-        check_int("workers (or 'auto')", workers, low=0)
+    if not isinstance(workers, str) or workers not in ("auto", "ray"):
+        check_int("workers (or 'auto', 'ray')", workers, low=0)
     if gpus_per_worker is not None:
         _check_share("gpus_per_worker", gpus_per_worker)
     if refine is not None:

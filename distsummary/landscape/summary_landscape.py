@@ -111,8 +111,7 @@ class SummaryLandscape:
         **where: Any,
     ) -> dict[str, LossGrid]:
         model, loss_fn, batches = parts
-        grids = landscape_on(
-            device_ids,
+        grids = landscape(
             model,
             loss_fn,
             mindspore_batches(check_batches(batches), trajectory.spec.num_samples),
@@ -121,6 +120,7 @@ class SummaryLandscape:
             directions=asked,
             mode=self._mode,
             seed=self._seed,
+            workers=count_workers(device_ids, is_connected=in_ray()),
             unit=trajectory.spec.unit,
             **where,
         )
@@ -145,21 +145,10 @@ class SummaryLandscape:
             ) from error
 
 
-def landscape_on(device_ids: list[int] | None, *parts: Any, **options: Any) -> Any:
-    """`landscape` with the workers that `device_ids` asks for."""
-    workers = count_workers(device_ids, is_connected=in_ray())
-    if workers is not None:
-        return landscape(*parts, workers=workers, **options)
-    from distsummary.landscape.workers.actor import cluster
-
-    with cluster():
-        return landscape(*parts, workers="auto", **options)
-
-
-def count_workers(device_ids: list[int] | None, *, is_connected: bool) -> int | None:
-    """How many workers: None as many as are free, 0 this process."""
+def count_workers(device_ids: list[int] | None, *, is_connected: bool) -> int | str:
+    """How many workers, 0 this process; or "ray", as many as are free."""
     if device_ids is None:
-        return None
+        return "ray"
     return len(device_ids) if len(device_ids) > 1 or (device_ids and is_connected) else 0
 
 

@@ -339,7 +339,7 @@ def test_an_error_of_callback_fn_is_the_callers(untouched: RunDir) -> None:
 
 
 def test_the_ids_are_counted() -> None:
-    assert count_workers(None, is_connected=False) is None
+    assert count_workers(None, is_connected=False) == "ray"
     assert count_workers([], is_connected=False) == 0
     assert count_workers([], is_connected=True) == 0
     assert count_workers([5], is_connected=False) == 0

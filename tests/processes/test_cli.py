@@ -101,6 +101,21 @@ def test_the_centring_and_the_subspace_of_a_landscape(bowl, capsys):
     assert "--parameters 'lora' is found in no trainable parameter" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--size", "1000"], "--size must be in [3, 256], got 1000"),
+        (["--directions", "hessian"], "--directions 'hessian' needs a torch model"),
+        (["--engine", "fast"], "--engine must be 'auto' or 'naive'"),
+        (["--around", "absent"], "absent does not exist; check the path"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_ray_is_started(wrong, said, bowl, capsys, monkeypatch):
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray was started"))
+    assert main([*bowl, "--workers", "auto", *wrong]) == 1
+    assert said in capsys.readouterr().err
+
+
 def test_a_landscape_around_another_run_or_a_file(bowl, capsys, tmp_path):
     other = recorded_bowl(tmp_path / "other", scale=2)
     assert main([*bowl, "--directions", "pca", "--around", str(other.base)]) == 0

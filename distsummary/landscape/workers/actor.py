@@ -151,9 +151,9 @@ def cluster() -> Iterator[None]:
         yield
         return
     if cluster_address() is not None:
-        ray.init(log_to_driver=False)
+        ray.init(log_to_driver=False, logging_level="warning")
     else:  # "local": the trace of an older cluster must not make this a connection
-        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="warning")
     try:
         yield
     finally:
