@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 import distsummary as ds
 from distsummary.errors import LandscapeError
-from distsummary.landscape.workers import actor_crew
+from distsummary.landscape.workers.actor_errors import Deaths
+from distsummary.landscape.workers.actor_hessian import RayHessian
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -33,10 +35,26 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Any:
     return Net()
 
 
-def test_a_module_that_workers_lack_is_named(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_crew, "MAX_DEATHS", 2)
-    with pytest.raises(LandscapeError, match=r"No module named 'only_here'.*runtime_env of ray\.init"):
-        ds.landscape(net, square, [(np.ones((4, 2)), np.ones(4))], size=3, workers=2, progress=False)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_module_that_workers_lack_is_named_after_two_of_them(net: Any, workers: int) -> None:
+    found = r"^2 landscape workers died .*No module named 'only_here'.*runtime_env of ray\.init"
+    with pytest.raises(LandscapeError, match=found):
+        ds.landscape(net, square, [(np.ones((4, 2)), np.ones(4))], size=3, workers=workers, progress=False)
+
+
+def test_a_hessian_that_no_worker_can_begin_is_given_up_after_two(net: Any) -> None:
+    resources = [{"num_cpus": 1.0}]
+    with pytest.raises(LandscapeError, match=r"^2 workers of the Hessian died .*No module named 'only_here'"):
+        RayHessian(ray.put((net, square, [])), {}, resources)
+
+
+def test_each_worker_may_fail_to_begin_before_all_are_given_up() -> None:
+    deaths = Deaths(3)
+    for how, are_too_many in [("it could not begin: x", False)] * 2 + [("it could not begin: x", True)]:
+        deaths.add(how)
+        assert deaths.are_too_many == are_too_many
+    deaths.add("of a signal")
+    assert not deaths.are_too_many, "only MAX_DEATHS of several kinds are"
 
 
 def square(outputs: Any, targets: Any) -> Any:

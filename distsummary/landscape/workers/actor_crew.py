@@ -18,10 +18,9 @@ from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.timing import plan_engine
 from distsummary.landscape.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 from distsummary.landscape.workers.actor_end import end_actors
-from distsummary.landscape.workers.actor_errors import how_it_died, original_errors
+from distsummary.landscape.workers.actor_errors import LOOK, Deaths, how_it_died, original_errors
 from distsummary.landscape.workers.actor_silence import Silences
 from distsummary.landscape.workers.actor_start import (
-    MAX_DEATHS,
     NO_GPU,
     NOT_STARTED,
     START_S,
@@ -108,7 +107,7 @@ class RayCrew:
         self._pending: dict[Any, _Call] = {}  # under way
         self._facts: EngineFacts | None = None
         self._silences = Silences()
-        self._deaths = 0
+        self._deaths = Deaths(len(resources))
         self._patience_ends, self._grows_at = time.monotonic() + START_S, time.monotonic() + GROW_S
         self._seconds: dict[str, float] = {}
         self._ended = 0  # points
@@ -196,7 +195,7 @@ class RayCrew:
 
     def _keep(self, call: _Call, results: Sequence[ChunkResult], keep: Keep | None) -> None:
         """Take in what a call gave; `keep` None: others have ended what it was for, its chunks are known."""
-        self._deaths = 0
+        self._deaths.forget()
         for chunk, result in zip(call.chunks, results, strict=False):
             self._seconds[call.worker] += result.seconds
             self._ended += len(chunk)
@@ -232,12 +231,11 @@ class RayCrew:
         scheduler.lost(worker, was_at_it=all(one.scheduler is scheduler for one in asked))
         how = how_it_died(error)
         _log.warning("landscape %s died (%s); its chunks are evaluated again by others", worker, how)
-        self._deaths += 1
-        if self._deaths >= MAX_DEATHS:
+        self._deaths.add(how)
+        if self._deaths.are_too_many:
             raise LandscapeError(
-                f"{self._deaths} landscape workers died one after the other without a result ({how}); "
-                "look into the memory they need and whether they can import what the model is made of "
-                "(runtime_env of ray.init), or use workers=0; with output= finished points are kept"
+                f"{len(self._deaths)} landscape workers died one after the other without a result ({how}); "
+                f"{LOOK}; with output= finished points are kept"
             )
         self._start(options)
         self._feed(list(self._actors), scheduler)

@@ -11,8 +11,8 @@ from ray.exceptions import RayError
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape.directions.recipe import Array
-from distsummary.landscape.workers.actor_errors import how_it_died, original_errors
-from distsummary.landscape.workers.actor_start import MAX_DEATHS, own_device
+from distsummary.landscape.workers.actor_errors import LOOK, Deaths, how_it_died, original_errors
+from distsummary.landscape.workers.actor_start import own_device
 from distsummary.landscape.workers.actor_team import Team
 from distsummary.landscape.workers.failures import HESSIAN, told
 
@@ -58,7 +58,7 @@ class RayHessian:
         forgo: Callable[[], None] = lambda: None,
     ) -> None:
         self._team = Team(HessianActor, resources, sent, ray.put(options), forgo=forgo)
-        self._deaths = 0
+        self._deaths = Deaths(len(resources))
         self._calls: list[Any] = []  # of the last product
         try:
             self.weight, self._groups = self._ask(lambda actor: actor.extent.remote())
@@ -89,7 +89,7 @@ class RayHessian:
                 call = None
                 self._replace(actor, error)
             else:
-                self._deaths = 0
+                self._deaths.forget()
                 return answer
 
     def _replace(self, actor: Any, error: RayError) -> None:
@@ -97,11 +97,10 @@ class RayHessian:
             return
         how = how_it_died(error)
         _log.warning("a worker of the Hessian died (%s); another takes its place", how)
-        self._deaths += 1
-        if self._deaths >= MAX_DEATHS:
+        self._deaths.add(how)
+        if self._deaths.are_too_many:
             raise LandscapeError(
-                f"{self._deaths} workers of the Hessian died one after the other ({how}); "
-                "look into the memory they need, or use workers=0"
+                f"{len(self._deaths)} workers of the Hessian died one after the other ({how}); {LOOK}"
             ) from error
 
     def __enter__(self) -> Self:

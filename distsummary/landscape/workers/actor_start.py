@@ -16,7 +16,6 @@ NO_GPU = (
     "CPUs give other last bits; free one, or stop this call: with output= the next one goes on"
 )
 FIT_S = 10.0  # a process starts in one or two
-MAX_DEATHS = 8  # one after the other without a result between: twice what one bad chunk can do
 _ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}}
 
 
