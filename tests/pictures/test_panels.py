@@ -145,3 +145,17 @@ def test_names_at_the_edge_stand_within_the_axes() -> None:
     for box in (text.get_window_extent() for text in axes.texts):
         assert left <= box.x0 < box.x1 <= right
         assert bottom <= box.y0 < box.y1 <= top
+
+
+@pytest.mark.parametrize("kind", ["contour", "surface"])
+def test_where_no_loss_is_finite_no_scale_says_any(kind: str) -> None:
+    lost = np.full((3, 4), np.nan)
+    figure = make_grid(z=lost, path_loss=lost[0, :3], true_loss=lost[0, :3]).plot(kind=kind)
+    assert figure is not None
+    assert [axes for axes in figure.axes if axes.get_label() == "<colorbar>"] == []
+    assert kind == "contour" or list(figure.axes[0].get_zticks()) == []
+    figure = make_grid(z=lost, path_loss=lost[0, :3], true_loss=np.array([8.0, np.inf, 6.0])).plot(kind=kind)
+    assert figure is not None
+    [bar] = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    labels = [label.get_text() for label in bar.get_yticklabels()]
+    assert (labels[0], labels[-1]) == ("6", "8"), "those of the checkpoints"

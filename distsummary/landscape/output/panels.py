@@ -216,6 +216,8 @@ def _set_box(axes: Any, grid: LossGrid, scale: LossScale, heights: Array) -> Non
     margin = 0.02 * (high - low) or 0.5
     axes.set(xlim=(grid.x[0], grid.x[-1]), ylim=(grid.y[0], grid.y[-1]), zlim=(low - margin, high + margin))
     longest = USUAL
+    if scale.is_empty:
+        axes.set_zticks([])
     if scale.stretch != "linear":
         ticks = _apart(scale.ticks(TICKS), scale, 0.05 * (high - low))
         labels = tick_labels(ticks)
@@ -299,6 +301,9 @@ def _line_color(grid: LossGrid, run: str) -> str:
 
 
 def _add_colorbar(figure: Any, axes: Any, mappable: Any, scale: LossScale, **options: float) -> None:
+    """What the colours mean, where there are some."""
+    if scale.is_empty:
+        return
     ticks = scale.ticks(TICKS)
     bar = figure.colorbar(mappable, ax=axes, label=scale.label, ticks=ticks, **options)
     bar.ax.set_yticks(ticks, labels=tick_labels(ticks))

@@ -23,10 +23,12 @@ class LossScale:
         levels: rising, at least two; what lies outside has the colours of the ends.
         stretch: heights are the losses themselves ("linear"), their log10 ("log"), or their place among the
             levels, 0 for the first ("levels"); ticks say the losses.
+        is_empty: whether no loss is finite, so that the levels are nobody's.
     """
 
     levels: Array
     stretch: str = "linear"
+    is_empty: bool = False
 
     def heights(self, losses: Array) -> Array:
         """The heights, NaN where a loss is not finite."""
@@ -61,8 +63,15 @@ def clipped(losses: Array) -> Array:
 
 
 def scale_for(z: Array, *others: Array) -> LossScale:
-    """The scale for a surface `z` on which also the losses `others` are drawn (they move no level)."""
+    """The scale for a surface `z` on which also the losses `others` are drawn.
+
+    These move no level, unless nothing of the surface is finite.
+    """
     surface = clipped(z)
+    if not np.isfinite(surface).any():
+        surface = clipped(np.concatenate([np.ravel(losses) for losses in (z, *others)]))
+    if not np.isfinite(surface).any():
+        return LossScale(levels=contour_levels(surface), is_empty=True)
     low, high = finite_bounds(surface)
     levels = contour_levels(surface)
     if not _is_skewed(surface, low, high):
