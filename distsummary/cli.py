@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with heeds_interrupts():
             return int(options.handler(options) or 0)
-    except DistSummaryError as error:
+    except (DistSummaryError, OSError) as error:  # of the system's own: a name that is too long, no access
         print(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
         return 2 if options.verb == "fsck" else 1
     except KeyboardInterrupt as stop:
@@ -67,7 +67,7 @@ def _in_options(text: str) -> str:
     text = re.sub(rf"^({'|'.join(FIELDS)})(?= must| with | \()", r"--\1", text)
     argument = rf"(?<![\w./-])({'|'.join(ARGUMENTS)})="
     text = re.sub(rf"{argument}(?=['\"\w])(?!torch\.)", r"--\1 ", text)  # with its value; torch. is Python
-    return re.sub(rf"{argument}(?!torch\.)", r"--\1", text)
+    return re.sub(rf"{argument}(?!torch\.|\{{)", r"--\1", text)  # and so is a mapping
 
 
 class _Formatter(logging.Formatter):

@@ -46,7 +46,8 @@ def _find(name: str, module_name: str, attribute: str) -> Any:
         try:
             return getattr(importlib.import_module(module_name), attribute)
         except ModuleNotFoundError as error:
-            raise InvalidValueError(f"factory {name!r} cannot be found: {error}; name another") from error
+            remedy = "leave .py out" if module_name.endswith(".py") else "name another"
+            raise InvalidValueError(f"factory {name!r} cannot be found: {error}; {remedy}") from error
         except AttributeError as error:
             if error.name != attribute:
                 raise

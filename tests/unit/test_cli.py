@@ -45,6 +45,15 @@ def test_an_error_is_one_line_that_names_the_verb(tmp_path, capsys):
     assert message.count("\n") == 1
 
 
+@pytest.mark.parametrize("verb", ["merge", "dump", "fsck", "convert"])
+def test_a_name_that_is_too_long_is_one_line(verb, capsys):
+    assert main([verb, "a" * 300]) == (2 if verb == "fsck" else 1)
+    message = capsys.readouterr().err
+    assert message.startswith(f"distsummary {verb}: ")
+    assert "File name too long" in message
+    assert message.count("\n") == 1
+
+
 SAID = {
     "a.bin is of engine='torch-row', got 'a'; leave engine= out, or use resume=False to begin anew": (
         "a.bin is of --engine 'torch-row', got 'a'; leave --engine out, or use --anew to begin anew"
@@ -55,7 +64,12 @@ SAID = {
     "name an engine (engine='row')": "name an engine (--engine 'row')",
     "the same call goes on": "the same command goes on",
 }
-OF_OTHERS = "ValueError: num_workers=2, /runs/engine=row", "give around=torch.load(path)", "runs of others"
+OF_OTHERS = (
+    "ValueError: num_workers=2, /runs/engine=row",
+    "give around=torch.load(path)",
+    "by their numbers: around={100: file, ...}",
+    "runs of others",
+)
 
 
 @pytest.mark.parametrize(("message", "said"), [*SAID.items(), *zip(OF_OTHERS, OF_OTHERS, strict=True)])

@@ -7,6 +7,7 @@ import ray
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
+from distsummary.landscape.workers.failures import first_line
 
 START_S = 30.0  # after which a worker without resources is added if none has started
 UNRESERVED = {"num_cpus": 0.0}
@@ -70,9 +71,10 @@ def send(value: Any) -> Any:
     """Put model, loss and data into the object store; raises LandscapeError for what cannot be sent."""
     try:
         return ray.put(value)
-    except Exception as error:  # pickle raises whatever the object raises
+    except Exception as error:  # pickle raises whatever the object raises; Ray puts an essay before it
+        what = first_line(error.__cause__ or error)
         raise LandscapeError(
-            f"the model, loss_fn or batches cannot be sent to workers ({error}); "
+            f"the model, loss_fn or batches cannot be sent to workers ({what}); "
             "use functions and classes of a module, or workers=0 to stay in this process"
         ) from error
 

@@ -6,13 +6,15 @@ from contextlib import contextmanager
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.engines.plan import Chunk
-from distsummary.landscape.engines.user_code import HINT
+from distsummary.landscape.engines.user_code import HINT, IN
 
 MEND = "mend what raises, or return NaN there"
 PLANNING = (
     "while engines were tried, with the model as it is and then at points of the grid's first and last row; "
     f"{MEND}"
 )
+CODE = "the model, loss_fn or a metric"
+READING = "when it was read; mend what raises"
 OPENING = "when its engine was opened; mend what raises"
 HESSIAN = "in a product with the Hessian; mend what raises"
 
@@ -26,7 +28,7 @@ class ChunkFailedError(Exception):
 
 
 @contextmanager
-def told(where: str, *passing: type[Exception]) -> Iterator[None]:
+def told(where: str, *passing: type[Exception], who: str = CODE) -> Iterator[None]:
     """Raise LandscapeError with the cause for what the user's code raises inside; our own errors pass too."""
     pass_on: tuple[type[Exception], ...] = (DistSummaryError, *passing)
     try:
@@ -34,14 +36,21 @@ def told(where: str, *passing: type[Exception]) -> Iterator[None]:
     except pass_on:
         raise
     except Exception as error:  # of any kind: it is the user's code
-        raise LandscapeError(f"{raised(error)} {where}") from error
+        raise LandscapeError(f"{raised(error, who)} {where}") from error
 
 
-def raised(error: Exception) -> str:
+def raised(error: Exception, who: str = CODE) -> str:
     """Who raised what, in one line, with our hints; the cause has the other lines."""
-    line = next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
-    hints = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith(HINT))
-    return f"the model, loss_fn or a metric raised {type(error).__name__}{line and f': {line}'}{hints}"
+    line = first_line(error)
+    notes = getattr(error, "__notes__", ())
+    hints = "".join(f" ({note})" for note in notes if note.startswith(HINT))
+    batch = next((f" {note}" for note in notes if note.startswith(IN)), "")
+    return f"{who} raised {type(error).__name__}{line and f': {line}'}{hints}{batch}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first; nothing where it says nothing."""
+    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
 
 
 def place(chunk: Chunk, planes: Sequence[PlanePlan]) -> str:

@@ -58,6 +58,7 @@ def test_a_factory_is_found_by_name() -> None:
     ("name", "error", "match"),
     [
         ("nocolon", InvalidValueError, "module:function"),
+        ("nowhere.py:parts", InvalidValueError, "cannot be found: .*; leave .py out"),
         (":f", InvalidValueError, "module:function"),
         ("no_such_module_here:f", InvalidValueError, "cannot be found"),
         ("math:no_such_name", InvalidValueError, "cannot be found"),
