@@ -32,6 +32,13 @@ def ensure_directory(path: Path) -> None:
         ) from error
 
 
+def check_writable(path: Path) -> None:
+    """Make a directory; raises as `ensure_directory`, and where no file can be made in it."""
+    ensure_directory(path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise RunDirError(f"{path} cannot be written to; mend its permissions or choose another path")
+
+
 def refuse_unlike_files(path: Path) -> None:
     """Raise RunDirError where something that is no file lies at `path`: a directory, a FIFO, a device."""
     if os.path.exists(path) and not os.path.isfile(path):  # Path's own raise where they may not look

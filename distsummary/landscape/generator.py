@@ -25,8 +25,9 @@ from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.directions.sources import Around, Source, is_single, open_runs, open_source
 from distsummary.landscape.engines.data import Data, mindspore_batches, read_data, tell_unweighted
 from distsummary.landscape.engines.hardware import host_bytes
-from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscape.engines.quantities import Evaluation, quantity_names, refuse_unfit
 from distsummary.landscape.engines.steady import numbers_kept
+from distsummary.landscape.engines.user_code import check_loss
 from distsummary.landscape.engines.worker import Task
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.output.words import doubts
@@ -38,13 +39,14 @@ from distsummary.landscape.request import (
     refuse_classes,
     refuse_unused,
 )
+from distsummary.landscape.workers.failures import READING, told
 from distsummary.landscape.workers.fingerprint import fingerprint
 from distsummary.landscape.workers.journal import Journal
 from distsummary.landscape.workers.meaning import Meaning
 from distsummary.landscape.workers.progress import ProgressCallback, open_teller
 from distsummary.landscape.workers.runner import Here, LandscapeCancelled, Workers, generate
 from distsummary.landscape.workers.strays import describe, strays
-from distsummary.publish import ensure_directory, refuse_unlike_files
+from distsummary.publish import check_writable, refuse_unlike_files
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
@@ -173,10 +175,12 @@ def landscape(
     check_type("evaluation", evaluation, Evaluation, optional=True)
     check_type("resume", resume, bool)
     refuse_classes(model=model, loss_fn=loss_fn)
+    check_loss(loss_fn)
     choice = choose_engine(model, engine, memory)
     request = check_directions(model, directions, around, runs, mode)
     refuse_unused(request, mode=mode, normalization=normalization, centring=centring, filter_axis=filter_axis)
     evaluation, tell, target = evaluation or Evaluation(), open_teller(progress), _target(output)
+    refuse_unfit(evaluation, mode, is_torch=framework_of(model).name == "torch")
     sources = _sources(model, around, runs, unit, step_per_epoch)
     moved = moving(model, mode, parameters, filter_axis)
     settings = Settings(
@@ -192,6 +196,8 @@ def landscape(
         bn_mode=evaluation.bn_mode,
     )
     data, evaluation = _data(batches, evaluation, mode, sources[0])
+    if target is not None:
+        check_writable(target.landscape_dir)
     with (
         numbers_kept(),
         _workers(workers, gpus_per_worker) as crew,
@@ -275,22 +281,22 @@ def _data(
 ) -> tuple[Any, Evaluation]:
     """(the data of every point, how it is evaluated): lists of batches, or what is read again and again."""
     samples = source.num_samples if mode == "mindspore" else None
+    if samples is not None and (evaluation.streamed or isinstance(batches, Mapping)):
+        raise InvalidValueError(
+            "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
+            "use mode='standard'"
+        )
+    quantity_names(evaluation, list(batches) if isinstance(batches, Mapping) else [""])
     needs_all = samples is not None or evaluation.bn_mode == "recompute"
     asked = bool(evaluation.streamed) if needs_all else evaluation.streamed
-    data, streamed = read_data(batches, streamed=asked, limit=host_bytes() // HOST_SHARE)
+    with told(READING, who="what gives the batches"):
+        data, streamed = read_data(batches, streamed=asked, limit=host_bytes() // HOST_SHARE)
     if streamed and not evaluation.streamed:
         _log.info("the batches would take more than 1 / %d of the memory: they are streamed", HOST_SHARE)
     if mode == "standard":
         tell_unweighted(data)
     evaluation = replace(evaluation, streamed=streamed)
-    if samples is None:
-        return data, evaluation
-    if streamed or isinstance(data, Mapping):
-        raise InvalidValueError(
-            "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
-            "use mode='standard'"
-        )
-    return mindspore_batches(data, samples), evaluation
+    return data if samples is None else mindspore_batches(data, samples), evaluation
 
 
 def _at_rest(model: Any, loss_fn: Any, evaluation: Evaluation, mode: str) -> AbstractContextManager[None]:
@@ -345,7 +351,6 @@ def _journal(
     if run_dir is None:
         return nullcontext()
     plan = fingerprint(task, refine)
-    ensure_directory(run_dir.landscape_dir)
     path = run_dir.landscape_journal(plan)
     if others := describe(strays(path, plan)):
         _log.warning("%s", others)

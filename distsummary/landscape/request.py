@@ -119,9 +119,11 @@ def check_directions(
     if directions is None:
         directions = "random" if runs is None and is_single(around) else "pca"
     asked = _listed(directions)
+    if runs is not None:
+        _check_runs(runs)
     for direction in asked:
         if runs is not None:
-            _check_of_runs(direction)
+            _check_of_runs(direction, runs)
         elif direction in OF_RUNS and is_single(around):
             raise InvalidValueError(
                 f"directions={direction!r} needs around= with a run or trajectory, or runs=; "
@@ -132,8 +134,6 @@ def check_directions(
     if runs is not None and (around is not None or mode == "mindspore"):
         other = "around=" if around is not None else "mode='mindspore'"
         raise InvalidValueError(f"runs= cannot be had together with {other}; leave one of them out")
-    if isinstance(runs, Sequence) and not isinstance(runs, str):
-        _refuse_twins(runs)
     return asked
 
 
@@ -152,17 +152,28 @@ def _listed(directions: Direction | Sequence[Direction]) -> list[Direction]:
     return asked
 
 
-def _check_of_runs(direction: Direction) -> None:
+def _check_of_runs(direction: Direction, runs: Sequence[Around]) -> None:
     if isinstance(direction, Directions):  # whose arrays are no text to show
         raise InvalidValueError(
             f"directions with runs= must be one of {sorted(OF_RUNS)}, got Directions of your own; "
             "use around= with one checkpoint for them"
         )
     check_choice("directions with runs=", direction, OF_RUNS)
+    wanted = {"line": 2, "triangle": 3}.get(direction)
+    if wanted is not None and len(runs) != wanted:
+        raise InvalidValueError(
+            f"directions={direction!r} goes through {wanted} runs, got {len(runs)} in runs="
+        )
 
 
-def _refuse_twins(runs: Sequence[Around]) -> None:
-    """Raise for a run, or a file, that is named twice: it would count twice, and lie upon itself."""
+def _check_runs(runs: Sequence[Around]) -> None:
+    """Raise for less than two, and for a run or file named twice: it would count twice, upon itself."""
+    check_type("runs", runs, Sequence)
+    if isinstance(runs, str) or len(runs) < 2:
+        raise InvalidValueError(
+            "runs must be a list of at least two runs, checkpoint files or states, got "
+            f"{repr(runs) if isinstance(runs, str) else len(runs)}; use around= for one"
+        )
     named = [run.ckpt_dir if isinstance(run, Trajectory) else run for run in runs]
     places = [_place(run) for run in named if isinstance(run, RunDir | str | os.PathLike)]
     if twice := [place for place in dict.fromkeys(places) if places.count(place) > 1]:

@@ -13,6 +13,7 @@ from distsummary.checkpoints.trajectory import read
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.recipe import Directions, RandomDirections
+from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.torch_engines import TorchRowEngine
 from distsummary.landscape.engines.torch_memory import portable
 from distsummary.landscape.generator import landscape
@@ -194,6 +195,23 @@ def test_the_model_and_the_generators_are_left_as_they_were(mode: str) -> None:
     model.train()
     CRITERION(model(images()[0][0]), images()[0][1]).backward()
     assert model.conv.weight.grad is not None
+
+
+@pytest.mark.parametrize("engine", ["row", "graph", "inference"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_error_in_the_loss_is_told_with_its_batch(engine: str, streamed: bool) -> None:
+    (x, labels), *more = images()
+    data = {"train": images(), "test": [*more, (x, labels + 1000)]}
+    evaluation, batch = Evaluation(streamed=streamed), f"batch {len(more) + 1} of test"
+    with pytest.raises(LandscapeError, match=rf"raised IndexError: Target .* in {batch}"):
+        landscape(conv_net(), CRITERION, data, size=3, evaluation=evaluation, engine=engine, progress=False)
+
+
+def test_an_error_in_the_hessian_is_told_with_its_batch() -> None:
+    (x, labels), *more = images()
+    data = [*more, (x, labels + 1000)]
+    with pytest.raises(LandscapeError, match=rf"in batch {len(data)} in a product with the Hessian"):
+        landscape(conv_net(), CRITERION, data, size=3, directions="hessian", progress=False)
 
 
 def test_the_model_is_left_as_it_was_after_an_error_in_the_loss() -> None:

@@ -10,6 +10,7 @@ import pytest
 from distsummary.errors import NotADirectoryPathError, RunDirError
 from distsummary.publish import (
     STALE_S,
+    check_writable,
     ensure_directory,
     is_in_use,
     publish,
@@ -34,6 +35,13 @@ def test_ensure_directory_names_a_file_in_the_way(path: Path) -> None:
     path.touch()
     with pytest.raises(NotADirectoryPathError, match=re.escape(str(path / "below"))):
         ensure_directory(path / "below")
+
+
+def test_a_directory_that_takes_no_files_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_writable(path)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write anywhere
+    with pytest.raises(RunDirError, match=f"{re.escape(str(path))} cannot be written to; mend"):
+        check_writable(path)
 
 
 def test_publish_replaces_the_file_whole_and_leaves_nothing_else(path: Path) -> None:

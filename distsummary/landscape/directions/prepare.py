@@ -66,6 +66,9 @@ def prepare(
 ) -> dict[str, Prepared]:
     """The planes around one run, by the keys of `landscape`'s result."""
     states = Checkpoints(source, moving)
+    for corners_of, count in (("line", 2), ("triangle", 3)):
+        if corners_of in request:
+            _of_path(source, count)  # raises before others have taken their time
     reads_statistics = settings.reads_statistics or "hessian" in request  # which is that of eval mode
     found: list[tuple[str, Prepared]] = []
     for direction in request:
@@ -178,11 +181,6 @@ def prepare_runs(
             numbers = [0 if number is None else number for s in sources for number in s.points]
             found.append(("pca", prepare_joint(runs, numbers, moving.names, settings)))
             continue
-        wanted = 2 if direction == "line" else 3
-        if len(sources) != wanted:
-            raise InvalidValueError(
-                f"directions={direction!r} goes through {wanted} runs, got {len(sources)} in runs="
-            )
         if direction == "line":
             start, end = ends.values()
             plane = prepare_line(start, end, last, moving.names, settings, list(ends))

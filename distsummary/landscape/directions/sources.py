@@ -16,7 +16,7 @@ from distsummary.checkpoints.landscape_spec import MIN_INTERVAL
 from distsummary.checkpoints.metadata import MAX_INT, METADATA
 from distsummary.checkpoints.sketch_file import Sketches, has_sketches, read_sketches
 from distsummary.checkpoints.trajectory import SUFFIXES, Trajectory, map_checkpoint, read
-from distsummary.checks import check_int, check_type
+from distsummary.checks import check_int
 from distsummary.errors import (
     DamagedFileError,
     InvalidTypeError,
@@ -161,16 +161,7 @@ def _sketches(trajectory: Trajectory) -> Sketches | None:
 
 
 def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
-    """The checkpoints of each of several runs, under labels that differ.
-
-    Raises InvalidValueError for less than two, and as `open_source`.
-    """
-    check_type("runs", runs, Sequence)
-    if isinstance(runs, str) or len(runs) < 2:
-        raise InvalidValueError(
-            "runs must be a list of at least two runs, checkpoint files or states, got "
-            f"{repr(runs) if isinstance(runs, str) else len(runs)}; use around= for one"
-        )
+    """The checkpoints of each of several runs, under labels that differ; raises as `open_source`."""
     sources = [open_source(model, run) for run in runs]
     labels = [source.label for source in sources]
     labels = [

@@ -13,6 +13,7 @@ from distsummary.landscape.directions.recipe import Array
 from distsummary.landscape.engines.batches import inside, shape_of
 from distsummary.landscape.engines.quantities import BatchFacts, Evaluation
 from distsummary.landscape.engines.steady import refuse_unsteady, steady
+from distsummary.landscape.engines.user_code import batch_name
 
 Data = Mapping[str, Iterable[Any]]
 
@@ -102,7 +103,14 @@ def check_batches(batches: Iterable[Any], name: str = "") -> list[Any]:
         )
     found = list(steady(batches))
     _refuse_empty(found, name)
+    for number, batch in enumerate(found, 1):
+        _refuse_no_rows(batch_rows(batch), batch_name(number, name))
     return found
+
+
+def _refuse_no_rows(rows: int, name: str) -> None:
+    if rows <= 0:
+        raise LandscapeError(f"{name} holds no rows; give batches with data")
 
 
 def batch_bytes(batch: Any) -> int:
@@ -152,28 +160,27 @@ def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
     return list(batches[:count])
 
 
-def batch_facts(batch: Any, mode: str, evaluation: Evaluation) -> BatchFacts:
+def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a batch") -> BatchFacts:
     """What a batch counts; raises for one without rows, and without labels where classes are."""
     rows = batch_rows(batch)
-    if rows <= 0:
-        raise LandscapeError("a batch holds no rows; give batches with data")
-    class_rows = _class_rows(batch, rows, evaluation.classes) if evaluation.classes else np.zeros(0)
+    _refuse_no_rows(rows, name)
+    class_rows = _class_rows(batch, rows, evaluation.classes, name) if evaluation.classes else np.zeros(0)
     return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows, class_rows=class_rows)
 
 
-def _class_rows(batch: Any, rows: int, classes: int) -> Array:
+def _class_rows(batch: Any, rows: int, classes: int, name: str) -> Array:
     """How many rows each class has; raises LandscapeError for labels that are no classes."""
     found = np.asarray(batch_labels(batch))
     labels = found.reshape(-1)
     if len(labels) != rows:
         raise LandscapeError(
-            f"losses by class need one label for each of the {rows} rows of a batch, got shape "
+            f"losses by class need one label for each of the {rows} rows of {name}, got shape "
             f"{found.shape}; give the number of each row's class, or use classes=0"
         )
     outside = labels[~np.isin(labels, np.arange(classes))]
     if len(outside):
         raise LandscapeError(
-            f"with classes={classes} labels must be in [0, {classes - 1}], got {outside[0]}; "
+            f"with classes={classes} labels must be in [0, {classes - 1}], got {outside[0]} in {name}; "
             "raise classes, or leave such rows out"
         )
     counts: Array = (labels[None] == np.arange(classes)[:, None]).sum(axis=1).astype(np.float64)

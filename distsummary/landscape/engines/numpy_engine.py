@@ -1,6 +1,6 @@
 """The engine for numpy models: the plain loop, every parameter written anew at every point."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,19 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
 from distsummary.landscape.engines.data import Data, batch_facts, batch_labels, batch_rows, data_sets
 from distsummary.landscape.engines.hardware import processor
-from distsummary.landscape.engines.quantities import Evaluation, Tally, quantity_names
+from distsummary.landscape.engines.quantities import (
+    BatchFacts,
+    Evaluation,
+    Tally,
+    quantity_names,
+    refuse_unfit,
+)
 from distsummary.landscape.engines.user_code import (
     CLASSES_NEED_ROWS,
     apply_metric,
+    batch_name,
     bind_loss,
+    in_batch,
     loss_shape_error,
     metric_shape_error,
     no_number_error,
@@ -42,25 +50,28 @@ class NumpyEngine:
     ) -> None:
         self._arrays: Mapping[str, Array] = {**model.parameters, **getattr(model, "buffers", {})}
         self._evaluation, self._mode = evaluation or Evaluation(), mode
-        if self._evaluation.precision or self._evaluation.bn_mode:
-            raise InvalidValueError(
-                "precision and bn_mode are for torch models; a numpy model computes as it is written"
-            )
+        refuse_unfit(self._evaluation, mode, is_torch=False)
         self._data = data_sets(batches, streamed=self._evaluation.streamed)
         self._loss = bind_loss(model, loss_fn)
-        first = next(iter(self._data.values()))
-        self.samples = sum(batch_facts(batch, mode, self._evaluation).rows for batch in first)
+        name = next(iter(self._data))
+        self.samples = sum(facts.rows for _, facts, _ in self._batches(name))
         self.quantities = quantity_names(self._evaluation, list(self._data))
         self._originals: dict[str, Array] | None = {n: np.copy(a) for n, a in self._arrays.items()}
         self._centre: Weights = {}
         self._directions = Directions(x={}, y={})
         self.bn_mode = "eval" if mode == "standard" else "batch"
         self.hardware = f"{processor()}, numpy {np.__version__}"
-        self._refuse_random(first)
+        self._refuse_random(name)
 
-    def _refuse_random(self, batches: Iterable[Any]) -> None:
-        for batch in batches:
-            once, again = (self._reading(batch) for _ in range(2))
+    def _batches(self, name: str) -> Iterator[tuple[Any, BatchFacts, str]]:
+        """The batches of a data set, what they count and what they are called."""
+        for number, batch in enumerate(self._data[name], 1):
+            called = batch_name(number, name)
+            yield batch, batch_facts(batch, self._mode, self._evaluation, called), called
+
+    def _refuse_random(self, name: str) -> None:
+        for batch, _, called in self._batches(name):
+            once, again = (in_batch(called, self._reading, batch) for _ in range(2))
             if not np.array_equal(once, again, equal_nan=True):
                 raise LandscapeError(
                     "the model gives other losses for the same parameters and batch; "
@@ -96,13 +107,12 @@ class NumpyEngine:
                 target[...] = state[name]
 
     def _values(self) -> Array:
-        return np.concatenate([self._values_of(batches) for batches in self._data.values()])
+        return np.concatenate([self._values_of(name) for name in self._data])
 
-    def _values_of(self, batches: Iterable[Any]) -> Array:
+    def _values_of(self, name: str) -> Array:
         tally = Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
-        for batch in batches:
-            reading = self._reading(batch)
-            tally.add(slice(None), reading[None], batch_facts(batch, self._mode, self._evaluation))
+        for batch, facts, called in self._batches(name):
+            tally.add(slice(None), in_batch(called, self._reading, batch)[None], facts)
             if not len(tally.active):
                 break
         return np.asarray(tally.values()[0])

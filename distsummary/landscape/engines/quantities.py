@@ -116,6 +116,16 @@ class Evaluation:
         return tuple(f"{LOSS}[{number}]" for number in range(self.classes))
 
 
+def refuse_unfit(evaluation: Evaluation, mode: str, *, is_torch: bool) -> None:
+    """Raise InvalidValueError for an evaluation that models of this kind, or in this mode, do not have."""
+    if not is_torch and (evaluation.precision or evaluation.bn_mode):
+        raise InvalidValueError(
+            "precision and bn_mode are for torch models; a numpy model computes as it is written"
+        )
+    if mode == "mindspore" and evaluation.bn_mode not in ("", "batch"):
+        raise InvalidValueError(f"bn_mode must be 'batch' in mode 'mindspore', got {evaluation.bn_mode!r}")
+
+
 def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ...]:
     """All quantities of a point, data set by data set; those of a data set called "" have no prefix.
 

@@ -22,7 +22,13 @@ from distsummary.landscape.directions.recipe import Array, Recipe, Weights
 from distsummary.landscape.engines.batches import leaves, mapped
 from distsummary.landscape.engines.data import Data, batch_facts, batch_rows, data_sets
 from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.quantities import BatchFacts, Evaluation, Tally, quantity_names
+from distsummary.landscape.engines.quantities import (
+    BatchFacts,
+    Evaluation,
+    Tally,
+    quantity_names,
+    refuse_unfit,
+)
 from distsummary.landscape.engines.torch_criterion import placed
 from distsummary.landscape.engines.torch_measure import Measure, join
 from distsummary.landscape.engines.torch_memory import (
@@ -34,6 +40,7 @@ from distsummary.landscape.engines.torch_memory import (
     plane_tensors,
     to_device,
 )
+from distsummary.landscape.engines.user_code import batch_name, in_batch
 
 REPEATED = 1e-5  # relative: GPUs add in any order
 
@@ -42,10 +49,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A batch on the device, and what it counts."""
+    """A batch on the device, what it counts and what it is called."""
 
     batch: Any
     facts: BatchFacts
+    name: str
 
 
 class TorchEngine:
@@ -74,6 +82,7 @@ class TorchEngine:
         self.choice = choice or EngineChoice()
         self.name = self.choice.label
         self._evaluation, self._mode = evaluation or Evaluation(), mode
+        refuse_unfit(self._evaluation, mode, is_torch=True)
         data = data_sets(batches, streamed=self._evaluation.streamed)
         self.quantities = quantity_names(self._evaluation, list(data))
         self._dtype = torch.float64 if self._evaluation.precision == "float64" else None
@@ -92,8 +101,8 @@ class TorchEngine:
             self._measure = self._measured(loss_fn)
             self.is_streamed = self._streams(data)
             self._layout()
-            self._data = {name: self._kept(source) for name, source in data.items()}
-            self.samples = self._begin(next(iter(data.values())))
+            self._data = {name: self._kept(name, source) for name, source in data.items()}
+            self.samples = self._begin(*next(iter(data.items())))
         except BaseException:
             self.close()
             raise
@@ -142,8 +151,6 @@ class TorchEngine:
     def _set_bn_mode(self) -> str:
         asked = self._evaluation.bn_mode
         if self._mode == "mindspore":
-            if asked not in ("", "batch"):
-                raise InvalidValueError(f"bn_mode must be 'batch' in mode 'mindspore', got {asked!r}")
             return "batch"
         self._norms = [
             m for m in self._loan.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -165,24 +172,28 @@ class TorchEngine:
             return bool(self._evaluation.streamed)
         return exceeds_device((batch for source in data.values() for batch in source), self._loan.device)
 
-    def _kept(self, source: Iterable[Any]) -> Iterable[Any]:
+    def _kept(self, name: str, source: Iterable[Any]) -> Iterable[Any]:
         """The batches on the device, or the loader."""
-        return source if self.is_streamed else [self._loaded(batch) for batch in source]
+        return source if self.is_streamed else list(self._on_device(name, source))
+
+    def _on_device(self, name: str, source: Iterable[Any]) -> Iterator[Loaded]:
+        return (self._loaded(batch, batch_name(number, name)) for number, batch in enumerate(source, 1))
 
     @torch.inference_mode(False)  # losses may differentiate what is made of the batch, streamed ones too
-    def _loaded(self, batch: Any) -> Loaded:
+    def _loaded(self, batch: Any, name: str) -> Loaded:
         moved = to_device(batch, self._loan.device, self._dtype)
         if "channels_last" in self.choice.options:
             moved = as_channels_last(moved)
         counted = to_device(batch, "cpu") if self._evaluation.classes else batch
-        return Loaded(moved, batch_facts(counted, self._mode, self._evaluation))
+        return Loaded(moved, batch_facts(counted, self._mode, self._evaluation, name), name)
 
-    def _begin(self, first: Iterable[Any]) -> int:
-        """Probe the loss with the first batch; returns the rows of the first data set."""
+    def _begin(self, name: str, first: Iterable[Any]) -> int:
+        """Probe the loss with the first batch; returns the rows of the first data set, called `name`."""
         rows = 0
         for batch in first:
             if not rows:
-                self._probe(self._loaded(batch).batch)
+                probed = self._loaded(batch, batch_name(1, name))
+                in_batch(probed.name, self._probe, probed.batch)
             rows += batch_rows(batch)
         if not rows:
             raise InvalidValueError("batches must hold at least one batch, got none")
@@ -215,9 +226,8 @@ class TorchEngine:
             self._loan.seed()
         return join(self._measure(batch))
 
-    def _batches(self, name: str) -> Iterator[Loaded]:
-        for batch in self._data[name]:
-            yield batch if isinstance(batch, Loaded) else self._loaded(batch)
+    def _batches(self, name: str) -> Iterable[Loaded]:
+        return self._on_device(name, self._data[name]) if self.is_streamed else self._data[name]
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
@@ -274,7 +284,7 @@ class TorchEngine:
         """Readings (batches, columns) of the model as it is."""
         if self.bn_mode == "recompute":
             self._recompute_statistics()
-        return torch.stack([self._reading(loaded.batch) for loaded in batches])
+        return torch.stack([in_batch(loaded.name, self._reading, loaded.batch) for loaded in batches])
 
     def _recompute_statistics(self) -> None:
         """Running statistics of these parameters: the mean over the first data set's batches."""
@@ -283,7 +293,7 @@ class TorchEngine:
             norm.momentum = None  # a cumulative average
             norm.train()
         for loaded in self._batches(next(iter(self._data))):
-            self._measure(loaded.batch)
+            in_batch(loaded.name, self._measure, loaded.batch)
         for norm in self._norms:
             norm.eval()
 

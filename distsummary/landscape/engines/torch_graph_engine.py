@@ -35,6 +35,7 @@ from distsummary.landscape.engines.planner import LOOSE
 from distsummary.landscape.engines.quantities import REDUCED
 from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
 from distsummary.landscape.engines.torch_memory import is_full, plane_tensors, preserved
+from distsummary.landscape.engines.user_code import in_batch
 
 PROOF = 1e-4  # relative difference from the model's own code that a recording may show
 STEP = 0.5  # of the parameters' length: where it is proved, far enough that what is left out shows
@@ -82,7 +83,7 @@ class TorchGraphEngine(TorchRowEngine):
             return torch.cat([self._readings(y, xs[:-1], batches), alone], dim=1) if len(xs) > 1 else alone
         points = [tuple(float(x) for x in xs[n : n + step]) for n in range(0, len(xs), step)]
         with torch.autocast(self._loan.device.type, enabled=False):  # the caller's; its own is recorded
-            bound = [self._bind(loaded) for loaded in batches]
+            bound = [in_batch(loaded.name, self._bind, loaded) for loaded in batches]
             found = read_row([part for parts in bound for part in parts], float(y), points)
         return torch.stack([_sum([found[part] for part in parts]) for parts in bound])
 

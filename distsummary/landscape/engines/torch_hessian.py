@@ -30,7 +30,7 @@ from distsummary.landscape.engines.torch_memory import (
     seed,
     to_device,
 )
-from distsummary.landscape.engines.user_code import bind_loss
+from distsummary.landscape.engines.user_code import batch_name, bind_loss, in_batch
 
 
 class TorchHessian:
@@ -134,8 +134,9 @@ class TorchHessian:
         total = np.zeros(len(vector))
         # Flash and memory-efficient attention have no second derivative.
         with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
-            for batch in members(self._batches, number):
-                parts = self._one(to_device(batch, self._moved[0].device), along)
+            for turn, batch in enumerate(members(self._batches, number)):
+                name = batch_name(1 + number + turn * GROUPS, "")
+                parts = in_batch(name, self._one, to_device(batch, self._moved[0].device), along)
                 total += self._weight(batch) * torch.cat([_flat(part) for part in parts]).numpy()
         return total
 

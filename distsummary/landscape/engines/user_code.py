@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from distsummary.errors import InvalidTypeError
 
 HINT = "hint: "  # how notes begin that an error of the user's code is given, see `hint`
+IN = "in batch "  # how the note begins that says in which one, see `in_batch`
 NAME_IT = "a loss function of model and batch must call its first parameter model"
 OWN_LOSS = (
     "the model returns more than a criterion takes; where it computes the loss itself, give batches of its "
@@ -17,6 +18,8 @@ CLASSES_NEED_ROWS = (
     "losses by class need a loss_fn that returns one loss for each row of the batch (reduction='none')"
 )
 SHOWN = 60  # characters of a wrong value
+
+T = TypeVar("T")
 
 
 def bind_loss(
@@ -29,10 +32,7 @@ def bind_loss(
     `loss_fn(model(inputs), targets)`. A loss is the mean over the rows of the batch, or one number for each
     row. `beside(targets, outputs)` gives a criterion's targets where the outputs are.
     """
-    if not callable(loss_fn):
-        raise InvalidTypeError(
-            f"loss_fn must be callable, got {loss_fn!r}; give a criterion or def loss(model, batch)"
-        )
+    check_loss(loss_fn)
     parameters = _parameters(loss_fn)
     if parameters[:1] == ["model"] or not callable(model):
 
@@ -63,6 +63,14 @@ def bind_loss(
     return criterion
 
 
+def check_loss(loss_fn: Any) -> None:
+    """Raise InvalidTypeError for what cannot be called."""
+    if not callable(loss_fn):
+        raise InvalidTypeError(
+            f"loss_fn must be callable, got {shown(loss_fn)}; give a criterion or def loss(model, batch)"
+        )
+
+
 def _parameters(function: Any) -> list[str]:
     try:
         return list(inspect.signature(function).parameters)
@@ -85,13 +93,31 @@ def hint(error: BaseException, text: str) -> None:
     error.add_note(HINT + text)
 
 
+def batch_name(number: int, data_set: str) -> str:
+    """A batch in print, counted from 1: "batch 3 of test"."""
+    return f"batch {number} of {data_set}" if data_set else f"batch {number}"
+
+
+def in_batch(name: str, read: Callable[..., T], *arguments: Any) -> T:
+    """What `read` gives for a batch of this name; an error is given a note that names it."""
+    try:
+        return read(*arguments)
+    except Exception as error:  # of any kind: it is the user's code
+        if (note := f"in {name}") not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise
+
+
+def shown(value: object) -> str:
+    """A value in print, as far as it is short."""
+    return " ".join(repr(value).split())[:SHOWN]
+
+
 def no_number_error(what: str, found: object) -> str:
     """What is said of a loss or metric that is nothing to draw."""
-    shown = " ".join(repr(found).split())
     remedy = "its loss" if holds_loss(found) else "one for the batch, such as the mean over its rows"
     return (
-        f"{what} must return real numbers, got {shown[:SHOWN]} of type {type(found).__name__}; "
-        f"return {remedy}"
+        f"{what} must return real numbers, got {shown(found)} of type {type(found).__name__}; return {remedy}"
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
 from distsummary.errors import (
+    DistSummaryError,
     InvalidTypeError,
     InvalidValueError,
     LandscapeError,
@@ -18,8 +19,10 @@ from distsummary.errors import (
 )
 from distsummary.events.records import Batch, Event, Value
 from distsummary.events.writer import RankWriter
+from distsummary.landscape import generator
 from distsummary.landscape.directions.recipe import Directions
 from distsummary.landscape.engines import numpy_engine
+from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 from distsummary.landscape.workers.progress import Progress
@@ -165,13 +168,62 @@ def _raising(model: Mlp, batch: Any) -> float:
 CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
 
 
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"loss_fn": 3}, "loss_fn must be callable"),
+        ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
+        ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
+        ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),
+        ({"evaluation": Evaluation(metrics={"loss[0]": abs}, classes=3)}, "'loss.0.' twice"),
+        ({"batches": [*batches(), (np.ones((0, 4)), np.ones(0))]}, "batch 4 holds no rows"),
+        (
+            {"batches": (1 / 0 for _ in "a")},
+            "what gives the batches raised ZeroDivisionError: .* when it was",
+        ),
+        (
+            {"directions": ["pca", "line", "triangle"], "runs": [{}, {}], "around": None},
+            "through 3 runs, got 2",
+        ),
+        ({"output": f"{__file__}/run"}, "must be a directory, but it or a parent is a file"),
+    ],
+)
+def test_what_cannot_be_is_told_before_planes_are_made(
+    changes: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator, "prepare", lambda *_: pytest.fail("planes were made"))
+    monkeypatch.setattr(generator, "prepare_runs", lambda *_: pytest.fail("planes were made"))
+    with pytest.raises(DistSummaryError, match=match):
+        draw(**changes)
+
+
+UNLABELLED = (np.ones((3, 4), np.float32), "no labels")
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ([batches()[0], UNLABELLED], "batch 2"),
+        ({"train": batches(), "test": [batches()[0], UNLABELLED]}, "batch 2 of test"),
+    ],
+)
+def test_a_loss_that_raises_is_told_with_its_batch(data: Any, name: str) -> None:
+    def loss_fn(model: Mlp, batch: Any) -> float:
+        if isinstance(batch[1], str):
+            raise ValueError("no labels.")
+        return cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(LandscapeError, match=rf"raised ValueError: no labels in {name} at checkpoint 1 of"):
+        draw(loss_fn=loss_fn, batches=data, around=None)
+
+
 def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
     with pytest.raises(LandscapeError) as failed:
         draw(loss_fn=raising_at(CENTRE), around=None)
     assert isinstance(failed.value.__cause__, ValueError)
     assert str(failed.value) == (
-        "the model, loss_fn or a metric raised ValueError: not positive definite at y = -1, x = -1 to 1; "
-        "mend what raises, or return NaN there "
+        "the model, loss_fn or a metric raised ValueError: not positive definite in batch 1 at y = -1, "
+        "x = -1 to 1; mend what raises, or return NaN there "
         "(the 2 points finished are lost; with output= they would be kept)"
     )
 
@@ -368,7 +420,7 @@ def test_an_output_that_is_taken_by_something_else_is_told_before_anything_is_co
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     make(tmp_path / name)
     with pytest.raises((RunDirError, NotADirectoryPathError), match=f"{name} (is none|cannot be written)"):
-        draw(loss_fn=None, around=None, output=tmp_path / "run")  # it would be refused, too
+        draw(loss_fn=lambda model, batch: 1 / 0, around=None, output=tmp_path / "run")  # it would raise, too
 
 
 @pytest.mark.parametrize("around", ["", "plain.txt", {3: np.ones(2)}, 3])
