@@ -26,12 +26,23 @@ def original_errors() -> Iterator[None]:
     """
     try:
         yield
-    except UnserializableException as error:  # its text ends with the error's own line
-        raise RuntimeError(str(error).strip().splitlines()[-1]) from error
+    except UnserializableException as error:
+        line, *notes = _last_lines(str(error))
+        quoted = RuntimeError(line)
+        for note in notes:
+            quoted.add_note(note)
+        raise quoted from error
     except RayTaskError as error:
         if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
             raise error.cause from error
         raise RuntimeError(str(error.cause)) from error
+
+
+def _last_lines(text: str) -> list[str]:
+    """An error's own line and its notes: they stand behind the traceback, whose lines are indented."""
+    lines = text.strip().splitlines()
+    behind = 1 + max((number for number, line in enumerate(lines) if line.startswith(" ")), default=-1)
+    return lines[behind:] or lines[-1:]
 
 
 def how_it_died(error: RayError) -> str:
