@@ -154,8 +154,18 @@ def test_where_no_loss_is_finite_no_scale_says_any(kind: str) -> None:
     assert figure is not None
     assert [axes for axes in figure.axes if axes.get_label() == "<colorbar>"] == []
     assert kind == "contour" or list(figure.axes[0].get_zticks()) == []
+    assert list(figure.axes[-2].get_yticks()) == [], "nor does that of the checkpoints"
     figure = make_grid(z=lost, path_loss=lost[0, :3], true_loss=np.array([8.0, np.inf, 6.0])).plot(kind=kind)
     assert figure is not None
     [bar] = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
     labels = [label.get_text() for label in bar.get_yticklabels()]
     assert (labels[0], labels[-1]) == ("6", "8"), "those of the checkpoints"
+
+
+def test_a_curve_without_a_finite_loss_has_no_scale() -> None:
+    lost = np.full((1, 4), np.nan)
+    figure = make_grid(
+        y=np.zeros(1), z=lost, path=np.zeros((1, 2)), path_loss=lost[0, :1], true_loss=lost[0, :1]
+    ).plot()
+    assert figure is not None
+    assert list(figure.axes[0].get_yticks()) == []

@@ -105,8 +105,9 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
         shapes = _mindspore_shapes(framework.state(model), trainable=shapes, tied=tied)
     elif not shapes:
         raise LandscapeError(
-            "the model has no trainable parameters, so there is no landscape around it; let what shall move "
-            "require gradients (of torch models: parameter.requires_grad_(True)), or use mode='mindspore'"
+            f"the model, a {type(model).__name__}, has no trainable parameters, so there is no landscape "
+            "around it; let what shall move require gradients (of torch models: "
+            "parameter.requires_grad_(True)), or use mode='mindspore'"
         )
     if patterns is not None:
         names = select(shapes, patterns, others=lambda: framework.state(model), tied=tied)

@@ -136,6 +136,8 @@ def draw_curve(axes: Any, grid: LossGrid, scale: LossScale) -> None:
     if scale.stretch != "linear" and finite_bounds(grid.z, grid.path_loss, grid.true_loss)[0] > 0:
         axes.set_yscale("log")
     axes.set(xlabel="share of the way" if grid.kind == "line" else _axis(grid, axis), ylabel="loss")
+    if scale.is_empty:
+        axes.set_yticks([])
     if grid.kind == "line":
         start, end = (textwrap.fill(name, MAX_NAME, break_on_hyphens=False) for name in ends_of_line(grid))
         axes.set_xticks(SHARES, labels=[f"0\n{start}", *map(str, SHARES[1:-1]), f"1\n{end}"])
@@ -173,6 +175,8 @@ def draw_losses(axes: Any, grid: LossGrid) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     if len(set(numbers)) == 1:
         axes.set_xticks(numbers[:1])
+    if not np.isfinite((true, in_plane)).any():
+        axes.set(xticks=[], yticks=[])  # matplotlib's would be nobody's
     axes.grid(alpha=0.3)
     above = (0.5, 1.06)  # the offset of the axis, as in "+1e6"
     axes.legend(loc="lower center", bbox_to_anchor=above, fontsize=8, ncols=2, frameon=False)
