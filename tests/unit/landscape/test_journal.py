@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import time
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
+from distsummary.events.frames import frame
 from distsummary.landscape.engines.plan import Chunk
-from distsummary.landscape.workers.journal import Journal
+from distsummary.landscape.workers.journal import FORMAT, Journal
 
 PLAN = {"checkpoints": "ab", "seed": "7"}
+HEADER = 12  # bytes of a frame before its payload
 
 
 def chunk(row: int, start: int = 0, stop: int = 4) -> Chunk:
@@ -34,6 +37,11 @@ def fill(path: Path, rows: int) -> None:
         journal.enter_choice({"engine": "row", "chunk": 1})
         for row in range(rows):
             journal.enter(chunk(row), measured(row), worker="w", seconds=0.5)
+
+
+def fill_on(path: Path, row: int) -> None:
+    with Journal(path, PLAN) as journal:
+        journal.enter(chunk(row), measured(row))
 
 
 def test_what_was_entered_is_there_again_bit_for_bit(path: Path):
@@ -78,7 +86,8 @@ def test_the_first_chunk_says_where_it_was_computed_and_others_elsewhere_are_war
         assert "was begun on H200 and goes on with B200" in caplog.text
         assert journal.choice == {"engine": "row", "hardware": "H200"}
         assert len(journal.results) == 1
-        journal.enter(chunk(1), measured(1))
+        for row in (1, 2):
+            journal.enter(chunk(row), measured(row))
     with Journal(path, PLAN) as journal:
         assert journal.hardware == ["H200", "B200"]
         journal.enter_hardware("H200")
@@ -96,20 +105,36 @@ def test_a_journal_without_hardware_goes_on_in_silence(path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("cut", [1, 7, 20, 60])
-def test_a_torn_end_costs_the_last_chunk_only(path: Path, cut: int):
-    fill(path, 3)
+def test_a_torn_end_is_cut_and_costs_the_last_chunk_only(path: Path, cut: int):
+    fill(path, 2)
+    whole = path.stat().st_size
+    fill_on(path, 2)
     os.truncate(path, path.stat().st_size - cut)
     with Journal(path, PLAN) as journal:
+        assert path.stat().st_size == whole
         assert sorted(found.row for found in journal.results) == [0, 1]
         journal.enter(chunk(2), measured(2))
     with Journal(path, PLAN) as journal:
         assert len(journal.results) == 3
 
 
-def test_a_damaged_chunk_is_evaluated_again_and_those_behind_it_are_kept(path: Path):
-    fill(path, 3)
+@pytest.mark.parametrize("size", [0, 1, 30])
+def test_a_journal_that_ended_within_its_header_begins_anew(path: Path, size: int):
+    Journal(path, PLAN).close()
+    os.truncate(path, size)
+    fill(path, 1)
+    with Journal(path, PLAN) as journal:
+        assert len(journal.results) == 1
+
+
+@pytest.mark.parametrize("before", [0, HEADER])
+def test_a_damaged_chunk_is_evaluated_again_and_those_behind_it_are_kept(path: Path, before: int):
+    fill(path, 1)
+    end = path.stat().st_size
+    for row in (1, 2):
+        fill_on(path, row)
     data = bytearray(path.read_bytes())
-    data[data.index(b'"row": 1')] ^= 1
+    data[end + before] ^= 1  # of the second chunk's frame
     path.write_bytes(data)
     with Journal(path, PLAN) as journal:
         assert sorted(found.row for found in journal.results) == [0, 2]
@@ -145,6 +170,24 @@ def test_a_damaged_header_is_told_as_what_it_is(path: Path):
 def test_a_file_that_is_no_journal_is_refused_and_kept(path: Path, content: bytes):
     path.write_bytes(content)
     with pytest.raises(DamagedFileError, match="not a landscape's journal"):
+        Journal(path, PLAN)
+    assert path.read_bytes() == content
+
+
+def test_a_journal_of_another_format_is_refused(path: Path):
+    fill(path, 1)
+    data = path.read_bytes()
+    header = json.dumps({"format": FORMAT - 1, "plan": PLAN}).encode() + b"\n"
+    path.write_bytes(frame(header) + data[len(frame(header)) :])
+    with pytest.raises(DamagedFileError, match=rf"its format is {FORMAT - 1}\); .*resume=False"):
+        Journal(path, PLAN)
+
+
+@pytest.mark.parametrize("record", [b"no JSON", b"{}", b'{"choice": 7}', b"[]"])
+def test_a_whole_record_that_says_nothing_is_refused_and_kept(path: Path, record: bytes):
+    fill(path, 1)
+    path.write_bytes(content := path.read_bytes() + frame(record))
+    with pytest.raises(DamagedFileError, match=r"holds a record that is none .*resume=False"):
         Journal(path, PLAN)
     assert path.read_bytes() == content
 
@@ -201,6 +244,22 @@ def test_a_removed_journal_is_gone(path: Path):
     assert not path.exists()
 
 
+def test_a_closed_journal_leaves_no_file_open(path: Path):
+    journal = Journal(path, PLAN)
+    descriptor = journal._descriptor
+    journal.close()
+    journal.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_what_another_made_in_the_place_of_a_removed_journal_stays(path: Path):
+    with Journal(path, PLAN) as journal:
+        journal.remove()
+        fill(path, 1)
+    assert path.exists()
+
+
 def test_a_journal_that_is_removed_while_another_opens_it_is_made_anew(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -246,10 +305,12 @@ def test_a_full_disk_is_told_with_what_is_kept_and_costs_nothing_of_it(
         return write(descriptor, data[:taken])
 
     fill(path, 2)
+    content = path.read_bytes()
     with Journal(path, PLAN) as journal:
         monkeypatch.setattr(os, "write", full)
         with pytest.raises(RunDirError, match=r"No space left.* make room .* goes on from the 8 points"):
             journal.enter(chunk(2), measured(2))
+        assert path.read_bytes() == content
     monkeypatch.undo()
     with Journal(path, PLAN) as journal:
         assert len(journal.results) == 2

@@ -34,7 +34,10 @@ def test_a_level_has_every_so_manieth_point_and_the_last() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "level"),
-    [((3, 51), 0), ((9, 9), 1), ((21, 51), 2), ((33, 33), 3), ((256, 256), 3), ((1, 40), 3)],
+    [
+        *(((3, 51), 0), ((2, 51), 0), ((8, 8), 0), ((9, 9), 1), ((21, 51), 2), ((32, 32), 2), ((33, 33), 3)),
+        *(((256, 256), 3), ((1, 40), 3), ((1, 1), 0)),
+    ],
 )
 def test_the_coarsest_level_has_enough_points_to_see_what_is_there(
     shape: tuple[int, int], level: int
@@ -74,6 +77,55 @@ def test_no_tolerance_is_too_small_to_end() -> None:
     noise = np.random.default_rng(0).normal(size=(20, 17))
     _, computed, _ = refined(lambda x, y: noise, (20, 17), 1e-12)
     assert computed.all()
+
+
+def asked_for(odd_one: float, tolerance: float, at: int = 6) -> list[int]:
+    """Of a row of 17 points, every second one known and 1.0 but for one, the next to evaluate."""
+    losses = np.where(np.arange(17) % 2, np.nan, 1.0)[None]
+    losses[0, at] = odd_one
+    return np.flatnonzero(next_points(losses, np.isfinite(losses) | (losses == odd_one), tolerance)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("odd_one", "tolerance"),
+    [(2.0, 0.25), (-2.0, 0.75), (0.05, 4.75)],  # half the surplus, of the loss or of a tenth of the median
+)
+def test_a_tolerance_is_a_share_of_the_loss_or_of_a_tenth_of_the_median(
+    odd_one: float, tolerance: float
+) -> None:
+    assert asked_for(odd_one, tolerance * 1.01) == []
+    assert asked_for(odd_one, tolerance * 0.99) == [5, 7]
+
+
+def test_a_tolerance_that_is_just_met_asks_for_nothing() -> None:
+    assert asked_for(2.0, 0.25) == []
+
+
+def test_around_a_diverged_point_all_is_evaluated_whatever_the_tolerance() -> None:
+    assert asked_for(np.inf, 1e9) == [5, 7]
+
+
+def test_points_that_the_coarser_level_has_too_are_not_off() -> None:
+    assert asked_for(2.0, 0.1, at=8) == [5, 7, 9, 11]  # around its neighbours, which it predicts wrongly
+
+
+def test_where_nothing_is_finite_nothing_more_is_asked_for() -> None:
+    nothing = np.full((17, 17), np.nan)
+    assert not next_points(nothing, first_points((17, 17)), 0.1).any()
+
+
+def test_only_the_cells_that_touch_a_point_are_evaluated_next() -> None:
+    losses, computed = np.ones((17, 17)), first_points((17, 17))
+    losses[6, 6] = losses[0, 2] = 5.0
+    around = np.zeros((17, 17), bool)
+    around[4:9, 4:9] = around[0:3, 0:5] = True
+    assert np.array_equal(next_points(losses, computed, 0.1), around & ~computed)
+
+
+def test_computed_losses_stay_what_they_are_beside_those_that_are_not_finite() -> None:
+    losses = np.array([[1.0], [np.nan], [np.inf], [np.nan], [3.0], [-np.inf]])
+    found = between_rows(losses, ~np.isnan(losses))
+    assert found[[0, 2, 4, 5], 0].tolist() == [1.0, np.inf, 3.0, -np.inf]
 
 
 def test_a_partial_grid_is_filled_between_its_rows_and_nowhere_else() -> None:

@@ -136,6 +136,7 @@ def test_a_worker_without_work_shares_what_another_holds_rather_what_it_has_not_
     finish(scheduler, "idle", second, 1.0)
     finish(scheduler, "third", first, 2.0)
     assert scheduler.is_finished
+    assert scheduler.next_chunks("fourth") == []  # what the slow one holds is known
     for chunk in (first, second):  # what the slow one gives in the end changes nothing
         assert scheduler.done("slow", chunk, np.full((len(chunk), 1), 9.0)) is False
     assert scheduler.results[first].tolist() == [[2.0]]
@@ -151,6 +152,24 @@ def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attem
     finish(scheduler, "b", chunk)
     assert scheduler.is_finished
     assert scheduler.abandoned == []
+
+
+def test_what_came_from_another_is_not_put_back_with_a_lost_worker() -> None:
+    scheduler = Scheduler(chunks(1), max_attempts=1)
+    chunk = take(scheduler, "a")
+    assert take(scheduler, "b") == chunk
+    finish(scheduler, "b", chunk)
+    assert scheduler.lost("a") == []
+    assert scheduler.waiting == 0
+
+
+def test_a_worker_that_asked_in_vain_shares_when_there_is_something_to_share() -> None:
+    scheduler = Scheduler(chunks(1))
+    chunk = take(scheduler, "a")
+    assert take(scheduler, "b") == chunk
+    assert scheduler.next_chunks("c") == []
+    scheduler.lost("b")
+    assert take(scheduler, "c") == chunk
 
 
 def test_chunks_that_are_known_are_not_handed_out() -> None:
@@ -175,6 +194,20 @@ def test_a_call_has_as_many_chunks_as_asked_for_and_its_worker_may_end_them_one_
     assert rows(scheduler.next_chunks("b", 3)) == [2]
 
 
+def test_a_worker_may_end_its_calls_in_any_order() -> None:
+    scheduler = Scheduler(chunks(2))
+    for chunk in reversed([take(scheduler, "a"), take(scheduler, "a")]):
+        finish(scheduler, "a", chunk)
+    assert scheduler.is_finished
+    assert scheduler.lost("a") == []
+
+
+def test_a_call_has_no_more_points_than_asked_for_whatever_its_chunks_have() -> None:
+    sizes = (1, 1, 2, 1)
+    scheduler = Scheduler([chunks(row + 1, size)[row] for row, size in enumerate(sizes)])
+    assert [rows(scheduler.next_chunks("a", 4)) for _ in range(2)] == [[0, 1, 2], [3]]
+
+
 def test_of_a_call_that_killed_its_worker_the_chunk_that_kills_is_found() -> None:
     scheduler, deadly, deaths = Scheduler(chunks(9)), 2, 0
     while not scheduler.is_finished:
@@ -197,6 +230,22 @@ def test_chunks_of_a_call_that_killed_go_alone_and_those_behind_it_together() ->
     finish(scheduler, "a", chunks(1)[0])  # the call lacks one chunk now, and is known to be at it
     scheduler.lost("a")
     assert [rows(scheduler.next_chunks("b", 4)) for _ in range(2)] == [[1], [2, 3, 4, 5]]
+
+
+def test_both_chunks_of_a_call_of_two_that_killed_go_alone_in_their_order() -> None:
+    scheduler = Scheduler(chunks(3))
+    scheduler.next_chunks("a", 2)
+    scheduler.lost("a")
+    assert [rows(scheduler.next_chunks("b", 3)) for _ in range(3)] == [[0], [1], [2]]
+
+
+def test_chunks_that_may_kill_do_not_go_with_those_that_were_put_before_them() -> None:
+    scheduler = Scheduler(chunks(4))
+    for worker in ("a", "b"):
+        scheduler.next_chunks(worker, 2)
+    scheduler.lost("a")
+    scheduler.lost("b", was_at_it=False)
+    assert [rows(scheduler.next_chunks("c", 4)) for _ in range(3)] == [[2, 3], [0], [1]]
 
 
 def columns(found: Sequence[Chunk]) -> list[tuple[int, ...]]:
