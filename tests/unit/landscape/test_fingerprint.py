@@ -75,6 +75,33 @@ def test_what_an_object_holds_counts_by_value(make: Any, one: Any, other: Any) -
     assert digest([make(one)]) != digest([make(other)])
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, 2), [1, 2]),
+        ([[1], 2], [[1, 2]]),
+        (["ab", "c"], ["a", "bc"]),
+        ({1: 2, 3: 4}, {1: 4, 3: 2}),
+        (np.zeros((2, 3)), np.zeros((3, 2))),
+        (np.zeros(2, np.int64), np.zeros(2)),
+        (np.zeros(0, np.int64), np.zeros(0)),
+        ([x := Plain(1), y := Plain(1), x], [x, y, y]),
+        (Plain(len), Plain(max)),
+        (Plain(lambda x: x + 1), Plain(lambda x: x + 2)),
+        (Plain(int), Plain(float)),
+    ],
+)
+def test_values_that_differ_in_their_kind_or_their_bounds_differ(one: Any, other: Any) -> None:
+    assert digest(one) == digest(one)
+    assert digest(one) != digest(other)
+
+
+def test_sets_have_no_order() -> None:
+    one, other = {0, 8}, {8, 0}  # 0 and 8 want the same place, which the first of them gets
+    assert list(one) != list(other)
+    assert digest(one) == digest(other)
+
+
 def test_objects_that_hold_each_other_take_no_time() -> None:
     nodes = [Plain(number) for number in range(20)]
     for node in nodes:

@@ -38,6 +38,32 @@ def test_a_triangle_has_unit_axes_the_first_along_its_first_side() -> None:
     np.testing.assert_allclose(path.residuals, 0, atol=1e-6)
 
 
+FLOAT32, BF16 = 2.0**-17, 2.0**-1  # ulps of numbers from 64 to 128
+
+
+@pytest.mark.parametrize(
+    ("ulp", "more", "is_known"),
+    [(FLOAT32, 0, True), (BF16, 0, True), (BF16, FLOAT32, False)],  # by itself no number tells its precision
+)
+def test_a_triangle_that_is_flat_but_for_rounding_is_none(ulp: float, more: float, is_known: bool) -> None:
+    """A between B and C: half of what C lies off the line AB is what A lies off the longest side."""
+    ends = point(0, 64, 1), point(1, 64, 1)
+    triangle([*ends, point(-1, 64 + 2 * ulp + more, 1)], NAMES)
+    flat_one = [*ends, point(-1, 64 + ulp + more, 1)]
+    if is_known:
+        with pytest.raises(LandscapeError, match="apart from one by rounding"):
+            triangle(flat_one, NAMES)
+    else:
+        triangle(flat_one, NAMES)
+
+
+def test_a_triangle_one_side_of_which_is_rounding_is_none() -> None:
+    first, last = point(1, 1, 1), point(1, 9, 1)
+    triangle([first, point(1.001, 1, 1), last], NAMES)
+    with pytest.raises(LandscapeError, match="apart from one by rounding"):
+        triangle([first, point(1 + 2.0**-23, 1, 1), last], NAMES)
+
+
 def test_points_without_a_line_or_plane_are_refused() -> None:
     one, two = point(1, 2, 3), point(2, 4, 6)
     with pytest.raises(LandscapeError, match="both ends of the line are equal"):

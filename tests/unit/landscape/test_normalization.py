@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.directions.normalization import normalize, normalize_one, resolve_filter_axes
+from distsummary.landscape.directions.normalization import (
+    normalize,
+    normalize_one,
+    normalized,
+    resolve_filter_axes,
+)
 from distsummary.landscape.directions.normals import random_direction
+from distsummary.landscape.directions.rows import array_rows
 
 WEIGHTS = {
     "fc.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -109,6 +115,24 @@ def test_weights_or_directions_that_are_not_finite_are_refused_by_name(how: str,
             normalize_one("fc.weight", drawn, weights, how)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_moved"),
+    [("fc.weight", True), ("fc.bias", True), ("moment1.fc.weight", False), ("fc.g", False)],
+)
+def test_mindspore_moves_weights_and_biases_and_no_moments_of_the_optimizer(
+    name: str, is_moved: bool
+) -> None:
+    weights = np.ones((2, 3), np.float32)
+    assert normalize_one(name, weights, weights, "mindspore").any() == is_moved
+
+
+def test_any_rows_of_what_does_not_move_are_zeros() -> None:
+    bias = array_rows(np.ones(6, np.float32))
+    still = normalized("fc.bias", bias, bias, "filter")
+    assert still.is_zero
+    assert still(2, 5).tolist() == [0, 0, 0]
+
+
 def test_empty_and_half_precision_parameters_are_normalised_too() -> None:
     assert normalize_one("w", np.zeros((0, 3)), np.zeros((0, 3)), "filter").shape == (0, 3)
     half = np.full((2, 3), 300.0, np.float16)  # its square is beyond float16
@@ -131,6 +155,13 @@ def test_a_hook_overrules_what_the_modules_tell() -> None:
 
 
 @pytest.mark.parametrize(
+    "hook", [{"fc.weight": -2}, {"fc.weight": (0, 1)}, {"up.weight": (3, 8)}, {"fc.bias": 1}]
+)
+def test_a_filter_axis_may_be_any_that_there_is_and_of_a_vector_it_says_nothing(hook: dict[str, Any]) -> None:
+    assert resolve_filter_axes(hook, SHAPES, {}) == hook
+
+
+@pytest.mark.parametrize(
     ("hook", "error", "match"),
     [
         ({"nothing": 0}, InvalidValueError, "filter_axis names nothing"),
@@ -138,7 +169,10 @@ def test_a_hook_overrules_what_the_modules_tell() -> None:
         ({"fc.weight": 1.0}, InvalidTypeError, r"filter_axis of fc\.weight must be int"),
         ({"fc.weight": (1, 2)}, InvalidValueError, r"divide axis 0 of \(5, 7\)"),
         ({"up.weight": (0, 2)}, InvalidValueError, "need another axis"),
+        ({"up.weight": (-4, 2)}, InvalidValueError, "need another axis"),
         ({"up.weight": (1, 0)}, InvalidValueError, "divide axis 0"),
+        ({"up.weight": (1, 2.0)}, InvalidTypeError, r"the groups in filter_axis of up\.weight must be int"),
+        ({"up.weight": (1, 2, 1)}, InvalidTypeError, r"filter_axis of up\.weight must be int"),
         ("fc", InvalidTypeError, "must be a mapping or a function"),
         (lambda name, shape: 9, InvalidValueError, r"got 9"),
     ],

@@ -165,6 +165,14 @@ def test_residuals_are_what_lies_outside_the_plane() -> None:
     assert path.residuals[-1] == 0
 
 
+@pytest.mark.parametrize("length", [1e-6, 1.0, 1e6])
+def test_residuals_do_not_depend_on_the_length_of_the_path(length: float) -> None:
+    directions = Directions(x={"w": np.array([1.0, 0, 0])}, y={"w": np.array([0, 1.0, 0])})
+    path = locate([{"w": length * np.array([2.0, 1, 2])}, {"w": np.zeros(3)}], ["w"], directions)
+    np.testing.assert_allclose(path.points, [[2 * length, length], [0, 0]])
+    np.testing.assert_allclose(path.residuals, [2 / 3, 0])
+
+
 def test_coordinates_in_oblique_directions_are_least_squares() -> None:
     x, y = {"w": np.array([1.0, 0, 0], np.float32)}, {"w": np.array([1.0, 1.0, 0], np.float32)}
     states = [{"w": np.array(v, np.float32)} for v in [(3, 2, 0), (1, 1, 0), (0, 0, 0)]]

@@ -72,12 +72,19 @@ def test_losses_by_class_of_rows_that_do_not_count_the_same_are_refused() -> Non
         tally.add(HERE, np.array([[1.0, 1.5, 3.0, 2.0, 4.0]]), facts(4, (2, 2)))
 
 
-def test_the_standard_error_from_batches_is_that_of_the_mean_of_equal_batches() -> None:
-    losses = np.array([1.0, 1.5, 0.75, 2.0])
+def test_one_point_whose_rows_do_not_count_the_same_is_enough_to_refuse_losses_by_class() -> None:
+    tally = Tally(Evaluation(classes=1), 2, has_rows=True)
+    with pytest.raises(LandscapeError, match="a criterion with weights or rows left out"):
+        tally.add(slice(None), np.array([[1.0, 1.0, 1.0, 4.0], [1.0, 1.5, 3.0, 4.0]]), facts(4, (4,)))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_standard_error_from_batches_is_that_of_the_mean_of_equal_batches(count: int) -> None:
+    losses = np.array([1.0, 1.5, 0.75, 2.0])[:count]
     tally = Tally(Evaluation(stderr=True), 1, has_rows=False)
     for loss in losses:
         tally.add(HERE, np.array([[loss]]), facts(8))
-    assert tally.values()[0, 1] == pytest.approx(losses.std(ddof=1) / 2, rel=1e-12)
+    assert tally.values()[0, 1] == pytest.approx(losses.std(ddof=1) / np.sqrt(count), rel=1e-12)
 
 
 def test_an_error_that_cannot_be_known_is_nan() -> None:
@@ -162,6 +169,18 @@ def test_a_diverged_point_ends_after_its_first_batch_and_keeps_its_loss() -> Non
         np.testing.assert_array_equal(loss, [5.0, diverged])
 
 
+def test_a_loss_at_the_cap_goes_on() -> None:
+    tally = stopped(Evaluation(cap=5.0), [[5.0, np.nextafter(5.0, 6.0)], [1.0, 1.0]], has_rows=False)
+    np.testing.assert_array_equal(tally.values()[:, 1], [32, 16])
+
+
+def test_a_point_stops_where_its_error_is_the_tolerance() -> None:
+    batches = [[1.0, 1.0]] * 3
+    error = stopped(Evaluation(stderr=True), batches[:2], has_rows=True).values()[0, 1]
+    tally = stopped(Evaluation(tolerance=float(error)), batches, has_rows=True)
+    np.testing.assert_array_equal(tally.values()[:, -1], [32, 32])
+
+
 def test_an_infinite_cap_cuts_what_is_not_finite_only() -> None:
     tally = stopped(Evaluation(cap=np.inf), [[1e30, np.nan], [1.0, 1.0]], has_rows=False)
     np.testing.assert_array_equal(tally.values()[:, 1], [32, 16])
@@ -186,9 +205,11 @@ def test_without_a_rule_every_point_takes_every_batch() -> None:
         ("cap", float("nan"), InvalidValueError),
         ("cap", -np.inf, InvalidValueError),
         ("stderr", "yes", InvalidTypeError),
+        ("streamed", "yes", InvalidTypeError),
         ("bn_mode", "train", InvalidValueError),
         ("precision", "int8", InvalidValueError),
         ("metrics", {"accuracy": 3}, InvalidTypeError),
+        ("metrics", {3: len}, InvalidTypeError),
         ("metrics", {"loss": len}, InvalidValueError),
         ("metrics", [len], InvalidTypeError),
     ],
@@ -199,6 +220,7 @@ def test_what_cannot_be_evaluated_is_named(field: str, value: Any, error: type[E
 
 
 def test_statistics_of_all_batches_and_leaving_some_out_exclude_each_other() -> None:
+    Evaluation(bn_mode="recompute")
     for more in ({"streamed": True}, {"tolerance": 0.1}, {"cap": 3.0}):
         with pytest.raises(InvalidValueError, match="bn_mode='recompute' sees all batches"):
             Evaluation(bn_mode="recompute", **more)  # type: ignore[arg-type]  # of several kinds

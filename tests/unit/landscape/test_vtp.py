@@ -23,6 +23,7 @@ class PolyData(NamedTuple):
     def cells(self, section: str) -> list[list[int]]:
         ends = self.arrays[section, "offsets"].tolist()
         flat = self.arrays[section, "connectivity"].tolist()
+        assert len(flat) == ([0, *ends])[-1]
         return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -106,6 +107,8 @@ def test_a_path_of_one_checkpoint_is_a_vertex() -> None:
     read = parse(to_vtp(random_grid(numbers=())))
     assert (read.counts["Verts"], read.counts["Lines"], read.counts["Points"]) == (1, 0, 13)
     assert ("FieldData", "explained_variance") not in read.arrays
+    assert {len(array) for (section, _), array in read.arrays.items() if section == "PointData"} == {13}
+    assert read.arrays["PointData", "checkpoint"].tolist() == [-1] * 12 + [0]  # it has no number
 
 
 def test_a_loss_that_is_not_finite_makes_a_hole_and_a_finite_coordinate() -> None:
@@ -121,6 +124,17 @@ def test_a_loss_that_is_not_finite_makes_a_hole_and_a_finite_coordinate() -> Non
     assert np.isfinite(loss[list(in_lines)]).all()
     assert {12, 14} <= in_lines  # the checkpoints to both sides of the one that was lost
     assert 13 not in in_lines
+
+
+def test_a_path_has_no_line_across_a_hole_between_checkpoints() -> None:
+    z = make_grid().z.copy()
+    z[1, 2] = np.nan
+    read = parse(to_vtp(make_grid(z=z)))
+    [line] = read.cells("Lines")  # its last leg begins before the hole and ends in it
+    assert line[: STEPS + 1 : STEPS] == [12, 13]
+    assert STEPS + 1 < len(line) < 2 * STEPS
+    assert np.isfinite(read.arrays["PointData", "loss"][line]).all()
+    assert np.isnan(read.arrays["PointData", "loss"][line[-1] + 1])
 
 
 def test_a_grid_of_one_row_is_a_line_with_gaps() -> None:
@@ -176,6 +190,14 @@ def test_each_quantity_is_an_array_of_the_grids_points() -> None:
         assert len(array) == read.counts["Points"]
         np.testing.assert_array_equal(array[:12], values.reshape(-1))
         assert np.isnan(array[12:]).all()
+
+
+def test_quantities_whose_names_are_taken_do_not_take_one_anothers() -> None:
+    one, other = np.full((3, 4), 1.0), np.full((3, 4), 2.0)
+    for names in (("loss", "quantity:loss"), ("quantity:loss", "loss")):
+        read = parse(to_vtp(make_grid(quantities=dict(zip(names, (one, other), strict=True)))))
+        found = {name: array[0] for (_, name), array in read.arrays.items() if "quantity:" in name}
+        assert sorted(found.values()) == [1.0, 2.0]
 
 
 def test_which_points_were_computed_is_an_array_and_facts_of_the_grid_are_fields() -> None:
