@@ -206,6 +206,22 @@ def test_a_sum_in_place_lies_as_it_was_recorded() -> None:
     torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
 
 
+def test_a_sum_with_a_factor_is_added_to_its_first_part_alone() -> None:
+    def function(slot: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.add(fixed, torch.tanh(slot), alpha=3), torch.add(torch.exp(slot), fixed, alpha=2)
+
+    arguments = values((5, 6), (5, 6))
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    assert len(calls(graph, aten.add.Tensor)) == len(calls(graph, aten.add_.Tensor)) == 1
+    torch.testing.assert_close(run(graph, arguments), list(function(*arguments)), **EXACT)
+
+
+def test_slots_of_half_precision_keep_their_relu() -> None:
+    graph = record(lambda slot: torch.relu(slot) + 1, [values((4,))[0].half()])
+    assert not take_relu(graph, 0, 1)
+
+
 def test_slots_take_over_their_relu_only_if_nobody_reads_them_without() -> None:
     def function(shared: Tensor, one: Tensor, other: Tensor) -> Tensor:
         return torch.relu(one) @ shared + torch.relu(other)
@@ -245,6 +261,11 @@ def convolved(x: Tensor, weight: Tensor) -> Tensor:
     return nn.functional.conv2d(x, weight, padding=1)
 
 
+def convolved_rows(x: Tensor, weight: Tensor) -> Tensor:
+    """The pictures as rows of numbers, in one dimension."""
+    return nn.functional.conv1d(x.flatten(2), weight[:, :, 0], padding=1)
+
+
 def residual(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.relu(convolved(torch.relu(convolved(x, one)), other) + x)
 
@@ -273,6 +294,15 @@ class TestSumsInConvolutions:
         expected = residual(*arguments)
         torch.testing.assert_close(run(graph, [a.clone() for a in arguments]), expected, equal_nan=True)
 
+    def test_it_does_not_matter_on_which_side_of_the_sum_a_convolution_stands(self) -> None:
+        def function(x: Tensor, weight: Tensor) -> Tensor:
+            return torch.tanh(x) + convolved(torch.relu(x), weight)
+
+        arguments = pictures(kernels=1)
+        graph = with_additions(function, arguments)
+        assert len(calls(graph, ADD_CONVOLUTION)) == 1
+        torch.testing.assert_close(run(graph, [a.clone() for a in arguments]), function(*arguments))
+
     def test_sums_of_sums_are_made_in_one_memory(self) -> None:
         def function(x: Tensor, *weights: Tensor) -> Tensor:
             for weight in weights:
@@ -294,6 +324,13 @@ class TestSumsInConvolutions:
             (lambda x, one, _: (convolved(torch.relu(x), one) + x).sum() + x.flatten()[1], 0),
             (lambda x, one, _: torch.relu(h := convolved(x, one)) + torch.tanh(h), 0),
             (lambda x, one, _: convolved(torch.relu(x), one).contiguous() + x.contiguous(), 0),
+            (lambda x, one, _: torch.add(convolved(torch.relu(x), one), x, alpha=2.0).sin(), 0),
+            (lambda x, one, _: torch.relu(torch.tanh(x) + (h := convolved(torch.relu(x), one))) + h, 0),
+            (lambda x, one, _: (convolved(x.relu(), one) + (t := x.tanh())[:, :8]).sin() + t, 0),
+            (lambda x, one, _: (convolved(x.relu(), one) + (t := x.tanh()).split(8, 1)[0]).sin() + t, 0),
+            (lambda x, one, _: (x[:1], convolved(x.relu(), one) + x), 0),
+            (lambda x, one, _: nn.functional.conv_transpose2d(torch.relu(x), one, padding=1) + x.tanh(), 0),
+            (lambda x, one, _: convolved_rows(torch.relu(x), one) + x.flatten(2).tanh(), 0),
         ],
     )
     def test_and_to_nothing_else(self, function: Callable[..., Tensor], shared: int) -> None:
