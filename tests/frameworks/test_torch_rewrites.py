@@ -203,6 +203,58 @@ def test_a_sum_in_place_lies_as_it_was_recorded() -> None:
     arguments = [slot.mT, other]
     graph = record(function, arguments)
     in_place(graph, 0, 1)
+
+
+def read_again(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.relu(h := torch.tanh(slot)) * h
+
+
+def added_and_read_again(slot: Tensor, fixed: Tensor) -> Tensor:
+    return ((h := torch.tanh(slot)) + fixed) * h
+
+
+def read_again_by_a_view(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.relu((h := torch.tanh(slot)).view(-1)).view(5, 6) * h
+
+
+def of_another_shape(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.tanh(slot[0]) + fixed
+
+
+def of_another_precision(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.tanh(slot.float()) + fixed
+
+
+def of_what_is_fixed(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.relu(fixed) * torch.tanh(slot)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(read_again, added_and_read_again, read_again_by_a_view, of_another_shape, of_another_precision),
+        of_what_is_fixed,
+    ],
+)
+def test_nothing_is_overwritten_that_is_read_elsewhere_or_of_another_kind(
+    function: Callable[..., Tensor],
+) -> None:
+    arguments = values((5, 6), (5, 6))
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    assert not calls(graph, aten.add_.Tensor, aten.relu_.default)
+    for _ in range(2):
+        torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
+
+
+def test_a_view_that_nobody_else_reads_is_overwritten() -> None:
+    def function(slot: Tensor) -> Tensor:
+        return torch.relu(torch.tanh(slot).view(-1))
+
+    arguments = values((5, 6))
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    assert calls(graph, aten.relu_.default)
     torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
 
 

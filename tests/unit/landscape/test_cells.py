@@ -28,9 +28,15 @@ def test_finite_points_outside_of_all_whole_cells_are_loose() -> None:
 
 
 def test_a_cell_is_touched_by_each_of_its_corners() -> None:
-    points = np.zeros((3, 3), bool)
-    points[0, 0] = points[2, 1] = True
-    assert touched_cells(points).tolist() == [[True, False], [True, True]]
+    points = np.zeros((4, 5), bool)
+    points[0, 0] = points[2, 3] = True
+    touched = np.zeros((3, 4), bool)
+    touched[0, 0] = touched[1:, 2:] = True
+    assert touched_cells(points).tolist() == touched.tolist()
+    for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+        points[:] = False
+        points[corner] = True
+        assert np.argwhere(touched_cells(points)).tolist() == [[corner[0] % 3, corner[1] % 4]]
 
 
 def test_finite_runs_lie_between_what_is_not_finite() -> None:
@@ -47,7 +53,7 @@ def test_thinned_keeps_both_ends() -> None:
 
 
 def test_a_draped_path_has_the_height_of_the_surface_everywhere() -> None:
-    x, y = np.array([0.0, 1.0, 3.0]), np.array([-1.0, 1.0])
+    x, y = np.array([0.0, 1.0, 3.0]), np.array([-1.0, -0.5, 0.5, 1.0])
     heights = np.add.outer(10 * y, x)  # bilinear itself
     along = drape(x, y, heights, np.array([[0.0, -1.0], [3.0, 1.0], [0.5, 0.0]]), per_leg=4)
     assert along.shape == (9, 3)

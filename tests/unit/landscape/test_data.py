@@ -15,6 +15,7 @@ from distsummary.landscape.engines.data import (
     batch_facts,
     batch_rows,
     data_sets,
+    mindspore_batches,
     read_data,
     tell_unweighted,
 )
@@ -208,6 +209,39 @@ def test_labels_that_are_no_classes_are_named(labels: list[Any], message: str) -
 def test_labels_in_a_column_are_counted() -> None:
     facts = batch_facts((np.zeros((3, 2)), np.array([[0], [1], [1]])), "standard", Evaluation(classes=2))
     np.testing.assert_array_equal(facts.class_rows, [1, 2])
+
+
+@pytest.mark.parametrize("found", [np.zeros(3), (np.zeros(3),), (np.zeros(3),) * 3, {"x": np.zeros(3)}])
+def test_losses_by_class_need_pairs(found: Any) -> None:
+    with pytest.raises(
+        InvalidTypeError, match=r"need batches \(inputs, labels\), got a (ndarray|tuple|dict)"
+    ):
+        batch_facts(found, "standard", Evaluation(classes=2))
+
+
+def test_a_batch_without_rows_is_refused() -> None:
+    with pytest.raises(LandscapeError, match="a batch holds no rows; give batches with data"):
+        batch_facts((np.zeros((0, 2)), np.zeros(0)), "standard", Evaluation())
+
+
+def test_batches_count_by_their_rows_and_in_mode_mindspore_all_the_same() -> None:
+    for rows in (1, 5):
+        found = [batch_facts(np.zeros((rows, 2)), mode, Evaluation()) for mode in ("standard", "mindspore")]
+        assert [facts.weight for facts in found] == [rows, 1.0]
+        assert [facts.rows for facts in found] == [rows, rows]
+        assert [facts.class_rows.size for facts in found] == [0, 0]
+
+
+def test_a_mapping_that_is_a_batch_is_no_mapping_of_data_sets() -> None:
+    with pytest.raises(InvalidTypeError, match=r"got a ndarray for 'x'; .* is a batch, give \[batch\]"):
+        read_data({"x": np.zeros((3, 2)), "y": np.zeros(3)}, streamed=None, limit=1)
+
+
+def test_mindspore_takes_as_many_whole_batches_as_there_are_samples() -> None:
+    batches = [np.zeros((4, 2))] * 3
+    assert [len(mindspore_batches(batches, samples)) for samples in (4, 7, 8, 100)] == [1, 1, 2, 3]
+    with pytest.raises(InvalidValueError, match=r"must be at least the batch size 4, got 3"):
+        mindspore_batches(batches, 3)
 
 
 def test_the_memory_is_the_hosts_or_the_containers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

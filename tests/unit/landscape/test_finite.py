@@ -30,16 +30,19 @@ def test_the_models_own_values_are_asked_where_the_checkpoint_has_none() -> None
     refuse(nothing)
     with pytest.raises(LandscapeError, match=r"bn\.running_var of the model.*bn_mode='recompute'"):
         refuse(nothing, OWN | {"bn.running_var": np.array([1, np.nan])})
+    refuse(OWN, {name: np.full(np.shape(array), np.nan) for name, array in OWN.items()})  # it has them all
 
 
 def test_running_statistics_may_be_anything_where_those_of_batches_are_used() -> None:
     refuse(OWN | {"bn.running_var": np.full(2, np.nan)}, reads_statistics=False)
+    with pytest.raises(LandscapeError, match="mask of the centre holds NaN"):
+        refuse(OWN | {"mask": np.array([0, np.nan])}, reads_statistics=False)
 
 
 def test_a_checkpoint_that_diverged_is_called_by_its_label_and_its_parameter() -> None:
     states = [{"w": np.ones(2)}, {"w": np.array([1, np.nan])}]
     refuse_diverged(np.ones((2, 2)), states, ["w"], [])
     with pytest.raises(LandscapeError, match=r"step 9 holds NaN or Inf in w; .*around= .*runs="):
-        refuse_diverged(np.full((2, 2), np.nan), states, ["w"], ["step 4", "step 9"])
+        refuse_diverged(np.diag([1, np.nan]), states, ["w"], ["step 4", "step 9"])
     with pytest.raises(LandscapeError, match="further apart than float64"):
         refuse_diverged(np.full((2, 2), np.inf), states[:1] * 2, ["w"], [])

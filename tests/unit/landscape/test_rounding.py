@@ -10,11 +10,12 @@ def test_an_ulp_is_numpys_spacing() -> None:
     np.testing.assert_array_equal(ulp(weights, "float32"), np.spacing(np.abs(weights).astype(np.float32)))
     halves = np.array([1.0, -0.3, 6e-5, 1e-6, 2000.0])
     np.testing.assert_array_equal(ulp(halves, "fp16"), np.spacing(np.abs(halves).astype(np.float16)))
-    np.testing.assert_array_equal(ulp(halves, "float64"), np.spacing(np.abs(halves)))
+    doubles = np.array([*halves, 2.0**-1022, 1e-310, 0.0])
+    np.testing.assert_array_equal(ulp(doubles, "float64"), np.spacing(np.abs(doubles)))
 
 
 def test_bf16_has_16_bits_less_than_float32() -> None:
-    weights = np.array([1.0, -0.3, 77.0])
+    weights = np.array([1.0, -0.3, 77.0, 2.0**-126, 1e-40, 0.0])
     np.testing.assert_array_equal(ulp(weights, "bf16"), ulp(weights, "float32") * 2.0**16)
 
 
@@ -32,6 +33,13 @@ def test_the_floor_is_the_share_of_moved_parameters_whose_step_is_lost(
     recipe = Directions(x=ALONG, y={name: np.zeros_like(array) for name, array in ALONG.items()})
     found = rounding_floors(CENTRE, recipe, ["a", "b"], (step, step), precision)
     assert found == {"x": share, "y": 0.0}  # 1e-7 and 1e-8 beside 1: an ulp is 1.2e-7
+
+
+def test_a_step_of_an_ulp_is_not_lost_whatever_its_sign() -> None:
+    ulp_of_1 = float(np.spacing(np.float32(1)))
+    along = {"a": ulp_of_1 * np.array([1.0, -1.0, 0.9, -0.9])}
+    recipe = Directions(x=along, y={"a": -along["a"]})
+    assert rounding_floors(CENTRE, recipe, ["a"], (1.0, 1.0)) == {"x": 0.5, "y": 0.5}
 
 
 def test_both_axes_have_their_own_step_and_weights_their_own_precision() -> None:
