@@ -67,7 +67,6 @@ def between_rows(values: Array, computed: Mask) -> Array:
         known = computed[:, column]
         if known.any():
             found[:, column] = np.interp(rows, rows[known], values[known, column], left=np.nan, right=np.nan)
-            found[known, column] = values[known, column]
     return found
 
 

@@ -79,11 +79,11 @@ def test_no_tolerance_is_too_small_to_end() -> None:
     assert computed.all()
 
 
-def asked_for(odd_one: float, tolerance: float, at: int = 6) -> list[int]:
-    """Of a row of 17 points, every second one known and 1.0 but for one, the next to evaluate."""
-    losses = np.where(np.arange(17) % 2, np.nan, 1.0)[None]
+def asked_for(odd_one: float, tolerance: float, at: int = 6, usual: float = 1.0) -> list[int]:
+    """Of a row of 17 points, every second one known and `usual` but for one, the next to evaluate."""
+    losses = np.where(np.arange(17) % 2, np.nan, usual)[None]
     losses[0, at] = odd_one
-    return np.flatnonzero(next_points(losses, np.isfinite(losses) | (losses == odd_one), tolerance)).tolist()
+    return np.flatnonzero(next_points(losses, (np.arange(17) % 2 == 0)[None], tolerance)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,9 @@ def asked_for(odd_one: float, tolerance: float, at: int = 6) -> list[int]:
 def test_a_tolerance_is_a_share_of_the_loss_or_of_a_tenth_of_the_median(
     odd_one: float, tolerance: float
 ) -> None:
-    assert asked_for(odd_one, tolerance * 1.01) == []
-    assert asked_for(odd_one, tolerance * 0.99) == [5, 7]
+    for unit in (1.0, 10.0):
+        assert asked_for(unit * odd_one, tolerance * 1.01, usual=unit) == []
+        assert asked_for(unit * odd_one, tolerance * 0.99, usual=unit) == [5, 7]
 
 
 def test_a_tolerance_that_is_just_met_asks_for_nothing() -> None:
@@ -103,6 +104,14 @@ def test_a_tolerance_that_is_just_met_asks_for_nothing() -> None:
 
 def test_around_a_diverged_point_all_is_evaluated_whatever_the_tolerance() -> None:
     assert asked_for(np.inf, 1e9) == [5, 7]
+
+
+def test_the_median_is_that_of_the_finite_losses() -> None:
+    losses, computed = np.where(np.arange(33) % 2, np.nan, 1.0)[None], (np.arange(33) % 2 == 0)[None]
+    losses[0, 6], losses[0, 24:] = 0.05, np.where(np.isnan(losses[0, 24:]), np.nan, np.inf)
+    far = (losses.copy(), computed)
+    found = [np.flatnonzero(next_points(*far, tolerance)).tolist() for tolerance in (4.8, 4.7)]
+    assert [{5, 7} <= set(asked) for asked in found] == [False, True]
 
 
 def test_points_that_the_coarser_level_has_too_are_not_off() -> None:

@@ -47,12 +47,9 @@ def in_place(graph: fx.Graph, shared: int, slots: int) -> None:
     inputs = placeholders(graph)
     ours = depends_on(graph, inputs[:slots]) - set(inputs[:shared])
     for node in graph.nodes:
-        if node.op != "call_function" or node.target not in IN_PLACE:
+        if node.target not in IN_PLACE:
             continue
-        orders = [node.args]
-        if len(node.args) == 2 and not node.kwargs:
-            orders.append(node.args[::-1])  # a sum
-        for args in orders:
+        for args in (node.args,) if node.kwargs else (node.args, node.args[::-1]):  # a sum has no order
             if _may_overwrite(node, args, ours):
                 node.args, node.target = args, IN_PLACE[node.target]
                 break
