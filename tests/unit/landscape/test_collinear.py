@@ -22,11 +22,11 @@ def refuse(x: dict[str, Any], y: dict[str, Any]) -> None:
     refuse_parallel(directions(x, y), CENTRE, list(CENTRE), "none")
 
 
-@pytest.mark.parametrize("length", [1e-6, 1.0, 1e6])
-def test_the_angle_between_axes_counts_and_not_their_lengths(length: float) -> None:
-    refuse({"a": (1, 0)}, {"a": (length, 3 * length * COLLINEAR)})
+@pytest.mark.parametrize(("x", "y"), [(1.0, 1.0), (1.0, 1e6), (1e-6, 1.0), (1e6, 1e3), (1e-3, 1e-6)])
+def test_the_angle_between_axes_counts_and_not_their_lengths(x: float, y: float) -> None:
+    refuse({"a": (x, 0)}, {"a": (y, 3 * y * COLLINEAR)})
     with pytest.raises(LandscapeError, match="they span no plane"):
-        refuse({"a": (1, 0)}, {"a": (length, 0.3 * length * COLLINEAR)})
+        refuse({"a": (x, 0)}, {"a": (y, 0.3 * y * COLLINEAR)})
 
 
 def test_axes_that_move_different_parameters_span_a_plane() -> None:

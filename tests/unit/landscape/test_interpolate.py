@@ -57,6 +57,13 @@ def test_a_triangle_that_is_flat_but_for_rounding_is_none(ulp: float, more: floa
         triangle(flat_one, NAMES)
 
 
+def test_round_numbers_of_float64_are_not_taken_for_those_of_bf16() -> None:
+    corners = [point(0, 64, 1), point(1, 64, 1), point(-1, 64 + BF16, 1)]
+    triangle(
+        [{name: array.astype(np.float64) for name, array in corner.items()} for corner in corners], NAMES
+    )
+
+
 def test_a_triangle_one_side_of_which_is_rounding_is_none() -> None:
     first, last = point(1, 1, 1), point(1, 9, 1)
     triangle([first, point(1.001, 1, 1), last], NAMES)

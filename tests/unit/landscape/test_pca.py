@@ -197,8 +197,9 @@ def test_parameters_that_never_change_have_no_direction() -> None:
 
 
 def test_paths_without_a_plane_are_refused_by_name() -> None:
-    with pytest.raises(LandscapeError, match="at least 3 checkpoints, got 1"):
-        pca_plane(SMALL[:1], NAMES)
+    for count in (1, 2):
+        with pytest.raises(LandscapeError, match=f"at least 3 checkpoints, got {count}"):
+            pca_plane(SMALL[:count], NAMES)
     with pytest.raises(LandscapeError, match="all equal"):
         pca_plane([SMALL[0]] * 4, NAMES)
     line = [{name: a * k for name, a in SMALL[-1].items()} for k in range(4)]
@@ -207,6 +208,8 @@ def test_paths_without_a_plane_are_refused_by_name() -> None:
     broken = [dict(SMALL[0], **{"two.bias": np.array([np.nan], np.float32)}), *SMALL[1:]]
     with pytest.raises(LandscapeError, match="NaN"):
         pca_plane(broken, NAMES)
+    with pytest.raises(LandscapeError, match="a checkpoint holds NaN or Inf; leave it out"):
+        pca_axes(gram(broken, NAMES))  # of shards, whose names are elsewhere
 
 
 def test_checkpoints_of_another_model_are_refused_by_name() -> None:

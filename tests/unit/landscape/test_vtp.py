@@ -67,6 +67,7 @@ def test_the_surface_is_the_grid_with_the_loss_as_height() -> None:
     assert np.isnan(read.arrays["PointData", "log10_loss"][0])  # the loss is 0 there
     quads = read.cells("Polys")
     assert len(quads) == read.counts["Polys"] == 6
+    assert read.counts["Strips"] == 0
     assert quads[0] == [0, 1, 5, 4]
     assert quads[-1] == [6, 7, 11, 10]
 
