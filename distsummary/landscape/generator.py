@@ -286,6 +286,7 @@ def _data(
             "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
             "use mode='standard'"
         )
+    # raises for two of one name, before anything is read
     quantity_names(evaluation, list(batches) if isinstance(batches, Mapping) else [""])
     needs_all = samples is not None or evaluation.bn_mode == "recompute"
     asked = bool(evaluation.streamed) if needs_all else evaluation.streamed

@@ -11,7 +11,7 @@ from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.names import CENTRINGS, DIRECTIONS, OF_RUNS
+from distsummary.landscape.directions.names import CENTRINGS, CORNERS, DIRECTIONS, OF_RUNS
 from distsummary.landscape.directions.normalization import NORMALIZATIONS, FilterAxisHook
 from distsummary.landscape.directions.prepare import Direction
 from distsummary.landscape.directions.recipe import Directions
@@ -159,7 +159,7 @@ def _check_of_runs(direction: Direction, runs: Sequence[Around]) -> None:
             "use around= with one checkpoint for them"
         )
     check_choice("directions with runs=", direction, OF_RUNS)
-    wanted = {"line": 2, "triangle": 3}.get(direction)
+    wanted = CORNERS.get(direction)
     if wanted is not None and len(runs) != wanted:
         raise InvalidValueError(
             f"directions={direction!r} goes through {wanted} runs, got {len(runs)} in runs="

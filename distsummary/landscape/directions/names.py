@@ -2,4 +2,5 @@
 
 DIRECTIONS = ("pca", "random", "hessian", "line", "triangle")
 CENTRINGS = ("last", "mean", "mindspore")  # of the PCA
-OF_RUNS = ("pca", "line", "triangle")  # those that several checkpoints span
+CORNERS = {"line": 2, "triangle": 3}  # the checkpoints, or runs, that these go through
+OF_RUNS = ("pca", *CORNERS)  # those that several checkpoints span

@@ -11,6 +11,7 @@ from distsummary.checkpoints.sketch import digest
 from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
 from distsummary.landscape.directions.labels import label
+from distsummary.landscape.directions.names import CORNERS
 from distsummary.landscape.directions.parameters import Moving
 from distsummary.landscape.directions.planes import (
     Prepared,
@@ -66,7 +67,7 @@ def prepare(
 ) -> dict[str, Prepared]:
     """The planes around one run, by the keys of `landscape`'s result."""
     states = Checkpoints(source, moving)
-    for corners_of, count in (("line", 2), ("triangle", 3)):
+    for corners_of, count in CORNERS.items():
         if corners_of in request:
             _of_path(source, count)  # raises before others have taken their time
     reads_statistics = settings.reads_statistics or "hessian" in request  # which is that of eval mode

@@ -108,6 +108,11 @@ def in_batch(name: str, read: Callable[..., T], *arguments: Any) -> T:
         raise
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first; nothing where it says nothing."""
+    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
+
+
 def shown(value: object) -> str:
     """A value in print, as far as it is short."""
     return " ".join(repr(value).split())[:SHOWN]

@@ -7,7 +7,7 @@ import ray
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.workers.failures import first_line
+from distsummary.landscape.engines.user_code import first_line
 
 START_S = 30.0  # after which a worker without resources is added if none has started
 UNRESERVED = {"num_cpus": 0.0}

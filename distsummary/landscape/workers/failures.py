@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.engines.plan import Chunk
-from distsummary.landscape.engines.user_code import HINT, IN
+from distsummary.landscape.engines.user_code import HINT, IN, first_line
 
 MEND = "mend what raises, or return NaN there"
 PLANNING = (
@@ -46,11 +46,6 @@ def raised(error: Exception, who: str = CODE) -> str:
     hints = "".join(f" ({note})" for note in notes if note.startswith(HINT))
     batch = next((f" {note}" for note in notes if note.startswith(IN)), "")
     return f"{who} raised {type(error).__name__}{line and f': {line}'}{hints}{batch}"
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says first; nothing where it says nothing."""
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
 
 
 def place(chunk: Chunk, planes: Sequence[PlanePlan]) -> str:

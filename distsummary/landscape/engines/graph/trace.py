@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from distsummary.errors import LandscapeError
 from distsummary.landscape.engines.batches import leaves, mapped, structure
+from distsummary.landscape.engines.user_code import first_line
 
 aten = torch.ops.aten
 Node: TypeAlias = Any  # fx.Node, whose arguments fx types as a union of everything there is
@@ -122,7 +123,7 @@ def reason(error: Exception) -> str:
     """Why, in one line; torch's own advice on what depends on values is for its developers."""
     if type(error).__name__ in ON_VALUES:
         return "it decides on values, or has shapes that depend on them"
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
+    return first_line(error)
 
 
 class _Point(nn.Module):
