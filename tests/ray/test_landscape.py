@@ -586,6 +586,7 @@ def stopper(flag: Path) -> Any:
 @pytest.fixture
 def ender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ender]:
     monkeypatch.setattr(actor_silence, "SILENT_S", 1.0)
+    monkeypatch.setattr(actor_crew, "START_S", 300.0)  # on a busy machine, too, nobody else does the work
     ender = Ender()
     logger = logging.getLogger(actor_silence.__name__)
     logger.addHandler(ender)
