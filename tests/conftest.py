@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--leak-grace-s",
         type=float,
-        default=5.0,
+        default=30.0,
         help="how long what a test started may take to end before it counts as left behind",
     )
 

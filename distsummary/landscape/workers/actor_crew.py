@@ -248,8 +248,11 @@ class RayCrew:
 
     def end(self) -> None:
         """Kill the actors."""
-        end_actors((actor, self._resources[worker]) for worker, actor in self._actors.items())
+        end_actors(
+            [(actor, self._resources[worker]) for worker, actor in self._actors.items()], self._pending
+        )
         self._actors.clear()
+        self._pending.clear()
 
 
 def _answer(reference: Any, call: _Call) -> EngineFacts | Sequence[ChunkResult]:

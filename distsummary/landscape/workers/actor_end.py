@@ -2,15 +2,18 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 RETURN_S = 5.0  # at most: others may have taken meanwhile what ours gave back
 POLL_S = 0.02
 TOLERANCE = 1e-3  # of a GPU: shares are added up
+READ_S = 1.0  # at most: the calls of a killed actor end in some milliseconds
 
 
 @dataclass(slots=True)
@@ -29,8 +32,8 @@ class _Returning:
 _returning = _Returning()  # of this process: a landscape waits for what the one before it held
 
 
-def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
-    """Kill actors, each given with its resources (actor options)."""
+def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]], calls: Collection[Any] = ()) -> None:
+    """Kill actors, each given with its resources (actor options), and read what calls are left of them."""
     actors = list(actors)
     held = Counter[str]()
     for _, options in actors:
@@ -42,6 +45,15 @@ def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
     finally:  # also when Ctrl-C comes again
         for actor, _ in actors:
             ray.kill(actor, no_restart=True)
+    _read(calls)
+
+
+def _read(calls: Collection[Any]) -> None:
+    """Read what calls gave: Ray prints errors that nobody has read."""
+    ended = ray.wait(list(calls), num_returns=len(calls), timeout=READ_S)[0] if calls else []
+    for call in ended:
+        with suppress(RayError):
+            ray.get(call)
 
 
 def _await(held: Mapping[str, float]) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -107,7 +106,4 @@ class RayHessian:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._team.end()
-        for call in self._calls:  # Ray prints errors that nobody has read
-            with suppress(RayError):
-                ray.get(call)
+        self._team.end(self._calls)

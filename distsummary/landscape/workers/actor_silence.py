@@ -51,6 +51,7 @@ class Silences:
     def __init__(self) -> None:
         self._where: dict[str, Any] = {}
         self._heard: dict[str, float] = {}
+        self._started: set[str] = set()
         self._limit_s = SILENT_S  # of all: who always takes so long is told of once
 
     def add(self, worker: str, actor: Any) -> None:
@@ -64,14 +65,14 @@ class Silences:
     def tell(self, asked: Mapping[str, float]) -> None:
         """Log who has been silent for too long, of workers that were asked then for what they are at.
 
-        One that has not started waits for a place, maybe for hours: it is silent from then on.
+        One that has not started waits for a place, maybe for hours: it is silent from when that is over.
         """
+        for worker in asked.keys() - self._started:
+            self.end(worker)
+            if _has_started(self._where[worker]):
+                self._started.add(worker)
         now = time.monotonic()
         since = {worker: max(at, self._heard.get(worker, at)) for worker, at in asked.items()}
-        silent = [worker for worker, at in since.items() if now - at >= self._limit_s]
-        for worker in silent:
-            if not _has_started(self._where[worker]):
-                self.end(worker)
-                continue
+        for worker in [worker for worker, at in since.items() if now - at >= self._limit_s]:
             _tell(f"landscape {worker}", self._where[worker], now - since[worker], REPLACED)
             self._limit_s = 2 * (now - since[worker])

@@ -1,7 +1,7 @@
 """Actors that are asked one by one: those that have started; none is waited for without a limit."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray
@@ -82,7 +82,7 @@ class Team:
                 return True
         return False
 
-    def end(self) -> None:
-        """Kill the actors."""
-        end_actors((actor, options) for actor, options, _ in self._members)
+    def end(self, calls: Collection[Any] = ()) -> None:
+        """Kill the actors, and read what these calls gave."""
+        end_actors([(actor, options) for actor, options, _ in self._members], calls)
         self._members.clear()
