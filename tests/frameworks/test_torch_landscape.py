@@ -15,7 +15,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.recipe import Directions, RandomDirections
 from distsummary.landscape.engines.quantities import Evaluation
 from distsummary.landscape.engines.torch_engines import TorchRowEngine
-from distsummary.landscape.engines.torch_memory import portable
+from distsummary.landscape.engines.torch_loan import portable
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 from tests.unit.landscape import golden_mlp

@@ -26,7 +26,8 @@ from distsummary.landscape.engines import torch_engines, torch_hessian
 from distsummary.landscape.engines.graph import captured
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.torch_hessian import TorchHessian
-from distsummary.landscape.engines.torch_memory import exceeds_device, is_full, portable, seed, worker_device
+from distsummary.landscape.engines.torch_loan import portable, seed
+from distsummary.landscape.engines.torch_memory import exceeds_device, is_full, worker_device
 from tests.frameworks.landscape_nets import (
     CRITERION,
     ON_GPU,

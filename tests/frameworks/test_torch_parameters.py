@@ -17,7 +17,7 @@ from distsummary.landscape.directions.parameters import moving
 from distsummary.landscape.directions.recipe import Directions, RandomDirections
 from distsummary.landscape.directions.torch_parameters import filter_axes, tied_names
 from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.torch_memory import Loan, portable
+from distsummary.landscape.engines.torch_loan import Loan, portable
 from distsummary.landscape.generator import landscape
 from distsummary.landscape.output.grid import LossGrid
 

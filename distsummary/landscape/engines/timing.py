@@ -15,6 +15,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.directions.recipe import Array, Directions
 from distsummary.landscape.engines.base import is_out_of_memory, open_engine
+from distsummary.landscape.engines.heap import kept
 from distsummary.landscape.engines.planner import (
     EXACT,
     LOOSE,
@@ -105,6 +106,7 @@ class _Bench:
         """Made once for all candidates that want them whole."""
         return self._plane.recipe.make(self._plane.states[-1])
 
+    @kept()  # once for all candidates
     def plan(self, points: int, threads: int, can_compile: bool) -> Planned:
         """See `plan_engine`."""
         row = EngineChoice(threads=threads)

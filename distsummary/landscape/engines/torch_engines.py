@@ -21,6 +21,7 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Recipe, Weights
 from distsummary.landscape.engines.batches import leaves, mapped
 from distsummary.landscape.engines.data import Data, batch_facts, batch_rows, data_sets
+from distsummary.landscape.engines.heap import keep_large
 from distsummary.landscape.engines.planner import EngineChoice
 from distsummary.landscape.engines.quantities import (
     BatchFacts,
@@ -30,11 +31,10 @@ from distsummary.landscape.engines.quantities import (
     refuse_unfit,
 )
 from distsummary.landscape.engines.torch_criterion import placed
+from distsummary.landscape.engines.torch_loan import Loan, copies
 from distsummary.landscape.engines.torch_measure import Measure, join
 from distsummary.landscape.engines.torch_memory import (
     Flat,
-    Loan,
-    copies,
     exceeds_device,
     hardware,
     plane_tensors,
@@ -67,6 +67,8 @@ class TorchEngine:
         mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
     """
 
+    keeps_freed = True  # memory: its engine is made for speed
+
     def __init__(
         self,
         model: nn.Module,
@@ -95,6 +97,7 @@ class TorchEngine:
             dtype=self._dtype,
             tf32=self._evaluation.precision == "tf32",
             memory=self._memory,
+            keeps_freed=self.keeps_freed,
         )
         try:
             self.bn_mode = self._set_bn_mode()
@@ -103,6 +106,7 @@ class TorchEngine:
             self._layout()
             self._data = {name: self._kept(name, source) for name, source in data.items()}
             self.samples = self._begin(*next(iter(data.items())))
+            keep_large()  # now that a batch has shown what the model takes
         except BaseException:
             self.close()
             raise

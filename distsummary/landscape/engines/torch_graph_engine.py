@@ -34,7 +34,8 @@ from distsummary.landscape.engines.graph.trace import (
 from distsummary.landscape.engines.planner import LOOSE
 from distsummary.landscape.engines.quantities import REDUCED
 from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
-from distsummary.landscape.engines.torch_memory import is_full, plane_tensors, preserved
+from distsummary.landscape.engines.torch_loan import preserved
+from distsummary.landscape.engines.torch_memory import is_full, plane_tensors
 from distsummary.landscape.engines.user_code import in_batch
 
 PROOF = 1e-4  # relative difference from the model's own code that a recording may show

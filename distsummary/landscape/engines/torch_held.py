@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from distsummary.landscape.engines.torch_memory import preserved
+from distsummary.landscape.engines.torch_loan import preserved
 
 
 @contextmanager

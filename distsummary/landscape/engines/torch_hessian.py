@@ -18,18 +18,12 @@ from distsummary.landscape.directions.hessian import GROUPS, members
 from distsummary.landscape.directions.recipe import Array, Weights, check_fit
 from distsummary.landscape.directions.torch_parameters import tie, unwrap
 from distsummary.landscape.engines.data import batch_rows
+from distsummary.landscape.engines.heap import kept
 from distsummary.landscape.engines.steady import steady
 from distsummary.landscape.engines.torch_backends import backends
 from distsummary.landscape.engines.torch_criterion import placed
-from distsummary.landscape.engines.torch_memory import (
-    as_tensor,
-    exceeds_device,
-    gpus_of,
-    preserved,
-    run_as_written,
-    seed,
-    to_device,
-)
+from distsummary.landscape.engines.torch_loan import preserved, run_as_written, seed
+from distsummary.landscape.engines.torch_memory import as_tensor, exceeds_device, gpus_of, to_device
 from distsummary.landscape.engines.user_code import batch_name, bind_loss, in_batch
 
 
@@ -95,6 +89,7 @@ class TorchHessian:
     def _take_over(self, centre: Weights, device: torch.device) -> None:
         self._restore.enter_context(preserved(self._model))
         if device.type == "cpu":
+            self._restore.enter_context(kept())
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         for module in self._model.modules():

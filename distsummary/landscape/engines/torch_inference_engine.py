@@ -20,11 +20,13 @@ from distsummary.landscape.engines.inference.filling import Filling
 from distsummary.landscape.engines.inference.outlines import REMEDY, Outlines
 from distsummary.landscape.engines.inference.point import Point
 from distsummary.landscape.engines.torch_engines import REPEATED, Loaded, TorchEngine, on_host
-from distsummary.landscape.engines.torch_memory import copies
+from distsummary.landscape.engines.torch_loan import copies
 
 
 class TorchInferenceEngine(TorchEngine):
     """See `Engine`. Raises LandscapeError for a model that has ways of its own with its parameters."""
+
+    keeps_freed = False
 
     def _memory(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterable[Tensor]:
         parameters = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter)}

@@ -83,7 +83,7 @@ def portable(model: Any, batches: Any) -> tuple[Any, Any]:
     """Model and batches that any process can unpickle."""
     if framework_of(model).name != "torch":
         return model, batches
-    from distsummary.landscape.engines.torch_memory import portable as on_host
+    from distsummary.landscape.engines.torch_loan import portable as on_host
 
     return on_host(model, batches)
 

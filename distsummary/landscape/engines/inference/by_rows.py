@@ -15,7 +15,7 @@ from torch import Tensor
 
 from distsummary.landscape.directions.torch_normals import PIECE
 from distsummary.landscape.directions.torch_rows import draws
-from distsummary.landscape.engines.inference.heap import give_back
+from distsummary.landscape.engines.heap import give_back
 from distsummary.landscape.engines.inference.outlines import Outlines, Values, are_alike, fresh, in_place_of
 from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES
 

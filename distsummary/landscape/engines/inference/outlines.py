@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES, dense_strides, loan_dtype
+from distsummary.landscape.engines.torch_loan import loan_dtype
+from distsummary.landscape.engines.torch_memory import ALIGNMENT_BYTES, dense_strides
 
 REMEDY = "leave out memory='inference': engine='row' can, with a dozen times the model's memory"
 MAPPED_BYTES = 1 << 20  # from here on fresh memory is the system's own
