@@ -133,7 +133,7 @@ def candidates(
     """What is worth timing beside the row engine, for rows of so many points; the most promising first.
 
     `point_s` is what the row engine takes for a point, `parameters` how many move. Chunks turn convolutions
-    into grouped ones, which want their pictures channel by channel.
+    into grouped ones, which GPUs want to have channel by channel, as some nets do on CPUs.
     """
     layout = ("channels_last",) if has_pictures else ()
     if parameters > MAX_RECORDED:
@@ -143,7 +143,9 @@ def candidates(
         found.append(EngineChoice(engine="graph", options=(*layout, "cuda_graph")))
     if on_gpu or point_s <= MAX_CHUNKED_S:
         sizes = chunks(columns, on_gpu=on_gpu)
-        found += [EngineChoice(engine="graph", chunk=chunk) for chunk in sizes]
+        found += [EngineChoice(engine="graph", chunk=n, options=() if on_gpu else layout) for n in sizes]
+        if layout and not on_gpu:
+            found += [EngineChoice(engine="graph", chunk=n) for n in sizes[:1]]
     if has_pictures:
         found.append(EngineChoice(engine="row", options=layout))
         found.append(EngineChoice(engine="graph"))
@@ -153,10 +155,14 @@ def candidates(
 
 
 def chunks(columns: int, *, on_gpu: bool) -> list[int]:
-    """Chunks that fill rows of `columns` points: a row in so many equal parts, none above MAX_CHUNK."""
-    parts = (1, 2) if on_gpu else (1, 2, 3, 6)
+    """Chunks that fill rows of `columns` points: a row in so many equal parts, none above MAX_CHUNK.
+
+    The most promising first; what a whole row makes on a CPU is often more than its caches hold.
+    """
+    parts = (1, 2) if on_gpu else (2, 3, 6, 1)
     least = math.ceil(columns / MAX_CHUNK)
-    return sorted({math.ceil(columns / (least * n)) for n in parts if columns >= 2 * least * n}, reverse=True)
+    found = (math.ceil(columns / (least * n)) for n in parts if columns >= 2 * least * n)
+    return list(dict.fromkeys(found))
 
 
 def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: float = EXACT) -> EngineChoice:

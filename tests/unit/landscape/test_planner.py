@@ -53,9 +53,9 @@ def test_no_exact_candidate_is_an_error() -> None:
 
 
 def test_chunks_fill_rows_in_equal_parts() -> None:
-    assert chunks(51, on_gpu=False) == [51, 26, 17, 9]
+    assert chunks(51, on_gpu=False) == [26, 17, 9, 51]
     assert chunks(51, on_gpu=True) == [51, 26]
-    assert chunks(200, on_gpu=False) == [50, 25, 17, 9]  # four parts, not one of 200
+    assert chunks(200, on_gpu=False) == [25, 17, 9, 50]  # four parts, not one of 200
     assert chunks(3, on_gpu=False) == [3]
     assert chunks(1, on_gpu=False) == []
 
@@ -75,6 +75,10 @@ def test_candidates_fit_the_model_and_the_machine() -> None:
     pictures = candidates(21, 1e-3, on_gpu=False, has_pictures=True)
     assert pictures[0] == EngineChoice(engine="graph", options=("channels_last",))
     assert EngineChoice(options=("channels_last",)) in pictures
+    chunked = [(choice.chunk, choice.options) for choice in pictures if choice.chunk > 1]
+    assert chunked == [*((n, ("channels_last",)) for n in (11, 7, 4, 21)), (11, ())]
+    on_gpu = candidates(21, 1e-3, on_gpu=True, has_pictures=True)
+    assert [(c.chunk, c.options) for c in on_gpu if c.chunk > 1] == [(21, ()), (11, ())]
     gpu = candidates(21, 1e-3, on_gpu=True, has_pictures=False)
     assert EngineChoice(engine="graph", options=("cuda_graph",)) in gpu
     assert not any("compile" in choice.options for choice in [*plain, *pictures, *gpu])

@@ -13,6 +13,8 @@ from distsummary.landscape.engines.graph.affine import InDouble, Parts, hoist, w
 from distsummary.landscape.engines.graph.calls import bind
 from distsummary.landscape.engines.graph.captured import Captures
 from distsummary.landscape.engines.graph.fusions import add_in_convolutions, in_place, take_relu
+from distsummary.landscape.engines.graph.groups import take_in_biases
+from distsummary.landscape.engines.graph.packed import pack_weights
 from distsummary.landscape.engines.graph.rewrites import ANYWHERE, ON_CPU
 from distsummary.landscape.engines.graph.slots import ChunkFlat, DeviceFlat, RectifiedFlat
 from distsummary.landscape.engines.graph.tiles import Tile, narrowed, resized, tiles
@@ -40,6 +42,7 @@ class Program:
         self._tiles = tiles(parts) if is_single else []
         self._tile_graphs = {tile.size: resized(parts.point, tile.size) for tile in self._tiles}
         self._steps: dict[fx.GraphModule, tuple[fx.GraphModule, fx.GraphModule]] = {}
+        self._packed: dict[int, Tensor] | None = None
         self._results: dict[Any, Tensor] = {}
         self._at: tuple[float, Sequence[float]] | None = None  # where the shared slots are
 
@@ -86,20 +89,27 @@ class Program:
             constants = narrowed(constants, inputs[slots:], tile)
             point = self._tile_graphs[tile.size]
         kind = RectifiedFlat if self._is_rectified else DeviceFlat if self.is_captured else Flat
-        memory = self._filled(kind, placeholders(point.graph)[shared:slots], own)
+        memory = self._filled(kind, placeholders(point.graph)[shared:slots], own, are_data=True)
         flats = [flat for flat in (self.shared, memory) if flat is not None]
         values = [value for flat in flats for _, value in flat.points()]
         return Bound(self, memory, self._calls(point, values, constants))
 
     def _filled(
-        self, kind: type[Flat], inputs: Sequence[Node], values: Sequence[Sequence[Tensor]]
+        self,
+        kind: type[Flat],
+        inputs: Sequence[Node],
+        values: Sequence[Sequence[Tensor]],
+        *,
+        are_data: bool = False,
     ) -> Flat | None:
         """Memory for slots, with their values at the centre, along x and along y."""
         outlines = {str(n): node.meta["val"] for n, node in enumerate(inputs)}
         if not outlines:
             return None
-        is_one = self.chunk == 1
-        flat = kind(outlines, self._device) if is_one else ChunkFlat(outlines, self._device, self.chunk)
+        if self.chunk == 1:
+            flat = kind(outlines, self._device)
+        else:
+            flat = ChunkFlat(outlines, self._device, self.chunk, are_data=are_data)
         flat.set_plane(*({str(n): t for n, t in enumerate(row)} for row in values))
         return flat
 
@@ -110,7 +120,13 @@ class Program:
         if point not in self._steps:
             self._steps[point] = self._made_steps(point, slots, constants)
         prepare, step = self._steps[point]
-        arguments = prepare(*slots, *constants)
+        arguments = list(prepare(*slots, *constants))
+        if isinstance(self.shared, ChunkFlat) and self._is_eager_cpu:
+            if self._packed is None:
+                self._packed = pack_weights(step.graph, arguments, self.shared)
+                step.recompile()
+            for number, weights in self._packed.items():
+                arguments[number] = weights
         calls = bind(step.graph, arguments, self._results) if self._is_eager_cpu else None
         return calls or partial(step, *arguments)
 
@@ -120,6 +136,7 @@ class Program:
         """(prepare, point), see `affine.hoist`."""
         if self.chunk > 1:
             point = self._over_points(slots, constants)
+            take_in_biases(point.graph)
         is_compiled = "compile" in self.options
         if not is_compiled:
             in_place(point.graph, self.parts.shared, self.parts.slots)

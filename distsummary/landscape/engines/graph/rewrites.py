@@ -16,6 +16,7 @@ from distsummary.landscape.engines.graph.trace import (
     Node,
     aten,
     emit,
+    is_channels_last,
     is_getitem,
 )
 
@@ -194,16 +195,11 @@ def pool_late(graph: fx.Graph) -> None:
 
 def _is_tiled(picture: Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), *rest: Any) -> bool:
     """Whether windows lie side by side and fill a channels-last picture; `rest`: dilation, ceil_mode."""
-    if picture.dim() != 4 or len(kernel) != 2 or not _is_channels_last(picture):
+    if picture.dim() != 4 or len(kernel) != 2 or not is_channels_last(picture):
         return False
     is_full = all(size % k == 0 for size, k in zip(picture.shape[2:], kernel, strict=True))
     is_plain = not any(padding) and (not rest or set(rest[0]) == {1})
     return is_full and is_plain and [*(stride or kernel)] == [*kernel]
-
-
-def _is_channels_last(picture: Tensor) -> bool:
-    is_last = picture.dim() == 4 and picture.is_contiguous(memory_format=torch.channels_last)
-    return is_last and not picture.is_contiguous()
 
 
 def _pool(graph: fx.Graph, picture: Node, high: int, wide: int) -> Node:
@@ -263,7 +259,7 @@ def _flattened(rows: Node) -> Node | None:
         return None
     picture, shape = copied.args[0].meta["val"], rows.meta["val"].shape
     is_whole = len(shape) == 2 and picture.dim() == 4 and shape[0] == picture.shape[0]
-    return copied.args[0] if is_whole and _is_channels_last(picture) else None
+    return copied.args[0] if is_whole and is_channels_last(picture) else None
 
 
 def turn_weights(graph: fx.Graph, moved: Collection[Node]) -> None:

@@ -1,31 +1,52 @@
 """The memory of slots: their values at the centre, along the axes, and at a point or at several."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from distsummary.landscape.engines.graph.trace import aten
-from distsummary.landscape.engines.torch_memory import Flat, pinned
+from distsummary.landscape.engines.graph.trace import aten, is_channels_last
+from distsummary.landscape.engines.torch_memory import Flat, dense_strides, pinned
 
 FAR = 1e38  # what a sum in float32 can be without overflow
 
 
 class ChunkFlat(Flat):
-    """Slots of several points at once: each has a block (chunk, *shape) of its own."""
+    """Slots of several points at once: each has a block (chunk, *shape) of its own.
 
-    def __init__(self, outlines: Mapping[str, Tensor], device: torch.device, chunk: int) -> None:
+    `are_data`: channels-last pictures lie as convolutions of several points want them, see `groups`.
+    """
+
+    def __init__(
+        self, outlines: Mapping[str, Tensor], device: torch.device, chunk: int, *, are_data: bool
+    ) -> None:
         super().__init__(outlines, device)
         self._steps = torch.zeros(chunk, dtype=self._row.dtype, device=device)
         self._blocks = {
             name: torch.zeros(chunk * outline.numel(), dtype=outline.dtype, device=device).as_strided(
-                (chunk, *shape), (outline.numel(), *strides)
+                (chunk, *shape), _block_strides(outline, chunk, are_data)
             )
-            for (name, outline), (_, shape, strides) in zip(
-                outlines.items(), self._views.values(), strict=True
-            )
+            for (name, outline), (_, shape, _) in zip(outlines.items(), self._views.values(), strict=True)
         }
-        self._moves = [self._operands(name, block) for name, block in self._blocks.items()]
+        self._moves = {name: self._operands(name, block) for name, block in self._blocks.items()}
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """The slot that a tensor is of, whole or in part; None: of none."""
+        place = tensor.untyped_storage().data_ptr()
+        return next((n for n, b in self._blocks.items() if b.untyped_storage().data_ptr() == place), None)
+
+    def block(self, name: str) -> Tensor:
+        """The values of a slot, (chunk, *shape)."""
+        return self._blocks[name]
+
+    def lay(self, name: str, memory: Tensor, order: Callable[[Tensor], Tensor]) -> None:
+        """Have a slot move in `memory` (chunk, numbers), whose order `order` gives to a tensor (*shape)."""
+        start, shape, _ = self._views[name]
+        regions = [flat[start : start + shape.numel()] for flat in (self._base, self._x, self._y, self._row)]
+        for region, flat in zip(regions, (self._base, self._x, self._y, self._row), strict=True):
+            region.copy_(order(self._view(flat, name)))
+        row, along_x = regions[3].unsqueeze(0), regions[1].unsqueeze(0)
+        self._moves[name] = (row, along_x, self._steps.view(-1, 1), memory)
 
     def _operands(self, name: str, block: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         row, along_x = (self._view(flat, name).unsqueeze(0) for flat in (self._row, self._x))
@@ -43,8 +64,16 @@ class ChunkFlat(Flat):
 
     def move(self) -> None:
         """Go there."""
-        for row, along_x, steps, block in self._moves:
+        for row, along_x, steps, block in self._moves.values():
             torch.addcmul(row, along_x, steps, out=block)
+
+
+def _block_strides(outline: Tensor, chunk: int, are_data: bool) -> tuple[int, ...]:
+    strides = dense_strides(outline)
+    if not (are_data and is_channels_last(outline)):
+        return (outline.numel(), *strides)
+    n, one, h, w = strides
+    return (outline.shape[1], n * chunk, one, h * chunk, w * chunk)
 
 
 class DeviceFlat(Flat):

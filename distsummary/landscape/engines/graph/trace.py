@@ -226,6 +226,12 @@ def is_view(node: Node) -> bool:
     return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
+def is_channels_last(picture: Tensor) -> bool:
+    """Whether a tensor is channels-last pictures, and nothing else: with one channel they could be either."""
+    is_last = picture.dim() == 4 and picture.is_contiguous(memory_format=torch.channels_last)
+    return is_last and not picture.is_contiguous()
+
+
 def is_getitem(node: Node) -> bool:
     """Whether the node picks one of several results."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
