@@ -82,6 +82,17 @@ class Shrunk(nn.Module):
         return self.layer(x) * torch.tanh(self.layer.weight[self.part]).sum()
 
 
+class Turned(nn.Module):
+    """The kernels with rows for columns, which is a view of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.layer.weight.mT, self.layer.bias, padding=1)
+
+
 def layer(*arguments: Any, **more: Any) -> Callable[[], nn.Module]:
     return lambda: nn.Conv2d(*arguments, **more)
 
@@ -94,6 +105,7 @@ BODIES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "strided": (layer(16, 16, (5, 3), (1, 2), (2, 1)), 1),
     "without a bias": (layer(16, 16, 1, bias=False), 1),
     "in groups": (layer(16, 32, 3, groups=1, padding="same"), 1),
+    "turned": (Turned, 0),
     "twice": (Twice, 0),
     "read elsewhere": (Shrunk, 0),
     "read in part": (lambda: Shrunk(slice(3, 7)), 0),

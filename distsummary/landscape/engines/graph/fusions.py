@@ -12,6 +12,7 @@ from distsummary.landscape.engines.graph.trace import (
     is_getitem,
     is_view,
     placeholders,
+    uses_onednn,
 )
 
 FLOATS = (torch.float32, torch.float64)
@@ -61,8 +62,7 @@ def add_in_convolutions(graph: fx.Graph, shared: int, slots: int) -> None:
     For the `x + convolution` of residual networks on x86, behind `in_place`. oneDNN could do the ReLU behind
     it as well, but its ReLU makes NaN 0.
     """
-    is_on = torch._C._get_mkldnn_enabled()  # whoever switches oneDNN off for his model means this, too
-    if ADD_CONVOLUTION is None or not (is_on and torch.backends.cpu.get_cpu_capability().startswith("AVX")):
+    if ADD_CONVOLUTION is None or not uses_onednn():
         return
     inputs = placeholders(graph)
     ours = depends_on(graph, inputs[:slots]) - set(inputs[:shared])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from distsummary.landscape.engines.graph.slots import ChunkFlat
-from distsummary.landscape.engines.graph.trace import Node, aten, is_channels_last, placeholders
+from distsummary.landscape.engines.graph.trace import Node, aten, is_channels_last, placeholders, uses_onednn
 
 # All of them are there, or oneDNN is not.
 REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_convolution_weight", None)
@@ -25,7 +25,7 @@ EXACT_IN_FLOAT32 = 1 << 24  # whole numbers
 def pack_weights(graph: fx.Graph, arguments: Sequence[Tensor], slots: ChunkFlat) -> dict[int, Tensor]:
     """Let convolutions take packed weights that the slots move; returns what the graph takes, by number."""
     found: dict[int, Tensor] = {}
-    if None in (REORDER, CONVOLUTION, ADDRESS, NBYTES) or not torch._C._get_mkldnn_enabled():
+    if None in (REORDER, CONVOLUTION, ADDRESS, NBYTES) or not uses_onednn():
         return found
     names = [slots.name_of(argument) for argument in arguments]
     for number, (node, name) in enumerate(zip(placeholders(graph), names, strict=True)):
@@ -53,7 +53,7 @@ def _packed(weight: Tensor, layer: Node, slots: ChunkFlat, name: str) -> Tensor 
     """The weights of all points, whose memory the slot has from now on; None where that cannot be."""
     _, _, _, stride, padding, dilation, _, _, groups = layer.args
     block, size = slots.block(name), list(layer.args[0].meta["val"].shape)
-    if block.dim() != 5 or weight.shape != (len(block) * block.shape[1], *block.shape[2:]):
+    if not _is_all_of(weight, block):
         return None
 
     def packed(values: Tensor) -> Tensor:
@@ -67,6 +67,13 @@ def _packed(weight: Tensor, layer: Node, slots: ChunkFlat, name: str) -> Tensor 
         return None
     slots.lay(name, _memory(whole).view(len(block), -1), lambda one: one.reshape(-1)[order])
     return whole
+
+
+def _is_all_of(weight: Tensor, block: Tensor) -> bool:
+    """Whether weights are the points' blocks as they lie, and not turned, as with rows for columns."""
+    if block.dim() != 5 or weight.shape != (len(block) * block.shape[1], *block.shape[2:]):
+        return False
+    return weight.stride() == block.stride()[1:] and weight.data_ptr() == block.data_ptr()
 
 
 def _order(block: Tensor, packed: Callable[[Tensor], Tensor]) -> Tensor | None:

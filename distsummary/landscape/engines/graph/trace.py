@@ -232,6 +232,12 @@ def is_channels_last(picture: Tensor) -> bool:
     return is_last and not picture.is_contiguous()
 
 
+def uses_onednn() -> bool:
+    """Whether this is an x86 processor with oneDNN, not switched off: for a model, that is for us, too."""
+    has_vectors: bool = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    return has_vectors and torch._C._get_mkldnn_enabled()
+
+
 def is_getitem(node: Node) -> bool:
     """Whether the node picks one of several results."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
