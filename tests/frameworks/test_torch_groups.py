@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from distsummary.landscape.engines.graph import packed, program
+from distsummary.landscape.engines.graph import packed, program, slots
 from distsummary.landscape.engines.graph.groups import take_in_biases
-from distsummary.landscape.engines.graph.trace import aten, record
+from distsummary.landscape.engines.graph.trace import CannotTraceError, aten, record
 from distsummary.landscape.engines.planner import EXACT, EngineChoice
 from tests.frameworks.landscape_nets import XS, YS, Net, engine_at, float64_losses, plane_of
 from tests.frameworks.test_torch_rewrites import calls, convolved, run, values
@@ -207,6 +207,72 @@ def test_nor_where_points_are_in_another_order_together(
     monkeypatch.setattr(packed, "_order", lambda *_: None)
     check(*pictured(Residual))
     assert set(weights_packed) == {0}
+
+
+class Scaled(nn.Module):
+    """What else it reads may change behind the engine's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Conv2d(16, 16, 3, padding=1), [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale[0]
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_recording_that_was_refused_is_refused_again(chunk: int) -> None:
+    model, batches = pictured(Scaled)
+    centre, directions, _ = plane_of(model)
+    engine = engine_at(model, batches[:1], EngineChoice(engine="graph", chunk=chunk))
+    engine.row_values(YS[0], XS)
+    model.body.scale[0] = 3.0
+    engine.set_plane(centre, directions)
+    for _ in range(2):
+        with pytest.raises(CannotTraceError, match="depends on more"):
+            engine.row_values(YS[0], XS)
+    engine.close()
+
+
+@needs_avx512
+def test_memory_that_is_too_small_while_weights_are_packed_leaves_nothing_half_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batches = pictured(Residual)
+    exact = float64_losses(model, batches[:1])[: len(XS)]
+    asked: list[None] = []
+
+    def full_once(*arguments: Any) -> Tensor:
+        asked.append(None)
+        if len(asked) == 5:  # for the second layer
+            raise MemoryError
+        return reorder(*arguments)
+
+    reorder = packed.REORDER
+    monkeypatch.setattr(packed, "REORDER", full_once)
+    engine = engine_at(model, batches[:1], CHUNK)
+    with pytest.raises(MemoryError):
+        engine.row_values(YS[0], XS)
+    found = engine.row_values(YS[0], XS)[:, 0]
+    engine.close()
+    np.testing.assert_allclose(found, exact, rtol=EXACT)
+
+
+@needs_avx512
+def test_points_that_are_mixed_up_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    lay = slots.ChunkFlat.lay
+
+    def turned(self: Any, name: str, owner: object, memory: Tensor, order: Any) -> None:
+        lay(self, name, owner, memory, order)
+        row, along_x, steps, block = self._moves[name]
+        self._moves[name] = (row, along_x, steps.flip(0), block)
+
+    monkeypatch.setattr(slots.ChunkFlat, "lay", turned)
+    model, batches = pictured(Residual)
+    engine = engine_at(model, batches[:1], EngineChoice(engine="graph", chunk=2, options=CHUNK.options))
+    with pytest.raises(CannotTraceError, match="depends on more"):
+        engine.row_values(YS[0], XS)
+    engine.close()
 
 
 def by_channel(h: Tensor, bias: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1
                       nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
 batch = torch.randn(64, 3, 32, 32), torch.arange(64) % 10
 found = {}
-for label in ("inference", "row", "graph", "graph channels_last"):
+for label in ("row", "graph", "graph channels_last"):
     engine = engine_at(model, [batch], EngineChoice.from_label(label))
     for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -39,14 +39,16 @@ print(json.dumps(found))
 """
 
 
-def test_points_take_no_new_pages() -> None:
+@pytest.mark.parametrize("is_left_alone", [False, True])
+def test_points_take_no_new_pages(is_left_alone: bool) -> None:
+    """Unless the environment says that freed memory is given back: each result has 1,024 pages."""
+    setting = {"MALLOC_TRIM_THRESHOLD_": "131072"} if is_left_alone else {}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True, timeout=120,
+        env={"PYTHONPATH": str(ROOT)} | setting, capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    faults = json.loads(done.stdout)
-    assert faults.pop("inference") > 1000, "it keeps nothing; each of its results has 1,024 pages"
-    assert max(faults.values()) < 100
+    faults = json.loads(done.stdout).values()
+    assert min(faults) > 1000 if is_left_alone else max(faults) < 100
 
 
 @pytest.mark.parametrize("label", ["naive", "row", "graph", "graph x3"])

@@ -21,7 +21,7 @@ KEEP = {M_MMAP_THRESHOLD: LARGEST, M_TRIM_THRESHOLD: -1}  # -1: never
 AFTERWARDS = {M_MMAP_MAX: 65536, M_TRIM_THRESHOLD: 2 * LARGEST}
 ROOM = 4  # times the process' largest size, that its core's share of the memory must be: holes may double it
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the garbage collector may end what nobody closed, in the midst of it
 _users = 0
 
 
@@ -51,13 +51,15 @@ def _enter(step: int) -> None:
 
 def keep_large() -> None:
     """Within `kept`: also results above LARGEST, where memory is ample, as they leave larger holes."""
+    if _function("mallopt") is None or not _is_ample():
+        return
     with _lock:
-        if _users and _is_ample():
+        if _users:
             _set({M_MMAP_MAX: 0})
 
 
 def _is_ample() -> bool:
-    import resource  # not on Windows
+    import resource  # not where there is no glibc
 
     cores = os.cpu_count() or 1
     return ROOM * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 <= host_bytes() // cores

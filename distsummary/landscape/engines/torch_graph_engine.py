@@ -95,14 +95,15 @@ class TorchGraphEngine(TorchRowEngine):
         key = signature(loaded.batch)
         if key not in self._graphs:
             self._graphs[key] = self._record(loaded.batch)
-        if key not in self._programs:
+        if key in self._programs:
+            bound = self._programs[key].bind(self._fixed(loaded.batch))
+        else:
             plane: Any = list(self._plane.values())  # triples
             parts = self._cut(self._graphs[key], self._kept_like(key))
-            self._programs[key] = Program(parts, plane, self.choice.chunk, self.choice.options)
-            bound = self._programs[key].bind(self._fixed(loaded.batch))
+            program = Program(parts, plane, self.choice.chunk, self.choice.options)
+            bound = program.bind(self._fixed(loaded.batch))
             self._prove(bound, loaded)
-        else:
-            bound = self._programs[key].bind(self._fixed(loaded.batch))
+            self._programs[key] = program  # now: what fails once is not used when it is asked for again
         if not self.is_streamed:
             self._bound[loaded] = bound
         return bound
@@ -110,8 +111,9 @@ class TorchGraphEngine(TorchRowEngine):
     def _prove(self, bound: Sequence[Bound], loaded: Loaded) -> None:
         """Raise CannotTraceError unless the program gives what the model's own code gives, off the centre."""
         step = STEP * self._reach()
+        points = (0.0, step) if self.choice.chunk > 1 else (step,)  # where points are mixed up two show it
         try:
-            found = on_host(_sum([part.at(step, step) for part in bound]))
+            found = on_host(_sum([part.read(step, [points])[-1] for part in bound]))
         except RuntimeError as error:
             if is_full(error):
                 raise

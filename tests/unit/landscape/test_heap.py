@@ -112,6 +112,31 @@ def test_the_last_of_several_threads_gives_back(monkeypatch: pytest.MonkeyPatch)
     assert calls == [heap.KEEP, heap.AFTERWARDS, "given back"]
 
 
+def test_what_the_garbage_collector_ends_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    abandoned = heap.kept()
+    abandoned.__enter__()
+    left = [abandoned]
+
+    def collecting(options: object) -> None:
+        if left:
+            left.pop().__exit__(None, None, None)
+
+    monkeypatch.setattr(heap, "_set", collecting)
+    monkeypatch.setattr(heap, "_is_ample", lambda: True)
+    done = threading.Thread(target=heap.keep_large, daemon=True)
+    done.start()
+    done.join(20)
+    assert not done.is_alive()
+    assert heap._users == 0
+
+
+def test_nothing_is_asked_of_a_system_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "_function", lambda name: None)
+    monkeypatch.setitem(sys.modules, "resource", None)
+    with heap.kept():
+        heap.keep_large()
+
+
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(name: object) -> object:
         raise OSError("no such library")

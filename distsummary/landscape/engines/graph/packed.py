@@ -27,17 +27,18 @@ def pack_weights(graph: fx.Graph, arguments: Sequence[Tensor], slots: ChunkFlat)
     found: dict[int, Tensor] = {}
     if None in (REORDER, CONVOLUTION, ADDRESS, NBYTES) or not uses_onednn():
         return found
-    names = [slots.name_of(argument) for argument in arguments]
+    names, layers = [slots.name_of(argument) for argument in arguments], dict[int, Node]()
     for number, (node, name) in enumerate(zip(placeholders(graph), names, strict=True)):
         layer = next(iter(node.users)) if len(node.users) == 1 else None
         if name is None or names.count(name) > 1 or layer is None or not _takes(layer, node):
             continue  # who else reads the slot would find nothing
         packed = _packed(arguments[number], layer, slots, name)
         if packed is not None:
-            found[number] = packed
-            _, _, bias, stride, padding, dilation, _, _, groups = layer.args
-            layer.args = (layer.args[0], node, bias, padding, stride, dilation, groups, "none", [], None)
-            layer.target = CONVOLUTION.default
+            found[number], layers[number] = packed, layer
+    for layer in layers.values():
+        picture, weight, bias, stride, padding, dilation, _, _, groups = layer.args
+        layer.args = (picture, weight, bias, padding, stride, dilation, groups, "none", [], None)
+        layer.target = CONVOLUTION.default
     return found
 
 
@@ -65,7 +66,7 @@ def _packed(weight: Tensor, layer: Node, slots: ChunkFlat, name: str) -> Tensor 
     order = _order(block, lambda marks: _numbers(packed(marks)))
     if order is None:
         return None
-    slots.lay(name, _memory(whole).view(len(block), -1), lambda one: one.reshape(-1)[order])
+    slots.lay(name, whole, _memory(whole).view(len(block), -1), lambda one: one.reshape(-1)[order])
     return whole
 
 

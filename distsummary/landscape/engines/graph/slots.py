@@ -22,6 +22,7 @@ class ChunkFlat(Flat):
     ) -> None:
         super().__init__(outlines, device)
         self._steps = torch.zeros(chunk, dtype=self._row.dtype, device=device)
+        self._owners: list[object] = []
         self._blocks = {
             name: torch.zeros(chunk * outline.numel(), dtype=outline.dtype, device=device).as_strided(
                 (chunk, *shape), _block_strides(outline, chunk, are_data)
@@ -39,8 +40,12 @@ class ChunkFlat(Flat):
         """The values of a slot, (chunk, *shape)."""
         return self._blocks[name]
 
-    def lay(self, name: str, memory: Tensor, order: Callable[[Tensor], Tensor]) -> None:
-        """Have a slot move in `memory` (chunk, numbers), whose order `order` gives to a tensor (*shape)."""
+    def lay(self, name: str, owner: object, memory: Tensor, order: Callable[[Tensor], Tensor]) -> None:
+        """Have a slot move in `memory` (chunk, numbers), whose order `order` gives to a tensor (*shape).
+
+        `owner`: without which the memory is none.
+        """
+        self._owners.append(owner)
         start, shape, _ = self._views[name]
         regions = [flat[start : start + shape.numel()] for flat in (self._base, self._x, self._y, self._row)]
         for region, flat in zip(regions, (self._base, self._x, self._y, self._row), strict=True):
