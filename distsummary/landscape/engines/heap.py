@@ -1,7 +1,7 @@
 """The C library's heap: what one layer frees is kept for the next one, and given back at the end.
 
 By itself glibc gives large results back to the system as they are freed, and gets them anew, page by page,
-each filled with zeros by the kernel: up to half the time of a forward (see docs/landscape.md).
+each filled with zeros by the kernel, which can take more than half of a forward (see docs/landscape.md).
 """
 
 import ctypes

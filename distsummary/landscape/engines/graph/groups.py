@@ -15,14 +15,14 @@ POINTS_FIRST = [1, 0, 2, 3, 4]  # also the way back
 
 
 def behind(node: Any) -> Node | None:
-    """The convolution of several points whose result, point by point, a node is; nobody else reads it."""
+    """The convolution of several points whose result, point by point, a node is; it is read once."""
     if getattr(node, "target", None) is not aten.permute.default:
         return None
     split = node.args[0]
     if list(node.args[1]) != POINTS_FIRST or split.target is not aten.view.default:
         return None
     whole = split.args[0]
-    is_alone = len(split.users) == len(whole.users) == 1
+    is_alone = len(node.users) == len(split.users) == len(whole.users) == 1
     return whole if is_alone and whole.target is aten.convolution.default else None
 
 
@@ -50,7 +50,7 @@ def _is_by_channel(bias: Any, points: Tensor) -> bool:
     shape = bias.meta["val"].shape
     count, _, c, _, _ = points.shape
     padded = (1,) * (5 - len(shape)) + tuple(shape)
-    return len(shape) >= 3 and all(
+    return 3 <= len(shape) <= 5 and all(
         size in (1, limit) for size, limit in zip(padded, (count, 1, c, 1, 1), strict=True)
     )
 

@@ -175,10 +175,6 @@ class Bound:
         shared = self.program.shared
         return self._own is not None and (shared is None or self._own.nbytes > shared.nbytes)
 
-    def at(self, x: float, y: float) -> Tensor:
-        """The reading (columns,) of one point."""
-        return self.read(y, [(x,)])[0]
-
     def read(self, y: float, points: Sequence[Sequence[float]]) -> Tensor:
         """Readings (points, columns) at chunks of a row."""
         self._set_row(y)

@@ -47,11 +47,10 @@ class ChunkFlat(Flat):
         """
         self._owners.append(owner)
         start, shape, _ = self._views[name]
-        regions = [flat[start : start + shape.numel()] for flat in (self._base, self._x, self._y, self._row)]
-        for region, flat in zip(regions, (self._base, self._x, self._y, self._row), strict=True):
-            region.copy_(order(self._view(flat, name)))
-        row, along_x = regions[3].unsqueeze(0), regions[1].unsqueeze(0)
-        self._moves[name] = (row, along_x, self._steps.view(-1, 1), memory)
+        place = slice(start, start + shape.numel())
+        for flat in (self._base, self._x, self._y, self._row):
+            flat[place] = order(self._view(flat, name))
+        self._moves[name] = (self._row[place], self._x[place], self._steps.view(-1, 1), memory)
 
     def _operands(self, name: str, block: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         row, along_x = (self._view(flat, name).unsqueeze(0) for flat in (self._row, self._x))
