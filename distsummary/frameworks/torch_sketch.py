@@ -16,6 +16,7 @@ from distsummary.frameworks.torch import FRAMEWORK
 
 GROUP = 16  # whole chunks at a time: 8 million elements, 65 MB of workspace
 SUMMED = 64  # additions to sums of 32 bits, before these are added to sums of 64
+LANES = 4  # sums of each bucket on the host: fewer and longer additions, which torch shares among its threads
 
 
 class TorchSketching:
@@ -51,7 +52,7 @@ class _Host:
 
     def __init__(self, sketcher: Sketcher, table: Tensor) -> None:
         self._sketcher, self._table = sketcher, table
-        self._sums = torch.zeros(BUCKETS)
+        self._sums = torch.zeros(LANES * BUCKETS)
         self._ready: dict[str, tuple[Tensor, list[_Addition]]] = {}  # what is added looks at the tensor
 
     def take(self, parts: Sequence[SketchedPart]) -> Tensor:
@@ -71,7 +72,8 @@ class _Host:
         return self._with_sums(total)
 
     def _with_sums(self, total: Tensor | None) -> Tensor:
-        return self._sums.clone() if total is None else total.double().add_(self._sums)
+        sums = self._sums.view(LANES, BUCKETS).sum(0)
+        return sums if total is None else total.double().add_(sums)
 
     def _additions(self, part: SketchedPart, local: Tensor) -> "list[_Addition]":
         if part.name in self._ready:
@@ -90,7 +92,7 @@ class _Host:
             for piece, place, _, where in self._sketcher.pieces(part.name, flat[run], start):
                 flipping, at = self._table[where], 0
                 while at < len(piece):
-                    stop = min(at + BUCKETS - place, len(piece))
+                    stop = min(at + len(self._sums) - place, len(piece))
                     yield self._sums[place : place + stop - at], piece[at:stop], flipping[at:stop]
                     at, place = stop, 0
 
