@@ -34,7 +34,10 @@ class Output(OrderedDict[str, Any]):
     """As ModelOutput of transformers: items are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
-        return self[name]
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 class WithLoss(Mlp):
