@@ -1,6 +1,7 @@
 """NumPy as a framework: the reference for what the others must do.
 
-A model is any callable object with `parameters`, a dict of arrays by name, and optionally `buffers`, another.
+A model is any callable object with `parameters`, a dict of arrays by name, and optionally `buffers`, another
+(or None).
 """
 
 from collections.abc import Iterable, Mapping
@@ -130,7 +131,12 @@ def _parameters(model: Any) -> dict[str, Array]:
 
 
 def _entries(model: Any) -> dict[str, Array]:
-    parameters, buffers = _parameters(model), getattr(model, "buffers", {})
+    parameters, buffers = _parameters(model), getattr(model, "buffers", None)
+    if not isinstance(buffers, dict | None):
+        raise InvalidTypeError(
+            f"buffers of a NumPy model must be dict[str, ndarray] or None, got {type(buffers).__name__}"
+        )
+    buffers = buffers or {}
     both = sorted(parameters.keys() & buffers.keys())
     if both:
         raise InvalidValueError(

@@ -58,6 +58,9 @@ class TestNumpy(FrameworkSuite):
         both = {"weight": np.ones(1)}
         with pytest.raises(InvalidValueError, match="different names"):
             framework.state(SimpleNamespace(parameters=both, buffers=both))
+        with pytest.raises(InvalidTypeError, match=r"buffers of a NumPy model must be .* got list"):
+            framework.state(SimpleNamespace(parameters=both, buffers=[]))
+        assert framework.state(SimpleNamespace(parameters=both, buffers=None)).keys() == {"weight"}
 
 
 def test_a_framework_that_does_not_exist_is_refused():

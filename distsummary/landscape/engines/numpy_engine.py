@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.frameworks.numpy import FRAMEWORK
 from distsummary.landscape.directions.recipe import Array, Directions, Recipe, Weights
 from distsummary.landscape.engines.data import Data, batch_facts, batch_labels, batch_rows, data_sets
 from distsummary.landscape.engines.hardware import processor
@@ -48,7 +49,7 @@ class NumpyEngine:
         mode: str = "standard",
         evaluation: Evaluation | None = None,
     ) -> None:
-        self._arrays: Mapping[str, Array] = {**model.parameters, **getattr(model, "buffers", {})}
+        self._arrays: Mapping[str, Array] = dict(FRAMEWORK.tensors(model))
         self._evaluation, self._mode = evaluation or Evaluation(), mode
         refuse_unfit(self._evaluation, mode, is_torch=False)
         self._data = data_sets(batches, streamed=self._evaluation.streamed)
