@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +143,15 @@ def test_a_killed_torch_worker_is_replaced_by_one_that_gives_the_same_bytes(tmp_
 
     def loss_fn(model: nn.Module, batch: Any) -> Any:
         if model.d1.weight[0, 0].item() > at and not killed.exists():
-            with suppress(FileExistsError):  # the other worker may be here, too
-                killed.touch(exist_ok=False)
-                os.kill(os.getpid(), signal.SIGKILL)
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     at = make_model().d1.weight[0, 0].item()
-    grid = draw(2, loss_fn=loss_fn)
+    grid = draw(1, loss_fn=loss_fn)  # another one might end it all before the death is known
     assert killed.exists()
     assert grid.z.tobytes() == draw(0).z.tobytes()
-    assert len(grid.worker_seconds) == 3
+    assert len(grid.worker_seconds) == 2
 
 
 def test_a_point_that_kills_every_worker_is_nan_and_counted(
@@ -549,8 +548,8 @@ def test_what_others_have_taken_is_waited_for_no_longer_than_said(monkeypatch: p
     try:
         actor = ray.remote(Loader).options(num_cpus=1).remote()
         ray.get([group.ready(), actor.__ray_ready__.remote()])
-        actor_end.end_actors([(actor, {"num_cpus": 4})])
         begun = time.monotonic()
+        actor_end.end_actors([(actor, {"num_cpus": 4})])
         assert actor_end.free_resources()["CPU"] == 3
         waited = time.monotonic()
         actor_end.free_resources()
