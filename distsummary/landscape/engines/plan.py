@@ -83,7 +83,7 @@ def spread(count: int) -> list[int]:
 
     With both ends everything between is interpolated where a landscape is stopped early.
     """
-    bits = max(1, (count - 1).bit_length())
+    bits = (count - 1).bit_length()
     order = sorted(range(count - 1), key=lambda number: f"{number:0{bits}b}"[::-1])
     return [*order[:1], count - 1, *order[1:]]
 

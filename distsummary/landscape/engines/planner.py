@@ -83,7 +83,6 @@ class EngineChoice:
         chunk = 1
         if more and more[0].startswith("x") and more[0][1:].isdecimal():
             chunk = int(more.pop(0)[1:])
-        check_choice("engine", engine, ENGINES)
         return cls(engine=engine, chunk=chunk, options=tuple(more))
 
     def smaller(self) -> "EngineChoice | None":
@@ -100,7 +99,7 @@ class EngineChoice:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"options": list(self.options)}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "EngineChoice":
@@ -161,8 +160,7 @@ def chunks(columns: int, *, on_gpu: bool) -> list[int]:
     """
     parts = (1, 2) if on_gpu else (2, 3, 6, 1)
     least = math.ceil(columns / MAX_CHUNK)
-    found = (math.ceil(columns / (least * n)) for n in parts if columns >= 2 * least * n)
-    return list(dict.fromkeys(found))
+    return [math.ceil(columns / (least * n)) for n in parts if columns >= 2 * least * n]
 
 
 def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: float = EXACT) -> EngineChoice:
@@ -174,7 +172,7 @@ def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: fl
     best, best_s = None, math.inf
     for choice, timing in timings.items():
         total_s = timing.setup_s + points * timing.point_s
-        if timing.error <= tolerance and total_s < best_s * (1 - LEAST_GAIN if best else 1):
+        if timing.error <= tolerance and total_s < best_s * (1 - LEAST_GAIN):
             best, best_s = choice, total_s
     if best is None:
         raise InvalidValueError(f"timings must hold a candidate within {tolerance:g}, got {list(timings)}")

@@ -278,6 +278,7 @@ def test_a_grid_and_a_cancelled_landscape_are_shown_in_a_line() -> None:
     assert repr(grid) == told
     nothing = random_grid(z=np.full((3, 4), np.nan), computed=np.eye(3, 4) > 0, engine="")
     assert repr(nothing) == "LossGrid(Random, 4 x 3 points, no finite loss, 3 of 12 computed)"
+    assert "loss 1 to 23" in repr(make_grid(z=np.where(np.eye(3, 4) > 0, np.nan, grid.z)))
     assert repr(LandscapeCancelled({"pca": grid})) == f"LandscapeCancelled({{'pca': {told}}})"
 
 

@@ -23,16 +23,21 @@ class Clock:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal, and what stands on its last line."""
+    """A stream that says it is a terminal, and what stands on its lines once that is flushed."""
+
+    flushed = ""
 
     def isatty(self) -> bool:
         return True
+
+    def flush(self) -> None:
+        self.flushed = self.getvalue()
 
     @property
     def screen(self) -> list[str]:
         """What stands on each line: a carriage return goes back to its begin, and what follows overwrites."""
         lines = []
-        for written in self.getvalue().split("\n"):
+        for written in self.flushed.split("\n"):
             shown = ""
             for text in written.split("\r"):
                 shown = text + shown[len(text) :]
@@ -53,7 +58,9 @@ def test_the_line_says_how_far_how_fast_how_long_and_by_whom() -> None:
     assert line(at(512, by_worker=WORKERS)) == (
         "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)"
     )
+    assert line(at(512, by_worker={"a": 8.0, "b": 12.0})).endswith("2 workers (8 + 12 points/s)")
     many = {str(number): 10.0 + number for number in range(MOST_RATES + 1)}
+    assert line(at(512, by_worker=dict(list(many.items())[1:]))).endswith("+ 16 + 17 + 18 points/s)")
     assert line(at(512, by_worker=many)).endswith("9 workers (10 to 18 points/s)")
     assert line(at(512, by_worker={"here": 41.0})) == (
         "landscape: 512/2601 points, 41 points/s, 51 s left, 1 worker"
@@ -66,6 +73,8 @@ def test_the_line_says_how_far_how_fast_how_long_and_by_whom() -> None:
     [
         (41.0, "41 points/s, 61 s left"),
         (9.96, "10 points/s, 4 min left"),
+        (0.463, "0.46 points/s, 90 min left"),
+        (0.313, "0.31 points/s, 2.2 h left"),
         (0.123, "0.12 points/s, 5.6 h left"),
     ],
 )
@@ -76,6 +85,7 @@ def test_small_rates_and_long_times_are_said_in_two_digits(rate: float, said: st
 def test_points_of_a_journal_count_as_done_and_not_into_the_rate() -> None:
     resumed = at(1100, fresh=100, seconds=10.0)
     assert (resumed.points_per_s, resumed.left_s) == (10.0, 150.1)
+    assert line(at(2601, fresh=100, seconds=10.0)) == "landscape: 2601/2601 points, 10 points/s, in 10 s"
     nothing = at(1000, fresh=0, seconds=10.0)
     assert (nothing.points_per_s, nothing.left_s) == (0.0, None)
     assert line(nothing) == "landscape: 1000/2601 points"
@@ -103,17 +113,56 @@ def test_a_terminal_has_one_line_that_is_written_over_itself(monkeypatch: pytest
     assert stream.screen == [line(at(2601)), ""]
 
 
-def test_a_line_never_wraps_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_pause_lines_come_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, clock = Terminal(), Clock()
+    monkeypatch.setattr(sys, "stderr", stream)
+    tell = open_teller(True, clock=clock)
+    assert tell is not None
+    clock.now += 9.0
+    tell(at(32))
+    clock.now += 0.4
+    tell(at(64))
+    assert stream.screen == [line(at(32))]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (20, "landscape: 512/2601"),
+        (39, "landscape: 512/2601 points"),  # one more would fit, and the next line wrap
+        (40, "landscape: 512/2601 points, 41 points/s"),
+        (0, line(at(512))),  # that does not know its width
+    ],
+)
+def test_a_line_never_wraps_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int, shown: str
+) -> None:
     stream = Terminal()
     monkeypatch.setattr(stream, "fileno", lambda: 7)
     monkeypatch.setattr(
-        "os.get_terminal_size", lambda descriptor: SimpleNamespace(columns=20 * (descriptor == 7))
+        "os.get_terminal_size", lambda descriptor: SimpleNamespace(columns=columns if descriptor == 7 else 1)
     )
     monkeypatch.setattr(sys, "stderr", stream)
     tell = open_teller(True, clock=Clock())
     assert tell is not None
     tell(at(512))
-    assert stream.screen == ["landscape: 512/2601"]
+    assert stream.screen == [shown]
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, AttributeError])
+def test_a_terminal_that_does_not_tell_its_width_has_the_whole_line(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fileno() -> int:
+        raise error
+
+    stream = Terminal()
+    monkeypatch.setattr(stream, "fileno", fileno)
+    monkeypatch.setattr(sys, "stderr", stream)
+    tell = open_teller(True, clock=Clock())
+    assert tell is not None
+    tell(at(512))
+    assert stream.screen == [line(at(512))]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +171,7 @@ def test_a_line_never_wraps_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch
         (200, "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)"),
         (79, "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers"),
         (60, "landscape: 512/2601 points, 41 points/s, 51 s left"),
+        (50, "landscape: 512/2601 points, 41 points/s, 51 s left"),
         (40, "landscape: 512/2601 points, 41 points/s"),
         (30, "landscape: 512/2601 points"),
         (12, "landscape: 5"),

@@ -7,7 +7,7 @@ import pytest
 from distsummary.errors import InvalidValueError
 from distsummary.landscape.directions.planes import PlanePlan
 from distsummary.landscape.directions.recipe import Directions
-from distsummary.landscape.engines.plan import Chunk, plan_chunks, spread
+from distsummary.landscape.engines.plan import Chunk, count_points, plan_chunks, spread
 from distsummary.landscape.workers.scheduler import MAX_ATTEMPTS, Counts, Scheduler, call_size
 
 
@@ -31,7 +31,8 @@ def test_the_plan_has_every_point_once_and_no_chunk_longer_than_asked(grid_chunk
     planes = [plane((7, 4), 19), plane((5, 3), 1)]
     planned = plan_chunks(planes, grid_chunk=grid_chunk)
     points = [(c.plane, c.kind, c.row, column) for c in planned for column in c.columns]
-    assert len(points) == len(set(points)) == 7 * 4 + 2 * 19 + 5 * 3 + 2
+    assert len(points) == len(set(points)) == count_points(planes) == 7 * 4 + 2 * 19 + 5 * 3 + 2
+    assert {len(c) for c in planned if c.plane == 0 and c.kind != "grid"} == {8, 3}
     assert all(0 < len(c) <= grid_chunk for c in planned if c.kind == "grid")
     assert {(0, "grid", 3, 6), (0, "path", 0, 18), (0, "checkpoint", 0, 18), (1, "grid", 2, 4)} <= set(points)
 
@@ -41,6 +42,8 @@ def test_only_wanted_points_are_planned() -> None:
     wanted[1, ::2] = wanted[3, 6] = True
     planned = [c for c in plan_chunks([plane((7, 4), 1)], grid_chunk=3, wanted=[wanted]) if c.kind == "grid"]
     assert [(c.row, c.columns) for c in planned] == [(3, (6,)), (1, (0, 2, 4)), (1, (6,))]
+    two = plan_chunks([plane((7, 4), 1), plane((7, 4), 1)], wanted=[~wanted, wanted])
+    assert sum(map(len, two)) == 2 * 2 + 7 * 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 51])
@@ -181,6 +184,8 @@ def test_chunks_that_are_known_are_not_handed_out() -> None:
         finish(scheduler, "a", wanted[row])
     assert scheduler.is_finished
     assert set(scheduler.results) == {wanted[0], wanted[2]}
+    path = replace(wanted[0], kind="path")
+    assert Scheduler([path], known=wanted).progress() == Counts(done=0, total=1)
 
 
 def test_a_call_has_as_many_chunks_as_asked_for_and_its_worker_may_end_them_one_by_one() -> None:
