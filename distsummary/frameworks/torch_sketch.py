@@ -155,7 +155,7 @@ def _add_run(
         rows = -(-len(piece) // BUCKETS)
         padded = torch.zeros(rows * BUCKETS, dtype=piece.dtype, device=table.device)
         padded[: len(piece)] = piece * table[where]
-        folded = padded.view(rows, BUCKETS).sum(0).double()
+        folded = padded.view(rows, BUCKETS).sum(0)
         total += torch.roll(folded, place)
     add_whole()
 

@@ -22,7 +22,7 @@ from distsummary.frameworks.sketching import (
     open_sketching,
     parameters_digest,
 )
-from distsummary.frameworks.torch_sketch import GROUP, on_device
+from distsummary.frameworks.torch_sketch import GROUP, SUMMED, on_device
 from tests.frameworks.test_torch import process_group
 
 
@@ -57,11 +57,13 @@ def test_the_sketch_is_that_of_the_reference_on_host_and_device(dtype: torch.dty
     assert torch.equal(found, on_device(Sketcher(), torch.from_numpy(signs(0)), parts))
 
 
-def test_more_chunks_than_go_at_a_time_and_a_start_inside_of_one_are_added_on_a_device() -> None:
-    flat = torch.randn((GROUP + 2) * CHUNK + 77)
+def test_more_chunks_than_go_at_a_time_and_a_start_inside_of_one_are_added() -> None:
+    flat = torch.randn((GROUP + 3) * CHUNK + 77)
     part = SketchedPart(name="w", tensor=flat, runs=((0, slice(0, 1000)), (1000, slice(1000, None))))
+    expected = Sketcher().sketch({"w": flat.numpy()})
     found = on_device(Sketcher(), torch.from_numpy(signs(0)), [part]).numpy()
-    np.testing.assert_allclose(found, Sketcher().sketch({"w": flat.numpy()}), atol=1e-4)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(open_sketching(load("torch"), [part]).take().result(), expected, atol=1e-4)
 
 
 def test_a_sketch_is_of_the_moment_it_is_taken_and_touches_nothing() -> None:
@@ -105,18 +107,37 @@ def test_a_sketch_follows_parameters_however_they_lie(tensor: torch.Tensor) -> N
     [
         lambda w: w.t(),
         lambda w: w.flip(0),
-        lambda w: w.view(torch.float64).repeat(1, 2),
+        lambda w: torch.empty(0, dtype=torch.float64).set_(w.untyped_storage(), 0, (6, 6)),
     ],
     ids=["transposed in place", "other memory", "another dtype"],
 )
 def test_what_was_made_ready_for_one_view_of_the_memory_is_not_used_for_another(change: Any) -> None:
     torch.manual_seed(0)
-    tensor = torch.rand(6, 6)
-    sketching = open_sketching(load("torch"), [SketchedPart(name="w", tensor=tensor)])
+    tensor, double = torch.rand(12, 6)[:6], torch.ones(2, dtype=torch.float64)
+    parts = [SketchedPart(name="w", tensor=tensor), SketchedPart(name="d", tensor=double)]
+    sketching = open_sketching(load("torch"), parts)
     sketching.take()
     tensor.data = change(tensor.data)
-    expected = Sketcher().sketch({"w": tensor.numpy()})
+    expected = Sketcher().sketch({"w": tensor.numpy(), "d": double.numpy()})
     np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-6)
+
+
+def test_what_is_ready_is_made_anew_for_sums_of_more_bits() -> None:
+    one, other = torch.rand(6), torch.rand(6)
+    parts = [SketchedPart(name="one", tensor=one), SketchedPart(name="other", tensor=other)]
+    sketching = open_sketching(load("torch"), parts)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        other.data = other.data.to(dtype)
+        expected = Sketcher().sketch({"one": one.numpy(), "other": other.numpy()})
+        np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-6)
+
+
+def test_what_is_ready_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, framework = network(), load("torch")
+    sketching = open_sketching(framework, ModelParts(framework, model))
+    expected = sketching.take().result()
+    monkeypatch.setattr(Sketcher, "pieces", None)
+    np.testing.assert_array_equal(sketching.take().result(), expected)
 
 
 def replace_one(model: nn.Module) -> None:
@@ -160,12 +181,19 @@ def test_a_sketch_is_of_the_tensors_that_the_model_has_then(change: Any) -> None
     np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-5)
 
 
-def test_a_tensor_that_was_replaced_is_not_kept() -> None:
-    model, framework = network(), load("torch")
+def replace_by_one_to_copy(model: nn.Module) -> None:
+    model[0].weight = nn.Parameter(torch.rand(5, 7).t())
+
+
+@pytest.mark.parametrize("replace", [replace_one, replace_by_one_to_copy])
+def test_a_tensor_that_was_replaced_is_not_kept(replace: Any) -> None:
+    model, framework, memory = network(), load("torch"), np.ones((7, 5), np.float32)
+    model[0].weight = nn.Parameter(torch.from_numpy(memory))
     sketching = open_sketching(framework, ModelParts(framework, model))
     sketching.take()
-    before = weakref.ref(model[0].weight)
-    replace_one(model)
+    before = weakref.ref(memory)
+    del memory
+    replace(model)
     sketching.take()
     assert before() is None
 
@@ -229,6 +257,18 @@ def test_many_additions_lose_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch_sketch, "SUMMED", summed)
         errors.append(np.abs(sketching.take().result() - exact).max())
     assert errors[1] < errors[0] < 1e-5
+
+
+def test_ones_are_not_lost_beside_millions() -> None:
+    """A bucket has one of each: of 32 bits, their sum would be rounded."""
+    million, one = torch.full((BUCKETS,), 2.0**24), torch.ones(BUCKETS)
+    between = [SketchedPart(name=str(n), tensor=torch.zeros(1)) for n in range(SUMMED)]
+    parts = [SketchedPart(name="m", tensor=million), *between, SketchedPart(name="one", tensor=one)]
+    exact = Sketcher().sketch({"m": million.numpy(), "one": one.numpy()})
+    np.testing.assert_array_equal(open_sketching(load("torch"), parts).take().result(), exact)
+    chunks = torch.cat((million, torch.zeros(CHUNK - BUCKETS), one, torch.zeros(CHUNK - BUCKETS)))
+    found = on_device(Sketcher(), torch.from_numpy(signs(0)), [SketchedPart(name="w", tensor=chunks)])
+    np.testing.assert_array_equal(found.numpy(), Sketcher().sketch({"w": chunks.numpy()}))
 
 
 def test_small_steps_of_parameters_in_float64_are_kept() -> None:
