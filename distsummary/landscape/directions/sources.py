@@ -117,7 +117,7 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
         label="path",
         intervals=(numbers,),
         numbers=numbers,
-        load=lambda number: _single(model, path[numbers[-1] if number is None else number])[1],
+        load=lambda number: _single(model, path[number])[1],
         unit=unit or "step",
         step_per_epoch=step_per_epoch or 1,
     )
@@ -243,8 +243,9 @@ def _single(model: Any, around: Any) -> tuple[str, Weights]:
 
 
 def _load(trajectory: Trajectory, number: int | None) -> Weights:
+    assert number is not None
     with _told_of_too_many():
-        return trajectory.open(trajectory.numbers[-1] if number is None else number)
+        return trajectory.open(number)
 
 
 @contextmanager
