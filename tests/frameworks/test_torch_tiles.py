@@ -17,7 +17,6 @@ from distsummary.landscape.engines.graph.tiles import Tile, tiles
 from distsummary.landscape.engines.graph.trace import placeholders, record
 from distsummary.landscape.engines.planner import EngineChoice
 from tests.frameworks.landscape_nets import (
-    CRITERION,
     NETS,
     XS,
     YS,
@@ -27,6 +26,7 @@ from tests.frameworks.landscape_nets import (
     float64_losses,
     make_net,
 )
+from tests.frameworks.row_losses import KEPT, TILED
 
 GRAPH = EngineChoice(engine="graph")
 EXACT = 5e-6
@@ -53,76 +53,6 @@ def evaluated(net: Net, batches: list[Any], **more: Any) -> tuple[Any, set[int]]
         engine.close()
 
 
-def one_hot(labels: Tensor, like: Tensor) -> Tensor:
-    return functional.one_hot(labels, 3).to(like.dtype)
-
-
-def ignoring(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels, ignore_index=1)
-
-
-def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels, label_smoothing=0.1)
-
-
-def added(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels, reduction="sum") / 4
-
-
-def by_row(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels, reduction="none")
-
-
-def squared(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.mse_loss(logits, one_hot(labels, logits))
-
-
-def squared_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.mse_loss(logits, one_hot(labels, logits), reduction="sum") - 0.5 * logits.mean()
-
-
-def absolute(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.l1_loss(logits, one_hot(labels, logits))
-
-
-def huber(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.huber_loss(logits, one_hot(labels, logits), delta=0.3)
-
-
-def smooth(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.smooth_l1_loss(logits, one_hot(labels, logits), beta=0.5)
-
-
-def binary(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(logits, one_hot(labels, logits))
-
-
-def probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.binary_cross_entropy(logits.sigmoid(), one_hot(labels, logits))
-
-
-def by_hand(logits: Tensor, labels: Tensor) -> Tensor:
-    shifted = logits - logits.amax(1, keepdim=True)
-    chosen = (shifted * one_hot(labels, logits)).sum(1)
-    return (shifted.logsumexp(1) - chosen).unsqueeze(0).mean(1).squeeze(0)
-
-
-def turned(logits: Tensor, labels: Tensor) -> Tensor:
-    softmax = logits.t().softmax(0).unsqueeze(2).expand(3, len(labels), 4)
-    return softmax.permute(1, 0, 2).reshape(len(labels), 12).square().sum(1).mean()
-
-
-def on_its_device(logits: Tensor, labels: Tensor) -> Tensor:
-    wide = logits.to(logits.device, torch.float64).softmax(1, dtype=torch.float64)
-    return (wide * torch.full_like(wide, 2.0, device=logits.device)).square().sum(1).mean()
-
-
-TILED = [
-    CRITERION, on_its_device, ignoring, smoothed, added, by_row, squared, squared_sum, absolute, huber,
-    smooth, binary, probabilities, by_hand, turned,
-]  # fmt: skip
-
-
 @pytest.mark.usefixtures("single_rows")
 @pytest.mark.parametrize("loss_fn", TILED, ids=lambda f: getattr(f, "__name__", "criterion"))
 def test_sums_and_means_over_rows_are_evaluated_in_tiles(loss_fn: Callable[..., Any]) -> None:
@@ -137,70 +67,6 @@ def test_sums_and_means_over_rows_are_evaluated_in_tiles(loss_fn: Callable[..., 
 def scalar(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """A loss as one number."""
     return lambda logits, labels: loss_fn(logits, labels).mean()
-
-
-def root(logits: Tensor, labels: Tensor) -> Tensor:
-    return by_row(logits, labels).mean().sqrt()
-
-
-def clamped(logits: Tensor, labels: Tensor) -> Tensor:
-    return by_row(logits, labels).mean().clamp(max=1.0)
-
-
-def shifted(logits: Tensor, labels: Tensor) -> Tensor:
-    return by_row(logits, labels).mean() + 1
-
-
-def squared_mean(logits: Tensor, labels: Tensor) -> Tensor:
-    mean = by_row(logits, labels).mean()
-    return mean * mean
-
-
-def worst(logits: Tensor, labels: Tensor) -> Tensor:
-    return by_row(logits, labels).amax()
-
-
-def ratio(logits: Tensor, labels: Tensor) -> Tensor:
-    rows = by_row(logits, labels)
-    return rows.square().sum() / rows.sum()
-
-
-def centred(logits: Tensor, labels: Tensor) -> Tensor:
-    return by_row(logits - logits.mean(0), labels).mean()
-
-
-def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits @ logits.t(), torch.arange(len(labels)))
-
-
-def running(logits: Tensor, labels: Tensor) -> Tensor:
-    return by_row(logits.cumsum(0), labels).mean()
-
-
-def neighbours(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits[1:] - logits[:-1]).square().mean()
-
-
-def flattened(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.reshape(-1).softmax(0).square().mean()
-
-
-def scaled_by_its_mean(logits: Tensor, labels: Tensor) -> Tensor:
-    return (by_row(logits, labels) * logits.mean()).sum()
-
-
-def of_nothing(logits: Tensor, labels: Tensor) -> Tensor:
-    return by_row(logits, labels).mean() + (logits[:, :0] * 2).sum()
-
-
-def by_place(logits: Tensor, labels: Tensor) -> Tensor:
-    return (by_row(logits, labels) * torch.linspace(0, 1, len(labels))).mean()
-
-
-KEPT = [
-    root, clamped, shifted, squared_mean, worst, ratio, centred, contrastive, running, neighbours, flattened,
-    by_place, scaled_by_its_mean, of_nothing,
-]  # fmt: skip
 
 
 @pytest.mark.usefixtures("single_rows")
@@ -244,9 +110,14 @@ def right(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(1) == labels).float().mean()
 
 
+def how_many_right(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.argmax(1) == labels).sum()
+
+
 @pytest.mark.usefixtures("single_rows")
 def test_metrics_classes_and_errors_are_those_of_the_row_engine() -> None:
-    asked: dict[str, Any] = {"metrics": {"accuracy": right}, "stderr": True, "classes": 3}
+    metrics = {"accuracy": right, "count": how_many_right}
+    asked: dict[str, Any] = {"metrics": metrics, "stderr": True, "classes": 3}
     net = make_net(Mlp)
     batches = net.batches()
     values, parts = evaluated(net, batches, **asked)
@@ -330,6 +201,33 @@ def test_how_many_tiles() -> None:
     assert tiles(parts_of(4, 64, 1365)) == []  # three times 349,440 bytes fit
     assert tiles(parts_of(4, 64, 1366)) == [Tile(0, 688), Tile(688, 678)]
     assert [tile.size for tile in tiles(parts_of(4, 64, 5000))] == [1264, 1264, 1264, 1208]
+
+
+def test_a_graph_is_marked_anew_where_something_else_moves() -> None:
+    arguments = [torch.randn(4), torch.randn(4), torch.randn(8, 4)]
+    marks = []
+    for _ in range(2):
+        graph = record(lambda v, w, x: (x * v).sum().sqrt() * (x * w).sum(), arguments)
+        v, w, x = placeholders(graph)
+        if not marks:
+            mark(graph, [w], [x])
+        mark(graph, [v], [x])
+        marks.append([node.meta.get(STATE) for node in graph.nodes])
+    assert marks[0] == marks[1]
+
+
+@pytest.mark.usefixtures("single_rows")
+def test_a_number_beside_the_rows_is_that_of_every_tile() -> None:
+    def weighted(model: nn.Module, batch: Any) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1]) * batch[2]
+
+    net = make_net(Mlp)
+    batches = [(*batch, torch.tensor(1.5 + n)) for n, batch in enumerate(net.batches())]
+    values, parts = evaluated(net, batches, loss_fn=weighted)
+    row = engine_at(net, batches, EngineChoice(engine="row"), loss_fn=weighted)
+    np.testing.assert_allclose(values[: len(XS)], row.row_values(YS[0], XS), rtol=EXACT)
+    row.close()
+    assert parts == {8, 5}
 
 
 def test_a_graph_without_rows_is_not_marked() -> None:

@@ -117,7 +117,7 @@ def _loss(node: Node) -> Any:
     if not reduction(node):
         return _pointwise(node)
     shape = common_shape(node)
-    is_even = all(n.meta["val"].shape == shape and n.meta[STATE] != WHOLE for n in node.all_input_nodes)
+    is_even = all(n.meta["val"].shape == shape for n in node.all_input_nodes)
     return SUM if is_even and len({n.meta[STATE] for n in node.all_input_nodes}) == 1 else None
 
 
@@ -183,8 +183,7 @@ def _product(node: Node) -> Any:
     if states == (1, 0) and not bias:
         return SUM
     axis = {(0, WHOLE): 0, (WHOLE, 1): 1}.get(states)
-    is_free = all(b.meta[STATE] == WHOLE and _repeats(b, axis) for b in bias) and not node.kwargs
-    return axis if is_free else None
+    return axis if all(b.meta[STATE] == WHOLE and _repeats(b, axis) for b in bias) else None
 
 
 def _repeats(bias: Node, axis: int | None) -> bool:
@@ -212,7 +211,7 @@ def _joined(node: Node) -> int | None:
     axes = {n.meta[STATE] for n in node.args[0]}
     axis = axes.pop()
     along = node.args[1] % _dim(node) if len(node.args) > 1 else 0
-    return axis if not axes and axis not in (WHOLE, along) else None
+    return axis if not axes and axis != along else None
 
 
 def _gathered(node: Node) -> int | None:
