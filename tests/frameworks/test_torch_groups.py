@@ -287,7 +287,11 @@ def one_number(h: Tensor, bias: Tensor) -> Tensor:
     return h + bias[:1, None, None]
 
 
-@pytest.mark.parametrize("add", [by_channel, from_the_left, one_number])
+def without_an_axis(h: Tensor, bias: Tensor) -> Tensor:
+    return h + bias.sum()
+
+
+@pytest.mark.parametrize("add", [by_channel, from_the_left, one_number, without_an_axis])
 @pytest.mark.parametrize("moves", [False, True])
 def test_what_is_added_to_channels_becomes_the_bias(
     add: Callable[[Tensor, Tensor], Tensor], moves: bool
@@ -320,7 +324,11 @@ def in_single(h: Tensor, other: Tensor) -> Tensor:
     return h + other[:, :1, :1].float()
 
 
-@pytest.mark.parametrize("add", [by_place, doubled, read_before, in_single])
+def added_twice(h: Tensor, other: Tensor) -> Tensor:
+    return h + other[:, :1, :1] + other[:, 1:2, 1:2]
+
+
+@pytest.mark.parametrize("add", [by_place, doubled, read_before, in_single, added_twice])
 def test_what_is_no_bias_stays_a_sum(add: Callable[[Tensor, Tensor], Tensor]) -> None:
     def function(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
         return add(convolved(x, weight), other)

@@ -50,7 +50,7 @@ def _is_by_channel(bias: Any, points: Tensor) -> bool:
     shape = bias.meta["val"].shape
     count, _, c, _, _ = points.shape
     padded = (1,) * (5 - len(shape)) + tuple(shape)
-    return 3 <= len(shape) <= 5 and all(
+    return len(shape) <= 5 and all(
         size in (1, limit) for size, limit in zip(padded, (count, 1, c, 1, 1), strict=True)
     )
 
