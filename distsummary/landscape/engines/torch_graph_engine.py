@@ -34,7 +34,7 @@ from distsummary.landscape.engines.graph.trace import (
 from distsummary.landscape.engines.planner import LOOSE
 from distsummary.landscape.engines.quantities import REDUCED
 from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
-from distsummary.landscape.engines.torch_loan import preserved
+from distsummary.landscape.engines.torch_loan import Attributes, preserved
 from distsummary.landscape.engines.torch_memory import is_full, plane_tensors
 from distsummary.landscape.engines.user_code import in_batch
 
@@ -61,6 +61,7 @@ class TorchGraphEngine(TorchRowEngine):
             )
         if len(places := {tensor.device for tensor in self._loan.tensors.values()}) > 1:
             raise CannotTraceError(f"the graph engine computes on one device, not on {places}")
+        self._before = Attributes(self._loan.model)
         self._graphs: dict[Any, fx.Graph] = {}
         self._programs: dict[Any, Program] = {}
         self._bound: dict[Loaded, list[Bound]] = {}
@@ -145,6 +146,7 @@ class TorchGraphEngine(TorchRowEngine):
         # Attention as products and a softmax has a form for chunks, the fused kernels have none.
         attention = sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext()
         with attention, preserved(self._loan.model):  # tensors without values must not stay in it
+            self._before.restore()  # what a batch has left in it would be the same at all points
             graph = trace(
                 self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
             )

@@ -143,25 +143,36 @@ def seed(gpus: Sequence[torch.device]) -> None:
         torch.cuda.default_generators[gpu.index].manual_seed(DROPOUT_SEED)
 
 
-@contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """The modules' attributes, and what lists, dicts and sets among them hold, are afterwards what they were.
+class Attributes:
+    """The modules' attributes, and what lists, dicts and sets among them hold, as they are now.
 
     Code that runs a model may leave things in it: counts, caches, the last activations.
     """
-    saved = [
-        (vars(module), dict(vars(module)), [(v, copy.copy(v)) for v in vars(module).values() if _holds(v)])
-        for module in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for attributes, before, containers in saved:
+
+    def __init__(self, model: nn.Module) -> None:
+        self._saved = [
+            (vars(part), dict(vars(part)), [(v, copy.copy(v)) for v in vars(part).values() if _holds(v)])
+            for part in model.modules()
+        ]
+
+    def restore(self) -> None:
+        """They are again what they were."""
+        for attributes, before, containers in self._saved:
             attributes.clear()
             attributes.update(before)
             for container, held in containers:
                 container.clear()
                 container.extend(held) if isinstance(container, list) else container.update(held)
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """The modules' attributes are afterwards what they were."""
+    attributes = Attributes(model)
+    try:
+        yield
+    finally:
+        attributes.restore()
 
 
 def _holds(value: Any) -> bool:

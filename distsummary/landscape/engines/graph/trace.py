@@ -32,6 +32,7 @@ ON_VALUES = (  # what torch raises where fake tensors, which have no values, are
     "DynamicOutputShapeException",
 )
 PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device  # told by their repr
+WRITTEN = "written"  # in the meta of inputs that the function writes to, which is left out of the graph
 DROPOUT_ARGUMENT = {  # of attention: random only where it is not 0
     aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
     aten._scaled_dot_product_flash_attention.default: 3,
@@ -57,7 +58,8 @@ def trace(
     """Record `function(batch)`, which calls `model` and returns tensors.
 
     The graph's placeholders are `tensors`, the model's by name, then the tensors of the batch, in their
-    orders. Raises CannotTraceError with the reason.
+    orders. Raises CannotTraceError with the reason, also where a tensor of the model's is written to and
+    read: the next batch would read what this one wrote.
     """
     names, point = tuple(tensors), _Point(model, function)
 
@@ -65,7 +67,11 @@ def trace(
         named = {f"model.{name}": value for name, value in zip(names, values, strict=True)}
         return functional_call(point, named, (with_tensors(batch, inputs),))
 
-    return record(pure, [list(tensors.values()), batch_tensors(batch)], decompositions)
+    graph = record(pure, [list(tensors.values()), batch_tensors(batch)], decompositions)
+    for name, node in zip(names, placeholders(graph), strict=False):
+        if WRITTEN in node.meta and node.users:
+            raise CannotTraceError(f"the loss writes to {name}, which it reads")
+    return graph
 
 
 def record(
@@ -273,6 +279,7 @@ def _tidy(graph: fx.Graph) -> None:
     """Drop writes to inputs (they come last in a functional graph), what nobody uses, what does nothing."""
     for node in list(graph.nodes):
         if node.target is aten.copy_.default and node.args[0].op == "placeholder" and not node.users:
+            node.args[0].meta[WRITTEN] = True
             graph.erase_node(node)
     for node in list(graph.nodes):
         if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
