@@ -273,6 +273,31 @@ def test_what_a_batch_leaves_for_the_next_is_not_recorded(
     np.testing.assert_allclose(losses, float64_losses(net, batches, normalization="none"), rtol=EXACT)
 
 
+class Strided(Net):
+    """Every other row of the first channel, by its places in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        picture = x.as_strided((len(x), 1, 4, 8), (128, 64, 16, 1))
+        return self.head(torch.relu(self.conv(picture)).flatten(1))
+
+    batch = Pooled.batch
+
+
+@pytest.mark.parametrize("name", ["row", "graph", "graph x4"])
+def test_code_that_counts_places_in_memory_gets_no_other_layout(name: str) -> None:
+    net = make_net(Strided)
+    batches, before = net.batches(), fingerprint(net)
+    with pytest.raises(LandscapeError, match="places in memory"):
+        engine_at(net, batches, EngineChoice.from_label(f"{name} channels_last"))
+    assert fingerprint(net) == before
+    losses = losses_of(engine_at(net, batches, EngineChoice.from_label(name), normalization="none"))
+    np.testing.assert_allclose(losses, float64_losses(net, batches, normalization="none"), rtol=EXACT)
+
+
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
 def test_the_callers_autocast_is_none_of_a_landscape(choice: EngineChoice) -> None:
     net = make_net(Mlp)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscape.directions.recipe import Array, Recipe, Weights
-from distsummary.landscape.engines.batches import leaves, mapped
+from distsummary.landscape.engines.batches import leaves
 from distsummary.landscape.engines.data import Data, batch_facts, batch_rows, data_sets
 from distsummary.landscape.engines.heap import keep_large
 from distsummary.landscape.engines.planner import EngineChoice
@@ -31,6 +31,7 @@ from distsummary.landscape.engines.quantities import (
     refuse_unfit,
 )
 from distsummary.landscape.engines.torch_criterion import placed
+from distsummary.landscape.engines.torch_layout import as_channels_last, refuse_places
 from distsummary.landscape.engines.torch_loan import Loan, copies
 from distsummary.landscape.engines.torch_measure import Measure, join
 from distsummary.landscape.engines.torch_memory import (
@@ -198,6 +199,8 @@ class TorchEngine:
             if not rows:
                 probed = self._loaded(batch, batch_name(1, name))
                 in_batch(probed.name, self._probe, probed.batch)
+                if "channels_last" in self.choice.options and not self._is_random:
+                    in_batch(probed.name, self._check_layout, batch, probed.batch)
             rows += batch_rows(batch)
         if not rows:
             raise InvalidValueError("batches must hold at least one batch, got none")
@@ -223,6 +226,12 @@ class TorchEngine:
         """Whether a second evaluation gives the same."""
         first, second = (on_host(self._reading(batch)) for _ in range(2))
         return np.allclose(first, second, rtol=REPEATED, atol=0, equal_nan=True)
+
+    @torch.inference_mode()
+    def _check_layout(self, given: Any, turned: Any) -> None:
+        as_given = to_device(given, self._loan.device, self._dtype)
+        expected, found = (on_host(self._reading(batch)) for batch in (as_given, turned))
+        refuse_places(found, expected, self._evaluation.precision)
 
     def _reading(self, batch: Any) -> Tensor:
         """The reading (columns,) of the model as it is."""
@@ -384,17 +393,3 @@ def open_torch_engine(
 def on_host(readings: Tensor) -> Array:
     """Readings as float64; the one place where the device is waited for."""
     return np.asarray(readings.double().cpu().numpy())
-
-
-def as_channels_last(batch: Any) -> Any:
-    """The batch with its pictures (n, c, h, w) in the layout that convolutions prefer.
-
-    With strides that say so: those of a picture of one channel may mean either layout.
-    """
-    return mapped(batch, _channels_last)
-
-
-def _channels_last(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor) or leaf.dim() != 4:
-        return leaf
-    return torch.empty_like(leaf, memory_format=torch.channels_last).copy_(leaf)

@@ -31,14 +31,12 @@ from distsummary.landscape.engines.graph.trace import (
     signature,
     trace,
 )
-from distsummary.landscape.engines.planner import LOOSE
-from distsummary.landscape.engines.quantities import REDUCED
 from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
+from distsummary.landscape.engines.torch_layout import is_near
 from distsummary.landscape.engines.torch_loan import Attributes, preserved
 from distsummary.landscape.engines.torch_memory import is_full, plane_tensors
 from distsummary.landscape.engines.user_code import in_batch
 
-PROOF = 1e-4  # relative difference from the model's own code that a recording may show
 STEP = 0.5  # of the parameters' length: where it is proved, far enough that what is left out shows
 
 SLOT_BYTES = 1 << 30  # that the slots of data may take; beyond, moving them costs what they save
@@ -120,9 +118,7 @@ class TorchGraphEngine(TorchRowEngine):
                 raise
             raise CannotTraceError(f"the recorded loss cannot be evaluated: {reason(error)}") from error
         expected = on_host(super()._readings(step, np.array([step]), [loaded])[0, 0])
-        size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0  # the loss: a metric may be near 0
-        rtol = LOOSE if self._evaluation.precision in REDUCED else PROOF
-        if not np.allclose(found, expected, rtol=rtol, atol=rtol * size, equal_nan=True):
+        if not is_near(found, expected, self._evaluation.precision):
             raise CannotTraceError(
                 f"the recorded loss gives {found.tolist()} where the model gives {expected.tolist()}: "
                 "it depends on more than parameters, buffers and batch"
