@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
@@ -222,80 +222,6 @@ def test_a_recording_that_holds_a_parameter_by_other_means_is_refused() -> None:
         with pytest.raises(CannotTraceError, match="depends on more than"):
             engine.row_values(0.0, np.array([0.0, 0.5]))
         engine.close()
-
-
-class Renormed(Net):
-    """A table whose rows are made shorter where they are looked up, and that is read as a whole, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(7, 3, max_norm=0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.table(x).mean(1) @ self.table.weight.T @ self.table.weight
-
-    def batch(self, rows: int) -> Any:
-        return torch.randint(0, 7, (rows, 2)), torch.arange(rows) % 3
-
-
-class Cached(Net):
-    """What batches of 8 rows have made of the weights is used by the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(6, 3)
-        self.cached: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 8:
-            self.cached = torch.tanh(self.fc.weight)
-        return nn.functional.linear(x, self.fc.weight if self.cached is None else self.cached)
-
-    batch = Mlp.batch
-
-
-@pytest.mark.parametrize("options", [(), ("channels_last",)])
-@pytest.mark.parametrize(
-    ("kind", "match"), [(Renormed, "writes to table.weight"), (Cached, "depends on more")]
-)
-def test_what_a_batch_leaves_for_the_next_is_not_recorded(
-    kind: type[Net], match: str, options: tuple[str, ...]
-) -> None:
-    """A recording of a batch gives the same whatever came before it; at one point the proof cannot tell."""
-    net = make_net(kind)
-    nn.init.normal_(next(net.parameters()))
-    engine = engine_at(net, net.batches(), EngineChoice(engine="graph", options=options))
-    with pytest.raises(CannotTraceError, match=match):
-        engine.row_values(0.1, XS)
-    engine.close()
-    batches = net.batches()
-    losses = losses_of(engine_at(net, batches, normalization="none"))
-    np.testing.assert_allclose(losses, float64_losses(net, batches, normalization="none"), rtol=EXACT)
-
-
-class Strided(Net):
-    """Every other row of the first channel, by its places in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(1, 2, 3), nn.Linear(24, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        picture = x.as_strided((len(x), 1, 4, 8), (128, 64, 16, 1))
-        return self.head(torch.relu(self.conv(picture)).flatten(1))
-
-    batch = Pooled.batch
-
-
-@pytest.mark.parametrize("name", ["row", "graph", "graph x4"])
-def test_code_that_counts_places_in_memory_gets_no_other_layout(name: str) -> None:
-    net = make_net(Strided)
-    batches, before = net.batches(), fingerprint(net)
-    with pytest.raises(LandscapeError, match="places in memory"):
-        engine_at(net, batches, EngineChoice.from_label(f"{name} channels_last"))
-    assert fingerprint(net) == before
-    losses = losses_of(engine_at(net, batches, EngineChoice.from_label(name), normalization="none"))
-    np.testing.assert_allclose(losses, float64_losses(net, batches, normalization="none"), rtol=EXACT)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)

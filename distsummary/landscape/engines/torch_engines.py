@@ -33,7 +33,7 @@ from distsummary.landscape.engines.quantities import (
 from distsummary.landscape.engines.torch_criterion import placed
 from distsummary.landscape.engines.torch_layout import as_channels_last, refuse_places
 from distsummary.landscape.engines.torch_loan import Loan, copies
-from distsummary.landscape.engines.torch_measure import Measure, join
+from distsummary.landscape.engines.torch_measure import Measure, join, on_host
 from distsummary.landscape.engines.torch_memory import (
     Flat,
     exceeds_device,
@@ -194,11 +194,13 @@ class TorchEngine:
 
     def _begin(self, name: str, first: Iterable[Any]) -> int:
         """Probe the loss with the first batch; returns the rows of the first data set, called `name`."""
-        rows = 0
+        rows, tensors = 0, list(self._loan.tensors.values())
         for batch in first:
             if not rows:
                 probed = self._loaded(batch, batch_name(1, name))
+                versions = [tensor._version for tensor in tensors]
                 in_batch(probed.name, self._probe, probed.batch)
+                self._written = [t for t, seen in zip(tensors, versions, strict=True) if t._version != seen]
                 if "channels_last" in self.choice.options and not self._is_random:
                     in_batch(probed.name, self._check_layout, batch, probed.batch)
             rows += batch_rows(batch)
@@ -297,7 +299,15 @@ class TorchEngine:
         """Readings (batches, columns) of the model as it is."""
         if self.bn_mode == "recompute":
             self._recompute_statistics()
-        return torch.stack([in_batch(loaded.name, self._reading, loaded.batch) for loaded in batches])
+        return torch.stack([in_batch(loaded.name, self._read, loaded.batch) for loaded in batches])
+
+    def _read(self, batch: Any) -> Tensor:
+        """Its reading; what the model writes to its tensors is put back, for the next batch and point."""
+        before = [tensor.clone() for tensor in self._written]
+        reading = self._reading(batch)
+        for tensor, value in zip(self._written, before, strict=True):
+            tensor.copy_(value)
+        return reading
 
     def _recompute_statistics(self) -> None:
         """Running statistics of these parameters: the mean over the first data set's batches."""
@@ -388,8 +398,3 @@ def open_torch_engine(
         return TorchInferenceEngine(model, loss_fn, batches, choice=choice, **more)
     engine = TorchNaiveEngine if choice.engine == "naive" else TorchRowEngine
     return engine(model, loss_fn, batches, choice=choice, **more)
-
-
-def on_host(readings: Tensor) -> Array:
-    """Readings as float64; the one place where the device is waited for."""
-    return np.asarray(readings.double().cpu().numpy())

@@ -31,9 +31,10 @@ from distsummary.landscape.engines.graph.trace import (
     signature,
     trace,
 )
-from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine, on_host
+from distsummary.landscape.engines.torch_engines import Loaded, TorchRowEngine
 from distsummary.landscape.engines.torch_layout import is_near
 from distsummary.landscape.engines.torch_loan import Attributes, preserved
+from distsummary.landscape.engines.torch_measure import on_host
 from distsummary.landscape.engines.torch_memory import is_full, plane_tensors
 from distsummary.landscape.engines.user_code import in_batch
 

@@ -19,8 +19,9 @@ from distsummary.landscape.directions.torch_parameters import OwnState
 from distsummary.landscape.engines.inference.filling import Filling
 from distsummary.landscape.engines.inference.outlines import REMEDY, Outlines
 from distsummary.landscape.engines.inference.point import Point
-from distsummary.landscape.engines.torch_engines import REPEATED, Loaded, TorchEngine, on_host
+from distsummary.landscape.engines.torch_engines import REPEATED, Loaded, TorchEngine
 from distsummary.landscape.engines.torch_loan import copies
+from distsummary.landscape.engines.torch_measure import on_host
 
 
 class TorchInferenceEngine(TorchEngine):

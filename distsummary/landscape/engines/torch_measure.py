@@ -4,10 +4,12 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from distsummary.errors import LandscapeError
+from distsummary.landscape.directions.recipe import Array
 from distsummary.landscape.engines.data import batch_labels, batch_rows
 from distsummary.landscape.engines.quantities import Evaluation, is_apart
 from distsummary.landscape.engines.torch_memory import spread, to_device
@@ -163,3 +165,8 @@ def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
     by_rows: Any = copy.copy(loss_fn)
     by_rows.reduction = "none"
     return by_rows  # type: ignore[no-any-return]  # of the user's class
+
+
+def on_host(readings: Tensor) -> Array:
+    """Readings as float64; the one place where the device is waited for."""
+    return np.asarray(readings.double().cpu().numpy())
