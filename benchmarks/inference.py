@@ -34,13 +34,13 @@ from torch import Tensor, nn
 
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.recipe import RandomDirections, Weights
-from distsummary.landscape.directions.torch_parameters import OwnState
-from distsummary.landscape.engines.base import open_engine
-from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.torch_graph_engine import TorchGraphEngine  # noqa: F401  # imports count nowhere
-from distsummary.landscape.engines.torch_inference_engine import TorchInferenceEngine  # noqa: F401  # nor here
-from distsummary.landscape.generator import landscape
+from distsummary.landscapes.directions.recipe import RandomDirections, Weights
+from distsummary.landscapes.directions.torch_parameters import OwnState
+from distsummary.landscapes.engines.base import open_engine
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine  # noqa: F401  # imports count nowhere
+from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine  # noqa: F401  # nor here
+from distsummary.landscapes.generator import landscape
 
 WHAT = ("forward", "loss", "inference", "checkpoint", "row", "landscape")
 POINTS = {"inference": 3, "checkpoint": 3, "row": 3, "landscape": 11}

@@ -30,7 +30,7 @@ import torch
 from benchmarks.inference import SHAPES, Gpt, Shape, loss_fn, row_of
 from benchmarks.landscape_peers import Ours
 from benchmarks.landscape_tasks import LARGE, SIZE, TASKS, Problem, exact_losses, flops_per_point, write_task
-from distsummary.landscape.generator import landscape
+from distsummary.landscapes.generator import landscape
 
 PARTS = ("engines", "map", "transformer")
 ENGINES = "naive,row,graph,graph+cuda_graph,graph+x26,graph+x51,graph+compile,auto"

@@ -214,11 +214,11 @@ class Ours:
         import torch
         from landscape_tasks import SIZE, Problem
 
-        from distsummary.landscape.directions.planes import PlanePlan
-        from distsummary.landscape.directions.recipe import Directions
-        from distsummary.landscape.engines.base import open_engine
-        from distsummary.landscape.engines.timing import plan_engine
-        from distsummary.landscape.engines.worker import Task
+        from distsummary.landscapes.directions.planes import PlanePlan
+        from distsummary.landscapes.directions.recipe import Directions
+        from distsummary.landscapes.engines.base import open_engine
+        from distsummary.landscapes.engines.timing import plan_engine
+        from distsummary.landscapes.engines.worker import Task
 
         problem = Problem(path)
         model, batch = problem.torch_parts()
@@ -248,7 +248,7 @@ class Ours:
 
 def named_choice(text: str, threads: int) -> Any:
     """The engine of `graph+x17+channels_last`."""
-    from distsummary.landscape.engines.planner import EngineChoice
+    from distsummary.landscapes.engines.engine_choice import EngineChoice
 
     name, *rest = text.split("+")
     chunk = next((int(word[1:]) for word in rest if word[1:].isdigit()), 1)

@@ -100,7 +100,7 @@ def make_batch(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
 def write_task(name: str, directory: Path) -> Path:
     """Train the task's model a little, draw filter-normalised directions, write all to a file."""
     from distsummary.frameworks.base import framework_of
-    from distsummary.landscape.directions.recipe import RandomDirections
+    from distsummary.landscapes.directions.recipe import RandomDirections
 
     task = (TASKS | LARGE)[name]
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
-from distsummary.landscape.directions.pca import gram, locate, pca_axes, pca_plane
+from distsummary.landscapes.directions.pca import gram, locate, pca_axes, pca_plane
 
 MB = 1e6
 

@@ -115,7 +115,7 @@ class OursSync(Ours):
 
     def open(self, directory: str) -> None:
         """Begin a run in an empty directory."""
-        from distsummary.events.writer import RankWriter
+        from distsummary.writing.writer import RankWriter
 
         self.record = RankWriter(directory, run_id=uuid.uuid4().hex[:16])
         self.seq = 0
@@ -128,7 +128,7 @@ class OursSync(Ours):
         self._write(step, [(plugin, plugin, data)])
 
     def _write(self, step: int, values: list[tuple[str, str, Any]]) -> None:
-        from distsummary.events.records import Batch, Event, Value
+        from distsummary.format.records import Batch, Event, Value
 
         self.seq += 1
         event = Event(step, time.time(), [Value(*value) for value in values])

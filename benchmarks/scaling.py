@@ -38,7 +38,7 @@ import torch
 
 import distsummary as ds
 from benchmarks.landscape_tasks import Problem, write_task
-from distsummary.landscape.workers.progress import Progress
+from distsummary.landscapes.run.progress import Progress
 
 TASK = "mlp1797"
 KILL_EVERY_S = 5.0

@@ -26,14 +26,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from distsummary.checkpoints.sketch_file import SketchHeader, SketchWriter, read_sketches
+from distsummary.checkpoints.sketch.keeper import SketchKeeper
+from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter, read_sketches
+from distsummary.checkpoints.sketch.sketching import ModelParts, open_sketching
 from distsummary.collect.background import Background
-from distsummary.collect.sketches import SketchKeeper
-from distsummary.events.records import Health
+from distsummary.format.records import Health
 from distsummary.frameworks.base import load
-from distsummary.frameworks.sketching import ModelParts, open_sketching
-from distsummary.landscape.directions.pca import gram, pca_axes
-from distsummary.landscape.directions.sketched import sketched_path
+from distsummary.landscapes.directions.pca import gram, pca_axes
+from distsummary.landscapes.directions.sketched import sketched_path
 
 
 class Timed:

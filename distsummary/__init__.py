@@ -4,24 +4,22 @@ Public names are loaded on first use: importing this package imports neither Ray
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distsummary._init import init
     from distsummary.aggregate.merge import merge_run
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
     from distsummary.errors import DistSummaryError
-    from distsummary.init import init
-    from distsummary.landscape.directions.recipe import Directions
-    from distsummary.landscape.directions.sketched import training_path
-    from distsummary.landscape.engines.quantities import Evaluation
-    from distsummary.landscape.generator import landscape
-    from distsummary.landscape.output.grid import LossGrid
-    from distsummary.landscape.summary_landscape import SummaryLandscape
-    from distsummary.landscape.workers.runner import LandscapeCancelled
-    from distsummary.launch import launch
+    from distsummary.landscapes.directions.recipe import Directions
+    from distsummary.landscapes.directions.sketched import training_path
+    from distsummary.landscapes.generator import landscape
+    from distsummary.landscapes.model.quantities import Evaluation
+    from distsummary.landscapes.output.grid import LossGrid
+    from distsummary.landscapes.run.runner import LandscapeCancelled
+    from distsummary.landscapes.summary_landscape import SummaryLandscape
+    from distsummary.launcher import launch
     from distsummary.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.run import Run
 
@@ -50,23 +48,23 @@ __all__ = [
 
 _MODULE_OF = {
     "Callback": "distsummary.training.callbacks",
-    "Directions": "distsummary.landscape.directions.recipe",
+    "Directions": "distsummary.landscapes.directions.recipe",
     "DistSummaryError": "distsummary.errors",
-    "Evaluation": "distsummary.landscape.engines.quantities",
-    "LandscapeCancelled": "distsummary.landscape.workers.runner",
-    "LossGrid": "distsummary.landscape.output.grid",
+    "Evaluation": "distsummary.landscapes.model.quantities",
+    "LandscapeCancelled": "distsummary.landscapes.run.runner",
+    "LossGrid": "distsummary.landscapes.output.grid",
     "LossMonitor": "distsummary.training.callbacks",
     "Run": "distsummary.training.run",
     "RunContext": "distsummary.training.callbacks",
     "SummaryCollector": "distsummary.collect.collector",
-    "SummaryLandscape": "distsummary.landscape.summary_landscape",
+    "SummaryLandscape": "distsummary.landscapes.summary_landscape",
     "SummaryRecord": "distsummary.collect.record",
     "TimeMonitor": "distsummary.training.callbacks",
-    "init": "distsummary.init",
-    "landscape": "distsummary.landscape.generator",
-    "launch": "distsummary.launch",
+    "init": "distsummary._init",
+    "landscape": "distsummary.landscapes.generator",
+    "launch": "distsummary.launcher",
     "merge_run": "distsummary.aggregate.merge",
-    "training_path": "distsummary.landscape.directions.sketched",
+    "training_path": "distsummary.landscapes.directions.sketched",
 }
 
 
@@ -80,18 +78,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *(name for name in __all__ if name not in globals())]
-
-
-class _Package(ModuleType):
-    """Lets a public name win over the module of the same name, which an import would put in its place."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by name, as any module is: a train function that uses this package travels to its ranks."""
-        return importlib.import_module, (self.__name__,)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
 from distsummary.interrupts import heeds_interrupts
-from distsummary.landscape.directions.names import CENTRINGS, DIRECTIONS
+from distsummary.landscapes.directions.names import CENTRINGS, DIRECTIONS
 
 if TYPE_CHECKING:
     from distsummary.aggregate.merge import MergeReport
-    from distsummary.landscape.output.grid import LossGrid
+    from distsummary.landscapes.output.grid import LossGrid
 
 # Messages are to callers of Python. Here arguments are options: in the midst of a message (`engine=`), and as
 # the field that it begins with.
@@ -218,7 +218,7 @@ def _workers(text: str) -> int | str:
 @contextmanager
 def _with_progress() -> Iterator[None]:
     """Let the log say how far a landscape is; it does where stderr is no terminal, as in a batch job."""
-    log = logging.getLogger("distsummary.landscape.workers.progress")
+    log = logging.getLogger("distsummary.landscapes.run.progress")
     before = log.level
     log.setLevel(logging.INFO)
     try:
@@ -229,7 +229,7 @@ def _with_progress() -> Iterator[None]:
 
 def _planes(options: argparse.Namespace) -> dict[str, Any]:
     """What `_add_planes` asks of `landscape`, with the directions that it takes by default."""
-    from distsummary.landscape.directions.sources import is_single
+    from distsummary.landscapes.directions.sources import is_single
 
     around = options.run if options.around is None and options.runs is None else options.around
     usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
@@ -244,8 +244,8 @@ def _planes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _landscape(options: argparse.Namespace) -> None:
-    from distsummary.landscape.factory import load_factory
-    from distsummary.landscape.generator import landscape
+    from distsummary.landscapes.factory import load_factory
+    from distsummary.landscapes.generator import landscape
     from distsummary.run_dir import RunDir
 
     parts, evaluation = load_factory(options.factory)
@@ -274,7 +274,7 @@ def _landscape(options: argparse.Namespace) -> None:
 
 def _drawn(name: str, grid: "LossGrid") -> str:
     """What a landscape is, in a line."""
-    from distsummary.landscape.output.words import not_finite
+    from distsummary.landscapes.output.describe import not_finite
 
     facts = [f"{len(grid.x)} x {len(grid.y)} points by {grid.engine}"]
     if not grid.computed.all():
@@ -294,7 +294,7 @@ def _drawn(name: str, grid: "LossGrid") -> str:
 
 
 def _dump(options: argparse.Namespace) -> None:
-    from distsummary.events.dump import dump, to_line
+    from distsummary.tools.dump import dump, to_line
 
     try:
         for record in dump(options.path, full=options.full):
@@ -305,7 +305,7 @@ def _dump(options: argparse.Namespace) -> None:
 
 
 def _fsck(options: argparse.Namespace) -> int:
-    from distsummary.events.fsck import fsck
+    from distsummary.tools.fsck import fsck
 
     report = fsck(options.directory, repair=options.repair)
     if options.json:
@@ -323,7 +323,7 @@ def _fsck(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    from distsummary.events.convert import convert
+    from distsummary.tools.convert import convert
 
     report = convert(options.directory, to=options.to, out=options.out)
     print(json.dumps(report.as_json()) if options.json else "\n".join(report.as_lines()))

@@ -18,9 +18,9 @@ from torch.utils.data.distributed import DistributedSampler
 import distsummary as ds
 from distsummary.checks import check_int
 from distsummary.errors import MissingExtraError
-from distsummary.events.reader import read_directory
-from distsummary.landscape.workers.progress import Progress, line
-from distsummary.launch import connected
+from distsummary.landscapes.run.progress import Progress, line
+from distsummary.launcher import connected
+from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 
 BATCH = 16

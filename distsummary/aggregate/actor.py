@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from distsummary.aggregate.aggregator import LEASE_S, Aggregator
-from distsummary.aggregate.recorded import first_free_attempt
+from distsummary.aggregate.attempts import first_free_attempt
 from distsummary.coordination import Registration
 from distsummary.run_dir import LocalCoordinator, RunDir
 from distsummary.topology import Topology

@@ -5,13 +5,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from distsummary.aggregate.attempts import first_free_attempt
 from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.merge_lineage import merge_lineage
-from distsummary.aggregate.recorded import first_free_attempt
 from distsummary.coordination import Registration
 from distsummary.errors import DistSummaryError
-from distsummary.events.records import Batch, Event, Lineage, lineage_values
-from distsummary.events.writer import RankWriter
+from distsummary.format.records import Batch, Event, Lineage, lineage_values
 from distsummary.run_dir import (
     LocalCoordinator,
     Manifest,
@@ -24,6 +23,7 @@ from distsummary.run_dir import (
     refuse_stale,
 )
 from distsummary.topology import Topology
+from distsummary.writing.writer import RankWriter
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 
 from distsummary.errors import RunDirError
-from distsummary.events import mindspore_format, tensorboard_format
-from distsummary.events.encode import Refusal, encode_event
-from distsummary.events.files import Files
-from distsummary.events.frames import frame
-from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage
-from distsummary.events.segment import Segment, SegmentName, lineage_files, next_stamp, segments
+from distsummary.format import mindspore_format, tensorboard_format
+from distsummary.format.encode import Refusal, encode_event
+from distsummary.format.frames import frame
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage
 from distsummary.publish import TEMPORARY, sync, temporary_name
+from distsummary.writing.files import Files
+from distsummary.writing.segment import Segment, SegmentName, lineage_files, next_stamp, segments
 
 SOURCE = "merged"
 _LINEAGE = "lineage"

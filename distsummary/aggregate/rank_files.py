@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.aggregate.statistics import Floats, Ints, last_recorded
-from distsummary.events.reader import Damage, ReadEvent, read_directory, read_file
-from distsummary.events.records import MINDSPORE, TENSORBOARD, Value
-from distsummary.events.segment import segments
+from distsummary.format.records import MINDSPORE, TENSORBOARD, Value
+from distsummary.reading.reader import Damage, ReadEvent, read_directory, read_file
+from distsummary.writing.segment import segments
 
 Bools: TypeAlias = NDArray[np.bool_]
 

@@ -25,7 +25,7 @@ from distsummary.checkpoints.metadata import MAX_INT, MAX_SHARDS
 from distsummary.checkpoints.safetensors import open_safetensors, writable, write_safetensors
 from distsummary.checks import check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
-from distsummary.events.records import Shard
+from distsummary.format.records import Shard
 
 FORMAT = 1
 ENTRY = "distsummary.shards"

@@ -35,7 +35,7 @@ from distsummary.checkpoints.shard_file import (
 from distsummary.checkpoints.sharded import ShardedState
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
-from distsummary.events.records import Shard
+from distsummary.format.records import Shard
 from distsummary.publish import ensure_directory, remove_leftovers, replacing
 
 __all__ = [

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTa
 
 from distsummary.collect.rank_collector import RankCollector, WriterSpec
 from distsummary.errors import StaleAttemptError, WriteError
-from distsummary.events.records import QUEUED, SYNCED, Batch, Health
+from distsummary.format.records import QUEUED, SYNCED, Batch, Health
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from distsummary.errors import ClosedError, WriteError
-from distsummary.events.records import Health
+from distsummary.format.records import Health
 
 logger = logging.getLogger(__name__)
 

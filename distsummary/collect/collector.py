@@ -9,16 +9,9 @@ from typing import Any, Self
 
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.collect.gather import (
-    Parameters,
-    image_values,
-    learning_rate_values,
-    loss_values,
-    unless_logged,
-)
 from distsummary.collect.guard import Guard
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
-from distsummary.collect.opening import COLLECTORS
+from distsummary.collect.open_writer import COLLECTORS
 from distsummary.collect.options import (
     check_custom_lineage,
     check_delivery,
@@ -32,9 +25,16 @@ from distsummary.collect.options import (
 )
 from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.session import Session, SessionOptions
+from distsummary.collect.step_values import (
+    Parameters,
+    image_values,
+    learning_rate_values,
+    loss_values,
+    unless_logged,
+)
 from distsummary.coordination import Coordinator
 from distsummary.errors import ClosedError, InvalidValueError
-from distsummary.events.records import WRITTEN, Health, Value
+from distsummary.format.records import WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext

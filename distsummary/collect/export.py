@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.collect.background import Background
-from distsummary.collect.checked import OnlyExported
+from distsummary.collect.checked_values import OnlyExported
 from distsummary.errors import RunDirError
-from distsummary.events.records import Value
+from distsummary.format.records import Value
 from distsummary.publish import ensure_directory, replacing
 from distsummary.run_dir import export_dir
 

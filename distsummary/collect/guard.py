@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from distsummary.errors import WriteError
-from distsummary.events.records import Health
+from distsummary.format.records import Health
 
 P = ParamSpec("P")
 R = TypeVar("R")

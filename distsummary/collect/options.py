@@ -10,9 +10,9 @@ from typing import Any
 from distsummary.checkpoints.trajectory import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
 from distsummary.errors import InvalidValueError
-from distsummary.events.event_files import Limits
-from distsummary.events.records import DELIVERIES, DIALECTS
+from distsummary.format.records import DELIVERIES, DIALECTS
 from distsummary.run_dir import RunDir
+from distsummary.writing.event_files import Limits
 
 logger = logging.getLogger(__name__)
 

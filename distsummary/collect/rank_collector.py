@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distsummary.errors import StaleAttemptError
-from distsummary.events.event_files import Limits
-from distsummary.events.records import DIALECTS, WRITTEN, Batch, Health
-from distsummary.events.writer import NO_LIMITS, RankWriter
+from distsummary.format.records import DIALECTS, WRITTEN, Batch, Health
+from distsummary.writing.event_files import Limits
+from distsummary.writing.writer import NO_LIMITS, RankWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

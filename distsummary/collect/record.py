@@ -11,9 +11,9 @@ from typing import Any, Protocol, Self
 
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.background import Background
-from distsummary.collect.checked import checked_value
+from distsummary.collect.checked_values import checked_value
 from distsummary.collect.export import Exports, written_as_events
-from distsummary.collect.opening import open_writer
+from distsummary.collect.open_writer import open_writer
 from distsummary.collect.options import (
     check_delivery,
     check_export_options,
@@ -24,8 +24,8 @@ from distsummary.collect.options import (
     check_summary_dir,
 )
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
-from distsummary.events.records import DIALECTS, WRITTEN, Event, Health, Value
-from distsummary.events.rows import Row, row_struct
+from distsummary.format.records import DIALECTS, WRITTEN, Event, Health, Value
+from distsummary.format.scalar_rows import Row, row_struct
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
 

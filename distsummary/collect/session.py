@@ -6,26 +6,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from distsummary.checkpoints.sketch_file import SketchHeader, SketchWriter
+from distsummary.checkpoints.sketch.keeper import SketchKeeper
+from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
+from distsummary.checkpoints.sketch.sketching import (
+    ModelParts,
+    open_sketching,
+    parameters_digest,
+)
 from distsummary.checkpoints.trajectory import LandscapeSpec
 from distsummary.collect.background import Background
 from distsummary.collect.export import Exports, written_as_events
 from distsummary.collect.guard import Guard
-from distsummary.collect.opening import open_rank_writer
+from distsummary.collect.open_writer import open_rank_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
-from distsummary.collect.sketches import SketchKeeper
-from distsummary.collect.trajectory import KeptTrajectory, keep_trajectory, share_of
+from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
 from distsummary.coordination import Coordinator
 from distsummary.errors import WriteError
-from distsummary.events.event_files import Limits
-from distsummary.events.mindspore_format import updated_lineage
-from distsummary.events.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Lineage, Value
-from distsummary.events.writer import NO_LIMITS
+from distsummary.format.mindspore_format import updated_lineage
+from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Lineage, Value
 from distsummary.frameworks.base import framework_of
-from distsummary.frameworks.sketching import ModelParts, open_sketching, parameters_digest
 from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, find_attempt
 from distsummary.topology import Topology
+from distsummary.writing.event_files import Limits
+from distsummary.writing.writer import NO_LIMITS
 
 # Above this many ranks the directory of each holds the MindSpore dialect alone; the merged run holds both.
 BOTH_DIALECTS_UP_TO = 16

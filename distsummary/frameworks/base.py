@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.errors import InvalidTypeError, MissingExtraError
-from distsummary.events.records import Shard
+from distsummary.format.records import Shard
 
 Array = NDArray[Any]
 

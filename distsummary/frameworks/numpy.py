@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.events.records import Shard
+from distsummary.format.records import Shard
 from distsummary.frameworks.base import ArraySpec
 from distsummary.frameworks.staging import is_frozen, staged
 from distsummary.frameworks.state import refuse_misfit

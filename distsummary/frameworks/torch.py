@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.events.records import Shard
+from distsummary.format.records import Shard
 from distsummary.frameworks.base import ArraySpec
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distsummary.errors import InvalidTypeError
-from distsummary.events.records import Histogram
+from distsummary.format.records import Histogram
 
 MAX_BINS = 90
 _CHUNK = 1 << 24  # elements counted at a time: bounds the memory of their bin numbers, 8 bytes each

@@ -10,9 +10,9 @@ import numpy as np
 import psutil
 import pytest
 
-from distsummary.events.reader import read_directory
-from distsummary.events.records import DIALECTS
-from distsummary.landscape.output.grid import LossGrid
+from distsummary.format.records import DIALECTS
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 from tests.interrupts import sigint
 

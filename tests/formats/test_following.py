@@ -10,12 +10,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from distsummary.events.files import Files
-from distsummary.events.frames import Part
-from distsummary.events.reader import Damage, ReadEvent, read_directory
-from distsummary.events.records import DIALECTS, Batch, Event, Value
-from distsummary.events.tail import Tail
-from distsummary.events.writer import RankWriter
+from distsummary.format.frames import Part
+from distsummary.format.records import DIALECTS, Batch, Event, Value
+from distsummary.reading.reader import Damage, ReadEvent, read_directory
+from distsummary.reading.tail import Tail
+from distsummary.writing.files import Files
+from distsummary.writing.writer import RankWriter
 
 RUN = "0123456789abcdef"
 ROUNDS, EVENTS = 6, 1500  # a round is a segment

@@ -11,16 +11,16 @@ import PIL.Image
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from distsummary.events import mindspore_format
-from distsummary.events.encode import encode_event
-from distsummary.events.frames import frame, read_frames
-from distsummary.events.histogram import count_histogram
-from distsummary.events.png import encode_image
-from distsummary.events.reader import dialect_of, read_directory, read_file, read_lineage
-from distsummary.events.records import LINEAGE_PLUGINS, Event, Histogram, Image, Landscape, Value
+from distsummary.format import mindspore_format
+from distsummary.format.encode import encode_event
+from distsummary.format.frames import frame, read_frames
+from distsummary.format.histogram import count_histogram
+from distsummary.format.png import encode_image
+from distsummary.format.records import LINEAGE_PLUGINS, Event, Histogram, Image, Landscape, Value
 from distsummary.pb import mindspore_checkpoint_pb2 as checkpoint_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
+from distsummary.reading.reader import dialect_of, read_directory, read_file, read_lineage
 from tests.formats.golden import EVENT_FILES, GOLDEN, decoded
 
 SPECIAL = GOLDEN / "special_values"

@@ -7,8 +7,8 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from distsummary.landscape.output.grid import LossGrid
-from tests.unit.landscape.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
+from distsummary.landscapes.output.grid import LossGrid
+from tests.unit.landscapes.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'distsummary[h5]'")
 

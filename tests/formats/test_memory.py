@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.events.dump import dump, to_line
-from distsummary.events.encode import encode_event
-from distsummary.events.frames import frame
-from distsummary.events.reader import read_file, read_values
-from distsummary.events.records import Event, Value
-from tests.unit.events.test_pieces import foreign
-from tests.unit.events.test_reader import TENSORBOARD
+from distsummary.format.encode import encode_event
+from distsummary.format.frames import frame
+from distsummary.format.records import Event, Value
+from distsummary.reading.reader import read_file, read_values
+from distsummary.tools.dump import dump, to_line
+from tests.unit.reading.test_pieces import foreign
+from tests.unit.reading.test_reader import TENSORBOARD
 
 READERS: dict[str, Callable[[str], Iterable[Any]]] = {
     "values": read_values,

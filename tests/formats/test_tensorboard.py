@@ -12,14 +12,14 @@ from tensorboard.data_compat import migrate_event
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
-from distsummary.events import tensorboard_format
-from distsummary.events.dump import dump
-from distsummary.events.encode import encode_event
-from distsummary.events.frames import frame, read_frames
-from distsummary.events.histogram import count_histogram
-from distsummary.events.png import encode_image
-from distsummary.events.reader import read_directory, read_values
-from distsummary.events.records import Event, EventIds, Value
+from distsummary.format import tensorboard_format
+from distsummary.format.encode import encode_event
+from distsummary.format.frames import frame, read_frames
+from distsummary.format.histogram import count_histogram
+from distsummary.format.png import encode_image
+from distsummary.format.records import Event, EventIds, Value
+from distsummary.reading.reader import read_directory, read_values
+from distsummary.tools.dump import dump
 
 RUN = "0123456789abcdef"
 ARRAYS = {

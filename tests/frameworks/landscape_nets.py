@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.recipe import Directions, RandomDirections, Weights
-from distsummary.landscape.engines.base import open_engine
-from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.quantities import Evaluation
+from distsummary.landscapes.directions.recipe import Directions, RandomDirections, Weights
+from distsummary.landscapes.engines.base import open_engine
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.model.quantities import Evaluation
 
 CRITERION = nn.CrossEntropyLoss()
 ON_GPU = [

@@ -17,8 +17,9 @@ from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from distsummary.landscape.directions import torch_parameters
-from distsummary.landscape.engines.graph import captured, trace
+from distsummary.landscapes.directions import torch_parameters
+from distsummary.landscapes.engines.graph import torch_cuda_graphs as captured
+from distsummary.landscapes.engines.graph import torch_trace as trace
 
 aten = torch.ops.aten
 GPU = torch.device("cuda:0")

@@ -7,13 +7,13 @@ import pytest
 
 from distsummary.checkpoints.mindspore_ckpt import read_ckpt, write_ckpt
 from distsummary.errors import InvalidValueError
-from distsummary.events.async_writer import AsyncWriter
-from distsummary.events.encode import finish_value
-from distsummary.events.histogram import count_histogram
-from distsummary.events.reader import read_directory
-from distsummary.events.records import Event, Value
-from distsummary.events.writer import RankWriter
+from distsummary.format.encode import finish_value
+from distsummary.format.histogram import count_histogram
+from distsummary.format.records import Event, Value
 from distsummary.frameworks import base
+from distsummary.reading.reader import read_directory
+from distsummary.writing.async_writer import AsyncWriter
+from distsummary.writing.writer import RankWriter
 
 
 class FrameworkSuite:

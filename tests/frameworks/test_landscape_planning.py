@@ -8,18 +8,24 @@ import pytest
 import torch
 
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.planes import PlanePlan
-from distsummary.landscape.directions.recipe import RandomDirections
-from distsummary.landscape.engines import timing
-from distsummary.landscape.engines.plan import Chunk, plan_chunks
-from distsummary.landscape.engines.planner import EXACT, EngineChoice, MemoryTooSmallError, Timing, piece
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.timing import plan_engine, relative_difference
-from distsummary.landscape.engines.torch_engines import TorchEngine
-from distsummary.landscape.engines.torch_graph_engine import TorchGraphEngine
-from distsummary.landscape.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.directions.planes import PlanePlan
+from distsummary.landscapes.directions.recipe import RandomDirections
+from distsummary.landscapes.engines import timing
+from distsummary.landscapes.engines.chunks import Chunk, plan_chunks
+from distsummary.landscapes.engines.engine_choice import (
+    EXACT,
+    EngineChoice,
+    MemoryTooSmallError,
+    Timing,
+    piece,
+)
+from distsummary.landscapes.engines.timing import plan_engine, relative_difference
+from distsummary.landscapes.engines.torch_engines import TorchEngine
+from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
+from distsummary.landscapes.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.model.quantities import Evaluation
 from tests.frameworks.landscape_nets import CRITERION, Mlp, ResNet8, fingerprint, make_net
-from tests.unit.landscape import golden_mlp
+from tests.unit.landscapes import golden_mlp
 
 MANY = 10**7  # points: timing candidates pays
 

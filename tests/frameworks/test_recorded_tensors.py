@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from distsummary.collect.checked import MAX_TENSOR_BYTES, checked_value
+from distsummary.collect.checked_values import MAX_TENSOR_BYTES, checked_value
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.events.encode import event_parts
-from distsummary.events.frames import read_frames
-from distsummary.events.mindspore_format import DATA_TYPES
-from distsummary.events.records import Event, EventIds, Shard
-from distsummary.events.segment import segments
+from distsummary.format.encode import event_parts
+from distsummary.format.frames import read_frames
+from distsummary.format.mindspore_format import DATA_TYPES
+from distsummary.format.records import Event, EventIds, Shard
 from distsummary.pb import mindspore_summary_pb2 as pb
+from distsummary.writing.segment import segments
 
 IN_EVENTS = [*DATA_TYPES, ">i2", ">f4", ">f8"]
 # No long doubles: sixteen bytes, of which ten count and the others may differ.

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.errors import InvalidValueError
-from distsummary.events import records
+from distsummary.format import records
 from tests.frameworks.suite import FrameworkSuite
 
 

@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import distsummary as ds
 from distsummary.errors import InvalidValueError
-from distsummary.landscape.engines import planner, torch_engines
+from distsummary.landscapes.engines import engine_choice as planner
+from distsummary.landscapes.engines import torch_engines
 
 
 def parts():

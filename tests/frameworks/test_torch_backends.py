@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from distsummary.landscape.engines.torch_backends import backends
+from distsummary.landscapes.model.torch_backends import backends
 
 cudnn: Any = torch.backends.cudnn
 every: Any = torch.backends

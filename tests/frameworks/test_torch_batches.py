@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import distsummary as ds
 from distsummary.errors import LandscapeError
-from distsummary.landscape.engines.torch_criterion import placed
-from distsummary.landscape.engines.torch_memory import to_device
+from distsummary.landscapes.model.torch_criterion import placed
+from distsummary.landscapes.model.torch_memory import to_device
 from tests.frameworks.landscape_nets import Data, Encoding
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.generator import landscape
-from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.workers import scheduler
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.run import scheduler
 from tests.frameworks.landscape_nets import CRITERION, Mlp, make_net
 from tests.frameworks.test_torch_evaluation import Reader
 

@@ -5,15 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary.landscape.directions import torch_normals, torch_rows
-from distsummary.landscape.directions.normals import BLOCK, random_normals
-from distsummary.landscape.directions.recipe import RandomDirections
-from distsummary.landscape.directions.torch_normals import device_normals
-from distsummary.landscape.directions.torch_parameters import OwnState, filter_axes, named_tensors
-from distsummary.landscape.directions.torch_rows import rows_on, whole
-from distsummary.landscape.engines import torch_memory
-from distsummary.landscape.engines.inference import by_rows, filling
-from distsummary.landscape.engines.inference.point import Point
+from distsummary.landscapes.directions import torch_normals, torch_rows
+from distsummary.landscapes.directions.normals import BLOCK, random_normals
+from distsummary.landscapes.directions.recipe import RandomDirections
+from distsummary.landscapes.directions.torch_normals import device_normals
+from distsummary.landscapes.directions.torch_parameters import OwnState, filter_axes, named_tensors
+from distsummary.landscapes.directions.torch_rows import rows_on, whole
+from distsummary.landscapes.engines.inference import torch_by_rows as by_rows
+from distsummary.landscapes.engines.inference import torch_filling as filling
+from distsummary.landscapes.engines.inference.torch_point import Point
+from distsummary.landscapes.model import torch_memory
 from tests.frameworks.landscape_nets import Cnn, Mlp, Net, Words, make_net
 from tests.frameworks.test_torch_inference_engine import (
     INFERENCE,

@@ -16,9 +16,9 @@ from torch import nn
 
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.engines.graph.trace import CannotTraceError
-from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.torch_graph_engine import TorchGraphEngine
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError
+from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,
@@ -332,7 +332,7 @@ def test_parameters_of_mixed_precision_are_refused_by_the_graph_engine_only() ->
 
 COMPILED = """
 import numpy as np
-from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscapes.engines.engine_choice import EngineChoice
 from tests.frameworks.landscape_nets import XS, YS, Linear, engine_at, float64_losses, make_net
 net = make_net(Linear)
 batches = net.batches()[:1]

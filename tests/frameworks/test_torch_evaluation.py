@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.quantities import MIN_ROWS
-from distsummary.landscape.engines.torch_engines import TorchEngine
-from distsummary.landscape.engines.torch_memory import exceeds_device, to_device
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.torch_engines import TorchEngine
+from distsummary.landscapes.model.quantities import MIN_ROWS
+from distsummary.landscapes.model.torch_memory import exceeds_device, to_device
 from tests.frameworks.landscape_nets import (
     CRITERION,
     XS,

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from distsummary.landscape.engines.graph.fusions import (
+from distsummary.landscapes.engines.graph.torch_fusions import (
     ADD_CONVOLUTION,
     add_in_convolutions,
     in_place,
     take_relu,
 )
-from distsummary.landscape.engines.graph.slots import RectifiedFlat
-from distsummary.landscape.engines.graph.trace import aten, record
+from distsummary.landscapes.engines.graph.torch_slots import RectifiedFlat
+from distsummary.landscapes.engines.graph.torch_trace import aten, record
 from tests.frameworks.test_torch_rewrites import EXACT, calls, convolved, pictures, run, values
 
 

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape.engines.graph.trace import CannotTraceError
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.generator import landscape
+from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.quantities import Evaluation
 from tests.frameworks.test_torch_landscape import Mlp, golden_batches
 
 

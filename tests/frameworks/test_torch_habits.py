@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape.engines.graph.trace import CannotTraceError
-from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError
 from tests.frameworks.landscape_nets import (
     XS,
     Mlp,

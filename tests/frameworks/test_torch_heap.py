@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from distsummary.landscape.engines import heap
-from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.torch_hessian import TorchHessian
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.torch_hessian import TorchHessian
+from distsummary.landscapes.model import heap
 from tests.conftest import ROOT
 from tests.frameworks.landscape_nets import CRITERION, XS, Mlp, engine_at, make_net, plane_of
-from tests.unit.landscape.test_heap import pytestmark  # noqa: F401
+from tests.unit.landscapes.test_heap import pytestmark  # noqa: F401
 
 BATCH = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
@@ -20,7 +20,7 @@ SCRIPT = """
 import json, resource
 import numpy as np, torch
 from torch import nn
-from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscapes.engines.engine_choice import EngineChoice
 from tests.frameworks.landscape_nets import engine_at
 
 torch.set_num_threads(1)

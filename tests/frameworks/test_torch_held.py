@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.generator import landscape
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.quantities import Evaluation
 from tests.frameworks.test_torch_landscape import CRITERION, Mlp, fingerprint, golden_batches
 
 

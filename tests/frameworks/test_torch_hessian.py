@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.hessian import lanczos, mean_product
-from distsummary.landscape.engines.torch_hessian import TorchHessian
-from distsummary.landscape.engines.torch_memory import exceeds_device
-from distsummary.landscape.generator import landscape
-from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscapes.directions.hessian import lanczos, mean_product
+from distsummary.landscapes.engines.torch_hessian import TorchHessian
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.torch_memory import exceeds_device
+from distsummary.landscapes.output.grid import LossGrid
 from tests.frameworks.test_torch_landscape import conv_net, fingerprint, images
-from tests.unit.landscape import golden_mlp
+from tests.unit.landscapes import golden_mlp
 
 THREADS = torch.get_num_threads()
 CRITERION = nn.CrossEntropyLoss()

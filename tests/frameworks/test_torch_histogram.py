@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from distsummary.errors import InvalidTypeError
-from distsummary.events.histogram import count_histogram
-from distsummary.events.records import Histogram
+from distsummary.format.histogram import count_histogram
+from distsummary.format.records import Histogram
 from distsummary.frameworks import torch_histogram
 from distsummary.frameworks.torch import FRAMEWORK, counted
 

@@ -17,20 +17,22 @@ from torch import nn
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.interpolate import line
-from distsummary.landscape.directions.normals import random_normals
-from distsummary.landscape.directions.pca import pca_plane
-from distsummary.landscape.directions.planes import Settings, prepare_random
-from distsummary.landscape.directions.recipe import RandomDirections, Recipe, Weights
-from distsummary.landscape.directions.rows import rows_of
-from distsummary.landscape.directions.torch_parameters import OwnState, filter_axes
-from distsummary.landscape.engines.base import open_engine
-from distsummary.landscape.engines.inference import by_rows as rows_of_large
-from distsummary.landscape.engines.inference import filling, outlines, point
-from distsummary.landscape.engines.plan import plan_chunks
-from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.directions.array_rows import rows_of
+from distsummary.landscapes.directions.interpolate import line
+from distsummary.landscapes.directions.normals import random_normals
+from distsummary.landscapes.directions.pca import pca_plane
+from distsummary.landscapes.directions.planes import Settings, prepare_random
+from distsummary.landscapes.directions.recipe import RandomDirections, Recipe, Weights
+from distsummary.landscapes.directions.torch_parameters import OwnState, filter_axes
+from distsummary.landscapes.engines.base import open_engine
+from distsummary.landscapes.engines.chunks import plan_chunks
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.inference import torch_by_rows as rows_of_large
+from distsummary.landscapes.engines.inference import torch_filling as filling
+from distsummary.landscapes.engines.inference import torch_outlines as outlines
+from distsummary.landscapes.engines.inference import torch_point as point
+from distsummary.landscapes.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.model.quantities import Evaluation
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,

@@ -12,13 +12,13 @@ from torch import nn
 from distsummary.checkpoints.trajectory import read
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.recipe import Directions, RandomDirections
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.torch_engines import TorchRowEngine
-from distsummary.landscape.engines.torch_loan import portable
-from distsummary.landscape.generator import landscape
-from distsummary.landscape.output.grid import LossGrid
-from tests.unit.landscape import golden_mlp
+from distsummary.landscapes.directions.recipe import Directions, RandomDirections
+from distsummary.landscapes.engines.torch_engines import TorchRowEngine
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.model.torch_loan import portable
+from distsummary.landscapes.output.grid import LossGrid
+from tests.unit.landscapes import golden_mlp
 
 CRITERION = nn.CrossEntropyLoss()
 

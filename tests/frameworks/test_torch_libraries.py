@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, LandscapeError
-from distsummary.landscape.engines.graph.trace import CannotTraceError
-from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError
 from tests.frameworks.landscape_nets import (
     Mlp,
     Net,

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distsummary as ds
+from distsummary.checkpoints.sketch.sketching import ModelParts, open_sketching
 from distsummary.frameworks.base import load
-from distsummary.frameworks.sketching import ModelParts, open_sketching
 from distsummary.frameworks.torch import FRAMEWORK, counted
-from distsummary.landscape.engines import torch_engines, torch_hessian
-from distsummary.landscape.engines.graph import captured
-from distsummary.landscape.engines.planner import EngineChoice
-from distsummary.landscape.engines.torch_hessian import TorchHessian
-from distsummary.landscape.engines.torch_loan import portable, seed
-from distsummary.landscape.engines.torch_memory import exceeds_device, is_full, worker_device
+from distsummary.landscapes.engines import torch_engines, torch_hessian
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.graph import torch_cuda_graphs as captured
+from distsummary.landscapes.engines.torch_hessian import TorchHessian
+from distsummary.landscapes.model.torch_loan import portable, seed
+from distsummary.landscapes.model.torch_memory import exceeds_device, is_full, worker_device
 from tests.frameworks.landscape_nets import (
     CRITERION,
     ON_GPU,

@@ -13,13 +13,13 @@ from torch import nn
 from distsummary.checkpoints.safetensors import write_safetensors
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.parameters import moving
-from distsummary.landscape.directions.recipe import Directions, RandomDirections
-from distsummary.landscape.directions.torch_parameters import filter_axes, tied_names
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.torch_loan import Loan, portable
-from distsummary.landscape.generator import landscape
-from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscapes.directions.parameters import moving
+from distsummary.landscapes.directions.recipe import Directions, RandomDirections
+from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.model.torch_loan import Loan, portable
+from distsummary.landscapes.output.grid import LossGrid
 
 
 class Language(nn.Module):
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_adapters_alone_is_enough_for_their_subspace() -> None:
 
 
 def test_a_direction_may_name_a_tied_parameter_by_its_second_name() -> None:
-    from distsummary.landscape.directions.recipe import Directions
+    from distsummary.landscapes.directions.recipe import Directions
 
     model = language()
     array = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import distsummary as ds
-from distsummary.landscape.directions.planes import PlanePlan
-from distsummary.landscape.directions.recipe import RandomDirections
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.worker import Task
-from distsummary.landscape.workers.fingerprint import fingerprint
-from distsummary.landscape.workers.progress import Progress
+from distsummary.landscapes.directions.planes import PlanePlan
+from distsummary.landscapes.directions.recipe import RandomDirections
+from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.run.fingerprint import fingerprint
+from distsummary.landscapes.run.progress import Progress
 
 CRITERION = nn.CrossEntropyLoss()
 

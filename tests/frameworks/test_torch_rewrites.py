@@ -9,17 +9,17 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, fx, nn  # noqa: E402
 
-from distsummary.landscape.engines.graph.calls import KEPT_BYTES, bind  # noqa: E402
-from distsummary.landscape.engines.graph.columns import turn_chains  # noqa: E402
-from distsummary.landscape.engines.graph.fusions import in_place  # noqa: E402
-from distsummary.landscape.engines.graph.rewrites import (  # noqa: E402
+from distsummary.landscapes.engines.graph.torch_calls import KEPT_BYTES, bind  # noqa: E402
+from distsummary.landscapes.engines.graph.torch_columns import turn_chains  # noqa: E402
+from distsummary.landscapes.engines.graph.torch_fusions import in_place  # noqa: E402
+from distsummary.landscapes.engines.graph.torch_rewrites import (  # noqa: E402
     BATCH_NORMS,
     DOT_ROWS,
     ON_CPU,
     fold_batch_norms,
     rewrite,
 )
-from distsummary.landscape.engines.graph.trace import CannotTraceError, aten, placeholders, record  # noqa: E402
+from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError, aten, placeholders, record  # noqa: E402
 
 ROWS = 40
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -12,17 +12,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distsummary.checkpoints.sketch import BUCKETS, CHUNK, Sketcher, signs
-from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks import torch_sketch
-from distsummary.frameworks.base import load
-from distsummary.frameworks.sketching import (
+from distsummary.checkpoints.sketch import torch_sketch
+from distsummary.checkpoints.sketch.count_sketch import BUCKETS, CHUNK, Sketcher, signs
+from distsummary.checkpoints.sketch.sketching import (
     ModelParts,
     SketchedPart,
     open_sketching,
     parameters_digest,
 )
-from distsummary.frameworks.torch_sketch import GROUP, SUMMED, on_device
+from distsummary.checkpoints.sketch.torch_sketch import GROUP, SUMMED, on_device
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.base import load
 from tests.frameworks.test_torch import process_group
 
 

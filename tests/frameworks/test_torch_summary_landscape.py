@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import distsummary as ds
-from tests.unit.landscape import golden_mlp
+from tests.unit.landscapes import golden_mlp
 
 
 class Mlp(nn.Module):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from distsummary.landscape.engines.graph import tiles as tiling
-from distsummary.landscape.engines.graph.affine import cut
-from distsummary.landscape.engines.graph.rewrites import ON_CPU
-from distsummary.landscape.engines.graph.rows import STATE, mark
-from distsummary.landscape.engines.graph.tiles import Tile, tiles
-from distsummary.landscape.engines.graph.trace import placeholders, record
-from distsummary.landscape.engines.planner import EngineChoice
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.graph import torch_tiles as tiling
+from distsummary.landscapes.engines.graph.torch_affine import cut
+from distsummary.landscapes.engines.graph.torch_rewrites import ON_CPU
+from distsummary.landscapes.engines.graph.torch_rows import STATE, mark
+from distsummary.landscapes.engines.graph.torch_tiles import Tile, tiles
+from distsummary.landscapes.engines.graph.torch_trace import placeholders, record
 from tests.frameworks.landscape_nets import (
     NETS,
     XS,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.events.records import PLUGINS, Landscape
+from distsummary.format.records import PLUGINS, Landscape
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from tests.interop.test_mindinsight import Verdict, check

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.landscape.output.write import write_landscapes
+from distsummary.landscapes.output.write import write_landscapes
 from distsummary.run_dir import RunDir
 from tests.interop.test_mindinsight import Verdict, check
-from tests.unit.landscape.test_generator import recorded_run
-from tests.unit.landscape.test_grid import make_grid, random_grid
+from tests.unit.landscapes.test_generator import recorded_run
+from tests.unit.landscapes.test_grid import make_grid, random_grid
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 

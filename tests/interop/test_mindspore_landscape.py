@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.trajectory import Trajectory, read
-from distsummary.events.reader import read_values
-from distsummary.events.records import Landscape
-from distsummary.landscape.generator import landscape
-from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.summary_landscape import SummaryLandscape
+from distsummary.format.records import Landscape
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.summary_landscape import SummaryLandscape
+from distsummary.reading.reader import read_values
 from tests.interop.conftest import run_mindspore
-from tests.unit.landscape.golden_mlp import cross_entropy, legacy_directions
+from tests.unit.landscapes.golden_mlp import cross_entropy, legacy_directions
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 

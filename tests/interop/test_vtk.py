@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscapes.output.grid import LossGrid
 from tests.conftest import ROOT
-from tests.unit.landscape.test_grid import full_grid, make_grid, random_grid
+from tests.unit.landscapes.test_grid import full_grid, make_grid, random_grid
 
 pytestmark = pytest.mark.interop
 

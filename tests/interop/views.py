@@ -17,8 +17,8 @@ from tensorboard.context import RequestContext
 from tensorboard.data.grpc_provider import GrpcDataProvider
 from tensorboard.data.proto import data_provider_pb2_grpc
 
-from distsummary.events.reader import read_directory
-from distsummary.events.records import Histogram
+from distsummary.format.records import Histogram
+from distsummary.reading.reader import read_directory
 
 ALL = 1_000_000  # more points than any test has: no reader may sample
 
@@ -68,7 +68,7 @@ def _first_difference(left: Points, right: Points) -> str:
 
 
 def own_view(logdir: Path, dialect: str = "tensorboard") -> View:
-    """What distsummary.events.reader reads from `logdir` and the directories in it."""
+    """What distsummary.reading.reader reads from `logdir` and the directories in it."""
     view = View({}, {}, {})
     for directory in sorted({logdir, *(path for path in logdir.rglob("*") if path.is_dir())}):
         for event in read_directory(directory, dialect):

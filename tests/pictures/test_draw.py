@@ -15,11 +15,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from distsummary.errors import InvalidValueError, MissingExtraError
-from distsummary.landscape.output.draw import checkpoint_lines, draw, notes, plane_lines, title
-from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.output.panels import draw_contours, draw_curve, draw_surface
-from distsummary.landscape.output.scale import scale_for
-from tests.unit.landscape.test_grid import make_grid, random_grid
+from distsummary.landscapes.output.draw import checkpoint_lines, draw, notes, plane_lines, title
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.panels import draw_contours, draw_curve, draw_surface
+from distsummary.landscapes.output.scale import scale_for
+from tests.unit.landscapes.test_grid import make_grid, random_grid
 
 ENDS: dict[str, Any] = {
     "path": np.array([[-1.0, 0.0], [0.0, 0.0]]),

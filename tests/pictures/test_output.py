@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from distsummary.errors import DamagedFileError
-from distsummary.events.reader import read_directory
-from distsummary.events.records import Image, Landscape
-from distsummary.events.segment import segments
-from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.output.write import write_landscapes
+from distsummary.format.records import Image, Landscape
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.write import write_landscapes
+from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
-from tests.unit.landscape.golden_mlp import Mlp, cross_entropy
-from tests.unit.landscape.test_generator import draw, recorded_run, save_path, walk
-from tests.unit.landscape.test_grid import make_grid, random_grid
+from distsummary.writing.segment import segments
+from tests.unit.landscapes.golden_mlp import Mlp, cross_entropy
+from tests.unit.landscapes.test_generator import draw, recorded_run, save_path, walk
+from tests.unit.landscapes.test_grid import make_grid, random_grid
 
 
 @pytest.fixture

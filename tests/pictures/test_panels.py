@@ -4,11 +4,11 @@ import matplotlib
 import numpy as np
 import pytest
 
-from distsummary.landscape.output.draw import title
-from distsummary.landscape.output.panels import draw_contours, draw_curve, draw_losses
-from distsummary.landscape.output.scale import scale_for
+from distsummary.landscapes.output.draw import title
+from distsummary.landscapes.output.panels import draw_contours, draw_curve, draw_losses
+from distsummary.landscapes.output.scale import scale_for
 from tests.pictures.test_draw import ENDS, every_legend, figure_for
-from tests.unit.landscape.test_grid import make_grid
+from tests.unit.landscapes.test_grid import make_grid
 
 LONG = "resnet20-cifar10_lr0.1_momentum0.9_weight-decay5e-4_seed"
 

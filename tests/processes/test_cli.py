@@ -11,7 +11,7 @@ import pytest
 
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
 from distsummary.cli import main
-from distsummary.landscape.output.grid import LossGrid
+from distsummary.landscapes.output.grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.conftest import ROOT
 from tests.unit.test_cli import two_ranks

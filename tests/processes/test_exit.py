@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from distsummary.events.reader import read_directory, read_lineage
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 
 LOOP = """

@@ -49,11 +49,11 @@ loss_fn, metrics = closing(functools.partial(scaled, 2.0)), {"a": closing(closin
 
 SHOW = """
 import numpy as np
-from distsummary.landscape.directions.planes import PlanePlan
-from distsummary.landscape.directions.recipe import RandomDirections
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.worker import Task
-from distsummary.landscape.workers.fingerprint import fingerprint
+from distsummary.landscapes.directions.planes import PlanePlan
+from distsummary.landscapes.directions.recipe import RandomDirections
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.run.fingerprint import fingerprint
 import parts
 
 model = parts.Model()

@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from distsummary.landscape.workers.journal import Journal
+from distsummary.landscapes.run.journal import Journal
 from tests.conftest import ROOT
-from tests.unit.landscape.test_journal import PLAN
+from tests.unit.landscapes.test_journal import PLAN
 
 CHILD = """
 import sys, os, signal
-from tests.unit.landscape.test_journal import Journal, PLAN, chunk, measured
+from tests.unit.landscapes.test_journal import Journal, PLAN, chunk, measured
 journal = Journal(sys.argv[1], PLAN)
 for row in range(5):
     journal.enter(chunk(row), measured(row))

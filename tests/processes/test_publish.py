@@ -11,11 +11,11 @@ import pytest
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory import TrajectoryWriter
-from distsummary.events.fsck import fsck
-from distsummary.events.records import Batch, Event, Value
-from distsummary.events.writer import RankWriter
+from distsummary.format.records import Batch, Event, Value
 from distsummary.publish import is_in_use, temporary_name
 from distsummary.run_dir import RunDir
+from distsummary.tools.fsck import fsck
+from distsummary.writing.writer import RankWriter
 
 RUN = "00ff00ff00ff00ff"
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import distsummary as ds
-from distsummary.checkpoints.sketch_file import read_sketches
+from distsummary.checkpoints.sketch.sketch_file import read_sketches
 from distsummary.checkpoints.trajectory import read
-from distsummary.landscape.directions.pca import pca_plane
+from distsummary.landscapes.directions.pca import pca_plane
 from distsummary.run_dir import RunDir
 
 STEPS = (1, 2, 3, 4, 5)

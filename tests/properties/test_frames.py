@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distsummary.events.frames import frame, read_frames
-from tests.unit.events.test_frames import a_header, joined
+from distsummary.format.frames import frame, read_frames
+from tests.unit.format.test_frames import a_header, joined
 
 
 @given(st.binary(max_size=200))

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from distsummary.events.histogram import bin_count, count_histogram
-from distsummary.events.records import Histogram
+from distsummary.format.histogram import bin_count, count_histogram
+from distsummary.format.records import Histogram
 
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 ARRAYS = st.sampled_from([*DTYPES, "float16", "float32", "float64"]).flatmap(

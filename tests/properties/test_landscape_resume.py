@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from distsummary.errors import LandscapeError
-from distsummary.landscape import generator
-from distsummary.landscape.directions.planes import PlanePlan
-from distsummary.landscape.directions.recipe import RandomDirections
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.worker import LandscapeWorker, Task
-from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.workers import runner
-from distsummary.landscape.workers.fingerprint import fingerprint
+from distsummary.landscapes import generator
+from distsummary.landscapes.directions.planes import PlanePlan
+from distsummary.landscapes.directions.recipe import RandomDirections
+from distsummary.landscapes.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.run import runner
+from distsummary.landscapes.run.fingerprint import fingerprint
 from distsummary.run_dir import RunDir
-from tests.unit.landscape.golden_mlp import Mlp, batches, cross_entropy
-from tests.unit.landscape.test_generator import draw
+from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
+from tests.unit.landscapes.test_generator import draw
 
 pytestmark = pytest.mark.usefixtures("no_matplotlib")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from distsummary.landscape.directions.pca import CENTRINGS, pca_plane
-from tests.unit.landscape.test_pca import random_path, svd_plane
+from distsummary.landscapes.directions.pca import CENTRINGS, pca_plane
+from tests.unit.landscapes.test_pca import random_path, svd_plane
 
 
 @pytest.mark.parametrize("centring", CENTRINGS)

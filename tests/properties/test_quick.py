@@ -5,9 +5,9 @@ from random import Random
 import pytest
 
 from distsummary.errors import DamagedFileError
-from distsummary.events.quick import quick_event
-from distsummary.events.records import DIALECTS, Event, EventIds, Value
-from tests.unit.events.test_quick import DECODE, payload, same
+from distsummary.format.records import DIALECTS, Event, EventIds, Value
+from distsummary.format.scalar_decoder import quick_event
+from tests.unit.format.test_scalar_decoder import DECODE, payload, same
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -5,12 +5,12 @@ import shutil
 from pathlib import Path
 from random import Random
 
-from distsummary.events import wire
-from distsummary.events.frames import frame, read_frames
-from distsummary.events.fsck import fsck
-from distsummary.events.parts import MAX_PARTS
-from distsummary.events.reader import Damage, read_file, read_values
-from tests.unit.events.test_reader import MINDSPORE, TENSORBOARD, scalar_frames, write
+from distsummary.format import wire
+from distsummary.format.frames import frame, read_frames
+from distsummary.format.parts import MAX_PARTS
+from distsummary.reading.reader import Damage, read_file, read_values
+from distsummary.tools.fsck import fsck
+from tests.unit.reading.test_reader import MINDSPORE, TENSORBOARD, scalar_frames, write
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "ms"
 GOLDEN_FILES = sorted(GOLDEN.glob("*/summary/events.out.*"))

@@ -13,15 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distsummary.errors import DamagedFileError
-from distsummary.events import mindspore_format, tensorboard_format
-from distsummary.events.columns import ScalarColumns
-from distsummary.events.dump import dump
-from distsummary.events.encode import encode_event
-from distsummary.events.frames import frame, read_frames
-from distsummary.events.framing import EventEncoder
-from distsummary.events.parts import refuse_bombs
-from distsummary.events.pieces import read_pieces
-from distsummary.events.reader import (
+from distsummary.format import mindspore_format, tensorboard_format
+from distsummary.format.encode import encode_event
+from distsummary.format.frames import frame, read_frames
+from distsummary.format.framing import EventEncoder
+from distsummary.format.parts import refuse_bombs
+from distsummary.format.records import DIALECTS, Event, EventIds, Value
+from distsummary.format.text import refuse_bad_text
+from distsummary.format.wire import read_identity
+from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
+from distsummary.reading.pieces import read_pieces
+from distsummary.reading.reader import (
     Damage,
     dialect_of,
     read_directory,
@@ -29,13 +31,11 @@ from distsummary.events.reader import (
     read_last_seq,
     read_values,
 )
-from distsummary.events.records import DIALECTS, Event, EventIds, Value
-from distsummary.events.series import read_scalars
-from distsummary.events.text import refuse_bad_text
-from distsummary.events.wire import read_identity
-from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
+from distsummary.reading.scalar_columns import ScalarColumns
+from distsummary.reading.series import read_scalars
+from distsummary.tools.dump import dump
 from tests.properties.test_reader import GOLDEN_FILES, mutated
-from tests.unit.events.test_reader import MINDSPORE, TENSORBOARD
+from tests.unit.reading.test_reader import MINDSPORE, TENSORBOARD
 
 RUNS = ("0123456789abcdef", "00ff00ff00ff00ff")
 NAMES = {"mindspore": MINDSPORE.format(17), "tensorboard": TENSORBOARD.format(17)}

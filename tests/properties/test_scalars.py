@@ -1,8 +1,8 @@
 """Thousands of scalar events, and of more tags than an encoder remembers."""
 
-from distsummary.events.records import DIALECTS
-from distsummary.events.scalars import ScalarEncoder
-from tests.unit.events.test_scalars import RUN, check, rows
+from distsummary.format.records import DIALECTS
+from distsummary.format.scalar_encoder import ScalarEncoder
+from tests.unit.format.test_scalar_encoder import RUN, check, rows
 
 
 def test_growing_steps_and_seqs_are_sorted_out():

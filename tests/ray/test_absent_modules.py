@@ -10,8 +10,8 @@ import ray
 
 import distsummary as ds
 from distsummary.errors import LandscapeError
-from distsummary.landscape.workers.actor_errors import Deaths
-from distsummary.landscape.workers.actor_hessian import RayHessian
+from distsummary.landscapes.run.actor_errors import Deaths
+from distsummary.landscapes.run.actor_hessian import RayHessian
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

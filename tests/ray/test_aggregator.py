@@ -13,12 +13,12 @@ import distsummary as ds
 from distsummary.aggregate import actor as actor_module
 from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
 from distsummary.errors import StaleAttemptError, WorldMismatchError
-from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.records import Batch, Event, Lineage, Value
-from distsummary.events.writer import RankWriter
+from distsummary.format.records import Batch, Event, Lineage, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
+from distsummary.writing.writer import RankWriter
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from distsummary.collect.actor import RemoteWriter
 from distsummary.collect.rank_collector import WriterSpec
 from distsummary.errors import WriteError
-from distsummary.events.async_writer import AsyncWriter
-from distsummary.events.reader import read_directory
-from distsummary.events.records import DIALECTS, Event, Value
+from distsummary.format.records import DIALECTS, Event, Value
+from distsummary.reading.reader import read_directory
+from distsummary.writing.async_writer import AsyncWriter
 
 RUN_ID = "00000000000000ab"
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import ray
 
-from distsummary.landscape.engines.plan import plan_chunks
-from distsummary.landscape.workers import actor, actor_crew, actor_team
-from distsummary.landscape.workers.actor import RayWorkers
-from distsummary.landscape.workers.actor_crew import RayCrew
-from distsummary.landscape.workers.actor_start import UNRESERVED
-from distsummary.landscape.workers.actor_team import Team
-from distsummary.landscape.workers.scheduler import Scheduler
+from distsummary.landscapes.engines.chunks import plan_chunks
+from distsummary.landscapes.run import actor, actor_crew, actor_team
+from distsummary.landscapes.run.actor import RayWorkers
+from distsummary.landscapes.run.actor_crew import RayCrew
+from distsummary.landscapes.run.actor_start import UNRESERVED
+from distsummary.landscapes.run.actor_team import Team
+from distsummary.landscapes.run.scheduler import Scheduler
 from tests.ray.test_landscape import Asked, numpy_task
-from tests.unit.landscape import golden_mlp
+from tests.unit.landscapes import golden_mlp
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -24,22 +24,22 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscape.directions.hessian import mean_product
-from distsummary.landscape.directions.planes import Settings, prepare_random
-from distsummary.landscape.engines.plan import plan_chunks
-from distsummary.landscape.engines.quantities import Evaluation
-from distsummary.landscape.engines.worker import Task
-from distsummary.landscape.generator import landscape
-from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.workers import actor_crew, actor_end, actor_silence, actor_team
-from distsummary.landscape.workers.actor import RayWorkers
-from distsummary.landscape.workers.actor_crew import _Call
-from distsummary.landscape.workers.actor_start import check_spread, plan_workers
-from distsummary.landscape.workers.progress import Progress
-from distsummary.landscape.workers.runner import Here, LandscapeCancelled
-from distsummary.landscape.workers.scheduler import Scheduler
+from distsummary.landscapes.directions.hessian import mean_product
+from distsummary.landscapes.directions.planes import Settings, prepare_random
+from distsummary.landscapes.engines.chunks import plan_chunks
+from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.run import actor_crew, actor_end, actor_silence, actor_team
+from distsummary.landscapes.run.actor import RayWorkers
+from distsummary.landscapes.run.actor_crew import _Call
+from distsummary.landscapes.run.actor_start import check_spread, plan_workers
+from distsummary.landscapes.run.progress import Progress
+from distsummary.landscapes.run.runner import Here, LandscapeCancelled
+from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
-from tests.unit.landscape import golden_mlp
+from tests.unit.landscapes import golden_mlp
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -469,7 +469,7 @@ for each in (1, 1, 0, 0):
 def test_shares_of_several_gpus_that_hold_no_worker_are_not_waited_for(tmp_path: Path) -> None:
     script = """
 from distsummary.errors import LandscapeError
-from distsummary.landscape.workers import actor_start
+from distsummary.landscapes.run import actor_start
 
 def loss(model, batch):
     if ray.get_gpu_ids():
@@ -795,7 +795,7 @@ def test_too_little_memory_on_a_worker_goes_on_with_a_smaller_engine() -> None:
 STOPPED = """
 import os, signal, sys
 import distsummary as ds
-from tests.unit.landscape.golden_mlp import CKPT_DIR, Mlp, batches, cross_entropy
+from tests.unit.landscapes.golden_mlp import CKPT_DIR, Mlp, batches, cross_entropy
 import ray
 
 def stop(progress):

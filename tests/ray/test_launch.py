@@ -3,18 +3,17 @@
 import functools
 import os
 import signal
-import sys
 import time
 
 import pytest
 import ray
 
-from distsummary import topology
+from distsummary import launcher, topology
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
-from distsummary.launch import launch, plan_environments
+from distsummary.launcher import launch, plan_environments
 from tests.interrupts import Dropping, sigint
 
-MODULE = sys.modules["distsummary.launch"]  # the package's attribute of this name is the function
+MODULE = launcher
 
 
 @pytest.fixture(autouse=True)

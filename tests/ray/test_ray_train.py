@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from distsummary.events.reader import read_directory, read_lineage
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 
 STEPS, RESUMED_FROM = 6, 2  # as in ray_train_job.py

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.landscape.output.grid import LossGrid
-from distsummary.landscape.summary_landscape import SummaryLandscape
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.summary_landscape import SummaryLandscape
 from tests.conftest import ROOT
-from tests.unit.landscape import golden_mlp
-from tests.unit.landscape.test_generator import make_parts
+from tests.unit.landscapes import golden_mlp
+from tests.unit.landscapes.test_generator import make_parts
 
 SCRIPT = """
 import json
@@ -19,8 +19,8 @@ import sys
 
 import ray
 
-from distsummary.landscape.summary_landscape import SummaryLandscape
-from tests.unit.landscape.test_generator import make_parts
+from distsummary.landscapes.summary_landscape import SummaryLandscape
+from tests.unit.landscapes.test_generator import make_parts
 
 sys.modules["matplotlib.figure"] = None  # the pictures would take longest
 landscapes = SummaryLandscape(sys.argv[1])

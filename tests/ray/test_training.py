@@ -12,12 +12,12 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import RanksFailedError
-from distsummary.events.frames import read_frames
-from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.records import DIALECTS
-from distsummary.events.segment import segments
-from distsummary.events.wire import read_identity
+from distsummary.format.frames import read_frames
+from distsummary.format.records import DIALECTS
+from distsummary.format.wire import read_identity
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from distsummary.writing.segment import segments
 
 
 @pytest.fixture(autouse=True)

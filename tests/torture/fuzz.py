@@ -79,9 +79,9 @@ def collect_corpus(corpus: Path, seed: int) -> None:
 
 def _write_scalars(directory: Path, seed: int) -> None:
     """Stretches of events of scalars alone, which are read in columns."""
-    from distsummary.events.records import Batch, Scalars
-    from distsummary.events.rows import row_struct
-    from distsummary.events.writer import RankWriter
+    from distsummary.format.records import Batch, Scalars
+    from distsummary.format.scalar_rows import row_struct
+    from distsummary.writing.writer import RankWriter
 
     generator = random.Random(seed)
     writer = RankWriter(directory, run_id=f"{seed:016x}")
@@ -114,7 +114,7 @@ def _child(corpus: Path, found: Path, seed: int, first: int, count: int) -> list
 def read_everything(directory: Path, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every way to read the file `name` of `directory`, by a word for it."""
     from distsummary import cli
-    from distsummary.events import reader
+    from distsummary.reading import reader
 
     path = directory / name
     for mode in reader.MODES:
@@ -150,7 +150,7 @@ def _exhaust(read: Callable[..., Iterator[Any]], *arguments: Any) -> None:
 
 def _compare(directory: Path, dialect: str) -> None:
     """Values one by one are those of the events, whichever way the reader takes to them."""
-    from distsummary.events import reader
+    from distsummary.reading import reader
 
     of_events = [
         (event.attempt, event.seq, event.step, event.wall_time, value.tag, _told(value.data))
@@ -168,7 +168,7 @@ def _told(data: Any) -> Any:
 
 def _follow(path: Path) -> None:
     """Every event that is found in the whole file comes once while the file grows, too."""
-    from distsummary.events import reader, tail
+    from distsummary.reading import reader, tail
 
     data = path.read_bytes()
     following = tail.Tail(path, skipped=[])

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distsummary.events.event_files import Limits
-from distsummary.events.records import SYNCED, WRITTEN
+from distsummary.format.records import SYNCED, WRITTEN
+from distsummary.writing.event_files import Limits
 from tests.torture.async_client import AsyncClient
 from tests.torture.client import RUN_ID, Client, StuckError
 from tests.torture.disk import Crash, Disk, Fault, FaultyFiles, quiet_crashes

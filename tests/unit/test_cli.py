@@ -10,13 +10,13 @@ import pytest
 
 from distsummary.cli import FIELDS, _drawn, main
 from distsummary.errors import InvalidValueError
-from distsummary.events.reader import read_directory
-from distsummary.events.records import Batch, Event, Value
-from distsummary.events.writer import RankWriter
-from distsummary.landscape.directions.names import DIRECTIONS
+from distsummary.format.records import Batch, Event, Value
+from distsummary.landscapes.directions.names import DIRECTIONS
+from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
+from distsummary.writing.writer import RankWriter
 from tests.interrupts import Dropping, sigint
-from tests.unit.landscape.test_grid import make_grid
+from tests.unit.landscapes.test_grid import make_grid
 
 
 def two_ranks(path) -> RunDir:

@@ -8,7 +8,7 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import InvalidValueError, RunDirError
-from distsummary.events.reader import read_directory
+from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 
 

@@ -10,17 +10,17 @@ import pytest
 
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
+from distsummary.aggregate.attempts import first_free_attempt
 from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.merge_lineage import merge_lineage
-from distsummary.aggregate.recorded import first_free_attempt
 from distsummary.errors import StaleAttemptError
-from distsummary.events.frames import frame
-from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.records import Batch, Event, Lineage, Value
-from distsummary.events.writer import RankWriter
+from distsummary.format.frames import frame
+from distsummary.format.records import Batch, Event, Lineage, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import LocalCoordinator, RunDir, rank_states
 from distsummary.topology import Topology
+from distsummary.writing.writer import RankWriter
 
 RANKS = [Topology(rank=rank, world_size=2, incarnation="launch-1") for rank in range(2)]
 NEXT = [Topology(rank=rank, world_size=2, incarnation="launch-2") for rank in range(2)]

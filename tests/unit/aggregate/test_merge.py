@@ -10,17 +10,17 @@ from distsummary.aggregate import merge as merge_module
 from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
 from distsummary.errors import InvalidTypeError, MissingFileError, NotADirectoryPathError, RunDirError
-from distsummary.events.files import Files
-from distsummary.events.frames import frame, read_frames
-from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Shard, Value
-from distsummary.events.segment import lineage_files, segments
-from distsummary.events.writer import RankWriter
+from distsummary.format.frames import frame, read_frames
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import LocalCoordinator, RunDir
 from distsummary.topology import Topology
+from distsummary.writing.files import Files
+from distsummary.writing.segment import lineage_files, segments
+from distsummary.writing.writer import RankWriter
 
 NAN = float("nan")
 

@@ -14,8 +14,8 @@ from distsummary.checkpoints.metadata import METADATA
 from distsummary.checkpoints.shard_file import ENTRY, Part, read_shards
 from distsummary.checkpoints.trajectory import TrajectoryWriter, read
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingFileError
-from distsummary.events.records import Shard
-from distsummary.landscape.directions.pca import locate, pca_plane
+from distsummary.format.records import Shard
+from distsummary.landscapes.directions.pca import locate, pca_plane
 
 NUMBERS = (1, 2, 3, 4)
 RUN = "0123456789abcdef"

@@ -8,8 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from distsummary.checkpoints.sketch import BUCKETS
-from distsummary.checkpoints.sketch_file import SketchHeader, SketchWriter, has_sketches, read_sketches
+from distsummary.checkpoints.sketch.count_sketch import BUCKETS
+from distsummary.checkpoints.sketch.sketch_file import (
+    SketchHeader,
+    SketchWriter,
+    has_sketches,
+    read_sketches,
+)
 from distsummary.errors import DamagedFileError, MissingFileError, RunDirError
 
 RUN = "0" * 16

@@ -3,8 +3,8 @@
 import numpy as np
 
 from distsummary.coordination import Registration
-from distsummary.events.records import Health, Scalars
-from distsummary.events.rows import events_of
+from distsummary.format.records import Health, Scalars
+from distsummary.format.scalar_rows import events_of
 from distsummary.training.callbacks import CallbackParams, RunContext
 from distsummary.training.run import Run
 

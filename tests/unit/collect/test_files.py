@@ -10,7 +10,7 @@ from distsummary.collect import background as background_module
 from distsummary.collect.background import Background
 from distsummary.collect.export import export_npy, file_name
 from distsummary.errors import ClosedError, WriteError
-from distsummary.events.records import Health
+from distsummary.format.records import Health
 
 HOSTILE = ["a", "a_1", "..", ".", "../../etc/x", "/etc/x", "a/b c%", ".hidden", "%2Ehidden", "a\0b", "a\nb",
            "~", "-rf", "x\ud800", "雪" * 80, "x" * 300, "x" * 1024, "é" * 512, "😀" * 256]  # fmt: skip

@@ -6,11 +6,11 @@ import warnings
 import numpy as np
 import pytest
 
-from distsummary.collect.checked import MAX_TENSOR_BYTES, checked_value
+from distsummary.collect.checked_values import MAX_TENSOR_BYTES, checked_value
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.events.reader import read_directory
+from distsummary.reading.reader import read_directory
 from tests.unit.collect.doubles import Model, train
 
 NPY = {"tensor_format": "npy"}

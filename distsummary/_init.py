@@ -1,0 +1,116 @@
+"""The recommended door: a Run whose collector, rank, attempt and files are found for you."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from distsummary import topology as topologies
+from distsummary.aggregate.attempts import first_free_attempt
+from distsummary.aggregate.merge import refuse_foreign_files
+from distsummary.collect.collector import SummaryCollector
+from distsummary.coordination import Coordinator
+from distsummary.errors import InvalidValueError
+from distsummary.frameworks.base import framework_of
+from distsummary.run_dir import LocalCoordinator, RunDir
+from distsummary.training.callbacks import Callback
+from distsummary.training.run import Run
+
+
+def init(
+    run_dir: str | PathLike[str],
+    *,
+    watch: Any = None,
+    optimizer: Any = None,
+    loss_fn: Any = None,
+    callbacks: Callback | Sequence[Callback] | None = None,
+    role: str = "train",
+    rank: int | None = None,
+    world_size: int | None = None,
+    mesh: Mapping[str, tuple[int, int]] | None = None,
+    initial_step: int = 0,
+    initial_epoch: int = 0,
+    **collector_options: Any,
+) -> Run:
+    """Join or start the run in `run_dir` and return the Run that records this rank.
+
+    Example:
+        >>> import distsummary as ds
+        >>> run = ds.init("runs/a", watch=model)
+        >>> for x, y in run.steps(loader):
+        ...     loss = train_step(x, y)
+        ...     run.log(loss=loss)
+        >>> run.close()
+
+    Args:
+        run_dir: the directory of the whole run, the same for all ranks.
+        watch: the model, whose parameters get histograms; also tells the mesh of a distributed one.
+        optimizer: tells the learning rate and stands in the lineage. loss_fn: stands in the lineage.
+        callbacks: one or several, called before the collector that `init` itself makes.
+        role: "train" or "eval"; an eval job on the run dir of a training supersedes nothing.
+        rank, world_size: by default found from Ray Train, torch.distributed or the environment.
+        mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
+        initial_step, initial_epoch: where a resumed training goes on, >= 0: those that its checkpoint has
+            done. The merged run keeps what an earlier attempt recorded up to there.
+        collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
+
+    Raises:
+        RunDirError: the directory cannot be written, or holds event files where the merged run of several
+            ranks belongs. WorldMismatchError: ranks disagree on the world size.
+        InvalidTypeError, InvalidValueError: an argument is wrong.
+    """
+    others = callback_list(callbacks)
+    directory = RunDir(run_dir).create()
+    if mesh is None and watch is not None:
+        mesh = framework_of(watch).mesh(watch)
+    topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
+    if watch is None and topology.rank == 0:  # who keeps what is whole on all ranks
+        refuse_unwatched(collector_options)
+    merged = directory.writer_dir(role, 0, 1)
+    if topology.world_size > 1 and merged.is_dir():
+        refuse_foreign_files(merged)  # now, not after the training
+    collector = SummaryCollector(
+        str(directory.base),
+        topology=topology,
+        coordinator=coordinator(directory),
+        **collector_options,
+    )
+    return Run(
+        callbacks=[*others, collector],
+        network=watch,
+        optimizer=optimizer,
+        loss_fn=loss_fn,
+        topology=topology,
+        initial_step=initial_step,
+        initial_epoch=initial_epoch,
+    )
+
+
+def refuse_unwatched(collector_options: Mapping[str, Any]) -> None:
+    """Raise InvalidValueError where checkpoints or sketches are asked for of a model that nobody gives."""
+    specified = collector_options.get("collect_specified_data")
+    given = specified.get("collect_landscape") if isinstance(specified, Mapping) else None
+    if collector_options.get("collect_landscape") or given:
+        raise InvalidValueError(
+            "collect_landscape keeps checkpoints or sketches of the model that is watched, got watch=None; "
+            "give the model: ds.init(..., watch=model), or leave collect_landscape out"
+        )
+
+
+def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
+    """The user's callbacks; raises InvalidValueError for a second collector."""
+    given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    if any(isinstance(callback, SummaryCollector) for callback in given):
+        raise InvalidValueError(
+            "callbacks must hold no SummaryCollector, init makes one; pass its arguments to init, such as "
+            "collect_freq=10, or drive your own by ds.Run(callbacks=[...])"
+        )
+    return given
+
+
+def coordinator(run_dir: RunDir) -> Coordinator:
+    """The run's aggregator when this process is connected to Ray, else the run dir itself."""
+    if not topologies.in_ray():
+        return LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
+    from distsummary.aggregate.actor import AggregatorClient  # Ray is imported only where it is used
+
+    return AggregatorClient(run_dir)

@@ -1,0 +1,176 @@
+"""A value that a user hands over by name, checked and copied before it goes on its way."""
+
+import math
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format.frames import MAX_PAYLOAD
+from distsummary.format.png import layout_of
+from distsummary.format.records import PLUGINS, Landscape, Value
+from distsummary.frameworks.base import ArraySpec, framework_of
+from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
+from distsummary.pb import mindspore_lineage_pb2 as lineage
+from distsummary.training.values import check_tag, scalar, spec_of
+
+LINEAGE_CLASSES: dict[str, type] = {
+    "dataset_graph": lineage.DatasetGraph,
+    "train_lineage": lineage.TrainLineage,
+    "eval_lineage": lineage.EvaluationLineage,
+    "custom_lineage_data": lineage.UserDefinedInfo,
+}
+# Of an event; its tag, its shape, its place in a whole (64 axes) and the event around it take the rest.
+MAX_TENSOR_BYTES = MAX_PAYLOAD - (8 << 10)
+_REMEDIES = {  # by the kind of the dtype
+    "f": "convert it to float64",
+    "c": "record its absolute value, or its real and imaginary parts",
+    "M": "convert it to a number of seconds",
+    "m": "convert it to a number of seconds",
+    "V": "record its fields one by one",
+}
+
+
+class OnlyExported:
+    """The copy of a tensor that a .npy file can hold and an event cannot."""
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, copy: Any) -> None:  # Any: what the framework's `snapshot` gives
+        self._copy = copy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return int(self._copy.nbytes)
+
+    def result(self) -> Any:
+        """The array."""
+        return self._copy.result()
+
+
+def checked_value(plugin: object, name: object, value: object, *, exports: bool = False) -> Value:
+    """The value of a plugin; arrays are copied, device tensors without waiting for the device.
+
+    Args:
+        plugin: one of `records.PLUGINS`, in any case.
+        name: the tag; of no consequence for graphs and lineage.
+        value: scalar: a number or a tensor of one element. tensor, histogram, image: see `taken`; a tensor or
+            histogram has one or more dimensions. landscape: `records.Landscape`. graph: bytes of a ModelProto
+            or GraphProto. The lineage plugins: their protobuf message.
+        exports: whether tensors are exported, too: see `taken`.
+
+    Raises:
+        InvalidTypeError: the value is of a type that the plugin cannot hold.
+        InvalidValueError: the plugin is unknown, the name is no name, or the value has a wrong shape or size.
+    """
+    kind = plugin.lower() if isinstance(plugin, str) else plugin
+    if kind not in PLUGINS or not isinstance(kind, str):
+        raise InvalidValueError(f"plugin must be one of {list(PLUGINS)}, got {plugin!r}")
+    if kind in LINEAGE_CLASSES:
+        _check_class(kind, value, LINEAGE_CLASSES[kind])
+        return Value(kind, "", value)
+    if kind == "graph":
+        return Value(kind, name if isinstance(name, str) else "", graph_bytes(value))
+    if not isinstance(name, str) or not name:
+        raise InvalidValueError(f"the name of a {kind} must be text that is not empty, got {name!r}")
+    check_tag(name)
+    if kind == "landscape":
+        _check_class(kind, value, Landscape)
+        return Value(kind, name, value)
+    if kind == "scalar":
+        return Value(kind, name, scalar(f"the scalar {name!r}", value))
+    framework = framework_of(value)
+    if not framework.is_tensor(value):
+        raise InvalidTypeError(
+            f"the {kind} {name!r} must be an array or a tensor, got {type(value).__name__}"
+        )
+    tensor: Any = value
+    if kind != "image" and not tensor.shape:
+        raise InvalidValueError(f"the {kind} {name!r} must have at least one dimension; record a scalar")
+    return Value(kind, name, taken(kind, name, tensor, exports=exports), framework.shard(tensor))
+
+
+def taken(
+    plugin: str, name: str, tensor: Any, *, exports: bool = False, mindspore_compat: bool = False
+) -> Any:
+    """A copy of an array or tensor as it is now, for the data of a tensor, histogram or image.
+
+    All three take bool, integers and floats of up to 64 bits, and the small floats of torch and ml_dtypes
+    (bfloat16, float8 ...), which become float32. A tensor takes 4 bytes an element in its event, whatever its
+    dtype, and at most MAX_TENSOR_BYTES. An image has one of `png.LAYOUTS`, uint8 exactly.
+
+    Args:
+        exports: take also a tensor that only a .npy file can hold (complex, long double, text, times,
+            records, and what is too large for an event), as OnlyExported.
+        mindspore_compat: histograms have edges in the dtype of the tensor: none is counted on its device.
+
+    Raises:
+        InvalidTypeError: its dtype cannot be recorded. InvalidValueError: its shape or size cannot.
+    """
+    framework, field = framework_of(tensor), f"the {plugin} {name!r}"
+    spec = spec_of(field, tensor)
+    if plugin == "tensor" and exports and not spec.dtype.hasobject and not _fits_event(spec):
+        return OnlyExported(framework.snapshot(tensor))
+    if not is_real(spec.dtype):
+        remedy = _REMEDIES.get(spec.dtype.kind, "convert it to numbers")
+        raise InvalidTypeError(
+            f"{field} must be bool, integer or float of up to 64 bits, got {spec.dtype}; {remedy}"
+        )
+    if plugin == "image":
+        _check_layout(field, spec.shape)
+    elif plugin == "tensor" and not _fits_event(spec):
+        raise InvalidValueError(
+            f"{field} of shape {spec.shape} takes {4 * math.prod(spec.shape)} bytes, of at most "
+            f"{MAX_TENSOR_BYTES} in an event; record a part of it or its histogram, or export tensors with "
+            'export_options={"tensor_format": "npy"}'
+        )
+    elif plugin == "histogram" and not mindspore_compat:
+        return framework.histogram(tensor)
+    return framework.snapshot(tensor)
+
+
+def graph_bytes(value: object) -> bytes:
+    """The serialised GraphProto in bytes of a GraphProto or of a ModelProto around one."""
+    if not isinstance(value, (bytes, bytearray)):
+        raise InvalidTypeError(
+            f"a graph must be bytes of a ModelProto or GraphProto, got {type(value).__name__}; serialise it"
+        )
+    data = bytes(value)
+    # A ModelProto begins with a number where a GraphProto has its nodes: it never parses as one with nodes.
+    try:
+        if anf_ir.GraphProto.FromString(data).node:
+            return data
+    except DecodeError:
+        pass  # the other message may fit
+    try:
+        model = anf_ir.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise InvalidValueError(f"a graph must be bytes of a ModelProto or GraphProto: {error}") from error
+    if not model.graph.node:
+        raise InvalidValueError("a graph must have nodes, got a ModelProto or GraphProto without any")
+    return model.graph.SerializeToString()
+
+
+def _check_class(plugin: str, value: object, expected: type) -> None:
+    if not isinstance(value, expected):
+        raise InvalidTypeError(
+            f"the value of {plugin} must be a {expected.__name__}, got {type(value).__name__}"
+        )
+
+
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of `dtype` can be recorded: bool, integers and floats of up to 64 bits."""
+    return dtype.kind in "biuf" and dtype.itemsize <= 8
+
+
+def _fits_event(spec: ArraySpec) -> bool:
+    return is_real(spec.dtype) and 4 * math.prod(spec.shape) <= MAX_TENSOR_BYTES
+
+
+def _check_layout(field: str, shape: tuple[int, ...]) -> None:
+    try:
+        layout_of(shape)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{field}: {error}") from error

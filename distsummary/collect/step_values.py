@@ -1,0 +1,134 @@
+"""The values of one step, taken from what the loop tells: loss, learning rate, images, parameters."""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from distsummary.collect.checked_values import is_real, taken
+from distsummary.collect.guard import Guard
+from distsummary.collect.plan import Group, Steps, share
+from distsummary.errors import InvalidValueError
+from distsummary.format.png import layout_of
+from distsummary.format.records import Shard, Value
+from distsummary.frameworks.base import framework_of
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.values import Mean, mean_of, spec_of
+
+LOSS_TAG = "loss/auto"
+LEARNING_RATE_TAG = "learning_rate/auto"
+IMAGE_TAG = "input_data/auto"
+FIRST_PARAMETERS = 5  # histograms of so many parameters, unless a pattern says which
+MAX_IMAGES = 8
+
+
+def loss_values(told: CallbackParams) -> list[Value]:
+    """The loss, unless the loop logged one under its own name."""
+    if "loss" in told.get("logged", {}):
+        return []
+    loss = mean_of(told.get("net_outputs"))
+    return [] if loss is None else [Value("scalar", LOSS_TAG, loss)]
+
+
+def learning_rate_values(told: CallbackParams) -> list[Value]:
+    """The learning rate that the optimizer has now."""
+    optimizer = told.get("optimizer")
+    if optimizer is None:
+        return []
+    rate = framework_of(optimizer).learning_rate(optimizer)
+    if rate is None:
+        return []
+    return [Value("scalar", LEARNING_RATE_TAG, rate if isinstance(rate, float) else Mean(rate))]
+
+
+def unless_logged(rate: list[Value], told: CallbackParams) -> list[Value]:
+    """The learning rate, unless the loop logged one under its own name."""
+    logged = told.get("logged", {})
+    return [] if "lr" in logged or "learning_rate" in logged else rate
+
+
+def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
+    """The first images of a batch, from its first tensor; none when that is no picture.
+
+    It is one with the axes of one of `png.LAYOUTS`; with two axes only as uint8, since floats and integers
+    are features and tokens then. `mindspore_compat` takes all images of (N, C, H, W) alone.
+    """
+    first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    framework = framework_of(first)
+    if not framework.is_tensor(first):
+        return []
+    shape, dtype = spec_of(IMAGE_TAG, first)
+    try:
+        layout = layout_of(shape, mindspore_compat=mindspore_compat)
+    except InvalidValueError:
+        return []
+    if (layout == "HW" and dtype != np.uint8) or not is_real(dtype):
+        return []
+    if layout.startswith("N") and not mindspore_compat and framework.shard(first) is None:
+        first = first[:MAX_IMAGES]
+    return [Value("image", IMAGE_TAG, taken("image", IMAGE_TAG, first))]
+
+
+class Parameters:
+    """Which parameters of a model this rank records.
+
+    A parameter that is whole here is taken to be equal on all ranks of `group` and dealt among them; a shard
+    is recorded by every rank that holds one, with its place in the whole.
+
+    Args:
+        pattern: matches the wanted names from their start; "" for the first five parameters.
+        deal: "parameters": each rank its share, at all steps; "steps": each rank all of them, at its turns;
+            "all": each rank all of them.
+        exports, mindspore_compat: see `checked.taken`.
+    """
+
+    def __init__(
+        self,
+        network: object,
+        pattern: str,
+        *,
+        group: Group,
+        deal: str,
+        exports: bool = False,
+        mindspore_compat: bool = False,
+    ) -> None:
+        self._network = network
+        self._framework = framework_of(network)
+        self._pattern = re.compile(pattern) if pattern else None
+        self._group = group if deal != "all" else Group()
+        self._deal, self._exports, self._compat = deal, exports, mindspore_compat
+
+    def values(self, plugin: str, steps: Steps, step: int, guard: Guard) -> list[Value]:
+        """Snapshots of this rank's parameters at a step; one that cannot be taken costs itself alone."""
+        values = []
+        wanted = self._wanted()
+        facts = {name: guard.call(f"shard of {name}", self._facts, tensor) for name, tensor in wanted}
+        found = {name: fact for name, fact in facts.items() if fact is not None}
+        mine = self._mine({name: size for name, (shard, size) in found.items() if shard is None}, steps, step)
+        for name, tensor in wanted:
+            shard, _ = found.get(name, (None, 0))
+            if name in mine or shard is not None:
+                data = guard.call(f"{plugin} of {name}", self._taken, plugin, name, tensor)
+                values.append(Value(plugin, f"{name}/auto", data, shard))
+        return [value for value in values if value.data is not None]
+
+    def _taken(self, plugin: str, name: str, tensor: Any) -> Any:
+        whole = tensor if tensor.shape else tensor.reshape(1)  # viewers show no tensor without a dimension
+        return taken(plugin, f"{name}/auto", whole, exports=self._exports, mindspore_compat=self._compat)
+
+    def _facts(self, tensor: Any) -> tuple[Shard | None, int]:
+        """The slice that lies here, None of what is whole; and the bytes of all values."""
+        return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
+
+    def _wanted(self) -> list[tuple[str, Any]]:
+        named: Iterable[tuple[str, Any]] = self._framework.named_parameters(self._network)
+        if self._pattern is None:
+            return list(named)[:FIRST_PARAMETERS]
+        return [(name, tensor) for name, tensor in named if self._pattern.match(name)]
+
+    def _mine(self, sizes: dict[str, int], steps: Steps, step: int) -> frozenset[str]:
+        if self._deal == "steps":
+            return frozenset(sizes) if steps.turn(step, self._group) else frozenset()
+        return share(sizes, self._group)

@@ -1,0 +1,325 @@
+"""TFRecord frames: the envelope of every event in every file."""
+
+import logging
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.format.resync import headers
+
+# What is written one behind the other; a memoryview is of bytes ("B") and spares copying a large array.
+Part: TypeAlias = bytes | memoryview
+Crc = TypeVar("Crc", int, NDArray[Any])
+
+MAX_PAYLOAD = 64 << 20  # bytes; what a reader allocates at most for one event
+OVERHEAD = 16  # bytes of a frame around its payload, of which
+HEADER_BYTES = 12  # stand before it
+_HEADER = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+_BLOCK = 1 << 20  # bytes that are read at a time, and
+_BLOCK_OF_HEADERS = 1 << 16  # where only headers are looked at: large payloads are passed over
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
+_WRONG_LENGTH = "the length has a wrong CRC"
+_WRONG_PAYLOAD = "the payload has a wrong CRC"
+_LARGE = 1 << 14  # bytes of a part; below, copying costs less than a part of its own
+
+_logger = logging.getLogger(__name__)
+if google_crc32c.implementation != "c":
+    _logger.warning(
+        "google-crc32c runs in pure Python (implementation %r): every event costs a hundred times more; "
+        "install a google-crc32c wheel for this platform",
+        google_crc32c.implementation,
+    )
+
+
+class Frame(NamedTuple):
+    """One frame of a file: where it starts and ends (bytes), and what it holds.
+
+    `damage` says what is wrong with it. A damaged frame whose length cannot be trusted has no payload and
+    ends where the file ends.
+    """
+
+    offset: int
+    payload: bytes
+    damage: str | None
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """The frames of `count` consecutive events from `first_seq` on, all equally long, `nbytes` in all.
+
+    More than one frame stand in one part.
+    """
+
+    first_seq: int
+    count: int
+    parts: list[Part]
+    nbytes: int
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last event."""
+        return self.first_seq + self.count - 1
+
+    def behind(self, seq: int) -> "Framed":
+        """The frames of later events than `seq`, if need be none."""
+        return self.slice(max(0, seq + 1 - self.first_seq), self.count)
+
+    def slice(self, start: int, stop: int) -> "Framed":
+        """Frames number start .. stop-1."""
+        if start <= 0 and stop >= self.count:
+            return self
+        if start >= stop:
+            return Framed(self.first_seq + start, 0, [], 0)
+        length = self.nbytes // self.count
+        part = memoryview(self.parts[0])[start * length : stop * length]
+        return Framed(self.first_seq + start, stop - start, [part], len(part))
+
+
+def masked_crc(data: bytes) -> int:
+    """TFRecord's CRC32C of some bytes."""
+    return masked(int(google_crc32c.value(data)))
+
+
+def masked(crc: Crc) -> Crc:
+    """A CRC32C as the frames hold it: rotated and shifted (tensorflow/core/lib/hash/crc32c.h)."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def frame(payload: bytes) -> bytes:
+    """The payload in its envelope."""
+    # u64 length | u32 masked crc32c(the 8 length bytes) | payload | u32 masked crc32c(payload), little-endian
+    length = struct.pack("<Q", len(payload))
+    return b"".join((length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload))))
+
+
+def frame_parts(payload: Iterable[Part]) -> list[Part]:
+    """The frame of a payload in parts, itself in parts for `os.writev`; the large ones are not copied."""
+    parts = joined(payload)
+    length = struct.pack("<Q", sum(map(len, parts)))
+    crc = 0
+    for part in parts:  # the CRC takes no memoryview, but the array over one
+        crc = google_crc32c.extend(crc, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8))
+    return joined((length, _CRC.pack(masked_crc(length)), *parts, _CRC.pack(masked(crc))))
+
+
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """The same bytes in as few parts as leave the large ones where they are."""
+    merged: list[Part] = []
+    small: list[Part] = []
+    for part in parts:
+        if len(part) < _LARGE:
+            small.append(part)
+        else:
+            merged += [b"".join(small), part] if small else [part]
+            small = []
+    return [*merged, b"".join(small)] if small else merged
+
+
+def read_frames(
+    source: str | os.PathLike[str] | BinaryIO,
+    *,
+    start: int = 0,
+    max_payload: int = MAX_PAYLOAD,
+    resync: bool = False,
+) -> Iterator[Frame]:
+    """The frames of a file from byte `start` on (the end of an earlier frame), damaged ones marked.
+
+    A torn last frame, one that the end of the file cuts, is not yielded: the file may be growing, and a
+    later call with `start` at the end of the last frame reads on. A length is believed only if its CRC is
+    right, and no more is allocated than the file holds and `max_payload` bytes.
+
+    With `resync`, a damaged frame whose length cannot be trusted ends where the next intact frame begins, if
+    there is one; and a torn frame is damage, too, if an intact one stands behind it. The work for that is
+    bounded by the size of the file.
+    """
+    with opened(source) as file:
+        yield from FrameReader(file, max_payload, resync=resync).frames(start)
+
+
+class FrameReader:
+    """An open file whose frames are read from any byte on, with the bytes that were read of it last."""
+
+    def __init__(self, file: BinaryIO, max_payload: int, *, resync: bool) -> None:
+        self._file, self._max_payload = file, max_payload
+        self._size = file.seek(0, os.SEEK_END)
+        self._search = _Search(file, self._size, max_payload) if resync else None  # its work is bounded
+        self._base, self._block = 0, b""
+
+    def window(self, offset: int) -> tuple[int, bytes]:
+        """Where a piece of the file begins, and its bytes: those from `offset` on are among them.
+
+        A quarter of a block at least, if the file has as much.
+        """
+        known_end = self._base + len(self._block)
+        wanted_end = min(offset + _BLOCK // 4, self._size)
+        return (
+            (self._base, self._block)
+            if self._base <= offset and wanted_end <= known_end
+            else self._read(offset)
+        )
+
+    def _read(self, offset: int) -> tuple[int, bytes]:
+        self._base = offset
+        self._block = _read_at(self._file, offset, max(0, min(_BLOCK, self._size - offset)))
+        return self._base, self._block
+
+    def frames(self, offset: int) -> Iterator[Frame]:
+        """As `read_frames`."""
+        crc_of = google_crc32c.value
+        size, search = self._size, self._search
+        base, block = self._base, self._block  # many frames at a time
+        if base > offset:
+            base, block = offset, b""
+        while offset + _HEADER.size <= size:
+            if offset + _HEADER.size > base + len(block):
+                base, block = self._read(offset)
+                if len(block) < _HEADER.size:
+                    return  # somebody cut the file meanwhile
+            length, crc = _HEADER.unpack_from(block, offset - base)
+            end = offset + OVERHEAD + length
+            damage = None if crc == _length_crc(length) else _WRONG_LENGTH
+            if damage is None and length > self._max_payload:
+                damage = f"the event claims {length} bytes, more than the {self._max_payload} allowed"
+            if damage is not None or end > size:
+                if damage == _WRONG_LENGTH or end > size:
+                    following = None if search is None else search.next_frame(offset + 1)
+                    if following is None and damage is None:
+                        return  # torn
+                    end = size if following is None else following
+                yield Frame(
+                    offset, b"", damage or f"the event claims {length} bytes, beyond the file's end", end
+                )
+            elif end <= base + len(block):
+                payload = block[offset - base + _HEADER.size : end - base - _CRC.size]
+                found = crc_of(payload)  # masked_crc, written out: this is where reading spends its time
+                found = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
+                intact = _CRC.unpack_from(block, end - base - _CRC.size)[0] == found
+                if not intact and search is not None:
+                    end = search.true_end(offset, end)
+                yield _new(Frame, (offset, payload, None if intact else _WRONG_PAYLOAD, end))
+            elif length > _BLOCK // 2:
+                large = _read_body(self._file, offset, end)
+                if large is None:
+                    return  # cut meanwhile
+                if large.damage is not None and search is not None:
+                    end = search.true_end(offset, end)
+                yield large._replace(end=end)
+            elif base == offset:
+                return  # cut meanwhile: the block, read from here, would hold the frame
+            else:
+                base, block = offset, b""  # it crosses the end of the block: read the next one from here
+                continue
+            offset = end
+
+
+class _Search:
+    """Looks for intact frames in a file; gives up when it has checked twice the file in false starts."""
+
+    def __init__(self, file: BinaryIO, size: int, max_payload: int) -> None:
+        self._file, self._size, self._max_payload = file, size, max_payload
+        self._budget_bytes = 2 * size + max_payload
+        self._base = self._end = 0  # what has been searched last,
+        self._found: list[_Candidate] = []  # and the right headers in it
+
+    def next_frame(self, start: int, stop: int | None = None) -> int | None:
+        """Where the first frame begins, from `start` on and before `stop`, whose two CRCs are right."""
+        stop = self._size if stop is None else stop
+        while start < stop:
+            if not self._base <= start < self._end:
+                self._look(start)
+            for place in range(bisect_left(self._found, (start, 0)), len(self._found)):
+                offset, length = self._found[place]
+                if offset >= stop:
+                    return None
+                if self._is_intact(offset, length):
+                    return offset
+            start = self._end
+        return None
+
+    def true_end(self, offset: int, end: int) -> int:
+        """Where a frame from `offset` to `end` with a wrong payload ends.
+
+        Sooner than it claims if another writer appended behind a torn frame: then intact ones stand within.
+        """
+        following = self.next_frame(offset + 1, end)
+        return end if following is None else following
+
+    def _look(self, base: int) -> None:
+        chunk = _read_at(self._file, base, min(_BLOCK + _HEADER.size - 1, self._size - base))
+        self._base, self._end = base, min(base + _BLOCK, self._size)
+        self._found = [
+            _Candidate(base + position, length) for position, length in headers(chunk, self._max_payload)
+        ]
+
+    def _is_intact(self, offset: int, length: int) -> bool:
+        end = offset + OVERHEAD + length
+        if end > self._size or length > self._budget_bytes:
+            return False
+        self._budget_bytes -= length
+        frame = _read_body(self._file, offset, end)
+        return frame is not None and frame.damage is None
+
+
+class _Candidate(NamedTuple):
+    offset: int
+    length: int
+
+
+def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
+    file.seek(offset)
+    return file.read(length)
+
+
+@lru_cache(maxsize=1024)
+def _length_crc(length: int) -> int:
+    """The CRC in the header of a payload of `length` bytes: few lengths are frequent."""
+    return masked_crc(struct.pack("<Q", length))
+
+
+def whole_length(path: str | os.PathLike[str]) -> int:
+    """Bytes up to the end of the last whole frame if the file ends in a torn one, else the size of the file.
+
+    What is wrong before the end is damage, which cutting does not mend: then the answer is the size, too.
+    """
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        offset = base = 0
+        block = b""
+        while offset + _HEADER.size <= size:
+            if offset + _HEADER.size > base + len(block):
+                base, block = offset, _read_at(file, offset, _BLOCK_OF_HEADERS)
+                if len(block) < _HEADER.size:
+                    return offset  # cut meanwhile
+            length, crc = _HEADER.unpack_from(block, offset - base)
+            if crc != _length_crc(length):
+                return size
+            if offset + OVERHEAD + length > size:
+                return offset if length <= MAX_PAYLOAD else size
+            offset += OVERHEAD + length
+        return offset
+
+
+def opened(source: str | os.PathLike[str] | BinaryIO) -> AbstractContextManager[BinaryIO]:
+    """The file of a path, closed at the end; one that is open already is left to its owner."""
+    return open(source, "rb") if isinstance(source, (str, os.PathLike)) else nullcontext(source)
+
+
+def _read_body(file: BinaryIO, offset: int, end: int) -> Frame | None:
+    """The frame from `offset` to `end`, whose header is right; None where the file has been cut."""
+    payload = _read_at(file, offset + _HEADER.size, end - offset - OVERHEAD)
+    crc = file.read(_CRC.size)
+    if len(crc) < _CRC.size:
+        return None
+    intact = _CRC.unpack(crc)[0] == masked_crc(payload)
+    return Frame(offset, payload, None if intact else _WRONG_PAYLOAD, end)

@@ -1,0 +1,153 @@
+"""Pictures: arrays to one RGB canvas to PNG bytes."""
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+import numpy as np
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format.records import Array, Image
+
+COLUMNS = 8  # pictures beside each other on a canvas
+LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # number, channels, height, width; of two that fit the first
+
+
+def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
+    """Draw pictures on one canvas, eight to a row, free places black.
+
+    Their axes are one of LAYOUTS: (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W), with C 1 (grey)
+    or 3 (RGB).
+
+    uint8 and integers within 0..255 keep their values, bool is black and white, floats within [0, 1] are
+    multiplied by 255 and rounded, everything else is stretched from its finite range to 0..255 (a constant is
+    black). NaN and -Inf are black, Inf is white. `mindspore_compat` takes (N, C, H, W) alone and stretches
+    the whole canvas, uint8 included, as MindSpore does.
+
+    Raises InvalidTypeError for a dtype, InvalidValueError for a shape that cannot be drawn.
+    """
+    pictures = np.asarray(pictures)
+    if pictures.dtype.kind not in "biuf" or pictures.dtype.itemsize > 8:
+        raise InvalidTypeError(
+            f"a picture is bool, integer or float of up to 64 bits, got {pictures.dtype}; convert the array"
+        )
+    batch = _as_batch(pictures, layout_of(pictures.shape, mindspore_compat=mindspore_compat))
+    if mindspore_compat:
+        pixels = _stretch_like_mindspore(_canvas(batch.astype(np.float64)))
+    else:
+        pixels = _canvas(_to_uint8(batch))
+    height, width, _ = pixels.shape
+    return Image(height=height, width=width, encoded=encode_png(pixels))
+
+
+def encode_png(pixels: Array) -> bytes:
+    """PNG of (H, W, 3) uint8 pixels.
+
+    The filter "Up" and zlib's run-length strategy: a ninth of the time of zlib's default for a size of +1 %;
+    with the extra `isal` a quarter of that.
+    """
+    height, width, _ = pixels.shape
+    rows = pixels.reshape(height, width * 3)
+    filtered = np.empty((height, 1 + width * 3), np.uint8)
+    filtered[:, 0] = 2  # "Up": each byte less the one above it, modulo 256
+    filtered[0, 1:] = rows[0]
+    np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
+    data = _deflate()(filtered.data)
+    # 8 bits per channel, colour type 2 (RGB), deflate, adaptive filters, not interlaced
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"".join(
+        (b"\x89PNG\r\n\x1a\n", _chunk(b"IHDR", header), _chunk(b"IDAT", data), _chunk(b"IEND", b""))
+    )
+
+
+@cache
+def _deflate() -> Callable[[memoryview], bytes]:
+    """The fastest compression to zlib's format that is installed; looked for once."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return _run_lengths
+    return partial(isal_zlib.compress, level=1)
+
+
+def _run_lengths(data: memoryview) -> bytes:
+    deflate = zlib.compressobj(level=1, strategy=zlib.Z_RLE)
+    return deflate.compress(data) + deflate.flush()
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    # u32 length of data | kind | data | u32 crc32(kind, data), big-endian
+    return b"".join(
+        (struct.pack(">I", len(data)), kind, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(kind))))
+    )
+
+
+def layout_of(shape: Sequence[int], *, mindspore_compat: bool = False) -> str:
+    """Which of LAYOUTS the axes of pictures are; C is 1 or 3, no axis is 0. `mindspore_compat`: NCHW alone.
+
+    Raises InvalidValueError for any other shape.
+    """
+    layouts = LAYOUTS[:1] if mindspore_compat else LAYOUTS
+    for layout in layouts:
+        axes = dict(zip(layout, shape, strict=False))
+        if len(shape) == len(layout) and 0 not in shape and axes.get("C", 1) in (1, 3):
+            return layout
+    shapes = " or ".join(f"({', '.join(layout)})" for layout in layouts)
+    raise InvalidValueError(
+        f"pictures must have the shape {shapes}, C 1 or 3 and no axis of 0, got {tuple(shape)}"
+    )
+
+
+def _as_batch(pictures: Array, layout: str) -> Array:
+    """The pictures as (N, C, H, W)."""
+    if layout.endswith("C"):
+        pictures = np.moveaxis(pictures, -1, -3)
+    missing = 4 - len(layout)
+    return pictures[(np.newaxis,) * missing]
+
+
+def _canvas(pictures: Array) -> Array:
+    """(N, C, H, W) to (rows * H, columns * W, 3) of the same dtype."""
+    number, channels, height, width = pictures.shape
+    columns = min(number, COLUMNS)
+    rows = -(-number // columns)
+    canvas = np.zeros((rows, height, columns, width, 3), pictures.dtype)
+    for place in range(number):
+        tile = canvas[place // columns, :, place % columns]
+        for colour in range(3):  # one by one: a quarter of the time of a transposed copy
+            tile[:, :, colour] = pictures[place, colour % channels]
+    return canvas.reshape(rows * height, columns * width, 3)
+
+
+def _to_uint8(pictures: Array) -> Array:
+    if pictures.dtype.kind == "b":
+        return pictures.astype(np.uint8) * np.uint8(255)
+    if pictures.dtype.kind in "iu" and pictures.min() >= 0 and pictures.max() <= 255:
+        return pictures.astype(np.uint8)
+    return _scale(pictures.astype(np.float64))
+
+
+def _scale(pictures: Array) -> Array:
+    """float64 pictures to uint8."""
+    finite = pictures[np.isfinite(pictures)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    half_span = high / 2 - low / 2 or 1.0  # halves, since the span of float64 values may exceed float64
+    scaled = (pictures / 2 - low / 2) / half_span * 255
+    return np.rint(np.nan_to_num(scaled, nan=0, posinf=255, neginf=0)).astype(np.uint8)
+
+
+def _stretch_like_mindspore(canvas: Array) -> Array:
+    """MindSpore's scaling of the whole canvas, free places included: float64 to uint8, same shape."""
+    canvas = canvas.astype(np.float32)
+    low, high = canvas.min(), canvas.max()
+    with np.errstate(invalid="ignore", over="ignore"):
+        if low >= 0 and high <= 1:
+            canvas = canvas * 255
+        elif low != high:
+            canvas = (canvas - low) * 255 / (high - low + 1)
+        else:
+            canvas = canvas - low
+        return canvas.astype(np.uint8)

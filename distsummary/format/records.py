@@ -1,0 +1,277 @@
+"""What is recorded: values, the events that hold them, and the batches that carry events."""
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from distsummary.errors import DamagedFileError
+from distsummary.format.frames import Frame, frame, read_frames
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+
+SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape")
+LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
+PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
+_LINEAGE_FIELDS = {  # plugin -> field of LineageEvent
+    "dataset_graph": "dataset_graph",
+    "train_lineage": "train_lineage",
+    "eval_lineage": "evaluation_lineage",
+    "custom_lineage_data": "user_defined_info",
+}
+MINDSPORE = "mindspore"
+TENSORBOARD = "tensorboard"
+DIALECTS = (MINDSPORE, TENSORBOARD)
+
+# What an acknowledged event is: on its way, and not sent again; safe from the death of any process; safe from
+# a power cut.
+QUEUED = "queued"
+WRITTEN = "written"
+SYNCED = "synced"
+DELIVERIES = (QUEUED, WRITTEN, SYNCED)
+
+BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape"))
+
+Array: TypeAlias = NDArray[Any]
+LineageMessage: TypeAlias = (
+    lineage_pb2.TrainLineage
+    | lineage_pb2.EvaluationLineage
+    | lineage_pb2.DatasetGraph
+    | lineage_pb2.UserDefinedInfo
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Which slice of a tensor split over the mesh a value holds (elements along each axis)."""
+
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """Counted values: `left`, `width` float64 (B,), `counts` int64 (B,); min, max, sum of the finite ones.
+
+    `count` counts all values, also the non-finite. Without finite values B is 0 and min, max, sum are None.
+    """
+
+    left: Array
+    width: Array
+    counts: Array
+    count: int
+    nan_count: int = 0
+    pos_inf_count: int = 0
+    neg_inf_count: int = 0
+    min: float | None = None
+    max: float | None = None
+    sum: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An encoded picture, height and width in pixels; colorspace 3 is RGB."""
+
+    height: int
+    width: int
+    encoded: bytes
+    colorspace: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landscape:
+    """A loss grid: `x` (n,), `y` (m,), `z` (m, n); the path (k,) in the same plane, empty for one without."""
+
+    x: Array
+    y: Array
+    z: Array
+    decomposition: str  # "PCA" or "Random"
+    unit: str  # "step" or "epoch"
+    step_per_epoch: int
+    convergence_point: tuple[float, float, float]
+    intervals: tuple[int, ...] = ()
+    path_x: Array = field(default_factory=lambda: np.empty(0))
+    path_y: Array = field(default_factory=lambda: np.empty(0))
+    path_z: Array = field(default_factory=lambda: np.empty(0))
+
+
+class Value(NamedTuple):
+    """One value of one event.
+
+    `data` by plugin: scalar float; tensor and histogram an array (histogram also a Histogram); image an array
+    of one of `png.LAYOUTS`, or an Image; landscape a Landscape; graph the bytes of a GraphProto; lineage
+    plugins their protobuf message. Until a writer thread takes it, data may also be anything with `result()`
+    (a device copy under way).
+    """
+
+    plugin: str
+    tag: str
+    data: Any
+    shard: Shard | None = None
+
+
+class Event(NamedTuple):
+    """The values of one `record()` call. Graph and lineage values stand alone in theirs, so that an event is
+    at most one frame in each file. `wall_time` in seconds since the epoch.
+    """
+
+    step: int
+    wall_time: float
+    values: list[Value]
+
+
+class Scalars(NamedTuple):
+    """Consecutive events of scalars alone, all of the same tags, without an object for each value.
+
+    `rows` is one row for each event: f64 wall_time | i64 step | f64 number, one for each tag, little-endian.
+    """
+
+    tags: tuple[str, ...]
+    rows: bytes
+
+    @property
+    def size(self) -> int:
+        """How many events they are."""
+        return len(self.rows) // (16 + 8 * len(self.tags))
+
+
+class EventIds(NamedTuple):
+    """Whose event it is: `run_id` 16 hex digits; `seq` counts from 1, 0 is an event outside the numbering."""
+
+    run_id: str
+    attempt: int
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Consecutive events of one writer, numbered first_seq, first_seq + 1, ... (seq counts from 1)."""
+
+    run_id: str
+    attempt: int
+    rank: int
+    first_seq: int
+    events: Sequence[Event | Scalars]
+
+    @property
+    def size(self) -> int:
+        """How many events it holds."""
+        return sum(1 if isinstance(item, Event) else item.size for item in self.events)
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last event."""
+        return self.first_seq + self.size - 1
+
+    def plugins(self) -> Counter[str]:
+        """How many values of each plugin it holds."""
+        counted: Counter[str] = Counter()
+        for item in self.events:
+            if isinstance(item, Event):
+                counted.update(value.plugin for value in item.values)
+            else:
+                counted["scalar"] += item.size * len(item.tags)
+        return counted
+
+
+def split_event(event: Event) -> list[Event]:
+    """The same values as events of one frame each: graphs, then lineage one by one, then the summary."""
+    alone = [value for value in event.values if value.plugin not in SUMMARY_PLUGINS]
+    summary = [value for value in event.values if value.plugin in SUMMARY_PLUGINS]
+    singles = [Event(event.step, event.wall_time, [value]) for value in alone]
+    return [*singles, Event(event.step, event.wall_time, summary)] if summary else singles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The lineage of one run so far: a state, replaced as a whole."""
+
+    train: lineage_pb2.TrainLineage | None = None
+    evaluation: lineage_pb2.EvaluationLineage | None = None
+    dataset_graph: lineage_pb2.DatasetGraph | None = None
+    custom: lineage_pb2.UserDefinedInfo | None = None
+
+    def to_bytes(self) -> bytes:
+        """The lineage as it crosses a process boundary: framed LineageEvents, times left at 0."""
+        fields = [{_LINEAGE_FIELDS[value.plugin]: value.data} for value in lineage_values(self)]
+        events = [lineage_pb2.LineageEvent(wall_time=0.0, **field) for field in fields]
+        return b"".join(frame(event.SerializeToString()) for event in events)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Lineage":
+        """The lineage that `to_bytes` made bytes of; raises DamagedFileError for other bytes."""
+        messages: dict[str, LineageMessage] = {}
+        end = 0
+        for framed in read_frames(io.BytesIO(data)):
+            end = framed.end
+            messages |= _lineage_message(framed)
+        if end != len(data):
+            raise DamagedFileError(f"lineage of {len(data)} bytes is torn at byte {end}; send it again")
+        named = {plugin: messages.get(field) for plugin, field in _LINEAGE_FIELDS.items()}
+        return cls(
+            train=named["train_lineage"],  # type: ignore[arg-type]  # the field tells the class
+            evaluation=named["eval_lineage"],  # type: ignore[arg-type]
+            dataset_graph=named["dataset_graph"],  # type: ignore[arg-type]
+            custom=named["custom_lineage_data"],  # type: ignore[arg-type]
+        )
+
+
+def lineage_values(lineage: Lineage) -> list[Value]:
+    """A lineage as the values that record it, one of each kind that is there."""
+    messages = {
+        "dataset_graph": lineage.dataset_graph,
+        "train_lineage": lineage.train,
+        "eval_lineage": lineage.evaluation,
+        "custom_lineage_data": lineage.custom,
+    }
+    return [Value(plugin, "", message) for plugin, message in messages.items() if message is not None]
+
+
+def _lineage_message(framed: Frame) -> dict[str, LineageMessage]:
+    """The message of one framed LineageEvent by its field."""
+    if framed.damage is not None:
+        raise DamagedFileError(f"lineage is damaged at byte {framed.offset}: {framed.damage}; send it again")
+    try:
+        event = lineage_pb2.LineageEvent.FromString(framed.payload)
+    except DecodeError as error:
+        raise DamagedFileError(
+            f"lineage at byte {framed.offset} is no LineageEvent ({error}); send it again"
+        ) from error
+    field = event.WhichOneof("what")
+    if field not in _LINEAGE_FIELDS.values():
+        raise DamagedFileError(f"lineage at byte {framed.offset} holds {field}, which is none; send it again")
+    return {field: getattr(event, field)}
+
+
+@dataclass(slots=True)
+class Health:
+    """Counters of one writer, all since it was opened.
+
+    `dropped` counts values by plugin; `errors` counts refused values and failed writes by their reason.
+    """
+
+    events: int = 0
+    bytes: int = 0
+    last_seq: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, plugin: str, times: int = 1) -> None:
+        """Count dropped values."""
+        self.dropped[plugin] = self.dropped.get(plugin, 0) + times
+
+    def fail(self, reason: str, times: int = 1) -> None:
+        """Count a failure by its reason."""
+        self.errors[reason] = self.errors.get(reason, 0) + times
+
+    def plus(self, other: "Health") -> "Health":
+        """A copy with the other's failures and drops added: one account of a writer and its wrapper."""
+        total = Health(self.events, self.bytes, self.last_seq, dict(self.dropped), dict(self.errors))
+        for mine, theirs in ((total.dropped, other.dropped), (total.errors, other.errors)):
+            for key, count in dict(theirs).items():  # another thread may be counting
+                mine[key] = mine.get(key, 0) + count
+        return total

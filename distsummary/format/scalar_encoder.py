@@ -1,0 +1,208 @@
+"""Events of scalars alone, the most frequent ones: packed rows to frames of both dialects, in columns."""
+
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import google_crc32c
+import numpy as np
+
+from distsummary.format import wire
+from distsummary.format.encode import MAX_TAG
+from distsummary.format.frames import HEADER_BYTES, Framed, frame, masked
+from distsummary.format.records import MINDSPORE, TENSORBOARD, Array, EventIds, Scalars
+from distsummary.format.scalar_rows import row_dtype, row_struct
+
+_FEW = 4  # events; fewer are put together one by one, in less time
+_MAX_LENGTH = 1 << 14  # bytes of an event; a larger one, like anything unusual, goes the general way
+_MAX_LAYOUTS = 1024
+_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # needs more than so many bytes
+_MINDSPORE_KEY, _TENSORBOARD_KEY = wire.key(3, wire.FIXED32), wire.key(2, wire.FIXED32)
+
+_Key: TypeAlias = tuple[tuple[str, ...], int, int]  # tags, bytes of the step, bytes of the seq
+
+
+class _Layout(NamedTuple):
+    """The frames of events with the same tags and equally long step and seq: only the numbers differ.
+
+    `template` is such a frame in the MindSpore dialect, uint8 (length,); `fields` names its places for
+    wall_time, step, seq, crc and the numbers "0", "1" ... `keys` are the offsets of the bytes that say that a
+    number follows, all that is different in the TensorBoard dialect. `crc_change` is what that does to the
+    CRC, the same for all numbers: CRCs are linear, the CRC of equally long a ^ b is crc(a) ^ crc(b) ^ crc(0).
+    `constants` are the bytes before each number of the payload, by dialect.
+    """
+
+    template: Array
+    fields: np.dtype[Any]
+    keys: list[int]
+    crc_change: int
+    constants: dict[str, list[bytes]]
+
+
+class Stretch(NamedTuple):
+    """Rows start .. stop-1 and, unless they are unusual, their frames by dialect."""
+
+    start: int
+    stop: int
+    framed: dict[str, Framed] | None
+
+
+class ScalarEncoder:
+    """Frames of one attempt's scalar events: the bytes that `encode_event` and `frames.frame` would make."""
+
+    def __init__(self, run_id: str, attempt: int, dialects: tuple[str, ...]) -> None:
+        self._owner = wire.identity(EventIds(run_id, attempt))
+        self._dialects = dialects
+        self._layouts: dict[_Key, _Layout | None] = {}
+
+    def encode(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
+        """All rows in their order, in stretches of one layout.
+
+        A stretch without frames is unusual, and the general way must judge it: a step of 0 or less, a time of
+        0, no tags, or one that cannot be written.
+        """
+        if scalars.size < _FEW:
+            yield from self._one_by_one(first_seq, scalars)
+            return
+        table = np.frombuffer(scalars.rows, row_dtype(len(scalars.tags)))
+        seqs = np.arange(first_seq, first_seq + table.size)
+        step_bytes, seq_bytes = _varint_lengths(table["step"]), _varint_lengths(seqs)
+        is_usual = (table["step"] > 0) & (table["wall_time"] != 0)  # zeros are left out
+        kinds = np.where(is_usual, 16 * step_bytes + seq_bytes, 0)
+        bounds = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), table.size]
+        for start, stop in pairwise(bounds):
+            layout = None
+            if kinds[start]:
+                layout = self._layout((scalars.tags, int(step_bytes[start]), int(seq_bytes[start])))
+            rows = slice(start, stop)
+            framed = None if layout is None else self._frames(layout, table[rows], seqs[rows])
+            yield Stretch(start, stop, framed)
+
+    def _one_by_one(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
+        rows = row_struct(len(scalars.tags)).iter_unpack(scalars.rows)
+        for number, (wall_time, step, *numbers) in enumerate(rows):
+            seq, layout = wire.varint(first_seq + number), None
+            if step > 0 and wall_time:
+                layout = self._layout((scalars.tags, len(wire.varint(step)), len(seq)))
+            floats = _floats(numbers) if layout else None
+            if layout is None or floats is None:
+                yield Stretch(number, number + 1, None)
+                continue
+            fields = [struct.pack("<d", wall_time), wire.varint(step), *floats, seq]
+            framed = {}
+            for dialect in self._dialects:
+                pairs = zip(layout.constants[dialect], fields, strict=True)
+                data = frame(b"".join([part for pair in pairs for part in pair]))
+                framed[dialect] = Framed(first_seq + number, 1, [data], len(data))
+            yield Stretch(number, number + 1, framed)
+
+    def _layout(self, key: _Key) -> _Layout | None:
+        if key not in self._layouts:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = _layout(self._owner, *key)
+        return self._layouts[key]
+
+    def _frames(self, layout: _Layout, table: Array, seqs: Array) -> dict[str, Framed]:
+        """The frames of events of one layout in each dialect."""
+        frames, crcs = _fill(layout, table, seqs)
+        found = {}
+        for dialect in self._dialects:
+            if dialect == TENSORBOARD:
+                frames[:, layout.keys] = _TENSORBOARD_KEY[0]
+                crcs = crcs ^ np.uint64(layout.crc_change)
+            frames.view(layout.fields)["crc"][:, 0] = masked(crcs)
+            found[dialect] = Framed(int(seqs[0]), seqs.size, [frames.tobytes()], frames.nbytes)
+        return found
+
+
+def _floats(numbers: list[float]) -> list[bytes] | None:
+    """Each as float32; None when one exceeds it."""
+    try:
+        return [struct.pack("<f", number) for number in numbers]
+    except OverflowError:
+        return None
+
+
+def _fill(layout: _Layout, table: Array, seqs: Array) -> tuple[Array, Array]:
+    """Frames of the MindSpore dialect without their CRC, uint8 (events, length); and the CRCs, uint64."""
+    frames = np.tile(layout.template, (seqs.size, 1))
+    fields = frames.view(layout.fields)[:, 0]
+    fields["wall_time"] = table["wall_time"]
+    fields["step"] = _varints(table["step"], fields["step"].shape[1])
+    fields["seq"] = _varints(seqs, fields["seq"].shape[1])
+    with np.errstate(over="ignore", under="ignore"):
+        for number, column in enumerate(table["numbers"].T):
+            fields[str(number)] = column
+    length = layout.template.size
+    unsealed = frames.tobytes()
+    crc_of = google_crc32c.value
+    starts = range(HEADER_BYTES, len(unsealed), length)
+    size = length - HEADER_BYTES - 4
+    return frames, np.array([crc_of(unsealed[start : start + size]) for start in starts], np.uint64)
+
+
+def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int) -> _Layout | None:
+    """None for tags that cannot be written, or not here."""
+    try:
+        if not tags or not all(0 < len(str.encode(tag)) <= MAX_TAG for tag in tags):
+            return None
+    except (TypeError, UnicodeEncodeError):
+        return None
+    pieces = _pieces(owner, tags, step_bytes, seq_bytes)
+    payload = b"".join([constant + bytes(np.dtype(slot).itemsize) for constant, _, slot in pieces])
+    if len(payload) > _MAX_LENGTH:
+        return None
+    template, offsets, end = frame(payload), {}, HEADER_BYTES
+    for constant, name, slot in pieces:
+        offsets[name] = end + len(constant)
+        end = offsets[name] + np.dtype(slot).itemsize
+    fields = np.dtype(
+        {
+            "names": [*offsets, "crc"],
+            "formats": [*(slot for _, _, slot in pieces), "<u4"],
+            "offsets": [*offsets.values(), end],
+            "itemsize": len(template),
+        }
+    )
+    keys = [offsets[str(number)] - 1 - HEADER_BYTES for number in range(len(tags))]
+    other = bytearray(payload)
+    for key in keys:
+        other[key] = _TENSORBOARD_KEY[0]
+    crc_change = google_crc32c.value(payload) ^ google_crc32c.value(bytes(other))
+    places = [key + HEADER_BYTES for key in keys]
+    constants = [constant for constant, _, _ in pieces]
+    others = [
+        constant[:-1] + _TENSORBOARD_KEY if name.isdigit() else constant for constant, name, _ in pieces
+    ]
+    by_dialect = {MINDSPORE: constants, TENSORBOARD: others}
+    return _Layout(np.frombuffer(template, np.uint8), fields, places, crc_change, by_dialect)
+
+
+def _pieces(
+    owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
+) -> list[tuple[bytes, str, str]]:
+    """An event as bytes that stay, each with the name and dtype of what is filled in behind them."""
+    values = [wire.text(1, tag) + _MINDSPORE_KEY for tag in tags]
+    heads = [wire.key(1, wire.LENGTH_DELIMITED) + wire.varint(len(value) + 4) + value for value in values]
+    summary = wire.key(5, wire.LENGTH_DELIMITED) + wire.varint(sum(len(head) + 4 for head in heads))
+    heads[0] = summary + heads[0]
+    return [
+        (wire.key(1, wire.FIXED64), "wall_time", "<f8"),
+        (wire.key(2, wire.VARINT), "step", f"({step_bytes},)u1"),
+        *[(head, str(number), "<f4") for number, head in enumerate(heads)],
+        (owner + wire.key(1002, wire.VARINT), "seq", f"({seq_bytes},)u1"),
+    ]
+
+
+def _varint_lengths(numbers: Array) -> Array:
+    """How many bytes the varints of positive numbers have."""
+    return _LONGER.searchsorted(numbers, "right") + 1
+
+
+def _varints(numbers: Array, length: int) -> Array:
+    """Varints of `length` bytes each: uint8 (numbers, length)."""
+    digits: Array = numbers[:, np.newaxis] >> np.arange(0, 7 * length, 7) & 0x7F
+    digits[:, :-1] |= 0x80  # more follows
+    return digits

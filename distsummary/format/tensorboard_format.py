@@ -1,0 +1,187 @@
+"""Values to and from the bytes of the TensorBoard dialect (`tfevents` files)."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from distsummary.errors import DamagedFileError
+from distsummary.format import wire
+from distsummary.format.frames import MAX_PAYLOAD, Part
+from distsummary.format.mindspore_format import image_parts
+from distsummary.format.records import Array, Event, EventIds, Histogram, Image, Value
+from distsummary.pb import tensorboard_pb2
+
+VERSION = "brain.Event:2"
+_START = 1  # SessionLog.START: TensorBoard then forgets what an earlier session wrote from this step on
+
+
+# --- encoding: each function returns what protobuf's SerializeToString would
+
+
+def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
+    """The payload of a file's first record."""
+    return b"".join((_head(0, wall_time), wire.text(3, VERSION), wire.identity(ids)))
+
+
+def encode_session_start(step: int, wall_time: float, ids: EventIds | None = None) -> bytes:
+    """The payload that begins a session: TensorBoard hides what earlier ones wrote at `step` and later."""
+    log = wire.integer(1, _START)
+    return b"".join((_head(step, wall_time), wire.delimited(7, log), wire.identity(ids)))
+
+
+def encode_summary(
+    step: int, wall_time: float, values: Iterable[bytes], ids: EventIds | None = None
+) -> bytes:
+    """The payload of one summary event; `values` come from `encode_value`."""
+    return b"".join(summary_parts(step, wall_time, [[value] for value in values], ids))
+
+
+def summary_parts(
+    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
+) -> list[Part]:
+    """The same in parts; `values` come from `value_parts`, of which nothing is copied."""
+    summary = [part for value in values for part in wire.message(1, value)]
+    return [_head(step, wall_time), *wire.message(5, summary), wire.identity(ids)]
+
+
+def encode_value(value: Value) -> bytes | None:
+    """A `Summary.Value` for a scalar, histogram or image; None for what TensorBoard has no place for."""
+    parts = value_parts(value)
+    return None if parts is None else b"".join(parts)
+
+
+def value_parts(value: Value) -> list[Part] | None:
+    """The same in parts: a PNG stands in it where it lies in memory."""
+    encoder = _VALUE_ENCODERS.get(value.plugin)
+    return None if encoder is None else [wire.text(1, value.tag), *encoder(value.data)]
+
+
+def _scalar_parts(scalar: float) -> list[Part]:
+    return [wire.single(2, scalar)]
+
+
+def _histogram_parts(histogram: Histogram) -> list[Part]:
+    """Finite values only; without any, one empty bin, so that no reader meets an empty list."""
+    right = histogram.left + histogram.width if histogram.left.size else np.zeros(1)
+    counts = histogram.counts if histogram.left.size else np.zeros(1)
+    invalid = histogram.nan_count + histogram.pos_inf_count + histogram.neg_inf_count
+    return wire.message(
+        5,
+        (
+            _double(1, histogram.min or 0.0),
+            _double(2, histogram.max or 0.0),
+            _double(3, float(histogram.count - invalid)),
+            _double(4, histogram.sum or 0.0),
+            wire.delimited(6, right.astype("<f8").tobytes()),
+            wire.delimited(7, counts.astype("<f8").tobytes()),
+        ),
+    )
+
+
+_VALUE_ENCODERS: dict[str, Callable[[Any], list[Part]]] = {  # Any: what the plugin's data is
+    "scalar": _scalar_parts,
+    "histogram": _histogram_parts,
+    "image": image_parts,
+}
+
+
+def _head(step: int, wall_time: float) -> bytes:
+    return _double(1, wall_time) + (wire.integer(2, step) if step else b"")
+
+
+def _double(field: int, number: float) -> bytes:
+    """A double of proto3, which leaves out zero (but not minus zero)."""
+    encoded = wire.double(field, number)
+    return encoded if any(encoded[-8:]) else b""
+
+
+# --- decoding
+
+
+def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
+    """The identity and values of a summary event; None for a version, session or graph record.
+
+    Values without a counterpart here (text, audio, meshes ...) are left out. Raises DamagedFileError.
+    """
+    try:
+        message = tensorboard_pb2.Event.FromString(payload)
+        if not message.HasField("summary"):
+            return None
+        decoded = [_decode_value(value) for value in message.summary.value]
+        values = [value for value in decoded if value is not None]
+        return wire.read_identity(payload), Event(message.step, message.wall_time, values)
+    except (DecodeError, ValueError) as error:
+        raise DamagedFileError(f"not an event of TensorBoard ({error})") from error
+
+
+def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
+    match value.WhichOneof("value"):
+        case "simple_value":
+            return Value("scalar", value.tag, value.simple_value)
+        case "image":
+            image = value.image
+            picture = Image(
+                height=image.height,
+                width=image.width,
+                colorspace=image.colorspace,
+                encoded=image.encoded_image_string,
+            )
+            return Value("image", value.tag, picture)
+        case "histo":
+            return Value("histogram", value.tag, _decode_histogram(value.histo))
+        case "tensor":
+            return _decode_tensor_value(value)
+    return None
+
+
+def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
+    """The bins between the outermost that count something, from min to max: what TensorBoard shows."""
+    limits, counts = np.array(histo.bucket_limit), np.array(histo.bucket)
+    if limits.shape != counts.shape:
+        raise DamagedFileError(f"a histogram has {limits.size} limits for {counts.size} counts")
+    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # NaN is not below, either
+        raise DamagedFileError("the counts of a histogram are not all numbers below 2**63")
+    filled = np.flatnonzero(counts)
+    if not filled.size:
+        empty = np.empty(0)
+        return Histogram(left=empty, width=empty, counts=empty.astype(np.int64), count=int(histo.num))
+    first, last = filled[0], filled[-1]
+    edges = np.concatenate(([histo.min], limits[first:last], [histo.max]))
+    return Histogram(
+        left=edges[:-1],
+        width=np.diff(edges),
+        counts=counts[first : last + 1].astype(np.int64),
+        count=int(histo.num),
+        min=histo.min,
+        max=histo.max,
+        sum=histo.sum,
+    )
+
+
+def _decode_tensor_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
+    """What TensorFlow 2 and torch write as tensors: scalars, and any other tensor of floats."""
+    plugin = value.metadata.plugin_data.plugin_name
+    array = _decode_tensor(value.tensor)
+    if array is None or plugin not in ("", "scalars", "tensor"):
+        return None
+    if array.size == 1 and plugin != "tensor":
+        return Value("scalar", value.tag, float(array.reshape(-1)[0]))
+    return Value("tensor", value.tag, array)
+
+
+def _decode_tensor(tensor: tensorboard_pb2.TensorProto) -> Array | None:
+    """float32 or float64 of its shape, None for other dtypes."""
+    stored = {1: ("<f4", tensor.float_val), 2: ("<f8", tensor.double_val)}.get(tensor.dtype)
+    if stored is None:
+        return None
+    dtype, numbers = stored
+    flat = np.frombuffer(tensor.tensor_content, dtype) if tensor.tensor_content else np.array(numbers, dtype)
+    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
+    if flat.size == 1 and 0 <= math.prod(shape) <= MAX_PAYLOAD // 8:  # one number may stand for all
+        return np.broadcast_to(flat.reshape(()), shape)
+    if flat.size != math.prod(shape):
+        raise DamagedFileError(f"a tensor of the shape {shape} has {flat.size} numbers")
+    return flat.reshape(shape)

@@ -1,0 +1,88 @@
+"""One array read in rows, so that nobody need hold it whole: wherever it is kept, or made as it is read."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.checkpoints.mapped import StoredState
+from distsummary.landscapes.directions.normals import random_normals
+
+Array = NDArray[Any]
+
+BLOCK = 1 << 18  # elements that are read at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Slices along the first axis: `rows(start, stop)` is (stop - start, *shape[1:]). A number is one row.
+
+    Attributes:
+        shape: of the whole.
+        read: gives NumPy's arrays, or tensors of a device (see `torch_rows`).
+        is_zero: all of it is 0, so that it need not be read.
+        draw: what draws random normals where these rows lie, as `random_normals` does.
+        block: elements that are read at once.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[int, int], Any]
+    is_zero: bool = False
+    draw: Callable[[int, int, str, int, int], Any] = random_normals
+    block: int = BLOCK
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return int(np.prod(self.shape[1:], dtype=np.int64))
+
+    def __call__(self, start: int, stop: int) -> Any:
+        """Rows start .. stop-1."""
+        return self.read(start, stop)
+
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """(start, stop) of whole rows, about `block` elements each, that these rows are made of."""
+        step, stop = max(1, self.block // max(1, self.width)), len(self) if stop is None else stop
+        return ((at, min(at + step, stop)) for at in range(start, stop, step))
+
+    def whole(self) -> Array:
+        """All of it, float32, in the array's shape."""
+        out = np.empty((len(self), *self.shape[1:]), np.float32)
+        for start, stop in self.blocks():
+            out[start:stop] = self.read(start, stop)
+        return out.reshape(self.shape)
+
+
+@runtime_checkable
+class InRows(Protocol):
+    """A state that gives its arrays in rows by itself."""
+
+    def rows(self, name: str) -> Rows:
+        """Those of one array."""
+
+
+def rows_of(state: Mapping[str, Array], name: str) -> Rows:
+    """Those of one array of a state; of one in a file no more is read than is asked for."""
+    if isinstance(state, InRows):
+        return state.rows(name)
+    if not isinstance(state, StoredState):
+        return array_rows(state[name])
+    shape = state.shape(name)
+    width = int(np.prod(shape[1:], dtype=np.int64))
+
+    def read(start: int, stop: int) -> Array:
+        return state.part(name, start * width, stop * width).reshape(stop - start, *shape[1:])
+
+    return Rows(shape, read)
+
+
+def array_rows(array: Array) -> Rows:
+    """Those of an array in memory."""
+    array = np.asarray(array)
+    by_row = array if array.ndim else array.reshape(1)
+    return Rows(array.shape, lambda start, stop: by_row[start:stop])

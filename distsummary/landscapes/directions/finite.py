@@ -1,0 +1,73 @@
+"""Values that are not finite, told by the names of checkpoint and tensor before anything is computed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distsummary.checkpoints.mapped import StoredState
+from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.array_rows import rows_of
+from distsummary.landscapes.directions.recipe import Array, Weights
+
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm; statistics of batches take their place
+EARLIER = (
+    "choose checkpoints from before the training diverged: around= the file of one, or runs= those of several"
+)
+
+
+def refuse_not_finite(
+    label: str, centre: Weights, own: Weights, moved: Iterable[str], *, reads_statistics: bool = True
+) -> None:
+    """Raise LandscapeError where a value of the centre makes every loss NaN.
+
+    What moves must be finite. What stays may be infinite, as masks are, but not NaN; without
+    `reads_statistics` running statistics may be anything. `own` are the model's values, which hold where the
+    centre has none.
+    """
+    moved = list(moved)
+    if name := _first(centre, moved, np.isfinite):
+        raise LandscapeError(
+            f"{label}: {name} of the centre holds NaN or Inf, so every loss around it would; {EARLIER}"
+        )
+    rest = [n for n in own if n not in set(moved) and (reads_statistics or not n.endswith(STATISTICS))]
+    held = [name for name in rest if name in centre]
+    for state, names in ((centre, held), (own, [name for name in rest if name not in centre])):
+        if name := _first(state, names, _is_number):
+            whose = "the centre" if state is centre else "the model, where the checkpoint has none,"
+            more = "; or leave running statistics out by ds.Evaluation(bn_mode='recompute')"
+            raise LandscapeError(
+                f"{label}: {name} of {whose} holds NaN, so every loss around it would, though it does not "
+                f"move; set it to numbers, or {EARLIER}{more if name.endswith(STATISTICS) else ''}"
+            )
+
+
+def refuse_diverged(
+    products: Array, states: Sequence[Weights], names: Sequence[str], labels: Sequence[str]
+) -> None:
+    """Raise LandscapeError, naming checkpoint and parameter, unless products of displacements are finite."""
+    if np.isfinite(products).all():
+        return
+    labels = labels or [f"checkpoint {number}" for number in range(len(states))]
+    for label, state in zip(labels, states, strict=True):
+        if name := _first(state, names, np.isfinite):
+            raise LandscapeError(f"{label} holds NaN or Inf in {name}; {EARLIER}")
+    raise LandscapeError(f"the checkpoints lie further apart than float64 can tell; {EARLIER}")
+
+
+def _first(state: Weights, names: Iterable[str], is_good: Callable[[Any], Any]) -> str | None:
+    """The first array that has a value which is not good; arrays of integers have none."""
+    for name in names:
+        rows = rows_of(state, name)
+        if rows(0, 0).dtype.kind in "iub":
+            continue
+        all_good = all(is_good(rows(*block)).all() for block in rows.blocks())
+        if isinstance(state, StoredState):
+            state.release(name)
+        if not all_good:
+            return name
+    return None
+
+
+def _is_number(array: Array) -> Array:
+    return np.asarray(~np.isnan(array))

@@ -1,0 +1,206 @@
+"""The eigenvectors of the largest eigenvalues of a Hessian that is only ever multiplied with vectors; pure.
+
+Lanczos' iteration (Golub & Van Loan 2013, section 10.3) from several start vectors at once, one product at
+a time (the band form of Ruhe 1979, Math. Comp. 33), every new vector made orthogonal to all before it, twice:
+
+    H V_m = V_(m+p) T          V orthonormal, T (m + p, m), its upper m rows symmetric
+
+With (theta, s) an eigenpair of these rows, V_m s is an approximate eigenvector, and the rest of T tells its
+residual |H v - theta v| without another product; theta is within it of an eigenvalue. As many start vectors
+as eigenvectors are wanted find an eigenvalue as often as it is there; a single one would find it once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from distsummary.checks import check_int
+from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.landscapes.directions.displacements import shape_of
+from distsummary.landscapes.directions.normals import random_normals
+from distsummary.landscapes.directions.recipe import Array, Weights
+
+Multiply: TypeAlias = Callable[[Array], Array]  # v -> H v, both float64 (D,)
+
+MAX_PRODUCTS = 120
+GROUPS = 8  # of batches, and so the most workers that are of use
+TOLERANCE = 1e-4
+SMALLEST = 1e-3  # of the largest eigenvalue by size: smaller ones are not told better, products are rounded
+MAX_ASYMMETRY = 1e-2
+_AXIS = 2  # of the start vectors' normals; 0 and 1 are the random directions
+_DEFLATED = 1e-13  # of the largest product: what is left when a vector depends on those before it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eigenpairs:
+    """The algebraically largest eigenvalues, whatever the size of negative ones, and their eigenvectors.
+
+    Attributes:
+        values: float64 (k,), descending; where less than k are positive the others are not.
+        vectors: float64 (k, D), orthonormal, the entry of largest size positive.
+        residuals: |H v - value v|, (k,): an eigenvalue lies as near to each value.
+        products: Hessian-vector products made.
+        has_converged: whether all residuals are within the tolerance.
+    """
+
+    values: Array
+    vectors: Array
+    residuals: Array
+    products: int
+    has_converged: bool
+
+
+class Hessian(Protocol):
+    """The Hessian of a loss over batches, as products with vectors.
+
+    `weight` is the sum of the batches' weights: their rows.
+    """
+
+    weight: float
+
+    def product(self, vector: Array) -> Array:
+        """The sum over the batches of weight times H_batch v, float64 (D,)."""
+
+
+def mean_product(hessian: Hessian) -> Multiply:
+    """H v of the mean loss."""
+    if hessian.weight <= 0:
+        raise LandscapeError("the batches hold no rows; give batches with data")
+    return lambda vector: hessian.product(vector) / hessian.weight
+
+
+def members(batches: Iterable[Any], group: int) -> Iterator[Any]:
+    """The batches of one of GROUPS groups: products are added up group by group, whoever makes them."""
+    return islice(batches, group, None, GROUPS)
+
+
+def lanczos(
+    multiply: Multiply,
+    size: int,
+    *,
+    count: int = 2,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+    max_products: int = MAX_PRODUCTS,
+) -> Eigenpairs:
+    """The `count` algebraically largest eigenvalues of a symmetric matrix (size, size), and eigenvectors.
+
+    Ends when each residual is at most `tolerance` times its eigenvalue by size (or SMALLEST times the largest
+    by size, where that is more), or after `max_products` products. Memory: (products + count) * size * 8
+    bytes. The start is a function of `seed`.
+
+    Raises LandscapeError when products are not finite, or not symmetric as those of a stochastic loss are.
+    """
+    check_int("size", size, low=1)
+    check_int("count", count, low=1, high=size)
+    check_int("max_products", max_products, low=count)
+    if not tolerance > 0:
+        raise InvalidValueError(f"tolerance must be > 0, got {tolerance!r}")
+    basis = _Basis(size, max_products + count)
+    for number in range(count):
+        basis.extend(random_normals(seed, _AXIS, f"start {number}", 0, size).astype(np.float64), 0.0)
+    projected = np.zeros((max_products + count, max_products))
+    largest = 0.0
+    for column in range(max_products):
+        product = _checked(multiply(basis.rows(column + 1)[column]), size)
+        largest = max(largest, float(np.linalg.norm(product)))
+        coefficients = basis.extend(product, _DEFLATED * largest)
+        projected[: len(coefficients), column] = coefficients
+        ritz = _ritz(projected[: basis.count, : column + 1], min(count, column + 1))
+        is_whole = basis.count == column + 1  # nothing new came: the space is invariant
+        scale = max(abs(ritz.values[0]), abs(ritz.smallest))
+        allowed = tolerance * np.maximum(np.abs(ritz.values), SMALLEST * scale)
+        has_converged = column + 1 >= count and bool(np.all(ritz.residuals <= allowed))
+        if is_whole or has_converged:
+            break
+    vectors = ritz.coefficients @ basis.rows(column + 1)
+    signs = np.sign(vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)])
+    return Eigenpairs(
+        values=ritz.values,
+        vectors=vectors * signs[:, None],
+        residuals=ritz.residuals,
+        products=column + 1,
+        has_converged=has_converged or is_whole,
+    )
+
+
+class _Basis:
+    """Orthonormal vectors; memory is taken as they come."""
+
+    def __init__(self, size: int, capacity: int) -> None:
+        self._rows: Array = np.empty((capacity, size))
+        self.count = 0
+
+    def rows(self, count: int) -> Array:
+        return self._rows[:count]
+
+    def extend(self, vector: Array, negligible: float) -> Array:
+        """Append what is new in `vector`, unless that is negligible; returns its coefficients."""
+        known = self._rows[: self.count]
+        rest, coefficients = vector.copy(), np.zeros(self.count)
+        for _ in range(2):  # twice is enough (Parlett 1998, section 6.9)
+            part = known @ rest
+            rest -= part @ known
+            coefficients += part
+        length = float(np.linalg.norm(rest))
+        if length <= negligible or self.count == len(vector):
+            return coefficients
+        np.divide(rest, length, out=self._rows[self.count])
+        self.count += 1
+        return np.append(coefficients, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ritz:
+    values: Array
+    coefficients: Array  # (k, m)
+    residuals: Array
+    smallest: float
+
+
+def _ritz(projected: Array, count: int) -> _Ritz:
+    """The largest eigenvalues of the symmetric upper part of T (m + p, m), and what the rest leaves over."""
+    m = projected.shape[1]
+    square, rest = projected[:m], projected[m:]
+    size = float(np.abs(square).max())
+    asymmetry = float(np.abs(square - square.T).max())
+    if asymmetry > MAX_ASYMMETRY * size:
+        raise LandscapeError(
+            f"Hessian-vector products are not symmetric (by {asymmetry / size:.1%}), so the loss is not the "
+            "same each time it is computed; turn off what is random in loss_fn"
+        )
+    values, vectors = np.linalg.eigh((square + square.T) / 2)
+    order = np.argsort(values)[::-1][:count]
+    chosen = vectors[:, order]
+    residuals = np.linalg.norm(rest @ chosen, axis=0)
+    return _Ritz(values[order], chosen.T, residuals, float(values[0]))
+
+
+def _checked(product: Array, size: int) -> Array:
+    if np.shape(product) != (size,):
+        raise InvalidValueError(f"H v must have shape ({size},), got {np.shape(product)}")
+    if not np.isfinite(product).all():
+        raise LandscapeError(
+            "a Hessian-vector product holds NaN or Inf; choose a checkpoint with a finite loss, "
+            "and a loss that has two derivatives there"
+        )
+    return np.asarray(product, np.float64)
+
+
+def flat_size(state: Weights, names: Sequence[str]) -> int:
+    """D: elements of the parameters `names`, which lie one behind the other in a flat vector."""
+    return sum(int(np.prod(shape_of(state, name), dtype=np.int64)) for name in names)
+
+
+def unflatten(vector: Array, state: Weights, names: Sequence[str]) -> dict[str, Array]:
+    """A flat vector (D,) as arrays by name in the shapes of `state`, float32."""
+    found, at = {}, 0
+    for name in names:
+        shape = shape_of(state, name)
+        size = int(np.prod(shape, dtype=np.int64))
+        found[name] = vector[at : at + size].reshape(shape).astype(np.float32)
+        at += size
+    return found

@@ -1,0 +1,86 @@
+"""Lines and planes through given points of parameter space: interpolation between trained models; pure.
+
+A line from theta_0 to theta_1 (Goodfellow et al. 2015, section 3) shows whether training could have gone
+straight, and how high the barrier between two solutions is: the most by which the loss on the line exceeds
+the straight line between the losses of its ends (Entezari et al. 2022, definition 2.1; where both ends are
+equally good, the instability of Frankle et al. 2020, section 2). The plane through three models is that of
+Garipov et al. 2018, section 4.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.collinear import COLLINEAR, is_rounding
+from distsummary.landscapes.directions.displacements import shape_of
+from distsummary.landscapes.directions.finite import refuse_diverged
+from distsummary.landscapes.directions.pca import Axes, combine, gram
+from distsummary.landscapes.directions.recipe import Array, Directions, Weights
+
+
+def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
+    """The axis x = end - start, float32, so that x = -1 is `start` and 0 is `end`; the axis y is zero.
+
+    Raises LandscapeError when both are the same point, or one holds NaN or Inf: it is called by its label.
+    """
+    length = float(_products([start, end], names, labels)[0, 0])
+    if length <= 0:
+        raise LandscapeError(
+            f"both ends of the line{_called(labels)} are equal; choose two checkpoints that differ"
+        )
+    axes = Axes(weights=np.array([[-1.0, 0.0], [0.0, 0.0]]), offsets=np.zeros(2))
+    directions, _ = combine([start, end], names, axes)
+    nothing = np.float32(0)
+    return Directions(
+        x=directions.x, y={name: np.broadcast_to(nothing, shape_of(end, name)) for name in names}
+    )
+
+
+def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
+    """The plane through three points A, B, C: unit axes, x along B - A, y upright to it towards C, float32.
+
+    Raises LandscapeError when they lie on a line, some are equal, or one holds NaN or Inf: it is called by
+    its label.
+    """
+    if len(corners) != 3:
+        raise LandscapeError(f"a triangle has three corners, got {len(corners)} checkpoints; choose three")
+    products = _products(corners, names, labels)
+    sides = np.array([[-1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])  # B - A and C - A by displacements from C
+    (aa, ab), (_, bb) = sides @ products @ sides.T
+    height = bb - ab * ab / aa if aa > 0 else 0.0
+    if aa <= 0 and bb <= 0:
+        raise LandscapeError(
+            f"the three checkpoints{_called(labels)} are equal; choose others, or use directions='random' "
+            "around one of them"
+        )
+    longest = max(aa, bb, aa + bb - 2 * ab)
+    if height <= COLLINEAR**2 * bb or is_rounding(np.sqrt(height * aa / longest), corners, names):
+        raise LandscapeError(
+            f"the three checkpoints{_called(labels)} lie on a straight line, or apart from one by rounding "
+            "alone; use directions='line' between two that differ"
+        )
+    weights = np.stack([sides[0] / np.sqrt(aa), (sides[1] - ab / aa * sides[0]) / np.sqrt(height)])
+    directions, _ = combine(corners, names, Axes(weights=weights, offsets=np.zeros(3)))
+    return directions
+
+
+def barrier(losses: Array) -> float:
+    """How far losses (n,), in equal steps from end to end, rise above the straight line between the ends.
+
+    0 where they never do; infinite where one is not finite.
+    """
+    if not np.isfinite(losses).all():
+        return float("inf")
+    straight = np.linspace(losses[0], losses[-1], len(losses))
+    return max(0.0, float(np.max(losses - straight)))
+
+
+def _called(labels: Sequence[str]) -> str:
+    return f" ({', '.join(labels)})" if labels else ""
+
+
+def _products(states: Sequence[Weights], names: Sequence[str], labels: Sequence[str]) -> Array:
+    products = gram(states, names).products
+    refuse_diverged(products, states, names, labels)
+    return products

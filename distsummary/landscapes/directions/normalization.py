@@ -1,0 +1,186 @@
+"""Directions scaled to the weights that they will move, a parameter at a time.
+
+"filter" (Li et al. 2018, section 4): each filter of the direction gets the norm of the weights' filter, and
+tensors with less than two dimensions become 0 (the `biasbn` rule of their code). What that means by layer:
+
+    Linear, Conv             a filter is what makes one output: a slice along axis 0
+    ConvTranspose, Conv1D    the same; their outputs lie along axis 1, in each group of a ConvTranspose
+    Embedding                the row of one token or position
+    attention                in_proj_weight holds the rows of q, k and v, each a filter of its own, so packed
+                             and separate projections are scaled alike; out_proj is Linear
+    BatchNorm, LayerNorm, biases, other vectors and scalars: 0, they do not move
+    anything else            a slice along axis 0
+
+"layer": each tensor gets the norm of the weights' tensor. "mindspore": the same, and 0 for parameters that
+MindSpore does not move (`mindspore_moves`). "none": as it is. A direction of norm 0 is 0, and so is one where
+the weights have norm 0. Norms are sums in float64, in blocks of rows (see `rows`), results float32.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import singledispatch
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from distsummary.checks import check_choice, check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscapes.directions.array_rows import Rows, array_rows
+from distsummary.landscapes.directions.normals import Array
+
+NORMALIZATIONS = ("none", "filter", "layer", "mindspore")
+
+FilterAxis: TypeAlias = int | tuple[int, int]  # where outputs lie: an axis, or (axis, groups of axis 0)
+FilterAxisHook: TypeAlias = (
+    Mapping[str, FilterAxis] | Callable[[str, tuple[int, ...]], FilterAxis | None] | None
+)
+
+
+def normalize(
+    direction: Mapping[str, Array],
+    centre: Mapping[str, Array],
+    how: str,
+    filter_axes: Mapping[str, FilterAxis] | None = None,
+) -> dict[str, Array]:
+    """Scale each parameter of a direction, float32; `filter_axes` are those that are not 0."""
+    axes = filter_axes or {}
+    return {
+        name: normalize_one(name, array, centre[name], how, axes.get(name, 0))
+        for name, array in direction.items()
+    }
+
+
+def normalize_one(name: str, array: Array, weights: Array, how: str, filter_axis: FilterAxis = 0) -> Array:
+    """One parameter's direction scaled to its weights; raises LandscapeError where they are not finite."""
+    check_choice("normalization", how, NORMALIZATIONS)
+    if how == "none":
+        return np.asarray(array).astype(np.float32, copy=False)
+    return normalized(name, array_rows(array), array_rows(weights), how, filter_axis).whole()
+
+
+def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis: FilterAxis = 0) -> Rows:
+    """One parameter's direction scaled to its weights, in rows that are made when they are read.
+
+    Norms over several rows are taken here, and both are read for them once; nothing but the norms is kept.
+    Raises LandscapeError for norms that are not finite, here or when the row is read.
+    """
+    if how == "none":
+        return direction
+    shape = direction.shape
+    is_still = (how == "filter" and len(shape) <= 1) or (how == "mindspore" and not mindspore_moves(name))
+    if is_still or 0 in shape:
+        return Rows(shape, lambda start, stop: np.zeros((stop - start, *shape[1:]), np.float32), is_zero=True)
+    if how != "filter":
+        return _by_groups(name, direction, weights, groups=1, kept=[])
+    axis, groups = _axis(len(shape), filter_axis)
+    if axis:
+        return _by_groups(name, direction, weights, groups=groups, kept=[axis])
+
+    def read(start: int, stop: int) -> Any:
+        d, w = direction(start, stop), weights(start, stop)
+        scales = _scale(name, squares(d, [0]), squares(w, [0]))
+        return times(d, scales.reshape(-1, *(1 for _ in shape[1:])))
+
+    return replace(direction, read=read)
+
+
+def resolve_filter_axes(
+    hook: FilterAxisHook, shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, FilterAxis]
+) -> dict[str, FilterAxis]:
+    """The filter axes of the parameters `shapes`: those that the model's modules tell, overruled by the hook.
+
+    The hook is a mapping by name, or a function of (name, shape) that returns None where it has nothing to
+    say. Raises InvalidTypeError and InvalidValueError for names and axes that the parameters do not have.
+    """
+    axes = {name: axis for name, axis in found.items() if name in shapes}
+    if isinstance(hook, Mapping):
+        unknown = sorted(set(hook) - set(shapes))
+        if unknown:
+            raise InvalidValueError(
+                f"filter_axis names {', '.join(map(str, unknown[:5]))}, which do not move; "
+                f"the parameters are {', '.join(list(shapes)[:5])} ..."
+            )
+        axes.update(hook)
+    elif callable(hook):
+        told = {name: hook(name, shape) for name, shape in shapes.items()}
+        axes.update({name: axis for name, axis in told.items() if axis is not None})
+    elif hook is not None:
+        raise InvalidTypeError(f"filter_axis must be a mapping or a function of (name, shape), got {hook!r}")
+    for name, axis in axes.items():
+        if len(shapes[name]) > 1:
+            _check_axis(name, shapes[name], axis)
+    return axes
+
+
+def mindspore_moves(name: str) -> bool:
+    """Whether MindSpore's landscape moves a parameter: by its name."""
+    return ("weight" in name or "bias" in name) and "moment" not in name
+
+
+def _axis(dimensions: int, filter_axis: FilterAxis) -> tuple[int, int]:
+    axis, groups = filter_axis if isinstance(filter_axis, tuple) else (filter_axis, 1)
+    return axis % dimensions, groups
+
+
+def _check_axis(name: str, shape: tuple[int, ...], filter_axis: FilterAxis) -> None:
+    field = f"filter_axis of {name}"
+    if isinstance(filter_axis, tuple) and len(filter_axis) == 2:
+        axis, groups = filter_axis
+    else:
+        axis, groups = filter_axis, 1
+    check_type(field, axis, int)
+    check_type(f"the groups in {field}", groups, int)
+    if not -len(shape) <= axis < len(shape):
+        raise InvalidValueError(
+            f"{field} must be in [{-len(shape)}, {len(shape) - 1}], got {axis}; its shape is {shape}"
+        )
+    if groups < 1 or shape[0] % groups or (groups > 1 and axis % len(shape) == 0):
+        raise InvalidValueError(
+            f"the groups in {field} must divide axis 0 of {shape} and need another axis, got {filter_axis}"
+        )
+
+
+def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: list[int]) -> Rows:
+    """Each group of rows scaled as one; of the axes behind the first each place on the kept one as one."""
+    shape, each = direction.shape, len(direction) // groups
+
+    def sums(rows: Rows) -> Array:
+        return np.stack([_sum_squares(rows, at * each, (at + 1) * each, kept) for at in range(groups)])
+
+    scales = _scale(name, sums(direction), sums(weights))
+    scales = scales.reshape(groups, *(size if at in kept else 1 for at, size in enumerate(shape[1:], 1)))
+
+    def read(start: int, stop: int) -> Any:
+        return times(direction(start, stop), scales[np.arange(start, stop) // each])
+
+    return replace(direction, read=read)
+
+
+def _sum_squares(rows: Rows, start: int, stop: int, kept: list[int]) -> Array:
+    """The sums of squares of some rows over all axes but the kept ones, float64."""
+    return np.asarray(sum(squares(rows(*block), kept) for block in rows.blocks(start, stop)))
+
+
+@singledispatch
+def squares(array: Any, kept: list[int]) -> Array:
+    """Sums of squares over all axes but the kept ones, float64, without a copy in float64."""
+    axes = list(range(array.ndim))
+    return np.asarray(np.einsum(array, axes, array, axes, kept, dtype=np.float64))
+
+
+def _scale(name: str, found: Array, wanted: Array) -> Array:
+    """What makes norms the wanted ones, both given as their squares; 0 where there is no norm."""
+    norms, wanted = np.sqrt(found), np.sqrt(wanted)
+    if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
+        raise LandscapeError(
+            f"{name} holds NaN or Inf, in the weights or in their direction, so no norm can be given to it; "
+            "choose a checkpoint from before the training diverged"
+        )
+    return np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0)
+
+
+@singledispatch
+def times(array: Any, scale: Array) -> Any:
+    """The product, made in float64 and rounded to float32."""
+    out = np.empty(array.shape, np.float32)
+    return np.multiply(array, scale, out=out, dtype=np.float64, casting="same_kind")

@@ -1,0 +1,310 @@
+"""Which parameters of a model move, under which names, and where their filters lie."""
+
+import difflib
+import logging
+import re
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from distsummary.checkpoints.mapped import StoredState
+from distsummary.checks import check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.directions.array_rows import rows_of
+from distsummary.landscapes.directions.finite import refuse_not_finite
+from distsummary.landscapes.directions.normalization import (
+    FilterAxis,
+    FilterAxisHook,
+    mindspore_moves,
+    resolve_filter_axes,
+)
+from distsummary.landscapes.directions.normals import Array
+from distsummary.landscapes.directions.overlaps import refuse_overlaps
+from distsummary.landscapes.directions.recipe import SHOWN, Weights, check_fit, is_real
+from distsummary.landscapes.directions.wrappers import fitting
+
+Patterns: TypeAlias = str | Sequence[str] | None
+
+NEAR = 0.5  # of difflib's ratio: how alike a name must be to be offered
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moving:
+    """The parameters that move: their shapes by canonical name, in the order of the model.
+
+    `is_all`: these are all trainable parameters and no others. `tied` leads from every other name of a tied
+    parameter to its canonical, first one. `filter_axes` are those that are not 0. `patterns` are what was
+    asked for, none where all move. `precisions` are what the model keeps its values in, see `rounding`.
+    `own` are these values, of what stays too: they hold where a checkpoint has none.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    is_all: bool = True
+    tied: Mapping[str, str] = field(default_factory=dict)
+    filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
+    patterns: tuple[str, ...] = ()
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    own: Weights = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their canonical names."""
+        return tuple(self.shapes)
+
+    def named(self, what: str, weights: Weights) -> Weights:
+        """`weights` under canonical names; raises InvalidValueError where tied parameters differ.
+
+        Of a model in a wrapper, or not in one, they may have the names of the other.
+        """
+        if isinstance(weights, Mapping):
+            for name in weights:
+                check_type(f"a name in {what}", name, str)
+            weights = fitting(weights, {*self.shapes, *self.own, *self.tied})
+        return canonical(what, weights, self.tied)
+
+    def check(self, what: str, state: Weights) -> Weights:
+        """`state` under canonical names; raises InvalidValueError unless it has all that moves, fitting.
+
+        What it has of the rest, buffers and what is frozen, must fit too.
+        """
+        named = self.named(what, state)
+        nothing = np.zeros((), np.float32)
+        moved = {name: np.broadcast_to(nothing, shape) for name, shape in self.shapes.items()}
+        check_fit(what, named, ChainMap(moved, dict.fromkeys(self.own, nothing)), self.shapes)
+        held = [name for name in self.own if name in named]
+        for name in held:
+            _check_real(what, name, named, self.own)
+        check_fit(what, named, self.own, [n for n in held if not _are_numbers(n, named, self.own)])
+        return named
+
+    def refuse_not_finite(self, label: str, centre: Weights, *, reads_statistics: bool = True) -> None:
+        """See `finite.refuse_not_finite`."""
+        refuse_not_finite(label, centre, self.own, self.names, reads_statistics=reads_statistics)
+
+
+def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: FilterAxisHook = None) -> Moving:
+    """What moves: the trainable parameters, or those of them that a pattern is found in.
+
+    Mode "mindspore" moves what MindSpore moves, frozen parameters too. Raises InvalidValueError for a pattern
+    that is found nowhere and for parameters that share memory without being one, LandscapeError for a model
+    without anything to move.
+    """
+    framework, own = framework_of(model), own_state(model)
+    axes, tied = _told_by_modules(model)
+    tensors = dict(framework.tensors(model))
+    trainable = {tied.get(name, name): tensor for name, tensor in framework.named_parameters(model)}
+    trainable = {name: tensor for name, tensor in tensors.items() if name in trainable}
+    shapes = {name: tuple(map(int, tensor.shape)) for name, tensor in trainable.items()}
+    if mode == "mindspore":
+        shapes = _mindspore_shapes(framework.state(model), trainable=shapes, tied=tied)
+    elif not shapes:
+        raise LandscapeError(
+            f"the model, a {type(model).__name__}, has no trainable parameters, so there is no landscape "
+            "around it; let what shall move require gradients (of torch models: "
+            "parameter.requires_grad_(True)), or use mode='mindspore'"
+        )
+    if patterns is not None:
+        names = select(shapes, patterns, others=lambda: framework.state(model), tied=tied)
+        shapes = {name: shapes[name] for name in names}
+    refuse_overlaps(_in_memory(model, tied), shapes)
+    precisions = {name: str(tensors[name].dtype).removeprefix("torch.") for name in shapes}
+    _refuse_unmovable(precisions)
+    return Moving(
+        shapes=shapes,
+        is_all=shapes.keys() == trainable.keys(),
+        tied=tied,
+        filter_axes=resolve_filter_axes(_by_first_names(filter_axis, tied), shapes, axes),
+        patterns=() if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns),
+        precisions=precisions,
+        own=own,
+    )
+
+
+def _refuse_unmovable(precisions: Mapping[str, str]) -> None:
+    for name, precision in precisions.items():
+        if not precision.startswith(("float", "bfloat")):
+            raise InvalidTypeError(
+                f"only parameters of floating point can move, {name} is {precision}; convert it, freeze it "
+                "(a buffer of numpy models), or choose others by parameters="
+            )
+
+
+def _mindspore_shapes(
+    state: Weights, trainable: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
+) -> dict[str, tuple[int, ...]]:
+    """Those of the values with MindSpore's names that can move: integers cannot."""
+    names = [n for n in state if mindspore_moves(n) and n not in tied and state[n].dtype.kind not in "iub"]
+    frozen = sorted(set(names) - set(trainable))
+    if frozen:
+        _log.warning("mode='mindspore' moves frozen parameters as MindSpore does: %s", ", ".join(frozen[:5]))
+    if not names:
+        raise LandscapeError("no parameter's name has 'weight' or 'bias'; use mode='standard'")
+    return {name: state[name].shape for name in names}
+
+
+def _by_first_names(hook: FilterAxisHook, tied: Mapping[str, str]) -> FilterAxisHook:
+    """A mapping by the first names of tied parameters; raises InvalidValueError where two disagree."""
+    if not isinstance(hook, Mapping):
+        return hook
+    found: dict[str, FilterAxis] = {}
+    for name, axis in hook.items():
+        first = tied.get(name, name)
+        if found.setdefault(first, axis) != axis:
+            raise InvalidValueError(
+                f"filter_axis has {found[first]!r} and {axis!r} for {first} and its other names, which are "
+                "one parameter; give one of them"
+            )
+    return found
+
+
+def _told_by_modules(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
+    if framework_of(model).name == "torch":
+        from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
+
+        return filter_axes(model), tied_names(model)
+    first: dict[Any, str] = {}
+    names = {name: first.setdefault(_memory(array), name) for name, array in _own(model)}
+    return {}, {name: known for name, known in names.items() if name != known}
+
+
+def _own(model: Any) -> Iterable[tuple[str, Array]]:
+    """The parameters of a numpy model; raises InvalidTypeError for what is no model."""
+    return framework_of(model).named_parameters(model)
+
+
+def _in_memory(model: Any, tied: Mapping[str, str]) -> dict[str, Array]:
+    """The parameters that have addresses, tied ones once under their first names."""
+    if framework_of(model).name == "torch":
+        from distsummary.landscapes.directions.torch_parameters import in_memory
+
+        return in_memory(model, tied)
+    found = {name: array for name, array in _own(model) if name not in tied}
+    return {name: array for name, array in found.items() if isinstance(array, np.ndarray) and array.size}
+
+
+def _memory(array: Array) -> Any:
+    """What is equal for arrays that look at one memory alike."""
+    if not isinstance(array, np.ndarray) or not array.size:
+        return id(array)
+    return array.ctypes.data, array.dtype.str, array.shape, array.strides
+
+
+def _check_real(what: str, name: str, state: Weights, own: Weights) -> None:
+    """Raise InvalidValueError for an array that holds no real numbers where the model's does."""
+    given, expected = (rows_of(values, name)(0, 0).dtype for values in (state, own))
+    if is_real(expected) and not is_real(given):
+        raise InvalidValueError(
+            f"{what} has {name} of {given}, the model of {expected}; give the model that made the checkpoints"
+        )
+
+
+def _are_numbers(name: str, state: Weights, own: Weights) -> bool:
+    """Whether both are single numbers: some formats have (1,) for those without an axis."""
+    return all(rows_of(values, name).shape in ((), (1,)) for values in (state, own))
+
+
+def own_state(model: Any) -> Weights:
+    """The values of a model by canonical name; a torch model's are not copied, see `OwnState`."""
+    if framework_of(model).name == "torch":
+        from distsummary.landscapes.directions.torch_parameters import OwnState
+
+        return OwnState.of(model)
+    _, tied = _told_by_modules(model)
+    return {name: array for name, array in framework_of(model).state(model).items() if name not in tied}
+
+
+def select(
+    names: Iterable[str],
+    patterns: Patterns,
+    others: Callable[[], Iterable[str]] = tuple,
+    tied: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Those of `names` in which at least one of the regular expressions is found (`re.search`), in order.
+
+    An expression may as well be found in another name of a tied parameter, see `Moving.tied`. Raises
+    InvalidValueError, with names that are near, for an expression that none has; `others` gives names that
+    are there but cannot move (frozen parameters, buffers).
+    """
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    check_type("parameters", patterns, Sequence)
+    names = list(names)
+    first = {name: name for name in names} | {n: f for n, f in (tied or {}).items() if f in names}
+    chosen: set[str] = set()
+    for pattern in patterns or ():
+        found = {first[name] for name in _search(pattern, first)}
+        if not found:
+            fixed = _search(pattern, others())
+            raise InvalidValueError(
+                f"parameters={pattern!r} is found in no trainable parameter"
+                + (f", only in what is frozen or a buffer: {', '.join(fixed[:SHOWN])}" if fixed else "")
+                + f"; near are {', '.join(near(pattern, names))}"
+                + ("; a frozen one moves when it requires gradients" if fixed else "")
+            )
+        chosen.update(found)
+    if not chosen:
+        raise InvalidValueError("parameters must hold at least one name or regular expression, got none")
+    return [name for name in names if name in chosen]
+
+
+def near(pattern: str, names: Sequence[str]) -> list[str]:
+    """Up to five names that have a part like `pattern`, the likest first; without any, the first names."""
+    plain = re.sub(r"\W+", ".", pattern).strip(".").lower()
+    matcher = difflib.SequenceMatcher(b=plain)
+
+    def likeness(part: str) -> float:
+        matcher.set_seq1(part.lower())
+        return matcher.ratio()
+
+    parts = {part: likeness(part) for name in names for part in (name, *name.split("."))}
+    score = {name: max(parts[part] for part in (name, *name.split("."))) for name in names}
+    alike = sorted((name for name in names if score[name] >= NEAR), key=lambda name: -score[name])
+    return (alike or list(names))[:SHOWN]
+
+
+def _search(pattern: object, names: Iterable[str]) -> list[str]:
+    check_type("an item of parameters", pattern, str)
+    if not pattern:
+        raise InvalidValueError(
+            "an item of parameters must not be empty, for that is found in every name; leave parameters= out"
+        )
+    try:
+        expression = re.compile(str(pattern))
+    except re.error as error:
+        raise InvalidValueError(
+            f"parameters={pattern!r} is not a regular expression ({error}); escape it with re.escape"
+        ) from error
+    return [name for name in names if expression.search(name)]
+
+
+def canonical(what: str, state: Weights, tied: Mapping[str, str]) -> Weights:
+    """`state` with tied parameters under their first names, whichever of them it lists.
+
+    Raises InvalidValueError when it lists several that are not equal: one tensor cannot be both.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidTypeError(f"{what} must be arrays by name, got {type(state).__name__}")
+    if not any(name in tied for name in state):
+        return state
+    stored: dict[str, str] = {}  # names in the state by canonical name
+    for name in state:
+        first = tied.get(name, name)
+        if first != name and first in state and not _equal(state[first], state[name]):
+            raise InvalidValueError(
+                f"{what} has different values for {first} and {name}, which are one parameter of the model; "
+                "give the model that made the checkpoints"
+            )
+        stored.setdefault(first, name)
+    if isinstance(state, StoredState):
+        return state.selected(stored)
+    return {first: state[name] for first, name in stored.items()}
+
+
+def _equal(one: Array, other: Array) -> bool:
+    return np.shape(one) == np.shape(other) and bool(np.array_equal(one, other, equal_nan=True))

@@ -1,0 +1,267 @@
+"""The PCA plane of a trajectory, from a Gram matrix streamed in float64.
+
+Notation: theta_1 .. theta_n the checkpoints, theta_n the centre, d_k = theta_k - theta_n (n x D). The last
+checkpoint is subtracted BEFORE anything is multiplied: a raw Gram matrix loses all digits when the path is
+short against the weights. G = d d^T and s_k = sum_i d_ki are sums over parameters, so they add up over blocks
+and over shards (`add_grams`). Every centring follows from the same G and s:
+
+    "last"       G                                  directions v = d^T q / sigma
+    "mean"       J G J,  J = I - 1 1^T / n           directions v = d^T J q / sigma
+    "mindspore"  G - s s^T / D without the last row  directions v = (d - s/D)^T q, not of unit length
+
+with G' q = sigma^2 q. The sign makes the entry of largest size positive (the first of equals).
+
+Only blocks of the checkpoints are ever decoded, so those that are mapped files cost no memory: beside its two
+directions (2 D float32) a plane needs `displacements.BLOCK_BYTES`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from distsummary.checks import check_choice
+from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.collinear import ONE_ROW, is_rounding
+from distsummary.landscapes.directions.displacements import displacements, shape_of
+from distsummary.landscapes.directions.finite import refuse_diverged
+from distsummary.landscapes.directions.names import CENTRINGS
+from distsummary.landscapes.directions.products import combine_rows, inner
+from distsummary.landscapes.directions.recipe import Array, Directions, Weights, check_fit
+
+RANK_TOLERANCE = 1e-14  # relative to the largest eigenvalue, per checkpoint
+NARROW = 0.1  # of the first singular value: a second one below may be rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gram:
+    """G = d d^T (n, n) and s = sum over parameters of d (n,), both float64, over `size` parameters."""
+
+    products: Array
+    sums: Array
+    size: int
+
+    def __add__(self, other: "Gram") -> "Gram":
+        return Gram(
+            products=self.products + other.products, sums=self.sums + other.sums, size=self.size + other.size
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """Two directions as sums over checkpoints: direction i is weights[i] @ (d - offsets).
+
+    `weights` (2, n) and `offsets` (n,) float64. `singular_values` (2,) descending; `explained_variance` (2,)
+    is the share of each direction in the trace of the centred Gram matrix. Both are empty for axes that were
+    not found by their variance.
+    """
+
+    weights: Array
+    offsets: Array
+    singular_values: Array = field(default_factory=lambda: np.empty(0))
+    explained_variance: Array = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """The two leading directions and what the path has of them, see `Axes`."""
+
+    directions: Directions
+    singular_values: Array
+    explained_variance: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormalEquations:
+    """The normal equations of a path in a plane, float64: A^T A (2, 2), A^T d (2, n) and |d|^2 (n,)."""
+
+    axes: Array
+    rights: Array
+    squares: Array
+
+    def __add__(self, other: "NormalEquations") -> "NormalEquations":
+        return NormalEquations(
+            axes=self.axes + other.axes,
+            rights=self.rights + other.rights,
+            squares=self.squares + other.squares,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """Checkpoints in the coordinates of a plane: `points` (n, 2) least squares, `residuals` (n,) the relative
+    distance from the plane, |d_k - A c| / |d_k| (0 for the centre).
+    """
+
+    points: Array
+    residuals: Array
+
+
+def pca_plane(
+    states: Sequence[Weights], names: Sequence[str], *, centring: str = "last", labels: Sequence[str] = ()
+) -> Plane:
+    """The plane of the path `states` over the parameters `names`, through the last state.
+
+    Raises LandscapeError when the path has no two directions: less than 3 checkpoints, equal ones, a line;
+    and for one that is not finite, which it calls by its label.
+    """
+    check_choice("centring", centring, CENTRINGS)
+    if len(states) < 3:
+        raise LandscapeError(
+            f"a PCA plane needs at least 3 checkpoints, got {len(states)}; "
+            "save more, or use directions='random' around one of them"
+        )
+    total = gram(states, names)
+    refuse_diverged(total.products, states, names, labels)
+    axes = pca_axes(total, centring=centring)
+    length, width = axes.singular_values
+    if width < NARROW * length and is_rounding(width, states, names):
+        raise _no_plane(len(states), "lie on a straight line, but for their rounding")
+    return build(states, names, axes)
+
+
+def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
+    """The Gram matrix of the displacements from the last state, in one pass over the states.
+
+    `states` may be shards: `add_grams` of what each rank found for its own part of the parameters is the
+    whole. Raises InvalidValueError for states that do not have the same parameters.
+    """
+    for k, state in enumerate(states):
+        check_fit(f"checkpoint {k}", state, states[-1], names)
+    n = len(states)
+    products, sums, size = np.zeros((n, n)), np.zeros(n), 0
+    with np.errstate(invalid="ignore", over="ignore"):  # who asks for products looks at them
+        for _, _, block in displacements(states, names):
+            products += inner(block, block)
+            sums += block.sum(axis=1)
+            size += block.shape[1]
+    return Gram(products=products, sums=sums, size=size)
+
+
+def add_grams(parts: Iterable[Gram]) -> Gram:
+    """The Gram matrix of all parameters from those of disjoint shards of them, at least one."""
+    first, *others = parts
+    for other in others:
+        first += other
+    return first
+
+
+def pca_axes(total: Gram, *, centring: str = "last") -> Axes:
+    """The two leading directions by the eigenvectors of the centred Gram matrix.
+
+    Raises LandscapeError when the checkpoints are equal, lie on a line, or hold NaN or Inf.
+    """
+    check_choice("centring", centring, CENTRINGS)
+    if not (np.isfinite(total.products).all() and np.isfinite(total.sums).all()):
+        raise LandscapeError("a checkpoint holds NaN or Inf; leave it out")
+    n = len(total.products)
+    centred = _centre(total, centring)
+    values, vectors = np.linalg.eigh(centred)
+    largest = float(values[-1])
+    if largest <= 0 or len(values) < 2 or values[-2] <= RANK_TOLERANCE * n * largest:
+        raise _no_plane(n, "lie on a straight line" if total.products.any() else "are all equal")
+    singular = np.sqrt(values[[-1, -2]])
+    offsets = total.sums / total.size if centring == "mindspore" else np.zeros(n)
+    return Axes(
+        weights=_row_weights(vectors[:, [-1, -2]].T, singular, centring),
+        offsets=offsets,
+        singular_values=singular,
+        explained_variance=values[[-1, -2]] / np.trace(centred),
+    )
+
+
+def build(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> Plane:
+    """The directions of `axes`, float32, with their signs settled, in one more pass over the states."""
+    directions, extremes = combine(states, names, axes)
+    return Plane(
+        directions=orient(directions, [extremes]),
+        singular_values=axes.singular_values,
+        explained_variance=axes.explained_variance,
+    )
+
+
+def combine(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> tuple[Directions, Array]:
+    """The directions of one shard of the parameters, and of each its entry of largest size, float64 (2,)."""
+    built: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
+    for direction in built:
+        direction.update({name: np.empty(shape_of(states[-1], name), np.float32) for name in names})
+    largest = np.zeros(2)
+    for name, part, block in displacements(states, names):
+        if axes.offsets.any():
+            block -= axes.offsets[:, None]
+        rows = combine_rows(axes.weights, block)
+        at = np.abs(rows).argmax(axis=1)
+        for i, direction in enumerate(built):
+            direction[name].reshape(-1)[part] = rows[i]
+            if abs(rows[i, at[i]]) > abs(largest[i]):
+                largest[i] = rows[i, at[i]]
+    return Directions(x=built[0], y=built[1]), largest
+
+
+def orient(directions: Directions, extremes: Sequence[Array]) -> Directions:
+    """One shard's directions with the sign that all agree on; `extremes` are those of all shards in order."""
+    found = np.stack(extremes)
+    signs = found[np.abs(found).argmax(axis=0), [0, 1]]
+    for sign, direction in zip(signs, (directions.x, directions.y), strict=True):
+        for array in direction.values() if sign < 0 else ():
+            np.negative(array, out=array)
+    return directions
+
+
+def locate(states: Sequence[Weights], names: Sequence[str], directions: Directions) -> Path:
+    """Where the checkpoints lie in the plane through the last one, by 2 x 2 normal equations.
+
+    Directions need not be orthogonal, so plain dot products would be wrong. The last checkpoint is exactly
+    (0, 0).
+    """
+    return solve(normal_equations(states, names, directions))
+
+
+def normal_equations(
+    states: Sequence[Weights], names: Sequence[str], directions: Directions
+) -> NormalEquations:
+    """The normal equations over one shard of the parameters; those of disjoint shards add up."""
+    n = len(states)
+    total = NormalEquations(axes=np.zeros((2, 2)), rights=np.zeros((2, n)), squares=np.zeros(n))
+    for name, part, block in displacements(states, names):
+        axes = np.stack([np.asarray(d[name]).reshape(-1)[part] for d in (directions.x, directions.y)])
+        axes = axes.astype(np.float64)
+        squares = np.einsum("kd,kd->k", block, block)
+        total += NormalEquations(axes=inner(axes, axes), rights=inner(axes, block), squares=squares)
+    return total
+
+
+def solve(total: NormalEquations) -> Path:
+    """The coordinates that fit best, and what they leave over."""
+    lengths = np.sqrt(np.diag(total.axes))
+    units = np.divide(1.0, lengths, out=np.zeros(2), where=lengths > 0)  # else pinv drops a short axis
+    inverse = np.linalg.pinv(total.axes * np.outer(units, units), hermitian=True) * np.outer(units, units)
+    points = (inverse @ total.rights).T
+    outside = np.clip(total.squares - (total.rights.T * points).sum(axis=1), 0.0, None)
+    shares = np.divide(outside, total.squares, out=np.zeros(len(points)), where=total.squares > 0)
+    return Path(points=points, residuals=np.sqrt(shares))
+
+
+def _no_plane(count: int, why: str) -> LandscapeError:
+    return LandscapeError(
+        f"the {count} checkpoints {why}, which spans no plane; use directions='random' around one of them"
+        + ("" if "equal" in why else f"; {ONE_ROW}")
+    )
+
+
+def _centre(total: Gram, centring: str) -> Array:
+    if centring == "last":
+        return total.products
+    if centring == "mean":
+        rows = total.products - total.products.mean(axis=0)
+        return np.asarray(rows - rows.mean(axis=1, keepdims=True))
+    return np.asarray((total.products - np.outer(total.sums, total.sums) / total.size)[:-1, :-1])
+
+
+def _row_weights(vectors: Array, singular: Array, centring: str) -> Array:
+    """What each checkpoint's displacement contributes to the two directions, (2, n)."""
+    if centring == "last":
+        return np.asarray(vectors / singular[:, None])
+    if centring == "mean":
+        return np.asarray((vectors - vectors.mean(axis=1, keepdims=True)) / singular[:, None])
+    return np.hstack((vectors, np.zeros((2, 1))))

@@ -1,0 +1,348 @@
+"""What a landscape is before its evaluation: checkpoints -> plane; pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.directions.array_rows import Rows, rows_of
+from distsummary.landscapes.directions.collinear import ONE_ROW, refuse_parallel
+from distsummary.landscapes.directions.hessian import Eigenpairs, unflatten
+from distsummary.landscapes.directions.interpolate import line, triangle
+from distsummary.landscapes.directions.normalization import FilterAxis, mindspore_moves, normalize
+from distsummary.landscapes.directions.normals import RNG
+from distsummary.landscapes.directions.pca import locate, pca_plane
+from distsummary.landscapes.directions.recipe import (
+    Array,
+    Directions,
+    RandomDirections,
+    Recipe,
+    Weights,
+    is_real,
+)
+
+MARGIN = 0.2  # of the path's extent, on each side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanePlan:
+    """One landscape to evaluate.
+
+    Attributes:
+        states: the whole checkpoints of the path (parameters and buffers by name); the last is the centre.
+        names: the parameters that move, in the order of the model.
+        recipe: makes the directions, the same wherever it runs.
+        x, y: axes of the grid, (n,) and (m,).
+        points: the path in the plane, (k, 2), one row per state.
+    """
+
+    states: Sequence[Weights]
+    names: tuple[str, ...]
+    recipe: Recipe
+    x: Array
+    y: Array
+    points: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is asked of a landscape, checked. Empty `centring` and `normalization` mean the usual one."""
+
+    size: int
+    mode: str = "standard"
+    centring: str = ""
+    normalization: str = ""
+    seed: int = 0
+    unit: str = "step"
+    step_per_epoch: int = 1
+    filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+    bn_mode: str = ""
+
+    @property
+    def reads_statistics(self) -> bool:
+        """Whether BatchNorm's running statistics of the centre have a part in the losses."""
+        return self.mode == "standard" and self.bn_mode in ("", "eval")
+
+    def pick_normalization(self, usual: str) -> str:
+        """The one asked for, else MindSpore's in its mode, else `usual`."""
+        return self.normalization or ("mindspore" if self.mode == "mindspore" else usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plane to evaluate, and what its grid will say beside the losses (fields of LossGrid by name).
+
+    `precisions` are those that the model keeps its parameters in, see `rounding`.
+    """
+
+    plane: PlanePlan
+    known: Mapping[str, Any] = field(default_factory=dict)
+    precisions: Mapping[str, str] = field(default_factory=dict)
+
+
+def prepare_pca(
+    states: Sequence[Weights], numbers: Sequence[int], names: Sequence[str], settings: Settings
+) -> Prepared:
+    """The PCA plane of a path; raises LandscapeError when the path has none."""
+    usual = "mindspore" if settings.mode == "mindspore" else "last"
+    centring = settings.centring or usual
+    labels = [f"checkpoint {number}" for number in numbers]
+    found = pca_plane(states, names, centring=centring, labels=labels)
+    known = {
+        "kind": "pca",
+        "decomposition": "PCA",
+        "explained_variance": found.explained_variance,
+        "centring": centring,
+    }
+    return _prepare_path(states, numbers, names, found.directions, settings, known)
+
+
+def prepare_joint(
+    runs: Mapping[str, Sequence[Weights]], numbers: Sequence[int], names: Sequence[str], settings: Settings
+) -> Prepared:
+    """The PCA plane of several runs' checkpoints together; `numbers` are those of all in order.
+
+    The grid's centre is the last checkpoint of the last run.
+    """
+    centring = settings.centring or "mean"
+    states = [state for run in runs.values() for state in run]
+    whose = [label for label, run in runs.items() for _ in run]
+    labels = [f"checkpoint {n} of {run}" if n else run for n, run in zip(numbers, whose, strict=True)]
+    found = pca_plane(states, names, centring=centring, labels=labels)
+    known = {
+        "kind": "joint",
+        "decomposition": "PCA",
+        "explained_variance": found.explained_variance,
+        "centring": centring,
+        "runs": tuple(runs),
+        "run_lengths": tuple(map(len, runs.values())),
+    }
+    return _prepare_path(states, numbers, names, found.directions, settings, known)
+
+
+def prepare_triangle(
+    runs: Mapping[str, Weights], numbers: Sequence[int], names: Sequence[str], settings: Settings
+) -> Prepared:
+    """The plane through three checkpoints by label; the grid's centre is the last of them."""
+    states = list(runs.values())
+    known = {"kind": "triangle", "decomposition": "PCA", "runs": tuple(runs), "run_lengths": (1, 1, 1)}
+    return _prepare_path(states, numbers, names, triangle(states, names, list(runs)), settings, known)
+
+
+def _prepare_path(
+    states: Sequence[Weights],
+    numbers: Sequence[int],
+    names: Sequence[str],
+    found: Directions,
+    settings: Settings,
+    known: Mapping[str, Any],
+) -> Prepared:
+    """The plane of directions that were `found` from a path, and the path in it."""
+    normalization = settings.pick_normalization("none")
+    directions = _normalized(found, states[-1], normalization, settings)
+    refuse_parallel(directions, states[-1], names, normalization)
+    path = locate(states, names, directions)
+    x, y = path_axes(path.points, settings.size)
+    plane = PlanePlan(states=states, names=tuple(names), recipe=directions, x=x, y=y, points=path.points)
+    more = {"residuals": path.residuals, "normalization": normalization}
+    return Prepared(plane=plane, known={**known, **more, **_common(numbers, settings)})
+
+
+def prepare_line(
+    start: Weights,
+    end: Weights,
+    numbers: Sequence[int],
+    names: Sequence[str],
+    settings: Settings,
+    runs: Sequence[str] = (),
+) -> Prepared:
+    """The straight line between two checkpoints, as a grid of one row: x = -1 is `start`, x = 0 is `end`.
+
+    `runs` are the labels of both ends where they are of two runs.
+    """
+    points = np.array([[-1.0, 0.0], [0.0, 0.0]])
+    plane = PlanePlan(
+        states=[start, end],
+        names=tuple(names),
+        recipe=line(start, end, names, runs or [f"checkpoint {number}" for number in numbers]),
+        x=np.linspace(-1.0, 0.0, settings.size),
+        y=np.zeros(1),
+        points=points,
+    )
+    known = {
+        "kind": "line",
+        "decomposition": "PCA",
+        "residuals": np.zeros(2),
+        "normalization": "none",
+        "runs": tuple(runs),
+        "run_lengths": tuple(1 for _ in runs),
+    }
+    return Prepared(plane=plane, known=known | _common(numbers, settings))
+
+
+def prepare_random(state: Weights, number: int | None, names: Sequence[str], settings: Settings) -> Prepared:
+    """A random plane through one checkpoint."""
+    normalization = settings.pick_normalization("filter")
+    recipe = RandomDirections(
+        names=tuple(names),
+        seed=settings.seed,
+        normalization=normalization,
+        filter_axes=settings.filter_axes,
+    )
+    _refuse_no_filters(state, names, normalization)
+    known = {
+        "kind": "random",
+        "decomposition": "Random",
+        "normalization": normalization,
+        "seed": settings.seed,
+        "rng": RNG,
+    }
+    return _prepare_centre(state, number, names, recipe, settings, known)
+
+
+def prepare_given(
+    state: Weights, number: int | None, names: Sequence[str], settings: Settings, given: Directions
+) -> Prepared:
+    """The plane of directions that the user made, normalised here; what they do not name stays."""
+    normalization = settings.pick_normalization("filter")
+    centre = {name: state[name] for name in names}
+    fitting = _complete(_as_arrays(given).make(centre), centre)
+    recipe = _normalized(fitting, centre, normalization, settings)
+    known = {"kind": "given", "decomposition": "Random", "normalization": normalization}
+    return _prepare_centre(state, number, names, recipe, settings, known)
+
+
+def prepare_hessian(
+    state: Weights, number: int | None, names: Sequence[str], settings: Settings, pairs: Eigenpairs
+) -> Prepared:
+    """The plane of the eigenvectors of the Hessian's two largest eigenvalues; unit vectors as they are."""
+    normalization = settings.pick_normalization("none")
+    x, y = (unflatten(vector, state, names) for vector in pairs.vectors[:2])
+    recipe = _normalized(Directions(x=x, y=y), state, normalization, settings)
+    known = {
+        "kind": "hessian",
+        "decomposition": "Hessian",
+        "normalization": normalization,
+        "seed": settings.seed,
+        "rng": RNG,
+        "eigenvalues": tuple(map(float, pairs.values)),
+        "eigenvalue_errors": tuple(map(float, pairs.residuals)),
+    }
+    return _prepare_centre(state, number, names, recipe, settings, known)
+
+
+def _prepare_centre(
+    state: Weights,
+    number: int | None,
+    names: Sequence[str],
+    recipe: RandomDirections | Directions,
+    settings: Settings,
+    known: Mapping[str, Any],
+) -> Prepared:
+    """A plane around one checkpoint, [-1, 1] along both axes."""
+    refuse_parallel(recipe, state, names, known["normalization"])
+    x, y = unit_axes(settings.size)
+    points = np.zeros((1, 2))
+    plane = PlanePlan(states=[state], names=tuple(names), recipe=recipe, x=x, y=y, points=points)
+    common = _common([] if number is None else [number], settings)
+    return Prepared(plane=plane, known={**known, "residuals": np.zeros(1), **common})
+
+
+def _common(numbers: Sequence[int], settings: Settings) -> dict[str, Any]:
+    return {
+        "numbers": tuple(numbers),
+        "mode": settings.mode,
+        "unit": settings.unit,
+        "step_per_epoch": settings.step_per_epoch,
+        "parameters": settings.parameters,
+    }
+
+
+def _normalized(
+    directions: Directions, centre: Weights, normalization: str, settings: Settings
+) -> Directions:
+    """Both directions scaled to the weights; raises LandscapeError where nothing is left of one."""
+    x, y = (
+        normalize(direction, centre, normalization, settings.filter_axes)
+        for direction in (directions.x, directions.y)
+    )
+    for axis, direction in (("x", x), ("y", y)):
+        if not any(array.any() for array in direction.values()):
+            raise LandscapeError(
+                f"the {axis} direction is zero with normalization={normalization!r}, which spans no plane; "
+                f"give one that moves something, or choose another normalization; {ONE_ROW}"
+            )
+    return Directions(x=x, y=y)
+
+
+def _as_arrays(given: Directions) -> Directions:
+    """The directions with arrays for a framework's tensors, which may want gradients or lie on a device."""
+
+    def read(value: Any) -> Array:
+        framework = framework_of(value)
+        is_array = framework.name == "numpy" or not framework.is_tensor(value)
+        return value if is_array else framework.to_numpy(value)
+
+    x, y = ({name: read(value) for name, value in axis.items()} for axis in (given.x, given.y))
+    return Directions(x=x, y=y)
+
+
+def _complete(given: Directions, centre: Weights) -> Directions:
+    """Directions over all parameters of the centre: zero, in no memory, for those that are not given.
+
+    Raises InvalidValueError for one that is not finite in float32, InvalidTypeError for what are no real
+    numbers.
+    """
+    nothing = np.float32(0)
+    found = []
+    for axis, direction in (("x", given.x), ("y", given.y)):
+        for name, array in direction.items():
+            if not is_real(np.asarray(array).dtype):
+                raise InvalidTypeError(
+                    f"the {axis} direction of {name} is {np.asarray(array).dtype}; give real numbers"
+                )
+            with np.errstate(over="ignore"):
+                is_finite = np.isfinite(np.asarray(array, np.float32)).all()
+            if not is_finite:
+                raise InvalidValueError(
+                    f"the {axis} direction holds NaN or Inf in {name}, or what float32 cannot hold; "
+                    "give other numbers"
+                )
+        rest = {n: np.broadcast_to(nothing, np.shape(a)) for n, a in centre.items() if n not in direction}
+        found.append({name: np.asarray(array, order="C") for name, array in direction.items()} | rest)
+    return Directions(x=found[0], y=found[1])
+
+
+def _refuse_no_filters(centre: Weights, names: Sequence[str], normalization: str) -> None:
+    """Under "filter" only tensors with two dimensions move, under "mindspore" those that MindSpore moves by
+    their names, and only where they are not zero.
+    """
+    every = (rows_of(centre, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
+    filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
+    if not any((normalization == "none" and 0 not in rows.shape) or _has_values(rows) for rows in filters):
+        raise LandscapeError(
+            f"normalization={normalization!r} leaves random directions without any parameter to move; "
+            "use normalization='none', or parameters that it moves and that are not zero"
+        )
+
+
+def _has_values(rows: Rows) -> bool:
+    return any(rows(*block).any() for block in rows.blocks())
+
+
+def path_axes(points: Array, size: int) -> tuple[Array, Array]:
+    """The axes (size,) around a path (k, 2): its bounding box and a fifth of its extent on each side."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    span = np.where(high > low, high - low, 1.0)
+    axes = np.linspace(low - MARGIN * span, high + MARGIN * span, size)
+    return axes[:, 0].copy(), axes[:, 1].copy()
+
+
+def unit_axes(size: int) -> tuple[Array, Array]:
+    """The axes (size,) of a random plane: [-1, 1]. Directions carry the length of the weights."""
+    axis = np.linspace(-1.0, 1.0, size)
+    return axis, axis.copy()

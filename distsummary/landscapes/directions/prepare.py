@@ -1,0 +1,224 @@
+"""The planes that were asked for, made from the checkpoints."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TypeAlias
+
+from distsummary.checkpoints.sketch.count_sketch import digest
+from distsummary.errors import InvalidValueError
+from distsummary.landscapes.directions.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
+from distsummary.landscapes.directions.labels import label
+from distsummary.landscapes.directions.names import CORNERS
+from distsummary.landscapes.directions.parameters import Moving
+from distsummary.landscapes.directions.planes import (
+    Prepared,
+    Settings,
+    prepare_given,
+    prepare_hessian,
+    prepare_joint,
+    prepare_line,
+    prepare_pca,
+    prepare_random,
+    prepare_triangle,
+)
+from distsummary.landscapes.directions.recipe import Directions, Weights
+from distsummary.landscapes.directions.sketched import path_in_plane
+from distsummary.landscapes.directions.sources import Source
+
+Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or given
+OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # (names=, centre=)
+# The eigenvectors of the two largest eigenvalues at a state, over the parameters that move.
+FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The states of a source, each loaded once and refused if it is not the model's."""
+
+    def __init__(self, source: Source, moving: Moving) -> None:
+        self._source, self._moving = source, moving
+        self._loaded: dict[int | None, Weights] = {}
+
+    def __getitem__(self, number: int | None) -> Weights:
+        if number not in self._loaded:
+            self._loaded[number] = self._moving.check(self._label(number), self._source.load(number))
+        return self._loaded[number]
+
+    def centre(self, number: int | None, *, reads_statistics: bool) -> Weights:
+        """One to draw around; raises LandscapeError for values that are not finite."""
+        self._moving.refuse_not_finite(self._label(number), self[number], reads_statistics=reads_statistics)
+        return self[number]
+
+    def _label(self, number: int | None) -> str:
+        label = self._source.label
+        return label if number is None else f"checkpoint {number} of {label}"
+
+
+def prepare(
+    source: Source,
+    moving: Moving,
+    request: Sequence[Direction],
+    settings: Settings,
+    find_eigenpairs: FindEigenpairs,
+) -> dict[str, Prepared]:
+    """The planes around one run, by the keys of `landscape`'s result."""
+    states = Checkpoints(source, moving)
+    for corners_of, count in CORNERS.items():
+        if corners_of in request:
+            _of_path(source, count)  # raises before others have taken their time
+    reads_statistics = settings.reads_statistics or "hessian" in request  # which is that of eval mode
+    found: list[tuple[str, Prepared]] = []
+    for direction in request:
+        if direction == "pca":
+            for interval in source.intervals:
+                states.centre(interval[-1], reads_statistics=reads_statistics)
+            found += _paths(source, states, moving, settings)
+            continue
+        last = _centre_of(source, direction, settings)
+        centre = states.centre(last, reads_statistics=reads_statistics)
+        if isinstance(direction, Directions):
+            given = Directions(
+                x=moving.named("the x direction", direction.x), y=moving.named("the y direction", direction.y)
+            )
+            plane = prepare_given(centre, last, moving.names, settings, given)
+        elif direction == "line":
+            ends = _of_path(source, 2)
+            plane = prepare_line(states[ends[0]], states[ends[1]], ends, moving.names, settings)
+        elif direction == "triangle":
+            corners = _of_path(source, 3)
+            labelled = {f"{source.unit} {number}": states[number] for number in corners}
+            plane = prepare_triangle(labelled, corners, moving.names, settings)
+        elif direction == "hessian":
+            pairs = find_eigenpairs(centre, moving.names, settings.seed)
+            plane = prepare_hessian(centre, last, moving.names, settings, pairs)
+        else:
+            plane = prepare_random(centre, last, moving.names, settings)
+        found.append(("given" if isinstance(direction, Directions) else direction, plane))
+    return _named(found, moving, settings)
+
+
+def _centre_of(source: Source, direction: Direction, settings: Settings) -> int | None:
+    """The last checkpoint; MindSpore's random plane, also replayed, is around the end of the last path."""
+    is_random = direction == "random" or isinstance(direction, Directions)
+    return source.end_of_paths if settings.mode == "mindspore" and is_random else source.last
+
+
+def _paths(
+    source: Source, states: Checkpoints, moving: Moving, settings: Settings
+) -> Iterator[tuple[str, Prepared]]:
+    """The PCA plane of each interval, and its key: of equal ones one."""
+    intervals = list(dict.fromkeys(source.intervals))
+    for numbers in intervals:
+        key = "pca" if len(intervals) == 1 else f"pca[{numbers[0]}, {numbers[-1]}]"
+        plane = prepare_pca([states[n] for n in numbers], numbers, moving.names, settings)
+        yield key, _with_steps(plane, source, moving, numbers)
+
+
+def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Settings) -> dict[str, Prepared]:
+    """Planes by keys that differ, labelled so that their tags do: a second "given" is "given[2]"."""
+    named: dict[str, Prepared] = {}
+    counts = Counter[str]()
+    # MindSpore's random planes, which no seed gives again, are replayed by their directions.
+    is_replay = settings.mode == "mindspore" and all(key != "random" for key, _ in found)
+    for key, prepared in found:
+        counts[key] += 1
+        kind = prepared.known["kind"]
+        words = label(
+            is_given=kind == "given" and not is_replay,
+            twin=counts[key],
+            parameters=settings.parameters,
+            seed=settings.seed if kind == "random" else 0,
+        )
+        axes = moving.filter_axes if prepared.known["normalization"] == "filter" else {}
+        known = {**prepared.known, "filter_axis": axes, "label": words}
+        unique = key if counts[key] == 1 else f"{key}[{counts[key]}]"
+        named[unique] = replace(prepared, known=known, precisions=moving.precisions)
+    return named
+
+
+def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Sequence[int]) -> Prepared:
+    """The plane of a path with the steps between its checkpoints, if the training kept sketches of them."""
+    sketches = source.sketches() if moving.is_all else None
+    if sketches is None:
+        return prepared
+    scale = source.step_per_epoch if source.unit == "epoch" else 1
+    is_of_another = sketches.header.parameters != digest(moving.shapes)
+    if is_of_another or not scale:
+        reason = (
+            "the sketches are of what was trained, which is not what moves in this model (frozen, unfrozen?)"
+            if is_of_another
+            else "how many steps an epoch has was not known to the training; give step_per_epoch="
+        )
+        _log.warning("the steps between checkpoints are not shown: %s", reason)
+        return prepared
+    first, last = numbers[0] * scale, numbers[-1] * scale
+    between = tuple(step for step in sketches.steps if first <= step <= last)
+    plane = prepared.plane
+    centre = plane.states[-1]
+    directions = plane.recipe.make({name: centre[name] for name in moving.names})
+    path = path_in_plane(replace(sketches, steps=between), directions, centre, moving.names)
+    return replace(prepared, known={**prepared.known, "steps": path.steps, "step_path": path.points})
+
+
+def prepare_runs(
+    sources: Sequence[Source], moving: Moving, request: Sequence[Direction], settings: Settings
+) -> dict[str, Prepared]:
+    """The planes through several runs, by the keys of `landscape`'s result.
+
+    "pca" takes all checkpoints of all runs, "line" and "triangle" the last of each of two or three.
+    """
+    states = {source.label: Checkpoints(source, moving) for source in sources}
+    ends = {source.label: states[source.label][source.last] for source in sources}
+    states[sources[-1].label].centre(sources[-1].last, reads_statistics=settings.reads_statistics)
+    last = [0 if source.last is None else source.last for source in sources]
+    found: list[tuple[str, Prepared]] = []
+    for direction in request:
+        if direction == "pca":
+            runs = {s.label: [states[s.label][number] for number in s.points] for s in sources}
+            numbers = [0 if number is None else number for s in sources for number in s.points]
+            found.append(("pca", prepare_joint(runs, numbers, moving.names, settings)))
+            continue
+        if direction == "line":
+            start, end = ends.values()
+            plane = prepare_line(start, end, last, moving.names, settings, list(ends))
+            found.append(("line", plane))
+        else:
+            found.append(("triangle", prepare_triangle(ends, last, moving.names, settings)))
+    return _named(found, moving, settings)
+
+
+def _of_path(source: Source, count: int) -> list[int]:
+    """The first, last and (of three) middle checkpoint of a run."""
+    numbers = source.numbers
+    if len(numbers) < count:
+        raise InvalidValueError(
+            f"a {'line' if count == 2 else 'triangle'} needs {count} checkpoints, got {len(numbers)}; "
+            "save more, or give several runs= or checkpoint files"
+        )
+    middle = [numbers[len(numbers) // 2]] if count == 3 else []
+    return [numbers[0], *middle, numbers[-1]]
+
+
+def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[str], seed: int) -> Eigenpairs:
+    """The two algebraically largest eigenpairs of the Hessian of the mean loss at `state`.
+
+    Raises LandscapeError where there is no Hessian to be had.
+    """
+    size = flat_size(state, names)
+    if size < 2:
+        raise InvalidValueError(
+            f"directions='hessian' needs at least two numbers that move, got {size}; use 'line' between two "
+            "checkpoints"
+        )
+    with open_hessian(names=names, centre=state) as hessian:
+        pairs = lanczos(mean_product(hessian), size, seed=seed)
+    if not pairs.has_converged:
+        _log.warning(
+            "the Hessian's eigenvectors have not converged after %d products: eigenvalues %s, each within %s",
+            pairs.products, pairs.values.tolist(), pairs.residuals.tolist(),
+        )  # fmt: skip
+    return pairs

@@ -1,0 +1,136 @@
+"""Directions: the two axes of a loss grid, as data or as a recipe that any worker repeats bit for bit."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.checks import check_choice, check_int
+from distsummary.errors import InvalidValueError
+from distsummary.landscapes.directions.array_rows import Rows, array_rows
+from distsummary.landscapes.directions.displacements import shape_of
+from distsummary.landscapes.directions.normalization import (
+    NORMALIZATIONS,
+    FilterAxis,
+    normalize_one,
+    normalized,
+)
+from distsummary.landscapes.directions.normals import random_direction
+from distsummary.landscapes.directions.wrappers import uncompiled
+
+SHOWN = 5  # names in a message
+
+Array: TypeAlias = NDArray[Any]
+Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name: of tied ones the first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directions:
+    """The axes of a grid: `x` and `y` hold one array per moved parameter, of its shape, float32."""
+
+    x: Weights
+    y: Weights
+
+    def make(self, centre: Weights) -> "Directions":
+        """Themselves, once they fit `centre`; raises InvalidValueError naming what does not."""
+        for axis, direction in (("x", self.x), ("y", self.y)):
+            check_fit(f"the {axis} direction", direction, centre)
+        if self.x.keys() != self.y.keys():
+            raise InvalidValueError(
+                "the directions must move the same parameters; "
+                f"{sorted(self.x.keys() ^ self.y.keys())} are in one of them only; give the other zeros there"
+            )
+        return self
+
+    def one(self, axis: int, name: str, weights: Array) -> Array:
+        """The part of direction `axis` (0: x, 1: y) that moves the parameter `name`."""
+        return (self.x, self.y)[axis][name]
+
+    def rows(self, axis: int, name: str, weights: Rows) -> Rows:
+        """The same in rows."""
+        array = self.one(axis, name, np.empty(0))
+        return replace(array_rows(array), is_zero=not array.any())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomDirections:
+    """The recipe of two random directions over the parameters `names`: `make` computes them anywhere.
+
+    They hang on the names that parameters have where nothing is compiled. `filter_axes` are those that are
+    not 0, see `normalization`.
+    """
+
+    names: tuple[str, ...]
+    seed: int = 0
+    normalization: str = "filter"
+    filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_int("seed", self.seed, low=-(2**63), high=2**63 - 1)
+        check_choice("normalization", self.normalization, NORMALIZATIONS)
+
+    def make(self, centre: Weights) -> Directions:
+        """The directions around `centre`, float32."""
+        x, y = ({name: self.one(axis, name, centre[name]) for name in self.names} for axis in (0, 1))
+        return Directions(x=x, y=y)
+
+    def one(self, axis: int, name: str, weights: Array) -> Array:
+        """One parameter's part of direction `axis`, scaled to its weights: nothing else is computed."""
+        if self.normalization == "filter" and np.ndim(weights) <= 1:
+            return np.zeros(np.shape(weights), np.float32)  # what the normals would become
+        drawn = random_direction(self.seed, axis, uncompiled(name), np.shape(weights))
+        return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
+
+    def rows(self, axis: int, name: str, weights: Rows) -> Rows:
+        """The same, bit for bit, in rows that are drawn when they are read, where the weights lie."""
+
+        key = uncompiled(name)
+
+        def read(start: int, stop: int) -> Any:
+            drawn = weights.draw(self.seed, axis, key, start * weights.width, stop * weights.width)
+            return drawn.reshape(stop - start, *weights.shape[1:])
+
+        drawn = replace(weights, read=read, is_zero=False)
+        return normalized(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
+
+
+class Recipe(Protocol):
+    """Whatever makes the directions of a grid around a centre, all at once or one parameter at a time."""
+
+    def make(self, centre: Weights) -> Directions:
+        """The directions, float32, one array per moved parameter."""
+
+    def one(self, axis: int, name: str, weights: Array) -> Array:
+        """The part of direction `axis` (0: x, 1: y) of one parameter with these weights, float32."""
+
+    def rows(self, axis: int, name: str, weights: Rows) -> Rows:
+        """The same, bit for bit, in rows. What is read of it is not kept."""
+
+
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this dtype hold real numbers; those of ml_dtypes do."""
+    return dtype.kind in "fiub" or (dtype.kind == "V" and np.can_cast(dtype, np.float32, casting="safe"))
+
+
+def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str] | None = None) -> None:
+    """Raise InvalidValueError unless `weights` (those called `names`) have names and shapes of `centre`."""
+    names = list(weights) if names is None else list(names)
+    if not all(name in weights and name in centre for name in names):
+        only, gone = ([n for n in a if n not in b] for a, b in ((weights, centre), (centre, weights)))
+        raise InvalidValueError(
+            f"{what} and the model do not have the same parameters: only {what} has {_some(only)}, only the "
+            f"model {_some(gone)}; give the model that made the checkpoints"
+        )
+    for name in names:
+        if shape_of(weights, name) != shape_of(centre, name):
+            raise InvalidValueError(
+                f"{what} has {name} of shape {shape_of(weights, name)}, the model {shape_of(centre, name)}; "
+                "give the model that made the checkpoints"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more if names else "nothing"

@@ -1,0 +1,157 @@
+"""The path of thousands of steps, from their sketches: its PCA coordinates, and where it lies in a plane.
+
+Sketches keep products of displacements (`checkpoints.sketch`), so the Gram matrix of d_k = theta_k - theta_n
+is that of S d_k to within a percent, and `pca` does the rest.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
+from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
+from distsummary.checks import check_choice
+from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, pca_axes, solve
+from distsummary.landscapes.directions.products import combine_rows, inner
+from distsummary.landscapes.directions.recipe import Array, Directions, Weights
+from distsummary.landscapes.directions.sources import ckpt_dir_of
+from distsummary.run_dir import RunDir
+
+CENTRINGS = ("last", "mean")  # MindSpore's subtracts a mean over parameters, which a sketch does not know
+MAX_ROWS = 2048  # steps that the axes are found from: eigenvectors of more take minutes
+_BLOCK_BYTES = 1 << 23
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SketchedPath:
+    """A training's path in the plane of its leading directions, relative to the last step.
+
+    Attributes:
+        steps: of each point, ascending (n,).
+        points: coordinates float64 (n, 2); the last is (0, 0). Of each axis the bucket of largest size is
+            positive, so its direction may be the opposite of that of whole checkpoints.
+        residuals: how much of each displacement lies outside the plane, (n,), see `pca.Path`.
+        explained_variance: the share of each direction, (2,).
+        diverged: steps that are left out since their parameters were not finite, ascending.
+    """
+
+    steps: tuple[int, ...]
+    points: Array
+    residuals: Array
+    explained_variance: Array
+    diverged: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        shares = " + ".join(f"{share:.3g}" for share in self.explained_variance)
+        lost = f", {len(self.diverged)} diverged" if self.diverged else ""
+        return f"SketchedPath({len(self.steps)} steps, explained variance {shares}{lost})"
+
+
+def sketched_path(sketches: Sketches, *, centring: str = "last") -> SketchedPath:
+    """The PCA coordinates of all steps; the plane is that of at most `MAX_ROWS` of them, evenly spread.
+
+    Steps whose parameters were not finite are left out, with a line in the log. Raises LandscapeError when
+    the others span no plane.
+    """
+    check_choice("centring of sketches", centring, CENTRINGS)
+    _tell_diverged(sketches)
+    chosen = _spread(sketches.steps, MAX_ROWS)
+    total = np.zeros((len(chosen), len(chosen)))
+    for block in _displacements(sketches, chosen):
+        total += inner(block, block)
+    axes = pca_axes(Gram(products=total, sums=np.zeros(len(chosen)), size=BUCKETS), centring=centring)
+    directions = np.concatenate(
+        [combine_rows(axes.weights, block) for block in _displacements(sketches, chosen)], axis=1
+    )
+    signs = np.sign(directions[[0, 1], np.abs(directions).argmax(axis=1)])
+    path = _locate(sketches, directions * signs[:, None], sketches.read(sketches.steps[-1]))
+    return SketchedPath(
+        steps=sketches.steps,
+        points=path.points,
+        residuals=path.residuals,
+        explained_variance=axes.explained_variance,
+        diverged=sketches.diverged,
+    )
+
+
+def _tell_diverged(sketches: Sketches) -> None:
+    """Log which steps are left out; raises LandscapeError where less than three are left."""
+    lost, left = sketches.diverged, len(sketches.steps)
+    if left >= 3 and lost:
+        _log.warning(
+            "%d of %d steps, the first %d, are left out of the path: their parameters hold NaN or Inf",
+            len(lost), len(lost) + left, lost[0],
+        )  # fmt: skip
+    if left < 3 and lost:
+        raise LandscapeError(
+            f"a path needs at least 3 finite sketches, got {left}; from step {lost[0]} on {len(lost)} hold "
+            "NaN or Inf, as the parameters did: mend the training and train again"
+        )
+    if left < 3:
+        raise LandscapeError(f"a path needs at least 3 sketches, got {left}; train longer")
+
+
+def training_path(around: RunDir | str | os.PathLike[str], *, centring: str = "last") -> SketchedPath:
+    """`sketched_path` of a run (or its directory, or its ckpt_dir) that kept sketches.
+
+        path = training_path("runs/digits")
+        axes.plot(*path.points.T)
+
+    Raises MissingFileError and DamagedFileError where there are none, and as `sketched_path`.
+    """
+    return sketched_path(read_sketches(ckpt_dir_of(around, has_sketches)), centring=centring)
+
+
+def path_in_plane(
+    sketches: Sketches, directions: Directions, centre: Weights, names: Sequence[str]
+) -> SketchedPath:
+    """Where the steps lie in the plane through `centre` (whole parameters) along whole directions.
+
+    What lies in the plane is found exactly, however little of the path that is.
+    """
+    sketcher = Sketcher(sketches.header.seed)
+    axes = np.stack([sketcher.sketch(axis, names) for axis in (directions.x, directions.y)])
+    path = _locate(sketches, axes, sketcher.sketch(centre, names))
+    return SketchedPath(
+        steps=sketches.steps,
+        points=path.points,
+        residuals=path.residuals,
+        explained_variance=np.empty(0),
+    )
+
+
+def _locate(sketches: Sketches, axes: Array, centre: Array) -> Path:
+    """Least squares coordinates of S theta_k - centre along sketched axes (2, BUCKETS)."""
+    rights, squares = [np.empty((2, 0))], [np.empty(0)]
+    together = _BLOCK_BYTES // (8 * BUCKETS)
+    for first in range(0, len(sketches.steps), together):
+        block = np.stack([sketches.read(step) for step in sketches.steps[first : first + together]]) - centre
+        rights.append(inner(axes, block))
+        squares.append(np.einsum("kb,kb->k", block, block))
+    return solve(
+        NormalEquations(
+            axes=inner(axes, axes), rights=np.concatenate(rights, axis=1), squares=np.concatenate(squares)
+        )
+    )
+
+
+def _spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of the steps, evenly spread, the last among them."""
+    every = -(-len(steps) // most)
+    return list(steps[::-1][::every][::-1])
+
+
+def _displacements(sketches: Sketches, steps: Sequence[int]) -> Iterator[Array]:
+    """S theta_k - S theta_n over some buckets, float64 (n, buckets), block by block."""
+    width = max(1, _BLOCK_BYTES // (8 * len(steps)))
+    for start in range(0, BUCKETS, width):
+        stop = min(start + width, BUCKETS)
+        block = np.stack([sketches.read(step, start, stop) for step in steps])
+        block -= block[-1].copy()
+        yield block

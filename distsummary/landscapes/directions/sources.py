@@ -1,0 +1,302 @@
+"""Where a landscape's checkpoints come from: runs, trajectories, files, or the model itself."""
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from distsummary.checkpoints.landscape_spec import MIN_INTERVAL
+from distsummary.checkpoints.metadata import MAX_INT, METADATA
+from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
+from distsummary.checkpoints.trajectory import SUFFIXES, Trajectory, map_checkpoint, read
+from distsummary.checks import check_int
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidTypeError,
+    InvalidValueError,
+    LandscapeError,
+    MissingFileError,
+)
+from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.directions.parameters import own_state
+from distsummary.landscapes.directions.recipe import SHOWN, Weights
+from distsummary.run_dir import RunDir
+
+# A path of checkpoints that a training saved in a way of its own: files, or values by name, by their numbers.
+Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]
+Around: TypeAlias = RunDir | str | os.PathLike[str] | Trajectory | Weights | Saved | None
+
+PICKLES = (".pt", ".pth", ".bin", ".pkl")
+ZIP = b"PK\3\4"  # how files of torch.save begin, whatever they are called: Lightning's end with .ckpt
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Checkpoints to draw around: `load(number)` gives parameters and buffers by name, mapped files in place.
+
+    `intervals` are the paths, `numbers` all that was saved, ascending. `label` names it among several.
+    `sketches()` are those of the training's steps, if it kept some.
+    """
+
+    label: str
+    intervals: tuple[tuple[int, ...], ...]
+    numbers: tuple[int, ...]
+    load: Callable[[int | None], Weights]
+    unit: str = "step"
+    step_per_epoch: int = 1
+    num_samples: int | None = None
+    sketches: Callable[[], Sketches | None] = lambda: None
+
+    @property
+    def last(self) -> int | None:
+        """The highest number, whatever the order of the paths; None for a single state without a number."""
+        return self.numbers[-1] if self.numbers else None
+
+    @property
+    def end_of_paths(self) -> int | None:
+        """Where the last path ends, around which MindSpore draws its random plane."""
+        return self.intervals[-1][-1] if self.intervals else self.last
+
+    @property
+    def points(self) -> tuple[int | None, ...]:
+        """What to load for the whole path, in order."""
+        return self.numbers or (None,)
+
+
+def open_source(
+    model: Any, around: Around, unit: str | None = None, step_per_epoch: int | None = None
+) -> Source:
+    """The checkpoints `around` names; None: the model's values as the only one.
+
+    Raises MissingFileError and DamagedFileError for a trajectory or file that cannot be read.
+    """
+    if is_single(around):
+        label, state = _single(model, around)
+        return Source(
+            label=label,
+            intervals=(),
+            numbers=(),
+            load=lambda _: state,
+            unit=unit or "step",
+            step_per_epoch=step_per_epoch or 1,
+        )
+    assert around is not None
+    if isinstance(around, Mapping):
+        return _saved(model, around, unit, step_per_epoch)
+    _refuse_files(around)
+    trajectory = around if isinstance(around, Trajectory) else _read(ckpt_dir_of(around, _has_metadata))
+    return Source(
+        label=_label(trajectory.ckpt_dir),
+        intervals=saved_intervals(trajectory.intervals, trajectory.numbers),
+        numbers=trajectory.numbers,
+        load=partial(_load, trajectory),
+        unit=unit or trajectory.unit,
+        step_per_epoch=trajectory.step_per_epoch if step_per_epoch is None else step_per_epoch,
+        num_samples=trajectory.spec.num_samples,
+        sketches=partial(_sketches, trajectory),
+    )
+
+
+def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None) -> Source:
+    """The path through checkpoints by their numbers; each file stays where it is."""
+    path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
+    for number, checkpoint in path.items():
+        check_int("a number of a checkpoint in around", number, low=0, high=MAX_INT)
+        _check_checkpoint(f"around[{number}]", checkpoint)
+    numbers = tuple(sorted(path))
+    return Source(
+        label="path",
+        intervals=(numbers,),
+        numbers=numbers,
+        load=lambda number: _single(model, path[number])[1],
+        unit=unit or "step",
+        step_per_epoch=step_per_epoch or 1,
+    )
+
+
+def _check_checkpoint(field: str, checkpoint: Any) -> None:
+    """Raise for what is neither values by name nor a file of them; values are not shown, they may be many."""
+    if isinstance(checkpoint, str | os.PathLike | Mapping) and is_single(checkpoint):
+        return
+    _refuse_files(checkpoint)
+    is_path = isinstance(checkpoint, str | os.PathLike)
+    found = repr(checkpoint) if is_path else f"a {type(checkpoint).__name__}"
+    error = InvalidValueError if is_path else InvalidTypeError
+    raise error(
+        f"{field} must be values by name or a file that ends with one of {SUFFIXES}, got {found}; give one"
+    )
+
+
+def _read(ckpt_dir: Path) -> Trajectory:
+    if has_sketches(ckpt_dir) and not _has_metadata(ckpt_dir):
+        raise MissingFileError(
+            f"{ckpt_dir} holds sketches and no checkpoints, which a landscape needs: train with "
+            "collect_landscape={'sketch': True, 'intervals': [[...]]}; ds.training_path gives the path alone"
+        )
+    return read(ckpt_dir)
+
+
+def _sketches(trajectory: Trajectory) -> Sketches | None:
+    """Those of the run that wrote the trajectory; a path is drawn without them rather than not at all."""
+    if not has_sketches(trajectory.ckpt_dir):
+        return None
+    try:
+        sketches = read_sketches(trajectory.ckpt_dir)
+    except (DamagedFileError, OSError) as error:
+        _log.warning("the steps between checkpoints are not shown: %s", error)
+        return None
+    if sketches.header.run_id != trajectory.run_id:
+        _log.warning("the sketches in %s are another run's; they are not shown", trajectory.ckpt_dir)
+        return None
+    return sketches
+
+
+def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
+    """The checkpoints of each of several runs, under labels that differ; raises as `open_source`."""
+    sources = [open_source(model, run) for run in runs]
+    labels = [source.label for source in sources]
+    labels = [
+        _with_folder(run, label) if labels.count(label) > 1 else label
+        for run, label in zip(runs, labels, strict=True)
+    ]
+    while len(set(labels)) < len(labels):  # again, where a run is called "best (1)" already
+        labels = [f"{at} ({n})" if labels.count(at) > 1 else at for n, at in enumerate(labels, 1)]
+    return [replace(source, label=label) for source, label in zip(sources, labels, strict=True)]
+
+
+def _with_folder(run: Around, label: str) -> str:
+    """The label of a file after its folder, as of checkpoint-500/model.safetensors; any other as it is."""
+    is_file = isinstance(run, str | os.PathLike) and is_single(run)
+    # not resolve(): in the cache of a hub all such files are links into one folder
+    return f"{Path(os.path.abspath(run)).parent.name}/{label}" if is_file else label  # type: ignore[arg-type]  # it is a path
+
+
+def is_single(around: Around) -> bool:
+    """Whether `around` is one state, which has no path, and neither a run nor several by their numbers."""
+    if isinstance(around, Mapping):
+        return all(isinstance(name, str) for name in around)
+    return around is None or (isinstance(around, str | os.PathLike) and Path(around).suffix in SUFFIXES)
+
+
+def _refuse_files(around: object) -> None:
+    """Raise InvalidValueError for a file that is no checkpoint: one of torch.save may run code when read."""
+    if not isinstance(around, str | os.PathLike):
+        return
+    if not os.fspath(around).strip():
+        raise InvalidValueError(f"around must not be blank, got {around!r}; name a run or a checkpoint file")
+    if Path(around).is_dir():
+        return
+    if Path(around).suffix in PICKLES or _is_zip(Path(around)):
+        raise InvalidValueError(
+            f"files of torch.save are not read here, got {os.fspath(around)}; load it yourself and give the "
+            "values by name: around=torch.load(path, weights_only=True), where that is the state_dict, or "
+            'what it has under "state_dict"'
+        )
+    if is_single(around):
+        return
+    if Path(around).exists():
+        raise InvalidValueError(
+            f"around must be a run, a ckpt_dir or a checkpoint file that ends with one of {SUFFIXES}, got "
+            f"{os.fspath(around)}; name one of these"
+        )
+
+
+def _is_zip(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(ZIP)) == ZIP
+
+
+def _refuse_nested(state: Mapping[Any, Any]) -> None:
+    """Raise InvalidValueError for a checkpoint that holds the values by name, and more."""
+    if nested := [name for name, value in state.items() if isinstance(value, Mapping)]:
+        raise InvalidValueError(
+            f"around must be arrays by name, got mappings under {', '.join(map(repr, nested[:SHOWN]))}; give "
+            'the one that holds the parameters, such as checkpoint["state_dict"]'
+        )
+
+
+def _single(model: Any, around: Any) -> tuple[str, Weights]:
+    """The label and the values of one state."""
+    if around is None:
+        return "model", own_state(model)
+    _refuse_files(around)
+    if isinstance(around, Mapping):
+        _refuse_nested(around)
+        framework = framework_of(model)
+        values = around.items()
+        return "state", {
+            n: framework.to_numpy(v) if framework.is_tensor(v) else np.asarray(v) for n, v in values
+        }
+    with _told_of_too_many():
+        return Path(around).stem, map_checkpoint(Path(around))
+
+
+def _load(trajectory: Trajectory, number: int | None) -> Weights:
+    assert number is not None
+    with _told_of_too_many():
+        return trajectory.open(number)
+
+
+@contextmanager
+def _told_of_too_many() -> Iterator[None]:
+    """Raise LandscapeError with the remedy where the system lets no more files be open."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise LandscapeError(
+            "the path has more checkpoints than this process may have files open; raise the limit "
+            "(ulimit -n) above their number, use Python 3.13, which need not have them open, or choose fewer"
+        ) from error
+
+
+def _label(ckpt_dir: Path) -> str:
+    """The name of the run that a ckpt_dir belongs to."""
+    return ckpt_dir.parent.name if ckpt_dir.name == "ckpt_dir" else ckpt_dir.name
+
+
+def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path], bool]) -> Path:
+    """Where a run keeps checkpoints; `around` itself where it is such a directory already."""
+    if isinstance(around, RunDir):
+        return around.ckpt_dir
+    if not isinstance(around, str | os.PathLike):
+        raise InvalidTypeError(
+            "around must be a run, a checkpoint file, values by name or checkpoints by their numbers, got a "
+            f"{type(around).__name__}; of a model give model.state_dict()"
+        )
+    return Path(around) if is_one(Path(around)) else RunDir(around).ckpt_dir
+
+
+def _has_metadata(directory: Path) -> bool:
+    return (directory / METADATA).is_file()
+
+
+def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The planned paths with the checkpoints that exist; all that exist if no path has three.
+
+    Raises LandscapeError when there is no checkpoint at all.
+    """
+    if not numbers:
+        raise LandscapeError(
+            "the trajectory has no checkpoints yet; train to the first number of its intervals"
+        )
+    found = []
+    for interval in planned:
+        saved = tuple(number for number in interval if number in numbers)
+        if len(saved) < len(interval):
+            _log.warning("of the interval %s only %s were saved", list(interval), list(saved))
+        if len(saved) >= MIN_INTERVAL:
+            found.append(saved)
+    return tuple(found) or (tuple(numbers),)

@@ -1,0 +1,184 @@
+"""What a torch model tells of its parameters: where filters lie, which are tied, their values in place."""
+
+from collections.abc import Hashable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.torch import FRAMEWORK, entries, has_addresses, memory, wrapped
+from distsummary.landscapes.directions.array_rows import Rows
+from distsummary.landscapes.directions.normalization import FilterAxis
+from distsummary.landscapes.directions.normals import Array
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DDP, DataParallel and torch.compile: names and values without their wrapping."""
+    while (inner := wrapped(model)) is not None:
+        model = inner
+    return model
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by every name they have."""
+    found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    found |= dict(model.named_buffers(remove_duplicate=False))
+    for name, tensor in found.items():
+        if type(tensor.data) is not Tensor:
+            raise InvalidTypeError(
+                f"{name} is a {type(tensor.data).__name__}; gather a sharded model on one device first"
+            )
+    return found
+
+
+def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
+    """The filter axes that are not 0, by the first name of the parameter; see `normalization`."""
+    found: dict[str, FilterAxis] = {}
+    tied = tied_names(model)
+    for path, module in unwrap(model).named_modules():
+        axis = _filter_axis(module)
+        if axis is not None:
+            name = f"{path}.weight" if path else "weight"
+            found[tied.get(name, name)] = axis
+    return found
+
+
+def _filter_axis(module: nn.Module) -> FilterAxis | None:
+    if isinstance(module, _TRANSPOSED):  # (in, out / groups, ...)
+        return (1, module.groups) if module.groups > 1 else 1
+    kind = type(module)
+    if kind.__name__ == "Conv1D" and kind.__module__.startswith(
+        "transformers."
+    ):  # GPT-2's Linear, transposed
+        return 1
+    return None
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Of parameters with several names: each other name, and the first one.
+
+    Parameters that look at one memory alike are one, as after `head.weight.data = embedding.weight.data`.
+    """
+    first: dict[Hashable, str] = {}
+    found = {}
+    for name, parameter in unwrap(model).named_parameters(remove_duplicate=False):
+        known = first.setdefault(memory(parameter), name)
+        if known != name:
+            found[name] = known
+    return found
+
+
+def tie(model: nn.Module) -> None:
+    """Make parameters that look at one memory one object, so that who gives it other memory gives it to all.
+
+    Raises InvalidValueError where that cannot be.
+    """
+    for module, name, first, parameter in list(sharing(model)):
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidValueError(
+                f"{first} and {name} of a scripted model share memory; make them one parameter before "
+                f"torch.jit.script: {name} = {first}"
+            )
+        setattr(module, name.rpartition(".")[2], parameter)
+
+
+def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
+    """Parameters that share another's memory and are not it: their module and name, its name and itself."""
+    first: dict[Hashable, tuple[str, nn.Parameter]] = {}
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{path}.{leaf}" if path else leaf
+            known, shared = first.setdefault(memory(parameter), (name, parameter))
+            if shared is not parameter:
+                yield module, name, known, shared
+
+
+def in_memory(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Array]:
+    """Arrays that lie where the parameters do, each once, to compare addresses by; not to be read."""
+    named = unwrap(model).named_parameters()
+    return {n: np.asarray(_Address(p)) for n, p in named if n not in tied and has_addresses(p)}
+
+
+class _Address:
+    """What NumPy asks an array for, of any device and dtype."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), True),
+            "version": 3,
+        }
+
+
+class OwnState(Mapping[str, Array]):
+    """Values of tensors where they lie: read-only arrays that look at them, as they are now.
+
+    Arrays of other devices, and of precisions that NumPy does not know, are copies, made at each access.
+    Another process gets the arrays.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "OwnState":
+        """What `state` of the framework copies, tied parameters under their first names only."""
+        tied = tied_names(model)
+        found = {name: tensor for name, tensor in entries(model) if name not in tied}
+        _refuse_unreadable(found)
+        return cls(found)
+
+    def __getitem__(self, name: str) -> Array:
+        return _array(self.tensors[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors  # Mapping's own would copy the values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def rows(self, name: str) -> Rows:
+        """See InRows: no more is copied than is asked for."""
+        tensor = self.tensors[name]
+        by_row = tensor if tensor.dim() else tensor[None]
+        return Rows(tuple(tensor.shape), lambda start, stop: _array(by_row[start:stop]))
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
+        return dict, ({name: self[name] for name in self},)
+
+
+def _refuse_unreadable(tensors: Mapping[str, Tensor]) -> None:
+    """Raise for a parameter or buffer that has no values yet, or that is sparse."""
+    for name, tensor in tensors.items():
+        if nn.parameter.is_lazy(tensor):
+            raise InvalidValueError(f"{name} is lazy, without a shape; call the model with a batch first")
+        if tensor.is_meta:
+            raise InvalidValueError(
+                f"{name} is on the device meta, without values; load the model's first, "
+                "also those that accelerate has offloaded"
+            )
+        if tensor.layout != torch.strided:
+            raise InvalidTypeError(
+                f"{name} is sparse ({tensor.layout}), and landscapes are of dense values; keep "
+                "it dense and call to_sparse() in forward(), or make it a buffer with persistent=False"
+            )
+
+
+def _array(tensor: Tensor) -> Array:
+    if tensor.device.type != "cpu":
+        return FRAMEWORK.to_numpy(tensor)
+    try:
+        array: Array = np.from_dlpack(tensor)  # after tensor.numpy() FSDP could not resize the memory
+    except (TypeError, RuntimeError, BufferError):  # it is sparse, or NumPy has no such numbers
+        return FRAMEWORK.to_numpy(tensor)
+    array.flags.writeable = False
+    return array

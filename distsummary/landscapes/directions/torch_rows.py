@@ -1,0 +1,65 @@
+"""Rows where a torch model computes: read, drawn and scaled on its device, without a way over the host."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distsummary.landscapes.directions.array_rows import Rows, rows_of
+from distsummary.landscapes.directions.normalization import squares, times
+from distsummary.landscapes.directions.normals import Array
+from distsummary.landscapes.directions.torch_normals import PIECE, device_normals
+from distsummary.landscapes.directions.torch_parameters import OwnState
+
+
+def rows_on(device: torch.device, state: Mapping[str, Array], name: str) -> Rows:
+    """Those of one array of a state. On a GPU they are tensors there; on the host they stay NumPy's arrays.
+
+    A core draws some 100 million normals a second, and a point of a large model needs billions.
+    """
+    there = rows_of(state, name)
+    if not draws(device):
+        return there
+    own = state.tensors[name] if isinstance(state, OwnState) else None
+
+    def read(start: int, stop: int) -> Tensor:
+        if own is None:
+            return tensor_of(there(start, stop)).to(device)
+        return own[start:stop] if own.dim() else own[None]
+
+    return Rows(there.shape, read, draw=partial(device_normals, device=device), block=PIECE)
+
+
+def draws(device: torch.device) -> bool:
+    """Whether random numbers for a device are drawn on it."""
+    return device.type == "cuda"
+
+
+def whole(rows: Rows, device: torch.device) -> Tensor:
+    """All of them, float32, in the array's shape, on the device."""
+    out = torch.zeros((len(rows), *rows.shape[1:]), dtype=torch.float32, device=device)
+    for start, stop in [] if rows.is_zero else rows.blocks():
+        out[start:stop] = tensor_of(rows(start, stop))
+    return out.reshape(rows.shape)
+
+
+def tensor_of(rows: Any) -> Tensor:
+    """A tensor, or an array on the host: in the array's memory if it may be written to, which nobody does."""
+    if isinstance(rows, Tensor):
+        return rows
+    return torch.from_numpy(rows) if rows.flags.writeable else torch.tensor(rows)
+
+
+@squares.register
+def _(array: Tensor, kept: list[int]) -> Array:
+    squared = array.double().square()
+    summed = [axis for axis in range(array.dim()) if axis not in kept]
+    return np.asarray((squared.sum(summed) if summed else squared).cpu())
+
+
+@times.register
+def _(array: Tensor, scale: Array) -> Tensor:
+    return array.double().mul(torch.from_numpy(np.asarray(scale)).to(array.device)).float()

@@ -1,0 +1,92 @@
+"""The plan of landscapes: every loss that is wanted, cut into chunks for workers; pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.landscapes.directions.planes import PlanePlan
+
+Kind = Literal["grid", "path", "checkpoint"]
+GRID_CHUNK = 32  # points: a segment of one row, so that the row's base is shared
+PATH_CHUNK = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The unit of work: some points of a grid row, or of a path, of the landscape number `plane`.
+
+    `kind` "grid": `columns` of row `row`. "path": points of the path, in the plane. "checkpoint": the
+    checkpoints themselves. `columns` ascend.
+    """
+
+    plane: int
+    kind: Kind
+    row: int
+    columns: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def row_key(self) -> tuple[int, Kind, int]:
+        """The row or path that it is a part of."""
+        return self.plane, self.kind, self.row
+
+    def split(self, size: int) -> list["Chunk"]:
+        """The same points in chunks of at most `size`; none of none."""
+        starts = range(0, len(self), size)
+        return [replace(self, columns=self.columns[start : start + size]) for start in starts]
+
+    def without(self, columns: Collection[int]) -> "Chunk":
+        """What is left of it."""
+        return replace(self, columns=tuple(column for column in self.columns if column not in columns))
+
+
+def plan_chunks(
+    planes: Sequence[PlanePlan],
+    *,
+    grid_chunk: int = GRID_CHUNK,
+    wanted: Sequence[NDArray[np.bool_]] | None = None,
+) -> list[Chunk]:
+    """The chunks of all landscapes, each point in exactly one: first what the path needs, then the rows.
+
+    Rows come in an order in which those done so far are always spread over the grid. `wanted` are the points
+    of each grid that are to be evaluated, bool (m, n); None: all. `grid_chunk` must be a multiple of the
+    engine's chunk: then a point's loss does not depend on the borders.
+    """
+    chunks = []
+    for number, plane in enumerate(planes):
+        kinds: tuple[Kind, ...] = ("checkpoint", "path")
+        for kind in kinds:
+            chunks += _segments(number, kind, 0, range(len(plane.states)), PATH_CHUNK)
+        for row in spread(len(plane.y)):
+            columns = range(len(plane.x)) if wanted is None else np.flatnonzero(wanted[number][row]).tolist()
+            chunks += _segments(number, "grid", row, columns, grid_chunk)
+    return chunks
+
+
+def least_call(*, is_streamed: bool) -> int:
+    """Points that are given together at least: streamed data is read once for all of a call."""
+    return GRID_CHUNK if is_streamed else 1
+
+
+def count_points(planes: Sequence[PlanePlan]) -> int:
+    """All points of all landscapes, those of the path and the checkpoints too."""
+    return sum(len(plane.y) * len(plane.x) + 2 * len(plane.states) for plane in planes)
+
+
+def spread(count: int) -> list[int]:
+    """The numbers below `count`: both ends, then by their bits read backwards: 0, 7, 4, 2, 6, 1, 5, 3.
+
+    With both ends everything between is interpolated where a landscape is stopped early.
+    """
+    bits = (count - 1).bit_length()
+    order = sorted(range(count - 1), key=lambda number: f"{number:0{bits}b}"[::-1])
+    return [*order[:1], count - 1, *order[1:]]
+
+
+def _segments(plane: int, kind: Kind, row: int, columns: Sequence[int], size: int) -> list[Chunk]:
+    return Chunk(plane=plane, kind=kind, row=row, columns=tuple(columns)).split(size)

@@ -1,0 +1,194 @@
+"""What of a recorded loss is affine in the point of the plane, and the graphs that follow from it.
+
+The moved tensors are affine in (x, y): centre + x * u + y * v. So is whatever linear operations make of them
+with fixed tensors and data: the output of a first Linear, Conv or Embedding, weights with a fixed BN folded
+in. Where something that is not affine first uses such a value the graph is cut. There stand the *slots*: one
+value at the centre and one along each direction, computed once a plane, make the slot at every point by two
+additions.
+
+    constants:  fixed tensors, batch      -> what the other two need, once a plane
+    affine:     moved tensors, constants  -> the slots, for centre, u and v, once a plane in float64
+    point:      slots, constants          -> the results, at every point
+
+A tensor that is also used elsewhere (tied weights) loses nothing: there it is a slot of its own.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from distsummary.landscapes.engines.graph.torch_trace import (
+    Node,
+    aten,
+    depends_on,
+    is_getitem,
+    is_view,
+    module_of,
+    placeholders,
+    results,
+)
+
+FIXED, AFFINE, OTHER = 0, 1, 2
+
+# Linear in their first input, whatever else they are given; the others must be fixed.
+LINEAR = {
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int,
+    aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.clone.default,
+    aten.neg.default, aten.flip.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
+    aten.mean.dim, aten.avg_pool1d.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default,
+    aten.index_select.default, aten.index.Tensor, aten.gather.default, aten.embedding.default,
+    aten.mul.Scalar, aten.div.Scalar, aten.div.Tensor, aten.unbind.int, aten.split.Tensor,
+    aten.split_with_sizes.default,
+}  # fmt: skip
+# Sums: every tensor input may be affine.
+ADDITIVE = {
+    aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.cat.default, aten.stack.default,
+}  # fmt: skip
+# Products of two inputs, here by position, of which one may be affine; all further ones are added.
+PRODUCTS = {
+    aten.mul.Tensor: (0, 1), aten.mm.default: (0, 1), aten.bmm.default: (0, 1), aten.mv.default: (0, 1),
+    aten.dot.default: (0, 1), aten.addmm.default: (1, 2), aten.baddbmm.default: (1, 2),
+    aten.convolution.default: (0, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A graph cut into three, each called with the tensors in the order given.
+
+    Attributes:
+        constants: (fixed tensors, batch) -> the tensors that `affine` and `point` need.
+        affine: (moved tensors, constants) -> the slots.
+        point: (slots, constants) -> the results.
+        slots: how many; the shared ones come first.
+        shared: how many no data is in: they are the same for all batches.
+    """
+
+    constants: fx.GraphModule
+    affine: fx.GraphModule
+    point: fx.GraphModule
+    slots: int
+    shared: int
+
+
+def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_data: bool = True) -> Parts:
+    """Cut a graph whose placeholders `moved` move; those of `batch` are data.
+
+    `with_data` False keeps products with data out of the slots: they would be needed for every batch.
+    """
+    data = depends_on(graph, batch)
+    kinds = _classify(graph, set(moved), set() if with_data else data)
+    found = _slots(graph, kinds)
+    slots = [n for n in found if n not in data] + [n for n in found if n in data]
+    given = set(slots)
+    fixed = [n for n in placeholders(graph) if n not in set(moved)]
+    point, point_inputs = _between(graph, results(graph), lambda n: n in given or kinds[n] == FIXED)
+    affine, affine_inputs = _between(graph, slots, lambda n: n in set(moved) or kinds[n] == FIXED)
+    needed = [n for n in graph.nodes if kinds[n] == FIXED and n in point_inputs | affine_inputs]
+    constants, _ = _between(graph, needed, lambda n: n.op == "placeholder")
+    return Parts(
+        constants=module_of(constants, fixed, needed),
+        affine=module_of(affine, [*moved, *needed], slots),
+        point=module_of(point, [*slots, *needed], results(graph)),
+        slots=len(slots),
+        shared=sum(n not in data for n in slots),
+    )
+
+
+def hoist(whole: fx.GraphModule, slots: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """What need not be done at every point once the slots have their memory: views, and what no slot is in.
+
+    Returns (prepare, point): `prepare` takes the slots and the constants and gives what `point` takes.
+    """
+    graph = whole.graph
+    inputs = placeholders(graph)
+    moving = depends_on(graph, inputs[:slots])
+    early = set(inputs)
+    for node in graph.nodes:
+        is_call = node.op == "call_function" and all(n in early for n in node.all_input_nodes)
+        if is_call and (node not in moving or is_view(node)):
+            early.add(node)
+    late, given = _between(graph, results(graph), lambda n: n in early)
+    needed = [n for n in graph.nodes if n in given]
+    first, _ = _between(graph, needed, lambda n: n.op == "placeholder")
+    return module_of(first, inputs, needed), module_of(late, needed, results(graph))
+
+
+def _classify(graph: fx.Graph, moved: set[Node], refused: set[Node]) -> dict[Node, int]:
+    """FIXED, AFFINE in the moved placeholders, or OTHER, by node; an affine one of `refused` is OTHER."""
+    kinds: dict[Node, int] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            kinds[node] = AFFINE if node in moved else FIXED
+            continue
+        kinds[node] = max((kinds[n] for n in node.all_input_nodes), default=FIXED)
+        if kinds[node] == AFFINE and (node in refused or not _keeps_affine(node, kinds)):
+            kinds[node] = OTHER
+    return kinds
+
+
+def _keeps_affine(node: Node, kinds: dict[Node, int]) -> bool:
+    """Whether a node whose inputs are fixed or affine is affine."""
+    moving = {n for n in node.all_input_nodes if kinds[n] == AFFINE}
+    if isinstance(node.meta["val"], Tensor) and not node.meta["val"].is_floating_point():
+        return False
+    if node.target in ADDITIVE or is_getitem(node):
+        return True
+    if node.target in LINEAR:
+        return moving == {node.args[0]}
+    if node.target in PRODUCTS:
+        one, other = PRODUCTS[node.target]
+        return not {node.args[one], node.args[other]} <= moving
+    return False
+
+
+def _slots(graph: fx.Graph, kinds: dict[Node, int]) -> list[Node]:
+    """The affine nodes to keep values of: those that others use, or what these are views of."""
+    found: dict[Node, None] = {}
+    for node in graph.nodes:
+        if kinds[node] != AFFINE:
+            continue
+        if any(kinds[user] == OTHER or user.op == "output" for user in node.users):
+            while is_view(node) and not is_getitem(node.args[0]):
+                node = node.args[0]
+            found[node] = None
+    return list(found)
+
+
+def _between(
+    graph: fx.Graph, outputs: Iterable[Node], is_given: Callable[[Node], bool]
+) -> tuple[list[Node], set[Node]]:
+    """The nodes between `outputs` and where a value is given, in order; and those that are given."""
+    wanted: set[Node] = set()
+    given: set[Node] = set()
+    waiting = list(outputs)
+    while waiting:
+        node = waiting.pop()
+        if node in wanted or node in given:
+            continue
+        if is_given(node):
+            given.add(node)
+        else:
+            wanted.add(node)
+            waiting += node.all_input_nodes
+    return [n for n in graph.nodes if n in wanted], given
+
+
+class InDouble(fx.Interpreter):
+    """Runs a graph in float64, also where it names a narrower type."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """With double precision for every floating point type."""
+        wide: Any = fx.node.map_aggregate((args, kwargs), widened)
+        return super().call_function(target, *wide)
+
+
+def widened(value: Any) -> Any:
+    """Tensors and types of floating point as float64."""
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -1,0 +1,167 @@
+"""The engine for numpy models: the plain loop, every parameter written anew at every point."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.frameworks.numpy import FRAMEWORK
+from distsummary.landscapes.directions.recipe import Array, Directions, Recipe, Weights
+from distsummary.landscapes.model.data import Data, batch_facts, batch_labels, batch_rows, data_sets
+from distsummary.landscapes.model.hardware import processor
+from distsummary.landscapes.model.quantities import (
+    BatchFacts,
+    Evaluation,
+    Tally,
+    quantity_names,
+    refuse_unfit,
+)
+from distsummary.landscapes.model.user_code import (
+    CLASSES_NEED_ROWS,
+    apply_metric,
+    batch_name,
+    bind_loss,
+    in_batch,
+    loss_shape_error,
+    metric_shape_error,
+    no_number_error,
+)
+
+NO_NUMBERS = "cOSUMm"  # kinds of dtypes: complex, objects such as None, texts, times
+
+
+class NumpyEngine:
+    """The reference the others are compared with; parameters are moved in place, in the dtype they have.
+
+    `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`.
+    """
+
+    name = "numpy-naive"
+    is_streamed = False  # it is read for each point, if at all
+
+    def __init__(
+        self,
+        model: Any,
+        loss_fn: Any,
+        batches: Iterable[Any] | Data,
+        *,
+        mode: str = "standard",
+        evaluation: Evaluation | None = None,
+    ) -> None:
+        self._arrays: Mapping[str, Array] = dict(FRAMEWORK.tensors(model))
+        self._evaluation, self._mode = evaluation or Evaluation(), mode
+        refuse_unfit(self._evaluation, mode, is_torch=False)
+        self._data = data_sets(batches, streamed=self._evaluation.streamed)
+        self._loss = bind_loss(model, loss_fn)
+        name = next(iter(self._data))
+        self.samples = sum(facts.rows for _, facts, _ in self._batches(name))
+        self.quantities = quantity_names(self._evaluation, list(self._data))
+        self._originals: dict[str, Array] | None = {n: np.copy(a) for n, a in self._arrays.items()}
+        self._centre: Weights = {}
+        self._directions = Directions(x={}, y={})
+        self.bn_mode = "eval" if mode == "standard" else "batch"
+        self.hardware = f"{processor()}, numpy {np.__version__}"
+        self._refuse_random(name)
+
+    def _batches(self, name: str) -> Iterator[tuple[Any, BatchFacts, str]]:
+        """The batches of a data set, what they count and what they are called."""
+        for number, batch in enumerate(self._data[name], 1):
+            called = batch_name(number, name)
+            yield batch, batch_facts(batch, self._mode, self._evaluation, called), called
+
+    def _refuse_random(self, name: str) -> None:
+        for batch, _, called in self._batches(name):
+            once, again = (in_batch(called, self._reading, batch) for _ in range(2))
+            if not np.array_equal(once, again, equal_nan=True):
+                raise LandscapeError(
+                    "the model gives other losses for the same parameters and batch; "
+                    "switch off what is random in it"
+                )
+            return
+        raise InvalidValueError("batches must hold at least one batch, got none")
+
+    def set_plane(self, centre: Weights, recipe: Recipe) -> None:
+        """See Engine."""
+        self._centre, self._directions = centre, recipe.make(centre)
+
+    def row_values(self, y: float, xs: Array) -> Array:
+        """See Engine."""
+        return np.stack([self._at(float(x), float(y)) for x in xs])
+
+    def _at(self, x: float, y: float) -> Array:
+        self._place(self._centre)
+        for name, along_x in self._directions.x.items():
+            target = self._arrays[name]
+            kind = target.dtype.type
+            target[...] = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
+        return self._values()
+
+    def state_values(self, state: Weights) -> Array:
+        """See Engine."""
+        self._place(state)
+        return self._values()
+
+    def _place(self, state: Weights) -> None:
+        for name, target in self._arrays.items():
+            if name in state:
+                target[...] = state[name]
+
+    def _values(self) -> Array:
+        return np.concatenate([self._values_of(name) for name in self._data])
+
+    def _values_of(self, name: str) -> Array:
+        tally = Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
+        for batch, facts, called in self._batches(name):
+            tally.add(slice(None), in_batch(called, self._reading, batch)[None], facts)
+            if not len(tally.active):
+                break
+        return np.asarray(tally.values()[0])
+
+    def _reading(self, batch: Any) -> Array:
+        loss, outputs, targets = self._loss(batch)
+        losses = _numbers("loss_fn", loss)
+        if losses.ndim > 1:
+            raise LandscapeError(loss_shape_error(losses.shape))
+        rows = _sums(losses, batch_rows(batch)) if self._evaluation.wants_rows else []
+        metrics = [
+            _metric(name, apply_metric(f, outputs, targets)) for name, f in self._evaluation.metrics.items()
+        ]
+        return np.array([losses.mean(), *rows, *metrics, *self._class_sums(losses, batch)])
+
+    def _class_sums(self, losses: Array, batch: Any) -> Sequence[float]:
+        if not self._evaluation.classes:
+            return ()
+        labels = np.asarray(batch_labels(batch)).reshape(-1)
+        if losses.shape != labels.shape:
+            raise LandscapeError(CLASSES_NEED_ROWS)
+        return [float(losses[labels == number].sum()) for number in range(self._evaluation.classes)]
+
+    def close(self) -> None:
+        """See Engine."""
+        for name, original in (self._originals or {}).items():
+            self._arrays[name][...] = original
+        self._originals = None
+
+
+def _sums(losses: Array, rows: int) -> list[float]:
+    """See `torch_measure`."""
+    return [losses.mean(), (losses**2).mean()] if losses.shape == (rows,) else [np.inf, 0.0]
+
+
+def _metric(name: str, found: Any) -> float:
+    value = _numbers(f"metric {name!r}", found)
+    if value.size != 1:
+        raise LandscapeError(metric_shape_error(name, value.shape))
+    return float(value.reshape(()))
+
+
+def _numbers(what: str, found: Any) -> Array:
+    """What a function gave, float64."""
+    try:
+        values = np.asarray(found)
+        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # a loss and its parts are no rows
+            raise TypeError(f"of dtype {values.dtype}")
+        return values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise LandscapeError(no_number_error(what, found)) from error

@@ -1,0 +1,249 @@
+"""The planner at work: candidates are opened one after another, timed on points of the plan, and compared.
+
+Timed points are not kept: the workers evaluate them again, with the engine chosen.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.directions.planes import PlanePlan
+from distsummary.landscapes.directions.recipe import Array, Directions
+from distsummary.landscapes.engines.base import is_out_of_memory, open_engine
+from distsummary.landscapes.engines.engine_choice import (
+    EXACT,
+    LOOSE,
+    EngineChoice,
+    Timing,
+    budget_s,
+    candidates,
+    choose,
+    close,
+)
+from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.model.heap import kept
+from distsummary.landscapes.model.quantities import REDUCED
+
+PROBES = 6  # points of a row at which losses are compared, and the least that are timed
+TIMED_S = 0.03  # seconds that one timing of a candidate should take
+REPEATS = 6  # of them the shortest counts: others use the machine too
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The engine chosen, what the candidates were timed at, and why others were not."""
+
+    choice: EngineChoice
+    timings: Mapping[EngineChoice, Timing] = field(default_factory=dict)
+    refused: Mapping[EngineChoice, str] = field(default_factory=dict)
+
+
+def plan_engine(
+    task: Task,
+    *,
+    device: str | None = None,
+    points: int | None = None,
+    threads: int = 1,
+    can_compile: bool = False,
+    clock: Callable[[], float] | None = None,
+) -> Planned:
+    """Choose the engine for a task on this machine, unless the task has one already.
+
+    The choice holds the relative error of the losses in the reduced precision that was asked for, against the
+    model as it is.
+
+    Args:
+        device: where the workers will compute; None: where the model is.
+        points: that will be evaluated; None: those of the task.
+        threads: of each worker.
+        can_compile: whether torch.compile may be timed too: its first point takes half a minute.
+        clock: seconds; None: CPU seconds on a CPU, else the wall clock's.
+
+    Raises whatever the model's own code raises with the row engine.
+    """
+    if framework_of(task.model).name != "torch":
+        return Planned(choice=EngineChoice(engine="naive"))
+    plane = max(task.planes, key=lambda plane: len(plane.x) * len(plane.y))
+    points = points or sum(len(p.x) * len(p.y) + 2 * len(p.states) for p in task.planes)
+    bench = _Bench(task, plane, device, clock)
+    try:
+        planned = (
+            bench.plan(points, threads, can_compile) if task.choice is None else Planned(choice=task.choice)
+        )
+    except Exception as error:  # of any kind: a device tells in its own way that it is full
+        if not is_out_of_memory(task.model, error):
+            raise
+        _log.warning("memory does not hold what the row engine needs; one layer at a time is moved instead")
+        planned = Planned(choice=EngineChoice(engine="inference", threads=threads))
+    if task.evaluation.precision not in REDUCED:
+        return planned
+    choice = replace(planned.choice, precision_error=bench.precision_error(planned.choice))
+    return replace(planned, choice=choice)
+
+
+class _Bench:
+    """The task with one of its planes, on which engines are tried."""
+
+    def __init__(
+        self, task: Task, plane: PlanePlan, device: str | None, clock: Callable[[], float] | None
+    ) -> None:
+        self._task, self._plane, self._device = task, plane, device
+        self._clock = clock
+        step = max(1, len(plane.x) // PROBES)
+        self._probes = plane.x[::step][:PROBES]
+        self._rows = sorted({float(plane.y[0]), float(plane.y[-1])})
+        self._base: Array = np.empty(0)
+
+    @cached_property
+    def _directions(self) -> Directions:
+        """Made once for all candidates that want them whole."""
+        return self._plane.recipe.make(self._plane.states[-1])
+
+    @kept()  # once for all candidates
+    def plan(self, points: int, threads: int, can_compile: bool) -> Planned:
+        """See `plan_engine`."""
+        row = EngineChoice(threads=threads)
+        engine = self._open(row)
+        try:
+            row, clock = replace(row, hardware=engine.hardware), self._clock or engine.clock
+            if not budget_s(points, self._glance(engine, clock)):
+                return Planned(choice=row)
+            timings = {row: self._time(engine, clock, clock())}
+            point_s = timings[row].point_s
+            todo = candidates(
+                len(self._plane.x), point_s, parameters=engine.parameters,
+                on_gpu=engine.on_gpu, has_pictures=engine.has_pictures, can_compile=can_compile,
+            )  # fmt: skip
+        finally:
+            engine.close()
+        todo = [replace(choice, threads=threads, hardware=row.hardware) for choice in todo]
+        limit_s = budget_s(points, point_s)
+        refused = self._try_all(todo, clock, timings, limit_s)
+        self._try_all(close(timings), clock, timings, limit_s)
+        tolerance = LOOSE if self._task.evaluation.precision in REDUCED else EXACT
+        choice = choose(timings, points, tolerance=tolerance)
+        _log.info("landscape engine: %s of %d timed", choice.label, len(timings))
+        return Planned(choice=choice, timings=timings, refused=refused)
+
+    def _glance(self, engine: Any, clock: Callable[[], float]) -> float:
+        """Roughly what a point takes, from the second one."""
+        engine.row_values(self._rows[0], self._probes[:1])
+        begun = clock()
+        engine.row_values(self._rows[0], self._probes[-1:])
+        return clock() - begun
+
+    def _try_all(
+        self,
+        todo: Sequence[EngineChoice],
+        clock: Callable[[], float],
+        timings: dict[EngineChoice, Timing],
+        limit_s: float,
+    ) -> dict[EngineChoice, str]:
+        """Time candidates while there is time; returns why the others are refused."""
+        from distsummary.landscapes.engines.torch_graph_engine import warm_up
+
+        warm_up()
+        begun, refused = clock(), dict[EngineChoice, str]()
+        for choice in todo:
+            if clock() - begun >= limit_s:
+                refused[choice] = "no time left for it"
+            else:
+                self._try(choice, clock, timings, refused)
+        return refused
+
+    def _try(
+        self,
+        choice: EngineChoice,
+        clock: Callable[[], float],
+        timings: dict[EngineChoice, Timing],
+        refused: dict[EngineChoice, str],
+    ) -> None:
+        """Time a candidate; what it raises is why it is refused: the row engine shows that the code works."""
+        start, engine = clock(), None
+        try:
+            engine = self._open(choice)
+            timing = self._time(engine, clock, start)
+            timings[choice] = min(timing, timings.get(choice, timing), key=lambda found: found.point_s)
+        except Exception as error:  # a candidate may fail in any way, and is then no candidate
+            refused[choice] = f"{type(error).__name__}: {error}"
+            _log.debug("landscape engine %s: %s", choice.label, refused[choice])
+        finally:
+            if engine is not None:
+                engine.close()
+
+    def _open(self, choice: EngineChoice, **evaluation: Any) -> Any:
+        """A torch engine at the plane."""
+        task = self._task
+        engine: Any = open_engine(
+            task.model, task.loss_fn, task.batches, names=self._plane.names, mode=task.mode,
+            device=self._device, evaluation=replace(task.evaluation, **evaluation), choice=choice,
+        )  # fmt: skip
+        try:
+            recipe = self._plane.recipe if choice.engine == "inference" else self._directions
+            engine.set_plane(self._plane.states[-1], recipe)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def _time(self, engine: Any, clock: Callable[[], float], start: float) -> Timing:
+        """What an engine opened at `start` takes."""
+        losses = self._losses(engine)
+        if not len(self._base):
+            self._base = losses
+        setup_s, begun = clock() - start, clock()
+        engine.row_values(self._rows[0], self._probes)
+        rough_s = max((clock() - begun) / len(self._probes), 1e-9)
+        least = max(PROBES, engine.choice.chunk)
+        xs = self._plane.x[: max(least, min(len(self._plane.x), int(TIMED_S / rough_s)))]
+        times = []
+        for _ in range(REPEATS):
+            begun = clock()
+            engine.row_values(self._rows[0], xs)
+            times.append(clock() - begun)
+        error = _largest_difference(losses, self._base)
+        return Timing(point_s=max(min(times), 1e-9) / len(xs), setup_s=setup_s, error=error)
+
+    def _losses(self, engine: Any) -> Array:
+        """Of each data set at the probes, (sets, points)."""
+        each = len(self._task.evaluation.quantities())  # of which the first is the loss
+        return np.concatenate([engine.row_values(y, self._probes)[:, ::each] for y in self._rows]).T
+
+    def precision_error(self, choice: EngineChoice) -> float:
+        """What the precision asked for does to an engine's losses."""
+        found = []
+        for changes in ({}, {"precision": ""}):
+            engine = self._open(choice, **changes)
+            try:
+                found.append(self._losses(engine))
+            finally:
+                engine.close()
+        return _largest_difference(found[0], found[1])
+
+
+def _largest_difference(losses: Array, base: Array) -> float:
+    """Of all data sets, each held against itself."""
+    return max(map(relative_difference, losses, base))
+
+
+def relative_difference(losses: Array, base: Array) -> float:
+    """The largest |losses - base| relative to |base|, or a tenth of the largest |base| where that is more.
+
+    Infinite where one is finite and the other is not: a loss near 0 has no digits to compare, a diverged one
+    must diverge in both.
+    """
+    finite = np.isfinite(base)
+    if not (finite == np.isfinite(losses)).all():
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    size = np.abs(base[finite])
+    difference = np.abs(losses[finite] - base[finite])
+    return float((difference / np.maximum(size, max(0.1 * size.max(), 1e-300))).max())

@@ -1,0 +1,138 @@
+"""A worker: one engine and the planes, asked for chunks; `actor.py` puts it into a process."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distsummary.landscapes.directions.planes import PlanePlan
+from distsummary.landscapes.directions.recipe import Array
+from distsummary.landscapes.engines.base import is_out_of_memory, open_engine
+from distsummary.landscapes.engines.chunks import Chunk
+from distsummary.landscapes.engines.engine_choice import EngineChoice, MemoryTooSmallError
+from distsummary.landscapes.model.data import Data
+from distsummary.landscapes.model.quantities import Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What every worker gets: model, loss, data and the landscapes to evaluate (same `names` in all).
+
+    `choice` None: not made yet, and the row engine until then. With a choice every worker gives the same
+    bits.
+    """
+
+    model: Any
+    loss_fn: Any
+    batches: Iterable[Any] | Data
+    planes: Sequence[PlanePlan]
+    mode: str = "standard"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    choice: EngineChoice | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What a grid says about its engine; `quantities` are the columns of ChunkResult.measured.
+
+    `is_streamed`: points that are evaluated together share the reading of the data.
+    """
+
+    name: str
+    bn_mode: str
+    samples: int
+    hardware: str = ""
+    quantities: tuple[str, ...] = ("loss",)
+    is_streamed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkResult:
+    """What a chunk gave.
+
+    Attributes:
+        values: losses float64, one per point of the chunk.
+        seconds: that they took.
+        measured: all quantities, float64 (points, quantities); the first column is `values`.
+    """
+
+    values: Array
+    seconds: float
+    measured: Array
+
+
+class LandscapeWorker:
+    """Evaluates chunks in any order; `close` gives the model back as it was."""
+
+    def __init__(
+        self, task: Task, *, device: str | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._planes = task.planes
+        self._clock = clock
+        self._plane: int | None = None
+        self._task = task
+        with self._within_memory("when it was opened"):
+            self._engine = open_engine(
+                task.model,
+                task.loss_fn,
+                task.batches,
+                names=task.planes[0].names,
+                mode=task.mode,
+                device=device,
+                evaluation=task.evaluation,
+                choice=task.choice,
+            )
+
+    @property
+    def facts(self) -> EngineFacts:
+        """The engine's name, BN mode, rows of data and quantities."""
+        engine = self._engine
+        return EngineFacts(
+            name=engine.name,
+            bn_mode=engine.bn_mode,
+            samples=engine.samples,
+            hardware=engine.hardware,
+            quantities=engine.quantities,
+            is_streamed=engine.is_streamed,
+        )
+
+    def evaluate(self, chunk: Chunk) -> ChunkResult:
+        """The quantities of the chunk's points; they depend on nothing but the task and the chunk."""
+        start = self._clock()
+        plane = self._planes[chunk.plane]
+        with self._within_memory(f"at {chunk}"):
+            if self._plane != chunk.plane:
+                self._engine.set_plane(plane.states[-1], plane.recipe)
+                self._plane = chunk.plane
+            measured = self._values(chunk, plane)
+        return ChunkResult(values=measured[:, 0], seconds=self._clock() - start, measured=measured)
+
+    @contextmanager
+    def _within_memory(self, when: str) -> Iterator[None]:
+        """Raise MemoryTooSmallError, which says what to go on with, where there is a smaller engine."""
+        try:
+            yield
+        except Exception as error:  # of any kind: a device tells in its own way that it is full
+            choice = self._task.choice or EngineChoice()
+            smaller = choice.smaller() if is_out_of_memory(self._task.model, error) else None
+            if smaller is None:
+                raise
+            raise MemoryTooSmallError(
+                f"{choice.label} ran out of memory {when}; go on with {smaller.label}", smaller
+            ) from error
+
+    def _values(self, chunk: Chunk, plane: PlanePlan) -> Array:
+        columns = list(chunk.columns)
+        if chunk.kind == "grid":
+            return self._engine.row_values(float(plane.y[chunk.row]), plane.x[columns])
+        if chunk.kind == "path":
+            points = plane.points
+            return np.concatenate([self._engine.row_values(points[k, 1], points[k, :1]) for k in columns])
+        return np.stack([self._engine.state_values(plane.states[k]) for k in columns])
+
+    def close(self) -> None:
+        """Give the model back as it was."""
+        self._engine.close()

@@ -1,0 +1,1 @@
+"""The user's model on loan, its data, and what is measured of it."""

@@ -1,0 +1,196 @@
+"""The data that losses are computed on: one list of batches or several by name, in memory or read again."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+
+from distsummary.checks import check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscapes.directions.recipe import Array
+from distsummary.landscapes.model.batches import inside, shape_of
+from distsummary.landscapes.model.quantities import BatchFacts, Evaluation
+from distsummary.landscapes.model.repeatable_loader import refuse_unsteady, steady
+from distsummary.landscapes.model.user_code import batch_name
+
+Data = Mapping[str, Iterable[Any]]
+
+_log = logging.getLogger(__name__)
+
+
+def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: int) -> tuple[Any, bool]:
+    """(one data set, or several by name; whether they are streamed): lists, unless they are.
+
+    `streamed` None: where a source that can be read again, such as a loader, takes more than `limit` bytes.
+    Raises InvalidValueError for a loader that would be streamed and gives other data each time.
+    """
+    named = _named(batches)
+    if streamed is None:
+        held = _held(named, limit)
+        streamed, named = held is None, named if held is None else held
+    found = data_sets(named, streamed=streamed)
+    if streamed:
+        for name, source in found.items():
+            refuse_unsteady(source, name)
+    return (found if isinstance(batches, Mapping) else found[""]), streamed
+
+
+def _held(named: Data, limit: int) -> dict[str, Iterable[Any]] | None:
+    """All sources as lists; None once those that can be read again are known to exceed `limit` bytes."""
+    held: dict[str, Iterable[Any]] = {}
+    total = 0
+    for name, source in named.items():
+        if not isinstance(source, Iterable) or isinstance(source, list | tuple):
+            held[name] = source
+            continue
+        held[name] = read = []
+        for batch in steady(source):
+            read.append(batch)
+            total += batch_bytes(batch)
+            unread = max(0, length_hint(source) - len(read))
+            if total + unread * batch_bytes(batch) > limit and not isinstance(source, Iterator):
+                return None
+    return held
+
+
+def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -> dict[str, Iterable[Any]]:
+    """The data sets by name, "" for one without; lists, or if `streamed` what is the same when read again."""
+    named = _named(batches)
+    if not named:
+        raise InvalidValueError("batches must hold at least one data set, got none")
+    if streamed:
+        for name, source in named.items():
+            if not isinstance(source, Iterable) or isinstance(source, Iterator):
+                raise InvalidTypeError(
+                    f"streamed {_called(name)} are read again and again: "
+                    f"give a list or a loader, got {type(source).__name__}"
+                )
+            _refuse_empty(source, name)
+        return {name: steady(source) for name, source in named.items()}
+    return {name: check_batches(source, name) for name, source in named.items()}
+
+
+def _named(batches: Iterable[Any] | Data) -> dict[str, Iterable[Any]]:
+    if not isinstance(batches, Mapping):
+        return {"": batches}
+    for name, source in batches.items():
+        check_type("the name of a data set", name, str)
+        if shape_of(source) is not None:
+            raise InvalidTypeError(
+                f"a mapping in the place of batches names data sets, each a list of batches or a loader, got "
+                f"a {type(source).__name__} for {name!r}; where the mapping is a batch, give [batch]"
+            )
+    return dict(batches)
+
+
+def _called(name: str) -> str:
+    return f"batches of {name}" if name else "batches"
+
+
+def _refuse_empty(batches: Iterable[Any], name: str) -> None:
+    """Raise InvalidValueError for what tells that it has no batch."""
+    if length_hint(batches, 1) == 0:
+        raise InvalidValueError(f"{_called(name)} must hold at least one batch, got none")
+
+
+def check_batches(batches: Iterable[Any], name: str = "") -> list[Any]:
+    """The batches as a list; raises InvalidValueError for none."""
+    if not isinstance(batches, Iterable):
+        raise InvalidTypeError(
+            f"{_called(name)} must be iterable, got {batches!r}; give a list of batches or a loader"
+        )
+    found = list(steady(batches))
+    _refuse_empty(found, name)
+    for number, batch in enumerate(found, 1):
+        _refuse_no_rows(batch_rows(batch), batch_name(number, name))
+    return found
+
+
+def _refuse_no_rows(rows: int, name: str) -> None:
+    if rows <= 0:
+        raise LandscapeError(f"{name} holds no rows; give batches with data")
+
+
+def batch_bytes(batch: Any) -> int:
+    """What the arrays of a batch take."""
+    return sum(int(value.nbytes) for value in inside(batch) if hasattr(type(value), "nbytes"))
+
+
+def batch_rows(batch: Any) -> int:
+    """Rows of a batch: the first axis of its first array that has one, wherever it lies in the batch.
+
+    Without any the length of its first list of texts, and 1 where there is none either.
+    """
+    rows = _rows(batch)
+    return 1 if rows is None else rows
+
+
+def _rows(batch: Any) -> int | None:
+    for value in inside(batch):
+        if shape := shape_of(value):
+            return int(shape[0])
+    return next((len(value) for value in inside(batch) if _is_texts(value)), None)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, tuple | list) and bool(value) and all(isinstance(v, str | bytes) for v in value)
+
+
+def tell_unweighted(batches: Iterable[Any] | Data) -> None:
+    """A warning where batches are several and do not tell their rows."""
+    for name, source in _named(batches).items():
+        if length_hint(source, 2) > 1 and _rows(next(iter(steady(source)), None)) is None:
+            _log.warning(
+                "%s hold no array that tells their rows: each counts the same in the loss; "
+                "give batches of one size, or with an array of a row each",
+                _called(name),
+            )
+
+
+def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
+    """The first num_samples // batch size batches, as MindSpore takes them."""
+    count = num_samples // max(1, batch_rows(batches[0]))
+    if count < 1:
+        raise InvalidValueError(
+            f"collect_landscape['num_samples'] must be at least the batch size {batch_rows(batches[0])}, got "
+            f"{num_samples}; give smaller batches or more samples"
+        )
+    return list(batches[:count])
+
+
+def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a batch") -> BatchFacts:
+    """What a batch counts; raises for one without rows, and without labels where classes are."""
+    rows = batch_rows(batch)
+    _refuse_no_rows(rows, name)
+    class_rows = _class_rows(batch, rows, evaluation.classes, name) if evaluation.classes else np.zeros(0)
+    return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows, class_rows=class_rows)
+
+
+def _class_rows(batch: Any, rows: int, classes: int, name: str) -> Array:
+    """How many rows each class has; raises LandscapeError for labels that are no classes."""
+    found = np.asarray(batch_labels(batch))
+    labels = found.reshape(-1)
+    if len(labels) != rows:
+        raise LandscapeError(
+            f"losses by class need one label for each of the {rows} rows of {name}, got shape "
+            f"{found.shape}; give the number of each row's class, or use classes=0"
+        )
+    outside = labels[~np.isin(labels, np.arange(classes))]
+    if len(outside):
+        raise LandscapeError(
+            f"with classes={classes} labels must be in [0, {classes - 1}], got {outside[0]} in {name}; "
+            "raise classes, or leave such rows out"
+        )
+    counts: Array = (labels[None] == np.arange(classes)[:, None]).sum(axis=1).astype(np.float64)
+    return counts
+
+
+def batch_labels(batch: Any) -> Any:
+    """The second of a pair; raises InvalidTypeError for anything else."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InvalidTypeError(
+            f"losses by class need batches (inputs, labels), got a {type(batch).__name__}; use classes=0"
+        )
+    return batch[1]

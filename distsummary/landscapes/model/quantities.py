@@ -1,0 +1,256 @@
+"""What is computed at a point: an evaluation asked for, and the sums that become its quantities; pure.
+
+A batch gives one *reading* per point: a row of numbers, see `Tally`. A data set's quantities follow
+from the weighted sums of its readings. All points see the batches in the same order, so two points differ by
+their parameters alone (a paired comparison), also where the sums stop early.
+
+Standard error of the loss, with m = sum w l / sum w over the batches, l the loss of one:
+
+- from rows, where the loss of every row is known: sqrt(sum w (v + (l - m)^2) / sum w / (n - 1)), v the
+  variance of a batch's rows about l and n all rows;
+- from batches, where only means are, or where rows do not count the same (class weights, rows left out):
+  sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, B the batches.
+
+Sums are of differences from the first batch's loss: those of squares lose the digits that are asked for.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscapes.directions.recipe import Array
+
+BN_MODES = ("eval", "batch", "recompute")
+PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
+REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
+MIN_BATCHES = 4  # before a standard error from batches is believed
+MIN_ROWS = 30  # before any is: that of a few rows may be near 0 by chance, and a point would end there
+MAX_CLASSES = 1 << 20  # each has two numbers at every point of a chunk
+LOSS = "loss"
+SAME = 1e-4  # relative: the loss of a batch and the mean of its rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What is computed at each point, and how.
+
+    Attributes:
+        metrics: further numbers by name, `f(outputs, targets)`: the mean over a batch's rows. Where the loss
+            function takes (model, batch) it must return (loss, outputs), and metrics get (outputs, batch).
+        classes: also the mean loss of the rows of each class 0 .. classes-1, "loss[0]" and so on; targets
+            are labels then, all of these classes.
+        stderr: also the standard error of the loss.
+        tolerance: stop adding batches to a point when its standard error is at most this, and 30 rows are in;
+            the order of the batches is the same for all points, so they should be shuffled.
+        cap: stop after the first batch where the loss is above it or not finite; the point keeps that loss.
+            Any number; infinity stops what is not finite alone.
+        bn_mode: of models with BN. "eval": running statistics; "batch": those of each batch; "recompute":
+            running statistics made anew at every point from all batches of the first data set. "" is "eval",
+            in mode "mindspore" its training mode.
+        precision: "" as the model is, without TF32; "tf32" with it (on GPUs that have it); "bf16" or "fp16":
+            torch's autocast; "float64".
+        streamed: read the batches once for each block of points instead of keeping them on the device. None:
+            where they do not fit: a loader with more than a quarter of the host's memory, batches with more
+            than half of the GPU's. Loaders that shuffle or augment give the same data each time, see
+            `steady`.
+    """
+
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    classes: int = 0
+    stderr: bool = False
+    tolerance: float | None = None
+    cap: float | None = None
+    bn_mode: str = ""
+    precision: str = ""
+    streamed: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_type("metrics", self.metrics, Mapping)
+        for name, metric in self.metrics.items():
+            if not isinstance(name, str) or not callable(metric):
+                raise InvalidTypeError(f"metrics must map names to functions, got {name!r}: {metric!r}")
+        if reserved := sorted(set(self.metrics) & {LOSS, "stderr", "rows"}):
+            raise InvalidValueError(f"metrics must not be called {', '.join(reserved)}; choose other names")
+        check_int("classes", self.classes, low=0, high=MAX_CLASSES)
+        check_type("stderr", self.stderr, bool)
+        check_type("streamed", self.streamed, bool, optional=True)
+        check_type("tolerance", self.tolerance, (int, float), optional=True)
+        check_type("cap", self.cap, (int, float), optional=True)
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise InvalidValueError(f"tolerance must be > 0, got {self.tolerance!r}")
+        if self.cap is not None and not self.cap > -math.inf:
+            raise InvalidValueError(
+                f"cap must be a number or infinity, got {self.cap!r}, which ends every point; leave it out"
+            )
+        check_choice("bn_mode", self.bn_mode, ("", *BN_MODES))
+        check_choice("precision", self.precision, PRECISIONS)
+        if self.bn_mode == "recompute" and (self.streamed or self.stops_early):
+            raise InvalidValueError(
+                "bn_mode='recompute' sees all batches twice at every point, got streamed, tolerance or cap; "
+                "leave these out or use bn_mode='batch'"
+            )
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether a point may end before the last batch."""
+        return self.tolerance is not None or self.cap is not None
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether the loss of every row is of use."""
+        return self.stderr or self.tolerance is not None or self.classes > 0
+
+    def quantities(self) -> tuple[str, ...]:
+        """What a data set gives at a point."""
+        errors = ("stderr",) if self.stderr or self.tolerance is not None else ()
+        rows = ("rows",) if self.stops_early else ()
+        return (LOSS, *self.metrics, *self._class_losses(), *errors, *rows)
+
+    def _class_losses(self) -> tuple[str, ...]:
+        return tuple(f"{LOSS}[{number}]" for number in range(self.classes))
+
+
+def refuse_unfit(evaluation: Evaluation, mode: str, *, is_torch: bool) -> None:
+    """Raise InvalidValueError for an evaluation that models of this kind, or in this mode, do not have."""
+    if not is_torch and (evaluation.precision or evaluation.bn_mode):
+        raise InvalidValueError(
+            "precision and bn_mode are for torch models; a numpy model computes as it is written"
+        )
+    if mode == "mindspore" and evaluation.bn_mode not in ("", "batch"):
+        raise InvalidValueError(f"bn_mode must be 'batch' in mode 'mindspore', got {evaluation.bn_mode!r}")
+
+
+def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ...]:
+    """All quantities of a point, data set by data set; those of a data set called "" have no prefix.
+
+    Raises InvalidValueError where two would have one name.
+    """
+    each = evaluation.quantities()
+    names = tuple(f"{name}/{quantity}" if name else quantity for name in data for quantity in each)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidValueError(
+            f"each quantity must have a name of its own, got {twice[0]!r} twice; call the metric or the data "
+            "set something else"
+        )
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """What a batch counts: its weight in a point's loss, its rows, and how many of them each class has."""
+
+    weight: float
+    rows: int
+    class_rows: Array
+
+
+class Tally:
+    """The sums of one data set for a block of points.
+
+    `readings` are float64 (points, columns): the loss; where `has_rows` the mean of its rows, taken without
+    weights and in float64, and of their squares; the metrics; and of each class the SUM of its rows' losses.
+    """
+
+    def __init__(self, evaluation: Evaluation, points: int, *, has_rows: bool) -> None:
+        self._evaluation = evaluation
+        self._by_rows = np.full(points, has_rows)
+        self._of_rows = 2 * has_rows  # columns
+        self._means = 1 + self._of_rows + len(evaluation.metrics)
+        self._sums = np.zeros((points, self._means))
+        self._class_sums = np.zeros((points, evaluation.classes))
+        self._class_rows = np.zeros((points, evaluation.classes))
+        self._weight, self._rows, self._batches = np.zeros(points), np.zeros(points), np.zeros(points)
+        self._origin = np.zeros(points)  # the first batch's loss; d is that of others less this
+        self._moments = np.zeros((points, 3))  # sum w d, w d^2, w v
+        self._squares = np.zeros((points, 3))  # sum w^2, w^2 d, w^2 d^2
+        self._is_cut = np.zeros(points, bool)
+
+    @property
+    def active(self) -> Array:
+        """The points that need more batches, by index."""
+        return np.flatnonzero(~self._is_done())
+
+    def add(self, points: Array | slice, readings: Array, facts: BatchFacts) -> None:
+        """Add a batch's readings at `points`, indices or a slice.
+
+        Raises LandscapeError for losses by class where rows do not count the same.
+        """
+        weight, loss, is_first = facts.weight, readings[:, 0], self._batches[points] == 0
+        with np.errstate(invalid="ignore", over="ignore"):  # diverged points are data
+            self._sums[points] += weight * readings[:, : self._means]
+            if self._evaluation.classes:
+                self._class_sums[points] += readings[:, self._means :]
+                self._class_rows[points] += facts.class_rows
+            if self._evaluation.wants_rows:
+                self._origin[points] = np.where(is_first, loss, self._origin[points])
+                self._add_moments(points, readings, weight)
+        self._weight[points] += weight
+        self._rows[points] += facts.rows
+        self._batches[points] += 1
+        if self._evaluation.cap is not None:
+            self._is_cut[points] |= is_first & ~(loss <= self._evaluation.cap)
+
+    def _add_moments(self, points: Array | slice, readings: Array, weight: float) -> None:
+        away = readings[:, 0] - self._origin[points]
+        variance = np.zeros_like(away)
+        if self._of_rows:
+            variance = readings[:, 2] - readings[:, 1] ** 2
+            self._by_rows[points] &= ~is_apart(*readings[:, :3].T)
+            if self._evaluation.classes and not self._by_rows.all():
+                raise LandscapeError(CLASSES_NEED_MEANS)
+        self._moments[points] += weight * np.stack((away, away**2, variance), axis=1)
+        self._squares[points] += weight**2 * np.stack((np.ones_like(away), away, away**2), axis=1)
+
+    def _is_done(self) -> Array:
+        tolerance = self._evaluation.tolerance
+        if tolerance is None:
+            return self._is_cut
+        enough = np.where(self._by_rows, 1, MIN_BATCHES)
+        is_known = (self._batches >= enough) & (self._rows >= MIN_ROWS)
+        return self._is_cut | (is_known & (self.stderr() <= tolerance))
+
+    def stderr(self) -> Array:
+        """The standard error of each point's loss so far, (points,); NaN before it can be known."""
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            mean, mean_square, within = (self._moments / self._weight[:, None]).T
+            by_rows = np.sqrt(np.clip(within + mean_square - mean**2, 0, None) / (self._rows - 1))
+            spread = self._squares @ np.array([0, 0, 1.0])
+            spread = spread - 2 * mean * self._squares[:, 1] + mean**2 * self._squares[:, 0]
+            factor = self._batches / (self._batches - 1)
+            by_batches = np.sqrt(np.clip(factor * spread, 0, None)) / self._weight
+        is_known = np.where(self._by_rows, self._rows, self._batches) > 1
+        return np.where(is_known, np.where(self._by_rows, by_rows, by_batches), np.nan)
+
+    def values(self) -> Array:
+        """The quantities, float64 (points, quantities); a class without rows is NaN.
+
+        Raises LandscapeError where no batch was added.
+        """
+        if not self._batches.all():
+            raise LandscapeError("a data set holds no batches; give a loader that can be read again")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = self._sums / self._weight[:, None]
+            kept = np.delete(means, slice(1, 1 + self._of_rows), axis=1)
+            parts = [kept, self._class_sums / self._class_rows]
+        if "stderr" in self._evaluation.quantities():
+            parts.append(self.stderr()[:, None])
+        if self._evaluation.stops_early:
+            parts.append(self._rows[:, None])
+        return np.concatenate(parts, axis=1)
+
+
+def is_apart(loss: Array, mean: Array, square: Array) -> Array:
+    """Whether rows do not count the same; nothing is known where they are not finite."""
+    return np.asarray(np.abs(mean - loss) > SAME * np.sqrt(square))
+
+
+CLASSES_NEED_MEANS = (
+    "losses by class need a loss that is the mean of its rows' losses, got a criterion with weights or rows "
+    "left out; use one without, or a loss_fn(model, batch) that returns the loss of each row"
+)

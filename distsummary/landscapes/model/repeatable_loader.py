@@ -1,0 +1,164 @@
+"""Readings of a loader that are all the same: it shuffles and augments with random numbers of its own.
+
+The points of a landscape are compared with each other, so all must see the same data, in every worker and
+when the landscape goes on in another process.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import length_hint
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.random import mtrand  # NumPy before 2.5 does not list all of it among the names of `np.random`
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.model.batches import inside
+
+SEED = 0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A loader, each reading of which begins with the same random numbers and leaves those of others alone.
+
+    These are Python's `random`, NumPy's global generator and torch's default one of the CPU. A generator that
+    the loader holds goes on from reading to reading, see `refuse_unsteady`.
+    """
+
+    loader: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = _Numbers()
+        iterator = numbers.apart(lambda: iter(self.loader))
+        while (batch := numbers.apart(lambda: next(iterator, _END))) is not _END:
+            yield batch
+
+    def __length_hint__(self) -> int:
+        known = length_hint(self.loader, -1)
+        return NotImplemented if known < 0 else known
+
+
+def steady(source: Iterable[Any]) -> Iterable[Any]:
+    """What is read the same each time: lists as they are, anything else as Steady."""
+    return source if isinstance(source, list | tuple | Steady) else Steady(source)
+
+
+def refuse_unsteady(source: Iterable[Any], name: str = "") -> None:
+    """Raise InvalidValueError where the first batches of two readings differ, or there is none."""
+    if isinstance(source, list | tuple):
+        return
+    first, second = (next(iter(steady(source)), _END) for _ in range(2))
+    called = f"streamed batches{f' of {name}' if name else ''}"
+    if first is _END:
+        raise InvalidValueError(f"{called} must hold at least one batch, got none")
+    if not _is_same(first, second):
+        raise InvalidValueError(
+            f"{called} must be the same each time they are read, got "
+            "a loader whose first batch changes: it draws from a generator that goes on from one reading to "
+            "the next (generator=, persistent_workers=True); leave that out, use shuffle=False, or give a "
+            "list of batches"
+        )
+
+
+@contextmanager
+def numbers_kept() -> Iterator[None]:
+    """The global generators are afterwards as they were."""
+    others = _states()
+    try:
+        yield
+    finally:
+        _set_states(others)
+
+
+class _Numbers:
+    """The random numbers of one reading, swapped with everybody else's while the loader runs."""
+
+    def __init__(self) -> None:
+        self._own = _seeded()
+
+    def apart(self, read: Callable[[], T]) -> T:
+        """What `read` gives with the numbers of this reading; the global generators are put back."""
+        with numbers_kept():
+            _set_states(self._own)
+            try:
+                return read()
+            finally:
+                self._own = _states()
+
+
+def _torch() -> Any:
+    """Torch, if somebody has loaded it: without it no loader draws from it."""
+    return sys.modules.get("torch")
+
+
+def _seeded() -> dict[str, Any]:
+    generator = _generator()
+    own = np.random.RandomState(type(generator)(SEED))
+    states = {"random": random.Random(SEED).getstate(), "numpy": (generator, own.get_state(legacy=False))}
+    if (torch := _torch()) is not None:
+        states["torch"] = torch.Generator().manual_seed(SEED).get_state()
+    return states
+
+
+def _generator() -> Any:
+    """NumPy's global one: others than MT19937 may be put there, at any time."""
+    return mtrand.get_bit_generator()
+
+
+def _states() -> dict[str, Any]:
+    states = {"random": random.getstate(), "numpy": (_generator(), np.random.get_state(legacy=False))}
+    if (torch := _torch()) is not None:
+        states["torch"] = torch.get_rng_state()
+    return states
+
+
+def _set_states(states: Mapping[str, Any]) -> None:
+    random.setstate(states["random"])
+    generator, state = states["numpy"]
+    mtrand.set_bit_generator(generator)
+    np.random.set_state(state)
+    if "torch" in states:
+        _torch().set_rng_state(states["torch"])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two batches hold the same values; objects that show nothing count as the same."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if hasattr(one, "__dataclass_fields__"):
+        return all(_is_same(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
+    if isinstance(one, str | bytes | int | float):
+        return one == other or one != one  # NaN
+    framework = framework_of(one)
+    if not framework.is_tensor(one):
+        return _is_same(_shown(one), _shown(other))
+    try:
+        arrays = framework.to_numpy(one), framework.to_numpy(other)
+    except (InvalidTypeError, InvalidValueError):  # no array, such as a nested tensor
+        return True
+    if any(array.dtype.hasobject for array in arrays):
+        return _is_same(*(array.tolist() for array in arrays))
+    return arrays[0].shape == arrays[1].shape and arrays[0].tobytes() == arrays[1].tobytes()
+
+
+def _shown(value: Any) -> list[Any]:
+    """What an object holds that can be compared."""
+    return [
+        part
+        for part in inside(value)
+        if isinstance(part, str | bytes | int | float) or framework_of(part).is_tensor(part)
+    ]
+
+
+_END = object()

@@ -1,0 +1,232 @@
+"""A torch model on loan: its tensors look at memory of ours, and come back bit for bit."""
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.torch import compiled_from
+from distsummary.landscapes.directions.recipe import Weights, check_fit
+from distsummary.landscapes.directions.torch_parameters import named_tensors, sharing, tie, unwrap
+from distsummary.landscapes.model.heap import kept
+from distsummary.landscapes.model.torch_backends import backends
+from distsummary.landscapes.model.torch_memory import as_tensor, gpus_of, spread, to_device
+
+DROPOUT_SEED = 0
+_NOTHING = np.empty(0)
+
+# Of tensors by their first names, and of what values of floating point become: what each looks at instead.
+Memory: TypeAlias = Callable[[Mapping[str, Tensor], torch.dtype | None], Iterable[Tensor]]
+
+
+def copies(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[Tensor]:
+    """Memory of its own for each tensor, with its values."""
+    return (tensor.data.to(loan_dtype(tensor, dtype), copy=True) for tensor in tensors.values())
+
+
+def loan_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """What a tensor is while it is on loan, if values of floating point become `dtype` (None: nothing)."""
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+class Loan:
+    """The model between taking over and giving back.
+
+    While it lasts no value of the user's tensors is written to: every parameter and buffer has other memory,
+    and parameters that share memory are one.
+    `give_back` restores memory, the modules' attributes, the number of threads, the generators of random
+    numbers and what libraries for GPUs may do.
+
+    Args:
+        names: the parameters that move; raises InvalidValueError for unknown ones.
+        training: MindSpore's way: the whole model in training mode. False: evaluation mode.
+        threads: on the CPU.
+        dtype: what values of floating point become while the loan lasts; None: what they are.
+        tf32: whether a GPU may round products to TF32.
+        memory: what the tensors look at while the loan lasts.
+        keeps_freed: whether memory of the host that is freed stays with the process meanwhile, see `heap`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        *,
+        device: str | None = None,
+        training: bool = False,
+        threads: int = 1,
+        dtype: torch.dtype | None = None,
+        tf32: bool = False,
+        memory: Memory = copies,
+        keeps_freed: bool = True,
+    ) -> None:
+        inner = unwrap(model)
+        self.model = inner if device is None else inner.to(device)
+        self._restore = ExitStack()
+        try:
+            self._restore.enter_context(preserved(self.model))
+            run_as_written(self.model)
+            tie(self.model)
+            self.tensors = named_tensors(self.model)
+            check_fit("the plane", dict.fromkeys(names, _NOTHING), dict.fromkeys(self.tensors, _NOTHING))
+            self.moved = {name: self.tensors[name] for name in names}
+            self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
+            if self.device.type == "cuda":
+                self._restore.enter_context(backends(tf32=tf32))
+                self._restore.enter_context(_without_advice())
+            elif keeps_freed:
+                self._restore.enter_context(kept())
+            self._take(training, threads, memory, dtype)
+        except BaseException:
+            self.give_back()
+            raise
+
+    def _take(self, training: bool, threads: int, memory: Memory, dtype: torch.dtype | None) -> None:
+        for module in self.model.modules():
+            self._restore.callback(setattr, module, "training", module.training)
+        self.model.train(training)
+        if self.device.type == "cpu":  # the same bits in every process
+            self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(threads)
+        self._gpus = gpus_of(self.tensors.values())
+        self._restore.enter_context(torch.random.fork_rng(devices=self._gpus))
+        once: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in self.tensors.items():
+            once.setdefault(id(tensor), (name, tensor))
+        tensors = dict(once.values())
+        for tensor, other in zip(tensors.values(), memory(tensors, dtype), strict=True):
+            self._restore.callback(setattr, tensor, "data", tensor.data)
+            tensor.data = other
+        refuse_unmovable(self.moved)
+
+    def place(self, state: Weights) -> None:
+        """Write whole values by name; raises InvalidValueError for one of another shape."""
+        for name, tensor in self.tensors.items():
+            if name not in state:
+                continue
+            values = as_tensor(state[name])
+            if values.shape != tensor.shape and not values.numel() == tensor.numel() == 1:
+                raise InvalidValueError(
+                    f"the checkpoint has {name} of shape {tuple(values.shape)}, the model "
+                    f"{tuple(tensor.shape)}; give the model that made the checkpoints"
+                )
+            tensor.copy_(values.reshape(tensor.shape))
+
+    def seed(self) -> None:
+        """The same random numbers at every point and in every worker."""
+        seed(self._gpus)
+
+    def give_back(self) -> None:
+        """The model as it was; a second call does nothing."""
+        self._restore.close()
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """cuDNN warns that the weights of a recurrent net are not in memory of its own: they are in ours."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        yield
+
+
+def seed(gpus: Sequence[torch.device]) -> None:
+    """Let the host and these GPUs, and no others, draw the same random numbers from now on."""
+    torch.default_generator.manual_seed(DROPOUT_SEED)
+    for gpu in gpus:
+        torch.cuda.default_generators[gpu.index].manual_seed(DROPOUT_SEED)
+
+
+class Attributes:
+    """The modules' attributes, and what lists, dicts and sets among them hold, as they are now.
+
+    Code that runs a model may leave things in it: counts, caches, the last activations.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._saved = [
+            (vars(part), dict(vars(part)), [(v, copy.copy(v)) for v in vars(part).values() if _holds(v)])
+            for part in model.modules()
+        ]
+
+    def restore(self) -> None:
+        """They are again what they were."""
+        for attributes, before, containers in self._saved:
+            attributes.clear()
+            attributes.update(before)
+            for container, held in containers:
+                container.clear()
+                container.extend(held) if isinstance(container, list) else container.update(held)
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """The modules' attributes are afterwards what they were."""
+    attributes = Attributes(model)
+    try:
+        yield
+    finally:
+        attributes.restore()
+
+
+def _holds(value: Any) -> bool:
+    return type(value) in (list, dict, set, OrderedDict)
+
+
+def run_as_written(model: nn.Module) -> None:
+    """Let modules that were compiled (`module.compile()`, or a part by torch.compile) run their own code.
+
+    As a model in torch.compile does, see `unwrap`: compiled code reads parameters behind torch's back, is
+    compiled anew for a mode it has not met, and has no second derivatives.
+    """
+    for module in model.modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            module._compiled_call_impl = None
+        if (inner := compiled_from(module)) is not None:
+            module.forward = inner.__call__
+
+
+def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
+    """Raise InvalidTypeError for a parameter that is not of floating point."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise InvalidTypeError(f"only floating point parameters can move, {name} is {tensor.dtype}")
+
+
+def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
+    """Model and batches that any process can unpickle: copies on the host if they are elsewhere.
+
+    Parameters that share memory become one object in a copy: pickles keep what is one object, not what is
+    one memory. A model over several GPUs goes as it lies, to a process that has as many.
+    """
+    model = unwrap(model)
+    is_elsewhere = any(tensor.device.type != "cpu" for tensor in named_tensors(model).values())
+    goes_home = is_elsewhere and not spread(model)
+    if goes_home or any(sharing(model)):
+        with preserved(model):
+            tie(model)
+            model = copy.deepcopy(model, _home(model) if goes_home else {})
+    if isinstance(batches, Mapping):
+        return model, {name: _on_host(source) for name, source in batches.items()}
+    return model, _on_host(batches)
+
+
+def _home(model: nn.Module) -> dict[int, Tensor]:
+    """Copies on the host, by what they are copies of: where a model is there may be no room for another."""
+    found = named_tensors(model).values()
+    host = {id(tensor): tensor.detach().to("cpu", copy=True) for tensor in found}
+    trained = {
+        id(t): nn.Parameter(host[id(t)], t.requires_grad) for t in found if isinstance(t, nn.Parameter)
+    }
+    return host | trained
+
+
+def _on_host(batches: Any) -> Any:
+    """Lists of batches; a loader is sent as it is."""
+    return [to_device(batch, "cpu") for batch in batches] if isinstance(batches, list | tuple) else batches

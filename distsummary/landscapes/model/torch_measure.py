@@ -1,0 +1,172 @@
+"""What a torch model gives for a batch: the loss and whatever else an evaluation asks for, as tensors."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.recipe import Array
+from distsummary.landscapes.model.data import batch_labels, batch_rows
+from distsummary.landscapes.model.quantities import Evaluation, is_apart
+from distsummary.landscapes.model.torch_memory import spread, to_device
+from distsummary.landscapes.model.user_code import (
+    CLASSES_NEED_ROWS,
+    apply_metric,
+    bind_loss,
+    hint,
+    loss_shape_error,
+    metric_shape_error,
+    no_number_error,
+)
+
+GRADIENTS = (
+    "losses are evaluated without gradients; one that needs some must take them within "
+    "`with torch.inference_mode(False), torch.enable_grad():`"
+)
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Measure:
+    """Readings (see `quantities`) of the model as it is: `measure(batch)` is a tuple of tensors.
+
+    Every one is a number but the last, which is (classes,) where classes are asked for. Nothing is waited
+    for.
+
+    Raises LandscapeError for a loss or a metric that is no number.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
+        self._evaluation, self._device = evaluation, device
+        self._loss = bind_loss(model, loss_fn, _beside if spread(model) else None)
+        self._by_rows = _by_rows(loss_fn) if evaluation.wants_rows else None
+        self._autocast = AUTOCAST.get(evaluation.precision)
+        self.has_rows = False
+
+    @torch.inference_mode()
+    def probe(self, batch: Any) -> None:
+        """Find out with a batch whether the loss of each row is to be had; a criterion is asked for it."""
+        if self._evaluation.wants_rows:
+            found, outputs, targets = self._loss(batch)
+            if self._by_rows is not None and not _runs(self._by_rows, outputs, targets):
+                self._by_rows = None
+            loss, rows = self._read(found, outputs, targets, batch_rows(batch))
+            columns = torch.stack([loss.double(), *_sums(loss, rows)]).cpu().numpy()
+            self.has_rows = rows is not None and not is_apart(*columns)
+        if self._evaluation.classes and not self.has_rows:
+            raise LandscapeError(CLASSES_NEED_ROWS)
+        self(batch)
+
+    def __call__(self, batch: Any) -> tuple[Tensor, ...]:
+        """The columns of a reading."""
+        with torch.autocast(
+            self._device.type, dtype=self._autocast, enabled=self._autocast is not None, cache_enabled=False
+        ):
+            try:
+                return self._columns(batch)
+            except RuntimeError as error:
+                if any(sign in str(error).lower() for sign in ("require grad", "inference tensor")):
+                    hint(error, GRADIENTS)
+                raise
+
+    def _columns(self, batch: Any) -> tuple[Tensor, ...]:
+        found, outputs, targets = self._loss(batch)
+        loss, rows = self._read(found, outputs, targets, batch_rows(batch))
+        columns = [loss]
+        if self.has_rows:
+            columns += _sums(loss, rows)
+        for name, metric in self._evaluation.metrics.items():
+            columns.append(self._metric(name, apply_metric(metric, outputs, targets)))
+        if self._evaluation.classes:
+            columns.append(self._class_sums(rows, batch))
+        return tuple(columns)
+
+    def _read(self, found: Any, outputs: Any, targets: Any, count: int) -> tuple[Tensor, Tensor | None]:
+        """(the loss, that of each of the batch's `count` rows if it is to be had), real."""
+        losses = self._losses(found)
+        if losses.dim():
+            return losses.mean(), losses if len(losses) == count else None
+        if self._by_rows is None:
+            return losses, None
+        rows = self._tensor("loss_fn", self._by_rows(outputs, targets))
+        has_rows = rows.dim() > 0 and len(rows) == count
+        return losses, rows.reshape(count, -1).mean(1) if has_rows else None
+
+    def _losses(self, found: Any) -> Tensor:
+        """What a loss function gave: one number or one for each row."""
+        losses = self._tensor("loss_fn", found)
+        if losses.dim() > 1:
+            raise LandscapeError(loss_shape_error(losses.shape))
+        return losses if losses.is_floating_point() else losses.double()
+
+    def _metric(self, name: str, found: Any) -> Tensor:
+        value = self._tensor(f"metric {name!r}", found)
+        if value.numel() != 1:
+            raise LandscapeError(metric_shape_error(name, value.shape))
+        return value.reshape(())
+
+    def _tensor(self, what: str, found: Any) -> Tensor:
+        try:
+            if isinstance(found, tuple):  # a loss and its parts, which are no rows
+                raise TypeError("several values")
+            value = found if isinstance(found, Tensor) else torch.as_tensor(found)
+        except (TypeError, ValueError, RuntimeError) as error:  # as_tensor's own, as it is given
+            raise LandscapeError(no_number_error(what, found)) from error
+        if value.is_complex():
+            raise LandscapeError(no_number_error(what, found))
+        return value.to(self._device).detach()
+
+    def _class_sums(self, rows: Tensor | None, batch: Any) -> Tensor:
+        numbers = torch.arange(self._evaluation.classes, device=self._device)
+        members = torch.as_tensor(batch_labels(batch), device=self._device).reshape(1, -1) == numbers[:, None]
+        if rows is None or len(rows) != members.shape[1]:
+            raise LandscapeError(CLASSES_NEED_ROWS)
+        return members.to(rows.dtype) @ rows
+
+
+def join(columns: Sequence[Tensor]) -> Tensor:
+    """A reading as one tensor (columns,)."""
+    if len(columns) == 1 and columns[0].numel() == 1:
+        return columns[0].reshape(1)
+    return torch.cat([column.reshape(-1).double() for column in columns])
+
+
+def _beside(targets: Any, outputs: Any) -> Any:
+    """Targets on the device of the outputs: batches lie where a model over several devices begins."""
+    return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
+
+
+def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
+    """The mean of the rows and of their squares; of none what is apart from any loss."""
+    if rows is None:
+        return [loss.new_full((), number, dtype=torch.float64) for number in (torch.inf, 0.0)]
+    exact = rows.double()
+    return [exact.mean(), (exact * exact).mean()]
+
+
+def _runs(by_rows: Callable[..., Any], outputs: Any, targets: Any) -> bool:
+    """Whether a criterion of the user's can do without its reduction."""
+    try:
+        by_rows(outputs, targets)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # of any kind: it is the user's code, which runs as he gave it
+        return False
+    return True
+
+
+def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
+    """A criterion of torch.nn with a loss for each row, or for parts of it; None for other functions."""
+    if not isinstance(loss_fn, nn.Module) or getattr(loss_fn, "reduction", None) != "mean":
+        return None
+    by_rows: Any = copy.copy(loss_fn)
+    by_rows.reduction = "none"
+    return by_rows  # type: ignore[no-any-return]  # of the user's class
+
+
+def on_host(readings: Tensor) -> Array:
+    """Readings as float64; the one place where the device is waited for."""
+    return np.asarray(readings.double().cpu().numpy())

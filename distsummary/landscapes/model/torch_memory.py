@@ -1,0 +1,196 @@
+"""Where tensors of a landscape lie: points in flat memory, devices, and what fits on them."""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distsummary.landscapes.directions.recipe import Array, RandomDirections, Recipe, Weights
+from distsummary.landscapes.directions.torch_parameters import named_tensors, unwrap
+from distsummary.landscapes.directions.torch_rows import draws, rows_on, whole
+from distsummary.landscapes.model.batches import mapped
+from distsummary.landscapes.model.data import batch_bytes
+from distsummary.landscapes.model.hardware import processor
+
+ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
+DEVICE_SHARE = 0.5  # of a GPU's memory, that batches may take; the rest is the model's and its activations'
+# What torch says where it was not its own allocator that was refused memory: on a CPU; CUDA; its libraries.
+FULL = "can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"
+
+
+class Flat:
+    """Tensors of one dtype and device as one vector, so that a move is one operation.
+
+    Sums are made in float32, in float64 for float64; half precision is rounded once, at the point. Each view
+    has the strides of its tensor, without holes and overlaps; the tensors may be outlines on "meta".
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        first = next(iter(tensors.values()))
+        step = max(1, ALIGNMENT_BYTES // first.element_size())
+        self._views: dict[str, tuple[int, torch.Size, tuple[int, ...]]] = {}
+        end = 0
+        for name, tensor in tensors.items():
+            self._views[name] = (end, tensor.shape, dense_strides(tensor))
+            end += -(-tensor.numel() // step) * step
+        kind = torch.float64 if first.dtype == torch.float64 else torch.float32
+        self._base, self._x, self._y, self._row = torch.zeros((4, end), dtype=kind, device=device)
+        self._point = torch.zeros(end, dtype=first.dtype, device=device)
+        self._sum = self._point if first.dtype == kind else torch.zeros_like(self._row)
+        self._at = 0.0
+
+    def points(self) -> Iterator[tuple[str, Tensor]]:
+        """By name what the point's values are read from."""
+        return ((name, self._view(self._point, name)) for name in self._views)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the values at a point."""
+        return self._point.nbytes
+
+    def _view(self, flat: Tensor, name: str) -> Tensor:
+        start, shape, strides = self._views[name]
+        return flat.as_strided(shape, strides, flat.storage_offset() + start)
+
+    def set_plane(
+        self, centre: Mapping[str, Tensor], x: Mapping[str, Tensor], y: Mapping[str, Tensor]
+    ) -> None:
+        """Take the values at the centre and along the directions."""
+        for flat, values in ((self._base, centre), (self._x, x), (self._y, y)):
+            for name in self._views:
+                self._view(flat, name).copy_(values[name])
+
+    def set_row(self, y: float) -> None:
+        """Once a row."""
+        torch.add(self._base, self._y, alpha=y, out=self._row)
+
+    def load(self, xs: Sequence[float]) -> None:
+        """Say where the next point is."""
+        self._at = xs[0]
+
+    def move(self) -> None:
+        """Go there."""
+        torch.add(self._row, self._x, alpha=self._at, out=self._sum)
+        if self._sum is not self._point:
+            self._point.copy_(self._sum)
+
+
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Strides without holes or overlaps in the order of the tensor's: kernels choose their results' by it."""
+    return tuple(torch.empty_like(tensor, device="meta").stride())
+
+
+def plane_tensors(
+    centre: Weights, recipe: Recipe, moved: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Centre and directions of these parameters, as tensors: on the host, or where they were drawn."""
+    here = {name: as_tensor(centre[name]) for name in moved}
+    if isinstance(recipe, RandomDirections) and any(draws(tensor.device) for tensor in moved.values()):
+        x, y = ({n: _drawn(recipe, axis, n, centre, t.device) for n, t in moved.items()} for axis in (0, 1))
+    else:
+        made = recipe.make(centre)
+        x, y = ({name: as_tensor(axis[name]) for name in moved} for axis in (made.x, made.y))
+    return here, x, y
+
+
+def _drawn(recipe: Recipe, axis: int, name: str, centre: Weights, device: torch.device) -> Tensor:
+    return whole(recipe.rows(axis, name, rows_on(device, centre, name)), device)
+
+
+def as_tensor(array: Array) -> Tensor:
+    """A copy: arrays out of Ray's store are read-only."""
+    return torch.tensor(np.asarray(array))
+
+
+def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
+    """The batch with its tensors (also in lists, tuples, mappings and dataclasses) on the device.
+
+    What has a method `to` is moved by that, as a copy; other objects stay as they are. `dtype`: what tensors
+    of floating point become; not those in objects.
+    """
+    there = mapped(batch, partial(_there, device=device), is_leaf=_moves_itself)
+    return there if dtype is None else in_dtype(there, dtype)
+
+
+def _there(part: Any, device: torch.device | str) -> Any:
+    if isinstance(part, Tensor):
+        return part.to(device)
+    return copy.copy(part).to(device) if _moves_itself(part) else part  # many write to themselves
+
+
+def _moves_itself(part: Any) -> bool:
+    """Whether its class has a method `to`, as those of PyG, DGL and transformers and packed sequences do."""
+    return callable(getattr(type(part), "to", None)) and not isinstance(part, type)
+
+
+def in_dtype(batch: Any, dtype: torch.dtype) -> Any:
+    """The batch with its tensors of floating point in another dtype; those in objects as they are."""
+
+    def changed(part: Any) -> Any:
+        return part.to(dtype) if isinstance(part, Tensor) and part.is_floating_point() else part
+
+    return mapped(batch, changed)
+
+
+def pinned(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor where a GPU fetches it by itself, so that nobody waits; for other devices as it is."""
+    return host.pin_memory() if device.type == "cuda" else host
+
+
+def gpus_of(tensors: Iterable[Tensor]) -> list[torch.device]:
+    """The GPUs that tensors lie on, in order."""
+    return sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
+
+
+def spread(model: nn.Module) -> list[int]:
+    """The numbers of the GPUs that a model lies on, where they are several; else none."""
+    gpus = gpus_of(named_tensors(unwrap(model)).values())
+    return sorted(gpu.index for gpu in gpus) if len(gpus) > 1 else []
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that memory was too small, in torch's ways and Python's."""
+    is_one = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+    return is_one or any(sign in str(error) for sign in FULL)
+
+
+def hardware(device: torch.device) -> str:
+    """The processor and the torch that compute there: results are the same bits where this is the same."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{name}, torch {torch.__version__}"
+
+
+def exceeds_device(batches: Iterable[Any], device: torch.device) -> bool:
+    """Whether batches take more than their share of a device that has memory of its own."""
+    room = device_bytes(device)
+    return room is not None and sum(map(batch_bytes, batches)) > DEVICE_SHARE * room
+
+
+def device_bytes(device: torch.device) -> int | None:
+    """The memory of a GPU that this process may take; None for the CPU, which has the host's."""
+    if device.type != "cuda":
+        return None
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # torch 2.6 does not tell
+    return int(torch.cuda.get_device_properties(device).total_memory * share(device))
+
+
+def worker_device(model: nn.Module, gpus: float) -> str | None:
+    """Where a worker that was given so many GPUs puts the model; None: a model over several stays.
+
+    One that was given a share of a GPU keeps to that share of its memory: the rest is a training's or other
+    workers', who would run out of it.
+    """
+    if spread(model):
+        return None
+    if not gpus or not torch.cuda.is_available():
+        return "cpu"
+    if gpus < 1:
+        torch.cuda.set_per_process_memory_fraction(gpus)
+    return "cuda"

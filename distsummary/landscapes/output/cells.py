@@ -1,0 +1,67 @@
+"""The grid as a surface: which cells have a height, and heights between the points; pure."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from distsummary.landscapes.directions.recipe import Array
+
+
+def whole_cells(heights: Array) -> Array:
+    """The cells of a grid (m, n) whose four corners are finite, (k, 2): rows and columns."""
+    finite = np.isfinite(heights)
+    whole = finite[:-1, :-1] & finite[1:, :-1] & finite[:-1, 1:] & finite[1:, 1:]
+    return np.argwhere(whole)
+
+
+def loose_points(heights: Array) -> Array:
+    """The finite points of a grid (m, n) that are in no such cell, (k, 2): a surface does not show them."""
+    loose = np.isfinite(heights)
+    rows, columns = whole_cells(heights).T
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        loose[rows + i, columns + j] = False
+    return np.argwhere(loose)
+
+
+def touched_cells(points: Array) -> Array:
+    """The cells of a grid, bool (m - 1, n - 1), one of whose corners is among `points`, bool (m, n)."""
+    return points[:-1, :-1] | points[1:, :-1] | points[:-1, 1:] | points[1:, 1:]
+
+
+def finite_runs(values: Array) -> list[range]:
+    """The runs of neighbouring finite values, as ranges of indices."""
+    edges = np.flatnonzero(np.diff(np.isfinite(values).astype(np.int8), prepend=0, append=0))
+    return [range(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def thinned(size: int, most: int) -> Array:
+    """At most `most` of the indices 0 .. size-1, evenly chosen, the first and the last among them."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+
+
+def drape(x: Array, y: Array, heights: Array, points: Array, per_leg: int = 16) -> Array:
+    """The path through `points` (k, 2) laid onto the surface, float64 (count, 3).
+
+    Between two points it takes `per_leg` steps at bilinearly interpolated heights; NaN beyond the grid and
+    where a corner of the cell is not finite.
+    """
+    steps = np.arange(per_leg) / per_leg
+    legs = [a + steps[:, None] * (b - a) for a, b in pairwise(points)]
+    along = np.concatenate([*legs, points[-1:]])
+    return np.column_stack((along, _bilinear(x, y, heights, along)))
+
+
+def _bilinear(x: Array, y: Array, heights: Array, at: Array) -> Array:
+    heights = np.where(np.isfinite(heights), heights, np.nan)  # Inf times 0 would warn
+    column, u = _places(x, at[:, 0])
+    row, v = _places(y, at[:, 1])
+    low = (1 - u) * heights[row, column] + u * heights[row, column + 1]
+    high = (1 - u) * heights[row + 1, column] + u * heights[row + 1, column + 1]
+    is_inside = (u >= 0) & (u <= 1) & (v >= 0) & (v <= 1)
+    return np.where(is_inside, (1 - v) * low + v * high, np.nan)
+
+
+def _places(axis: Array, values: Array) -> tuple[Array, Array]:
+    """The cell of each value along an axis that rises, and its share of the way through it."""
+    cell = np.clip(np.searchsorted(axis, values, side="right") - 1, 0, len(axis) - 2)
+    return cell, (values - axis[cell]) / (axis[cell + 1] - axis[cell])

@@ -1,0 +1,78 @@
+"""A loss grid in words: what it is in a line, and what is wrong with its losses; pure."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from distsummary.landscapes.output.grid import LossGrid, finite_bounds
+
+
+def in_a_line(grid: LossGrid) -> str:
+    """`LossGrid(pca, 21 x 21 points, loss 0.21 to 4.5, explained variance 0.91 + 0.063, torch-row)`."""
+    facts = [grid.kind or grid.decomposition, f"{len(grid.x)} x {len(grid.y)} points", _losses(grid)]
+    if not grid.computed.all():
+        facts.append(f"{grid.computed.sum():,} of {grid.computed.size:,} computed")
+    if grid.explained_variance.size:
+        facts.append("explained variance " + " + ".join(f"{share:.3g}" for share in grid.explained_variance))
+    return f"LossGrid({', '.join([*facts, *filter(None, [grid.engine])])})"
+
+
+def _losses(grid: LossGrid) -> str:
+    """The range of the losses that are finite."""
+    if not np.isfinite(grid.z).any():
+        return "no finite loss"
+    low, high = finite_bounds(grid.z)
+    return f"loss {low:.4g} to {high:.4g}"
+
+
+def shortened(names: Sequence[str], most: int) -> tuple[str, ...]:
+    """The names in at most `most` letters, without their middle where they have more.
+
+    Where two would be alike then, all have their number before them.
+    """
+    found = tuple(_without_middle(name, most) for name in names)
+    if len(set(found)) == len(found):
+        return found
+    numbers = [f"{number} " for number in range(1, len(names) + 1)]
+    pairs = zip(numbers, names, strict=True)
+    return tuple(number + _without_middle(name, most - len(number)) for number, name in pairs)
+
+
+def _without_middle(name: str, most: int) -> str:
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
+
+
+def not_finite(grid: LossGrid) -> int:
+    """How many of the losses that were computed are NaN or Inf; those that were lost do not count."""
+    return int((grid.computed & ~np.isfinite(grid.z)).sum())
+
+
+def doubts(grids: Mapping[str, LossGrid]) -> str:
+    """What to say of the losses that are not finite, grid by grid, and what to check; "" where all are."""
+    doubtful = {name: grid for name, grid in grids.items() if not_finite(grid)}
+    counts = [_count(name, grid) for name, grid in doubtful.items()]
+    checks = [_check(grid) for grid in doubtful.values() if not_finite(grid) == grid.computed.sum()]
+    return "; ".join([*counts, *dict.fromkeys(checks)])
+
+
+def _count(name: str, grid: LossGrid) -> str:
+    bad, computed = not_finite(grid), int(grid.computed.sum())
+    if bad == computed:
+        return f"{name}: not one of the {computed:,} computed losses is finite"
+    return f"{name}: {bad:,} of {computed:,} computed losses are not finite"
+
+
+def _check(grid: LossGrid) -> str:
+    """What to look for where nothing is finite."""
+    if np.isfinite(grid.true_loss[-1]):
+        return (
+            "that of the centre itself is, so the steps of the grid are too long: try another normalization "
+            "or other directions"
+        )
+    return (
+        "nor is that of the centre itself: look for NaN and Inf in the data, in the checkpoint, and in what "
+        "the loss function gives for one batch"
+    )

@@ -1,0 +1,150 @@
+"""A picture of a loss grid: contours, a surface or a curve, with the path on it and its numbers beside."""
+
+import importlib
+import io
+import textwrap
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distsummary.checks import check_choice
+from distsummary.errors import MissingExtraError
+from distsummary.landscapes.output import panels
+from distsummary.landscapes.output.cells import thinned
+from distsummary.landscapes.output.describe import not_finite, shortened
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.scale import scale_for
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = ("contour", "surface")
+FORMATS = ("png", "pdf", "svg")
+MAX_ROWS = 12  # of checkpoints in print
+MAX_NAME = 16  # letters of a run's name: the table has no room for more
+MAX_TITLE = 60  # letters in a row
+MAX_NAMES = 120  # letters of all names in the title
+MUCH_ROUNDING = 0.1  # a share of the steps that a picture must not be silent about
+
+
+def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
+    """The grid as a picture in the bytes of a file; raises as `figure_of`, and for an unknown format."""
+    check_choice("format", format, FORMATS)
+    buffer = io.BytesIO()
+    figure_of(grid, kind).savefig(buffer, format=format)
+    return buffer.getvalue()
+
+
+def figure_of(grid: LossGrid, kind: str = "contour") -> "Figure":
+    """The grid as a figure; one of one row is drawn as a curve, whatever the kind.
+
+    No global state of matplotlib is touched. Raises InvalidValueError for an unknown kind, MissingExtraError
+    without matplotlib.
+    """
+    check_choice("kind", kind, KINDS)
+    runs = grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)  # of a line: in several rows
+    runs = tuple(run.replace("$", r"\$") for run in runs)  # two of them would make a formula
+    grid = replace(grid, runs=runs)
+    has_path = len(grid.path) > 1 and grid.kind != "line"
+    figure = _empty_figure(12.0 if has_path else 6.8)
+    main, beside = _split(figure, has_path)
+    main.suptitle(textwrap.fill(title(grid), MAX_TITLE, break_on_hyphens=False), fontsize="large")
+    figure.supxlabel("\n".join(notes(grid)), fontsize=8, color="0.4")
+    scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
+    if min(grid.z.shape) == 1:
+        panels.draw_curve(main.subplots(), grid, scale)
+    elif kind == "surface":
+        panels.draw_surface(main, grid, scale)
+    else:
+        panels.draw_contours(main, grid, scale)
+    if beside is not None:
+        losses, numbers = beside.subplots(2, 1, height_ratios=[1.1, 1])
+        panels.draw_losses(losses, grid)
+        panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
+    if kind == "contour" and min(grid.z.shape) > 1:
+        panels.make_room(figure, main.axes[0], grid)
+    return figure
+
+
+def _empty_figure(width: float) -> "Figure":
+    try:
+        importlib.import_module("matplotlib.figure")
+        from distsummary.landscapes.output.figure import empty_figure
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
+            name="matplotlib",
+        ) from error
+    return empty_figure(width)
+
+
+def _split(figure: Any, has_path: bool) -> tuple[Any, Any]:
+    """The figure's part for the picture, and its part for the path if there is one.
+
+    What the figure itself has below stands under both, and under their legends.
+    """
+    if not has_path:
+        return figure.subfigures(1, 1), None
+    main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
+    return main, beside
+
+
+def title(grid: LossGrid) -> str:
+    """What the picture shows, in a sentence."""
+    if grid.kind in ("joint", "triangle"):
+        names = ", ".join(grid.runs)
+        named = names if len(names) <= MAX_NAMES else f"{len(grid.runs)} runs"
+        return f"{'joint PCA plane of' if grid.kind == 'joint' else 'plane through'} {named}"
+    if grid.kind == "line":
+        start, end = panels.ends_of_line(grid)
+        return f"from {start} to {end}, straight"
+    if grid.decomposition == "PCA" and grid.numbers:
+        mode = "" if grid.mode == "standard" else f" ({grid.mode})"
+        return f"{grid.unit}s {grid.numbers[0]} to {grid.numbers[-1]}, PCA plane{mode}"
+    where = f"{grid.unit} {grid.numbers[-1]}" if grid.numbers else "the model"
+    if grid.kind == "hessian":
+        return f"around {where}, the Hessian's two largest eigenvalues"
+    return f"around {where}, {grid.kind or 'random'} plane ({grid.normalization} normalisation)"
+
+
+def notes(grid: LossGrid) -> list[str]:
+    """What the losses of the picture are not: computed, finite, apart from rounding; nothing if they are."""
+    found = []
+    left, missing = int((~grid.computed).sum()), int(grid.missing.sum())
+    if left:
+        others = f"{left - missing:,} interpolated, {missing:,} missing"
+        if missing in (0, left):
+            others = f"the others {'missing' if missing else 'interpolated'}"
+        found.append(f"{grid.z.size - left:,} of {grid.z.size:,} points computed, {others}")
+    if bad := not_finite(grid):
+        found.append(f"losses not finite: {bad:,}")
+    share, axis = max(((share, axis) for axis, share in grid.rounding.items()), default=(0.0, ""))
+    if share > MUCH_ROUNDING:
+        found.append(f"rounding: {100 * share:.0f} % of the steps along {axis} are below an ulp")
+    return found
+
+
+def checkpoint_lines(grid: LossGrid) -> list[str]:
+    """A table of the path: true loss, loss in the plane, distance from the plane."""
+    lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
+    run_of = {k: run for run, part in grid.parts.items() for k in part}
+    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # or the line below would take its place
+    shown = thinned(len(grid.path), rows)
+    for k in shown:
+        number = str(grid.numbers[k]) if grid.numbers else "-"
+        losses = f"{grid.true_loss[k]:>11.4g} {grid.path_loss[k]:>11.4g}"
+        lines.append(f"{number:>8} {losses} {grid.residuals[k]:>8.1%}  {run_of[int(k)]}".rstrip())
+    if len(shown) < len(grid.path):
+        lines.append(f"{len(shown)} of {len(grid.path)} checkpoints")
+    return lines
+
+
+def plane_lines(grid: LossGrid) -> list[str]:
+    """What the plane has of the path."""
+    lines = [""]
+    if grid.explained_variance.size:
+        shares = " + ".join(f"{share:.1%}" for share in grid.explained_variance)
+        lines.append(f"explained variance {shares} = {grid.explained_variance.sum():.1%}")
+    if grid.eigenvalues:
+        lines.append("eigenvalues " + ", ".join(f"{value:.4g}" for value in grid.eigenvalues))
+    lines.append("outside: distance from the plane / distance from the end")
+    return lines

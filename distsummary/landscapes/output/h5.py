@@ -1,0 +1,110 @@
+"""A loss grid as HDF5 (.h5), in the layout of Li et al. (2018), whose plot scripts read it; pure.
+
+One file is their surface, direction and projection file at once:
+
+    surface     xcoordinates (n,)  ycoordinates (m,)  train_loss (m, n)  train_acc (m, n), if there is one
+                test_loss (m, n)  test_acc (m, n), if there is a data set "test"
+    directions  explained_variance_ratio_ (2,), if there is one
+    projection  proj_xcoord (k,)  proj_ycoord (k,), the path
+
+Of several data sets those called "train" and "test" are theirs; where none is called "train", `train_loss`
+is the loss of the grid, of whatever data was given. `train_acc` and `test_acc` are the quantity "accuracy" in
+percent, as their evaluation.py gives it: one that is nowhere above 1 is a share and is multiplied by 100. A
+grid of one row is their 1-D layout: no ycoordinates, and (n,) each; an accuracy that there is not is all NaN,
+because plot_1D.py wants one beside each loss.
+
+Ours are checkpoints, path_loss, true_loss and residuals, each (k,), steps (s,) and step_path (s, 2), known by
+sketches, computed (m, n), the group `quantities` with each of them as it is, (m, n), and the attribute
+`distsummary`: the other fields of the grid as JSON. HDF5 parts paths at a slash, so in the name of a
+quantity's dataset "/" is "%2F" and "%" is "%25"; its attribute `name` has the name itself. Numbers that are
+not finite stay what they are.
+"""
+
+import importlib
+import io
+import json
+from typing import Any
+
+import numpy as np
+
+from distsummary.errors import MissingExtraError
+from distsummary.landscapes.directions.recipe import Array
+from distsummary.landscapes.output.grid import LossGrid, finite_bounds
+
+QUANTITIES = "quantities"
+ACCURACY = "accuracy"  # the quantity that is theirs
+
+
+def to_h5(grid: LossGrid) -> bytes:
+    """The file; raises MissingExtraError without h5py."""
+    try:
+        h5py: Any = importlib.import_module("h5py")  # Any: it has no types
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "HDF5 files need h5py; run: pip install 'distsummary[h5]', or save as .npz", name="h5py"
+        ) from error
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        for name, values in _arrays(grid).items():
+            file[name] = values
+        group = file.create_group(QUANTITIES)
+        for name, values in grid.quantities.items():
+            group.create_dataset(_link(name), data=values).attrs["name"] = name
+        file.attrs["distsummary"] = json.dumps(grid.meta())
+    return buffer.getvalue()
+
+
+def _arrays(grid: LossGrid) -> dict[str, Any]:
+    """The datasets by name."""
+    surface = _surface(grid)
+    if len(grid.y) == 1:
+        for name in [name for name in surface if name.endswith("_loss")]:
+            surface.setdefault(name.replace("_loss", "_acc"), np.full(grid.z.shape, np.nan))
+        surface = {name: values[0] for name, values in surface.items()}
+    else:
+        surface["ycoordinates"] = grid.y
+    path = {
+        "proj_xcoord": grid.path[:, 0],
+        "proj_ycoord": grid.path[:, 1],
+        "checkpoints": np.array(grid.numbers, np.int64),
+        "path_loss": grid.path_loss,
+        "true_loss": grid.true_loss,
+        "residuals": grid.residuals,
+        "computed": grid.computed,
+    }
+    if grid.explained_variance.size:
+        path["explained_variance_ratio_"] = grid.explained_variance
+    if grid.steps:
+        path |= {"steps": np.array(grid.steps, np.int64), "step_path": grid.step_path}
+    return {"xcoordinates": grid.x, **surface, **path}
+
+
+def _surface(grid: LossGrid) -> dict[str, Array]:
+    """Losses and accuracies (m, n) under the peers' names."""
+    first = grid.data_sets[0] if grid.data_sets else ""
+    measured = {_named(first, "loss"): grid.z, **grid.quantities}
+    found = {}
+    for theirs, data_set in (("train", "train" if "train" in grid.data_sets else first), ("test", "test")):
+        loss, accuracy = _named(data_set, "loss"), _named(data_set, ACCURACY)
+        if loss in measured:
+            found[f"{theirs}_loss"] = measured[loss]
+            if accuracy in measured:
+                found[f"{theirs}_acc"] = _in_percent(measured[accuracy])
+    return found
+
+
+def _named(data_set: str, quantity: str) -> str:
+    """What a quantity of a data set is called; those of one without a name have no prefix."""
+    return f"{data_set}/{quantity}" if data_set else quantity
+
+
+def _in_percent(accuracy: Array) -> Array:
+    """An accuracy whose largest is at most 1 is a share."""
+    _, largest = finite_bounds(accuracy)
+    return accuracy * 100.0 if largest <= 1 else accuracy
+
+
+def _link(name: str) -> str:
+    """A name as one link of a group, each another: a slash would part it, "." is the group itself."""
+    quoted = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    return {"": "%", ".": "%2E"}.get(quoted, quoted)

@@ -1,0 +1,110 @@
+"""The scale of a picture: levels and heights that show the losses whatever they span; pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from distsummary.landscapes.directions.recipe import Array
+from distsummary.landscapes.output.cells import thinned
+from distsummary.landscapes.output.grid import finite_bounds
+
+LEVELS = 25
+LARGEST = 1e30  # matplotlib fills up to 1e250
+WIDE = 20.0  # a ratio of losses beyond which equal steps would hide the valley
+DIGITS = range(3, 13)  # of a loss in print
+DECADES = 8.0  # beyond which equal ratios would hide it too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """How losses become colours and heights.
+
+    Attributes:
+        levels: rising, at least two; what lies outside has the colours of the ends.
+        stretch: heights are the losses themselves ("linear"), their log10 ("log"), or their place among the
+            levels, 0 for the first ("levels"); ticks say the losses.
+        is_empty: whether no loss is finite, so that the levels are nobody's.
+    """
+
+    levels: Array
+    stretch: str = "linear"
+    is_empty: bool = False
+
+    def heights(self, losses: Array) -> Array:
+        """The heights, NaN where a loss is not finite."""
+        shown = clipped(losses)
+        if self.stretch == "linear":
+            return shown
+        if self.stretch == "log":
+            return np.asarray(np.log10(shown))
+        places = np.interp(shown, self.levels, np.arange(len(self.levels)))
+        return np.where(np.isfinite(shown), places, np.nan)
+
+    @property
+    def label(self) -> str:
+        """What stands at the axis of the losses: a reader must not take a logarithm's cone for a loss's."""
+        return {"linear": "loss", "log": "loss (log scale)"}.get(self.stretch, "loss (uneven scale)")
+
+    def ticks(self, most: int) -> Array:
+        """At most `most` of the levels, evenly chosen, the first and the last among them."""
+        return np.asarray(self.levels[thinned(len(self.levels), most)])
+
+
+def tick_labels(losses: Array) -> list[str]:
+    """Losses in print: in the fewest digits that tell them apart, in three where not even twelve do."""
+    texts = [[f"{loss:.{digits}g}" for loss in losses] for digits in DIGITS]
+    return next((labels for labels in texts if len(set(labels)) == len(labels)), texts[0])
+
+
+def clipped(losses: Array) -> Array:
+    """A copy in float64 with what is beyond +-LARGEST moved there, and NaN for what is not finite."""
+    losses = np.asarray(losses, np.float64)
+    return np.where(np.isfinite(losses), np.clip(losses, -LARGEST, LARGEST), np.nan)
+
+
+def scale_for(z: Array, *others: Array) -> LossScale:
+    """The scale for a surface `z` on which also the losses `others` are drawn.
+
+    These move no level, unless nothing of the surface is finite.
+    """
+    surface = clipped(z)
+    if not np.isfinite(surface).any():
+        surface = clipped(np.concatenate([np.ravel(losses) for losses in (z, *others)]))
+    if not np.isfinite(surface).any():
+        return LossScale(levels=contour_levels(surface), is_empty=True)
+    low, high = finite_bounds(surface)
+    levels = contour_levels(surface)
+    if not _is_skewed(surface, low, high):
+        return LossScale(levels=levels)
+    lowest, _ = finite_bounds(surface, *map(clipped, others))
+    is_log = lowest > 0 and high <= low * 10.0**DECADES
+    return LossScale(levels=levels, stretch="log" if is_log else "levels")
+
+
+def contour_levels(z: Array) -> Array:
+    """Rising levels over the finite losses.
+
+    In equal steps; in equal ratios where the losses span more than a factor of 20; in equal numbers of points
+    where they span more than 8 decades, or reach 0 and have most points at the bottom of a high range.
+    """
+    surface = clipped(z)
+    low, high = finite_bounds(surface)
+    if high - low <= LEVELS * np.spacing(max(abs(low), abs(high))):  # flat, but for rounding
+        margin = max(0.5, 0.05 * abs(low))
+        return np.array([low - margin, high + margin])
+    if not _is_skewed(surface, low, high):
+        return np.linspace(low, high, LEVELS)
+    if low > 0 and high <= low * 10.0**DECADES:
+        return np.geomspace(low, high, LEVELS)
+    shares = np.quantile(surface[np.isfinite(surface)], np.linspace(0, 1, LEVELS), method="nearest")
+    by_points = np.unique(shares)
+    if len(by_points) > LEVELS // 3:
+        return np.asarray(by_points)
+    return np.geomspace(low, high, LEVELS) if low > 0 else np.linspace(low, high, LEVELS)
+
+
+def _is_skewed(surface: Array, low: float, high: float) -> bool:
+    """Whether equal steps would put most points, or the bottom of the valley, into one level."""
+    if low > 0:
+        return high > WIDE * low
+    return bool(high > low and np.nanmedian(surface) - low < (high - low) / WIDE)

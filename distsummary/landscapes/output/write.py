@@ -1,0 +1,220 @@
+"""Landscapes into a run dir: events for MindInsight, pictures for TensorBoard, and the grids themselves."""
+
+import logging
+import secrets
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidValueError,
+    MissingExtraError,
+    MissingFileError,
+)
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Value
+from distsummary.landscapes.directions.labels import readable
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.publish import ensure_directory, publish
+from distsummary.reading.reader import read_directory
+from distsummary.run_dir import RunDir
+from distsummary.writing.segment import segments
+from distsummary.writing.writer import RankWriter
+
+LOSS_TAGS = ("loss", "loss/auto")  # ours, MindSpore's
+SHOWN_LOSS_TAG = "loss/auto"  # the only one that MindInsight's landscape page asks for
+
+_log = logging.getLogger(__name__)
+
+
+def write_landscapes(
+    run_dir: RunDir,
+    grids: Sequence[LossGrid],
+    *,
+    loss_of: RunDir | None = None,
+    journal: Path | None = None,
+) -> list[Path]:
+    """Write `landscape/` of a run; returns the files made. A landscape replaces an older one of its tag.
+
+    But nothing takes the place of more: a grid without a computed point is not written, nor is one that lacks
+    points where a complete one of its name lies. Then the log says so.
+
+    The MindSpore dialect holds the planes (it has no lines) and a copy of a run's loss curve, nothing else:
+    MindInsight's page wants that scalar in the same job. The TensorBoard dialect holds the pictures. The
+    grids themselves are saved first, so that they are not lost when the rest fails.
+
+    Args:
+        run_dir: the run to write to.
+        grids: of different tags; of equal ones viewers would show one. Where a line, triangle or joint plane
+            of other runs stands under a grid's tag, the grid gets the names of its own runs into the tag.
+        loss_of: the run whose loss curve to copy, `run_dir` itself by default.
+        journal: where the points are that were computed, for the log.
+
+    Raises InvalidValueError for equal tags.
+    """
+    tags = [grid.tag for grid in grids]
+    if twice := sorted({tag for tag in tags if tags.count(tag) > 1}):
+        raise InvalidValueError(
+            f"grids must have different tags, got {', '.join(twice)} twice; set their label"
+        )
+    ensure_directory(run_dir.landscape_dir)
+    with run_dir.locked("landscape"):
+        named = [_beside_other_runs(run_dir, grid) for grid in grids]
+        grids = [grid for grid in named if _is_worth_it(run_dir, grid, journal)]
+        if not grids:
+            return []
+        made = _save_grids(run_dir, grids)
+        pictures = _draw_all(grids)
+        made += _save_pictures(run_dir, grids, pictures)
+        _replace_events(run_dir, grids, pictures, loss_of or run_dir)
+        return [path for dialect in DIALECTS for path in segments(run_dir.landscape_dir, dialect)] + made
+
+
+def _is_worth_it(run_dir: RunDir, grid: LossGrid, journal: Path | None) -> bool:
+    """Whether a grid has more than what lies there; says so where it has not."""
+    path = run_dir.landscape_file(grid.tag, ".npz")
+    if not grid.computed.any():
+        _log.warning("%s is not written: no point of it was computed", path)
+        return False
+    if not (grid.is_partial and _is_complete(path)):
+        return True
+    kept_in = "nowhere else" if journal is None else f"in {journal}, and the same call goes on from there"
+    _log.warning(
+        "%s holds a complete landscape, so it is not replaced by one with %d of %d points; these are %s",
+        path,
+        grid.computed.sum(),
+        grid.computed.size,
+        kept_in,
+    )
+    return False
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a grid lies there that lacks nothing."""
+    try:
+        return not LossGrid.load(path).is_partial
+    except (MissingFileError, DamagedFileError):
+        return False
+
+
+def _beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
+    """The grid, under a tag of its own where the usual one is that of other runs' landscape."""
+    path = run_dir.landscape_file(grid.tag, ".npz")
+    if grid.kind not in ("joint", "triangle", "line") or not path.is_file():
+        return grid
+    try:
+        others = LossGrid.load(path).runs
+    except DamagedFileError:  # it is worth no name
+        return grid
+    if others == grid.runs:
+        return grid
+    own = f"of_{readable(grid.runs)}" if grid.runs else "of_one"
+    return replace(grid, label="_".join(word for word in (grid.label, own) if word))
+
+
+def _save_grids(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
+    paths = [run_dir.landscape_file(grid.tag, ".npz") for grid in grids]
+    for path, grid in zip(paths, grids, strict=True):
+        grid.save(path)
+    return paths
+
+
+def _save_pictures(run_dir: RunDir, grids: Sequence[LossGrid], pictures: Mapping[str, Image]) -> list[Path]:
+    """The pictures as files; that of an older grid goes, also where there is no new one."""
+    tags = [tag for grid in grids for tag in _picture_tags(grid)]
+    for tag in tags:
+        path = run_dir.landscape_file(tag, ".png")
+        if tag in pictures:
+            publish(path, pictures[tag].encoded)
+        else:
+            path.unlink(missing_ok=True)
+    return [run_dir.landscape_file(tag, ".png") for tag in tags if tag in pictures]
+
+
+def _replace_events(
+    run_dir: RunDir, grids: Sequence[LossGrid], pictures: Mapping[str, Image], loss_of: RunDir
+) -> None:
+    """New segments of both dialects; the older ones go once these are complete."""
+    directory = run_dir.landscape_dir
+    older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
+    now = time.time()
+    planes = [grid for grid in grids if min(grid.z.shape) > 1]
+    landscapes = [Event(0, now, [Value("landscape", grid.tag, grid.to_record())]) for grid in planes]
+    images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
+    replaced = {tag for grid in grids for tag in (grid.tag, *_picture_tags(grid))}
+    landscapes = [*_kept(directory, MINDSPORE, replaced), *landscapes]
+    curve = read_loss_curve(loss_of) if landscapes else []
+    _write_events(run_dir, MINDSPORE, [*landscapes, *curve])
+    _write_events(run_dir, TENSORBOARD, [*_kept(directory, TENSORBOARD, replaced), *images])
+    for path in older:
+        path.unlink(missing_ok=True)
+
+
+def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
+    """The landscapes, or their pictures, that stand there already and that nothing new replaces."""
+    kept = {
+        value.tag: Event(0, event.wall_time, [value])
+        for event in read_directory(directory, dialect, mode="skip")
+        for value in event.values
+        if value.plugin in ("landscape", "image") and value.tag not in replaced
+    }
+    return list(kept.values())
+
+
+def read_loss_curve(run_dir: RunDir) -> list[Event]:
+    """The loss of the run by step, as MindInsight's page wants it: the merged one, else the first rank's."""
+    for directory in (run_dir.base, *run_dir.rank_dirs().values()):
+        try:
+            events = list(read_directory(directory, mode="skip"))
+        except (OSError, DamagedFileError) as error:
+            _log.warning("no loss curve from %s: %s", directory, error)
+            continue
+        for tag in LOSS_TAGS:
+            curve = {  # by step: a later attempt has taken an earlier one's steps again
+                event.step: Event(event.step, event.wall_time, [Value("scalar", SHOWN_LOSS_TAG, value.data)])
+                for event in events
+                for value in event.values
+                if value.plugin == "scalar" and value.tag == tag
+            }
+            if curve:
+                return [curve[step] for step in sorted(curve)]
+    return []
+
+
+def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
+    if not events:
+        return
+    run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # MindSpore's runs have none
+    writer = RankWriter(run_dir.landscape_dir, run_id=run_id, dialects=(dialect,))
+    try:
+        first = writer.last_seq + 1  # those of an older landscape are still there
+        writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=first, events=events))
+        writer.flush()
+    finally:
+        writer.close()
+
+
+def _draw_all(grids: Sequence[LossGrid]) -> dict[str, Image]:
+    """Pictures by tag; none, and a line in the log, without matplotlib."""
+    from distsummary.landscapes.output.draw import draw
+
+    try:
+        return {tag: _image(draw(grid, kind)) for grid in grids for tag, kind in _picture_tags(grid).items()}
+    except MissingExtraError as error:
+        _log.warning("no pictures: %s", error)
+        return {}
+
+
+def _picture_tags(grid: LossGrid) -> dict[str, str]:
+    """The kind of each picture of a grid, by tag."""
+    is_line = min(grid.z.shape) == 1
+    return {grid.tag: "contour"} if is_line else {grid.tag: "contour", f"{grid.tag}/surface": "surface"}
+
+
+def _image(png: bytes) -> Image:
+    width, height = struct.unpack(
+        ">II", png[16:24]
+    )  # the first chunk of a PNG: length, "IHDR", width, height
+    return Image(height=height, width=width, encoded=png)

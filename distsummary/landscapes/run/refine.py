@@ -1,0 +1,122 @@
+"""Adaptive refinement: a coarse lattice first, then points only where interpolation would be wrong; pure.
+
+Level k of an axis has every 2^k-th point and the last. A point of a level is predicted from the next coarser
+one, linearly along each axis; the difference is its surplus (Bungartz & Griebel 2004, Acta Numerica 13,
+section 3.1: hierarchical surplus). Between points of its own level the error of a smooth loss is a quarter of
+that; where even half of it is beyond the tolerance, the cells around the point are evaluated on the next
+finer level.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.landscapes.directions.recipe import Array
+
+Mask = NDArray[np.bool_]
+
+COARSEST = 3  # level: every 8th point, and
+LEAST = 4  # intervals along an axis: what lies between coarser points may be missed by all of them
+_SHARE = 0.5  # of the surplus, that is taken for the error
+_FLOOR = 0.1  # of the median loss: below it a surplus is not compared with the loss itself
+
+
+def lattice(count: int, level: int) -> Array:
+    """The indices of a level of an axis with `count` points."""
+    return np.unique(np.append(np.arange(0, count, 2**level), count - 1))
+
+
+def coarsest(shape: tuple[int, ...]) -> int:
+    """The level that is predicted by none; 0 for a grid that is too small to leave anything out."""
+    intervals = min((count - 1 for count in shape if count > 1), default=0)
+    return max(0, min(COARSEST, (intervals // LEAST).bit_length() - 1))
+
+
+def first_points(shape: tuple[int, int]) -> Mask:
+    """The points (m, n) to begin with: the two coarsest levels."""
+    return _on_lattice(shape, max(coarsest(shape) - 1, 0))
+
+
+def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
+    """The points (m, n) to evaluate next, none when the grid is as exact as it was asked to be.
+
+    `losses` (m, n) count where `computed`. `tolerance` is a share: of the loss at a point, or of a tenth of
+    the median loss where that is more.
+    """
+    known = interpolate(losses, computed)
+    for level in range(coarsest(losses.shape) - 1, 0, -1):
+        wanted = _around(_is_off(known, computed, level, tolerance), level) & ~computed
+        if wanted.any():
+            return wanted
+    return np.zeros(losses.shape, bool)
+
+
+def interpolate(values: Array, computed: Mask) -> Array:
+    """Values (m, n) with those that are not computed interpolated from the levels above; these must be."""
+    found = np.where(computed, values, np.nan)
+    for level in range(coarsest(values.shape) - 1, 0, -1):
+        fine = _predicted(found, level)
+        at = np.ix_(*(lattice(count, level - 1) for count in values.shape))
+        found[at] = np.where(computed[at], values[at], fine)
+    return found
+
+
+def between_rows(values: Array, computed: Mask) -> Array:
+    """Values (m, n) with those between computed ones of their column interpolated; NaN beyond these."""
+    found, rows = np.where(computed, values, np.nan), np.arange(len(values))
+    for column in range(values.shape[1]):
+        known = computed[:, column]
+        if known.any():
+            found[:, column] = np.interp(rows, rows[known], values[known, column], left=np.nan, right=np.nan)
+    return found
+
+
+def _on_lattice(shape: tuple[int, int], level: int) -> Mask:
+    found = np.zeros(shape, bool)
+    found[np.ix_(*(lattice(count, level) for count in shape))] = True
+    return found
+
+
+def _predicted(values: Array, level: int) -> Array:
+    """The points of level - 1 as those of `level` predict them."""
+    coarse = [lattice(count, level) for count in values.shape]
+    fine = [lattice(count, level - 1) for count in values.shape]
+    weights = [_linear(c, f) for c, f in zip(coarse, fine, strict=True)]
+    return _weighted(weights[0], _weighted(weights[1], values[np.ix_(*coarse)].T).T)
+
+
+def _linear(coarse: Array, fine: Array) -> Array:
+    """The matrix (fine, coarse) that interpolates linearly."""
+    return np.stack([np.interp(fine, coarse, unit) for unit in np.eye(len(coarse))], axis=1)
+
+
+def _weighted(weights: Array, values: Array) -> Array:
+    """weights @ values where a weight of 0 takes nothing, not even NaN."""
+    with np.errstate(invalid="ignore"):  # Inf - Inf: a point between diverged ones is not known
+        parts = np.where(weights[:, :, None] == 0, 0.0, weights[:, :, None] * values[None])
+        return np.asarray(parts.sum(axis=1))
+
+
+def _is_off(known: Array, computed: Mask, level: int, tolerance: float) -> Mask:
+    """The evaluated points of `level` that the next coarser one does not predict."""
+    at = np.ix_(*(lattice(count, level) for count in known.shape))
+    predicted, values = _predicted(known, level + 1), known[at]
+    finite = np.isfinite(values)
+    size = np.abs(values)
+    floor = _FLOOR * float(np.median(size[finite])) if finite.any() else 0.0
+    with np.errstate(invalid="ignore"):
+        is_off = _SHARE * np.abs(values - predicted) > tolerance * np.maximum(size, floor)
+    is_off |= finite != np.isfinite(predicted)
+    found = np.zeros(known.shape, bool)
+    found[at] = is_off & computed[at]
+    return found
+
+
+def _around(points: Mask, level: int) -> Mask:
+    """The points of level - 1 in the cells of `level` that touch one of `points`."""
+    rows, columns = (lattice(count, level) for count in points.shape)
+    touched = np.zeros(points.shape, bool)
+    for i, j in zip(*np.nonzero(points[np.ix_(rows, columns)]), strict=True):
+        top, bottom = rows[max(i - 1, 0)], rows[min(i + 1, len(rows) - 1)]
+        left, right = columns[max(j - 1, 0)], columns[min(j + 1, len(columns) - 1)]
+        touched[top : bottom + 1, left : right + 1] = True
+    return touched & _on_lattice(points.shape, level - 1)

@@ -1,0 +1,266 @@
+"""SummaryLandscape: landscapes of a run's trajectory, asked for as MindSpore's class of that name is."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_landscape
+from distsummary.checkpoints.trajectory import Trajectory, read
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
+from distsummary.landscapes.engines.base import MODES
+from distsummary.landscapes.factory import Parts
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.data import check_batches, mindspore_batches
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.run_dir import RunDir
+from distsummary.topology import in_ray
+
+_RESULT = "(model, loss_fn, batches) or (model, network, valid_dataset, metrics)"
+
+
+class SummaryLandscape:
+    """Draws the landscapes that a training's `collect_landscape` asked for, or others of its checkpoints.
+
+        landscapes = ds.SummaryLandscape("runs/digits")
+        landscapes.gen_landscapes_with_multi_process(lambda: (model, loss_fn, batches))
+        landscapes.clean_ckpt()
+
+    Args:
+        summary_dir: the run. Nothing is made in it until landscapes are drawn.
+        mode: "standard", or "mindspore" for MindSpore's numbers; as in `landscape`.
+        seed: of the random directions (MindSpore has none: its landscapes differ from call to call).
+
+    Raises InvalidTypeError and InvalidValueError for bad arguments, NotADirectoryPathError for a file.
+    """
+
+    def __init__(
+        self, summary_dir: RunDir | str | os.PathLike[str], *, mode: str = "standard", seed: int = 0
+    ) -> None:
+        self._run_dir = _run_dir("summary_dir", summary_dir)
+        check_choice("mode", mode, MODES)
+        check_int("seed", seed, low=-(2**63), high=2**63 - 1)
+        self._mode, self._seed = mode, seed
+
+    def gen_landscapes_with_multi_process(
+        self,
+        callback_fn: Callable[[], Any],
+        collect_landscape: dict[str, Any] | None = None,
+        device_ids: list[int] | None = None,
+        output: RunDir | str | os.PathLike[str] | None = None,
+        *,
+        resume: bool = True,
+    ) -> dict[str, LossGrid]:
+        """Compute the landscapes and write them: events for MindInsight and TensorBoard, .npz and .png.
+
+        Finished points are kept in a journal beside them until they are complete: when it is stopped, by
+        Ctrl-C too, the same call goes on from there.
+
+        Args:
+            callback_fn: makes the model and the data, without arguments. It returns either
+                (model, loss_fn, batches), as `landscape` takes them; or, as for MindSpore,
+                (model, network, valid_dataset, metrics): `network` is the torch module or numpy model,
+                `valid_dataset` its batches, and `model` the loss function, or an object that has it as
+                `loss_fn`. Where `model` is the network too, or None, the loss function is metrics["Loss"].
+                `metrics` is a dict with the key "Loss", or None; no other metric is computed.
+            collect_landscape: what to draw other than as recorded. Keys, all optional: landscape_size, unit,
+                num_samples, create_landscape (with both "train" and "result"), intervals, as the collector
+                takes them. It holds for this call; the recorded file stays as it is.
+            device_ids: as many workers as it has numbers, all different and >= 0 (MindSpore allows 0 to 7;
+                which devices these are is up to Ray). None: one for each GPU that is free, else for each free
+                core, on the connected Ray cluster or a local one. At most one number: this process if it is
+                not connected to Ray.
+            output: the run dir to write to, `summary_dir` by default; the loss curve beside the landscapes is
+                always that of `summary_dir`.
+            resume: go on with the same landscapes, if they were stopped; False begins anew.
+
+        Returns:
+            The grids by direction: "pca", or "pca[first, last]" for each of several intervals, and "random".
+
+        Raises:
+            InvalidTypeError, InvalidValueError: bad arguments, a checkpoint number that was not saved, a
+                result of callback_fn that is neither of the two.
+            MissingFileError: summary_dir has no trajectory, or a checkpoint file is gone.
+            DamagedFileError: a file of the trajectory is not what it should be.
+            LandscapeError: the checkpoints span no plane, or a worker failed.
+            LandscapeCancelled: an interrupt (Ctrl-C), as of `landscape`.
+        """
+        if not callable(callback_fn):
+            raise InvalidTypeError(
+                f"callback_fn must be a function without arguments that returns {_RESULT}, "
+                f"got a {type(callback_fn).__name__}"  # its repr may be all the data
+            )
+        check_overrides(collect_landscape)
+        check_device_ids(device_ids)
+        target = self._run_dir if output is None else _run_dir("output", output)
+        trajectory = choose(read(self._run_dir.ckpt_dir), collect_landscape)
+        asked = _directions(trajectory.spec)
+        if not asked:
+            return {}
+        parts = parts_of(callback_fn())
+        return self._draw(trajectory, asked, parts, device_ids, output=target, resume=resume)
+
+    def _draw(
+        self,
+        trajectory: Trajectory,
+        asked: tuple[str, ...],
+        parts: Parts,
+        device_ids: list[int] | None,
+        **where: Any,
+    ) -> dict[str, LossGrid]:
+        model, loss_fn, batches = parts
+        grids = landscape(
+            model,
+            loss_fn,
+            mindspore_batches(check_batches(batches), trajectory.spec.num_samples),
+            around=trajectory,
+            size=trajectory.spec.landscape_size,
+            directions=asked,
+            mode=self._mode,
+            seed=self._seed,
+            workers=count_workers(device_ids, is_connected=in_ray()),
+            unit=trajectory.spec.unit,
+            **where,
+        )
+        assert isinstance(grids, dict)  # a sequence of directions was asked for
+        return grids
+
+    def clean_ckpt(self) -> None:
+        """Remove the checkpoints (`ckpt_dir`), if there are any; landscapes that are drawn stay.
+
+        All of them: also those of attempts that a resumed training took the place of, and the sketches.
+
+        Raises RunDirError when they cannot be removed.
+        """
+        try:
+            shutil.rmtree(self._run_dir.ckpt_dir)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunDirError(
+                f"{self._run_dir.ckpt_dir} cannot be removed: {error.strerror or error}; "
+                "mend its permissions or remove it by hand"
+            ) from error
+
+
+def count_workers(device_ids: list[int] | None, *, is_connected: bool) -> int | str:
+    """How many workers, 0 this process; or "ray", as many as are free."""
+    if device_ids is None:
+        return "ray"
+    return len(device_ids) if len(device_ids) > 1 or (device_ids and is_connected) else 0
+
+
+def check_device_ids(device_ids: object) -> None:
+    """Raise unless `device_ids` is None or a list of different ints >= 0."""
+    check_type("device_ids", device_ids, list, optional=True)
+    if not isinstance(device_ids, list):
+        return
+    for index, number in enumerate(device_ids):
+        check_int(f"device_ids[{index}]", number, low=0)
+    if len(set(device_ids)) < len(device_ids):
+        raise InvalidValueError(
+            f"device_ids must name each device once, got {device_ids}; each stands for one worker"
+        )
+
+
+def check_overrides(given: object) -> None:
+    """Raise unless `given` is None or a `collect_landscape` in which every key may be missing.
+
+    Unlike the collector's, a `create_landscape` must have both keys, as in MindSpore, and `num_samples` is a
+    number of rows: here they are taken.
+    """
+    check_type("collect_landscape", given, dict, optional=True)
+    if not isinstance(given, dict) or not given:
+        return
+    check_collect_landscape({"intervals": [], **given})
+    check_int("collect_landscape['num_samples']", given.get("num_samples", 1), low=1)
+    create = given.get("create_landscape", {})
+    if len(create) == 1:
+        raise InvalidValueError(
+            "collect_landscape['create_landscape'] must have both keys, 'train' and 'result', got "
+            f"{create!r}; leave it out to draw what was recorded"
+        )
+
+
+def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajectory:
+    """The trajectory with what `given` (checked) asks for in the place of what was recorded.
+
+    Intervals that are given leave it their checkpoints alone, so that the last of these is its last.
+    Raises InvalidValueError for numbers of `given` that were not saved. Recorded ones that were not, as of a
+    training that ended early, are left out by `landscape`, with a line in the log.
+    """
+    recorded = trajectory.spec
+    merged = {
+        "landscape_size": recorded.landscape_size,
+        "unit": recorded.unit,
+        "num_samples": recorded.num_samples,
+        "intervals": [list(interval) for interval in recorded.intervals],
+        **(given or {}),
+    }
+    if not merged.get("create_landscape"):
+        merged["create_landscape"] = {"train": recorded.create_train, "result": recorded.create_result}
+    spec = check_collect_landscape(merged)
+    assert spec is not None  # merged is not empty
+    missing = sorted(set(spec.numbers) - set(trajectory.numbers))
+    if given and "intervals" in given and missing:
+        raise InvalidValueError(
+            f"collect_landscape['intervals'] has {trajectory.unit}s that were not saved: {missing}; "
+            f"saved are {list(trajectory.numbers)}"
+        )
+    kept = spec.numbers if given and spec.numbers and "intervals" in given else tuple(trajectory.files)
+    return replace(trajectory, spec=spec, files={number: trajectory.files[number] for number in kept})
+
+
+def _directions(spec: LandscapeSpec) -> tuple[str, ...]:
+    """What to draw: a plane for each interval, a random one around the last checkpoint."""
+    train = ("pca",) if spec.create_train and spec.intervals else ()
+    return (*train, "random") if spec.create_result else train
+
+
+def parts_of(result: object) -> Parts:
+    """(model, loss_fn, batches) out of what callback_fn returned; raises when it is none of the two."""
+    if not isinstance(result, tuple | list) or len(result) not in (3, 4):
+        size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+        raise InvalidTypeError(f"callback_fn must return {_RESULT}, got a {type(result).__name__}{size}")
+    if len(result) == 3:
+        return result[0], result[1], result[2]
+    model, network, batches, metrics = result
+    check_type("metrics (the fourth value of callback_fn)", metrics, dict, optional=True)
+    if metrics is not None and "Loss" not in metrics:
+        raise InvalidValueError(
+            f"metrics (the fourth value of callback_fn) must have the key 'Loss', got {list(metrics)}; "
+            "return None where the model tells the loss"
+        )
+    return network, _loss_fn(model, network, metrics), batches
+
+
+def _loss_fn(model: Any, network: Any, metrics: Mapping[str, Any] | None) -> Any:
+    """The model's `loss_fn`, or itself; metrics["Loss"] where it is the network."""
+    if model is None or model is network:
+        found, place = (metrics or {}).get("Loss"), "metrics['Loss']"
+    else:
+        found, place = getattr(model, "loss_fn", model), "the model (the first value of callback_fn)"
+    if not callable(found):
+        raise InvalidTypeError(
+            f"{place} must be a loss function, got {found!r}: loss_fn(network(inputs), targets), or "
+            "loss_fn(model, batch); or return (model, loss_fn, batches)"
+        )
+    return found
+
+
+def _run_dir(field: str, path: object) -> RunDir:
+    """The run dir that an argument names; raises with the argument's name."""
+    if isinstance(path, RunDir):
+        return path
+    check_type(field, path, (str, os.PathLike))
+    assert isinstance(path, str | os.PathLike)
+    if not os.fspath(path).strip():
+        raise InvalidValueError(f"{field} must not be blank, got {path!r}; name a directory")
+    run_dir = RunDir(path)
+    if run_dir.base.exists() and not run_dir.base.is_dir():
+        raise NotADirectoryPathError(
+            f"{field} must be a directory, but {run_dir.base} is a file; name another"
+        )
+    return run_dir

@@ -1,0 +1,366 @@
+"""Event files to events: one file, all segments of a directory, or its lineage."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from distsummary.checks import check_choice, check_int
+from distsummary.errors import DamagedFileError, MissingFileError
+from distsummary.format import mindspore_format, tensorboard_format, wire
+from distsummary.format.frames import MAX_PAYLOAD, Frame
+from distsummary.format.parts import Descriptor, refuse_bombs
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage, Value
+from distsummary.format.scalar_decoder import quick_event
+from distsummary.format.text import refuse_bad_text
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.pb import mindspore_summary_pb2 as summary_pb2
+from distsummary.pb import tensorboard_pb2
+from distsummary.reading.deduplicate import Seen
+from distsummary.reading.pieces import read_pieces
+from distsummary.reading.scalar_columns import ScalarColumns
+from distsummary.writing.segment import LINEAGE_SUFFIX, lineage_files, segments
+
+MODES = ("strict", "skip", "tail")
+MAX_DAMAGE = 1000  # places of one file that are told one by one, and
+_MAX_LOGGED = 10  # that are logged
+
+
+class _Decoder(NamedTuple):
+    decode: Callable[[bytes], tuple[EventIds, Event] | None]
+    message: Descriptor
+
+
+_DECODERS = {
+    MINDSPORE: _Decoder(mindspore_format.decode_event, summary_pb2.Event.DESCRIPTOR),
+    "lineage": _Decoder(mindspore_format.decode_lineage_event, lineage_pb2.LineageEvent.DESCRIPTOR),
+    TENSORBOARD: _Decoder(tensorboard_format.decode_event, tensorboard_pb2.Event.DESCRIPTOR),
+}
+
+_logger = logging.getLogger(__name__)
+
+
+class ReadEvent(NamedTuple):
+    """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 when another writer wrote it.
+
+    `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, the bytes of a
+    graph, a lineage message. `wall_time` in seconds since the epoch, `offset` and `end` in bytes.
+    """
+
+    run_id: str
+    attempt: int
+    seq: int
+    step: int
+    wall_time: float
+    values: list[Value]
+    file: Path
+    offset: int
+    end: int
+
+
+class ReadValue(NamedTuple):
+    """One value of an event; `value` is its data, as in `ReadEvent`."""
+
+    attempt: int
+    seq: int
+    step: int
+    wall_time: float
+    tag: str
+    value: Any  # float, array, Histogram, Image, Landscape, bytes or a lineage message
+
+
+# A NamedTuple's own constructor takes twice the time.
+_new_value = partial(tuple.__new__, Value)
+_new_event = partial(tuple.__new__, ReadEvent)
+_new_read_value = partial(tuple.__new__, ReadValue)
+Piece: TypeAlias = ScalarColumns | ReadEvent
+
+
+class Damage(NamedTuple):
+    """What a reader skipped, and why."""
+
+    file: Path
+    offset: int
+    reason: str
+
+
+def dialect_of(path: str | os.PathLike[str]) -> str:
+    """ "tensorboard", "lineage" or "mindspore", by the name of the file."""
+    name = os.path.basename(path)
+    if "tfevents" in name:
+        return "tensorboard"
+    return "lineage" if name.endswith(LINEAGE_SUFFIX) else "mindspore"
+
+
+def read_file(
+    path: str | os.PathLike[str],
+    mode: str = "strict",
+    *,
+    start: int = 0,
+    skipped: list[Damage] | None = None,
+    max_payload: int = MAX_PAYLOAD,
+) -> Iterator[ReadEvent]:
+    """The events of one file, in its order; records without values (versions, sessions) are left out.
+
+    A torn last frame is no damage: the file may be growing.
+
+    Args:
+        path: the file; its name tells the dialect.
+        mode: "strict" raises at damage. "skip" goes on at the next intact frame, wherever it begins. "tail"
+            does so, too, but stops before damage that nothing intact follows yet: see `tail.Tail`.
+        start: the byte to begin at: 0, or the `end` of an event that was read before.
+        skipped: takes what was skipped, at most MAX_DAMAGE places of a file; without it, they are logged.
+        max_payload: larger events (bytes) are damage.
+
+    Raises:
+        DamagedFileError: with the file and the offset. MissingFileError: there is no such file.
+    """
+    check_choice("mode", mode, MODES)
+    check_int("start", start, low=0)
+    file = Path(path)
+    pieces = _read_file(file, start, _Skipping(file, mode, skipped), max_payload)
+    return chain.from_iterable(_events_of(piece, file) for piece in pieces)
+
+
+def _read_file(
+    path: Path, start: int, skipping: "_Skipping", max_payload: int = MAX_PAYLOAD
+) -> Iterator[Piece]:
+    dialect = dialect_of(path)
+    resync = skipping.mode != "strict"
+    try:
+        for piece in read_pieces(path, dialect, start=start, max_payload=max_payload, resync=resync):
+            if isinstance(piece, ScalarColumns):
+                skipping.tell()
+                yield piece
+                continue
+            if piece.damage is None and (fields := quick_event(piece.payload, dialect)) is not None:
+                skipping.tell()
+                yield _new_event((*fields, path, piece.offset, piece.end))
+                continue
+            try:
+                decoded = _decode(piece, dialect)
+            except DamagedFileError as error:
+                skipping.skip(piece.offset, str(error))
+                continue
+            skipping.tell()
+            if decoded is not None:
+                ids, event = decoded
+                yield ReadEvent(*ids, *event, path, piece.offset, piece.end)
+        skipping.end()
+    except FileNotFoundError as error:
+        raise MissingFileError(f"there is no event file {path}; it was removed or never written") from error
+
+
+def _events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
+    if isinstance(piece, ReadEvent):
+        return (piece,)
+    numbers = piece.numbers.tolist()
+    values = map(_new_value, zip(repeat("scalar"), piece.tag_texts(), numbers, repeat(None), strict=False))
+    fields = (
+        repeat(piece.run_id),
+        repeat(piece.attempt),
+        *(column.tolist() for column in (piece.seqs, piece.steps, piece.wall_times)),
+        map(list, map(islice, repeat(values), piece.counts.tolist())),
+        repeat(path),
+        *(column.tolist() for column in (piece.offsets, piece.ends)),
+    )
+    return map(_new_event, zip(*fields, strict=False))
+
+
+def values_of(piece: Piece) -> Iterable[ReadValue]:
+    """The values of an event, or of events in columns, one by one."""
+    if isinstance(piece, ReadEvent):
+        ids = (piece.attempt, piece.seq, piece.step, piece.wall_time)
+        return [ReadValue(*ids, value.tag, value.data) for value in piece.values]
+    events = (column.repeat(piece.counts).tolist() for column in (piece.seqs, piece.steps, piece.wall_times))
+    fields = (repeat(piece.attempt), *events, piece.tag_texts(), piece.numbers.tolist())
+    return map(_new_read_value, zip(*fields, strict=False))
+
+
+def decode_frame(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
+    """The event in a frame of a file of `dialect_of`; None for a record without values.
+
+    Raises DamagedFileError.
+    """
+    if frame.damage is None and (fields := quick_event(frame.payload, dialect)) is not None:
+        return EventIds(*fields[:3]), Event(*fields[3:])
+    return _decode(frame, dialect)
+
+
+def _decode(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
+    if frame.damage is not None:
+        raise DamagedFileError(frame.damage)
+    decoder = _DECODERS[dialect]
+    refuse_bombs(frame.payload, decoder.message)
+    try:
+        with np.errstate(
+            all="ignore"
+        ):  # a file may hold any numbers: what they give is no fault of the reader
+            decoded = decoder.decode(frame.payload)
+        if decoded is not None:
+            refuse_bad_text(decoded[1].values)
+        return decoded
+    except RecursionError as error:
+        raise DamagedFileError("the event is nested too deeply") from error
+
+
+class _Skipping:
+    """What to do about the damage of one file: raise, list or log it, a bounded number of times."""
+
+    def __init__(self, path: Path, mode: str, skipped: list[Damage] | None) -> None:
+        self.path, self.mode, self._skipped = path, mode, skipped
+        self._waiting: list[Damage] = []
+        self._left = MAX_DAMAGE if skipped is not None else _MAX_LOGGED
+        self._more = 0
+        self._last_offset = 0
+
+    def skip(self, offset: int, reason: str) -> None:
+        damage = Damage(self.path, offset, reason)
+        if self.mode == "strict":
+            raise DamagedFileError(f"{_said(damage)}; read it with mode='skip' to leave that out")
+        self._last_offset = offset
+        if not self._left:
+            self._more += 1
+            return
+        self._left -= 1
+        self._waiting.append(damage)
+
+    def tell(self) -> None:
+        """Something intact follows, or the file ends: what was met so far is damage indeed."""
+        for damage in self._waiting:
+            if self._skipped is not None:
+                self._skipped.append(damage)
+            else:
+                _logger.warning("%s; left out", _said(damage))
+        self._waiting.clear()
+
+    def end(self) -> None:
+        if self.mode == "tail":
+            return  # what nothing intact follows may still be being written
+        if self._more:
+            self._waiting.append(
+                Damage(self.path, self._last_offset, f"{self._more} more places are damaged up to here")
+            )
+        self.tell()
+
+
+def _said(damage: Damage) -> str:
+    return f"{damage.file} is damaged at byte {damage.offset}: {damage.reason}"
+
+
+def read_directory(
+    path: str | os.PathLike[str],
+    dialect: str = MINDSPORE,
+    mode: str = "strict",
+    *,
+    skipped: list[Damage] | None = None,
+) -> Iterator[ReadEvent]:
+    """The events of all segments of one dialect, in the order of their stamps.
+
+    An event that was written twice comes once, by (run id, attempt, seq); those of other writers, which have
+    no seq, all come. Errors and `skipped` as in `read_file`.
+    """
+    check_choice("dialect", dialect, DIALECTS)
+    check_choice("mode", mode, MODES)
+    pieces = read_once(segments(_directory(path), dialect), mode, skipped)
+    return chain.from_iterable(_events_of(piece, file) for file, piece in pieces)
+
+
+def read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[tuple[Path, Piece]]:
+    """The events of files without those that came before, those of scalars in columns, each with its file."""
+    seen = Seen()
+    for file in files:
+        for piece in _read_file(file, 0, _Skipping(file, mode, skipped)):
+            if isinstance(piece, ScalarColumns):
+                is_new = seen.add_all(piece.run_id, piece.attempt, piece.seqs)
+                yield file, piece if is_new.all() else piece.chosen(is_new)
+            elif seen.add(piece.run_id, piece.attempt, piece.seq):
+                yield file, piece
+
+
+def read_values(
+    path: str | os.PathLike[str],
+    dialect: str | None = None,
+    mode: str = "strict",
+    *,
+    skipped: list[Damage] | None = None,
+) -> Iterator[ReadValue]:
+    """The values of a file, or of a directory's segments in the order of their stamps, one by one.
+
+    An event that was written twice comes once, as in `read_directory`.
+
+    Args:
+        path: an event file, whose name tells the dialect, or a directory.
+        dialect: of a directory's files; None takes MindSpore's if there are any, else TensorBoard's.
+        mode, skipped: as in `read_file`, and so are the errors.
+    """
+    files = files_of(path, dialect, mode)
+    return chain.from_iterable(values_of(piece) for _, piece in read_once(files, mode, skipped))
+
+
+def files_of(path: str | os.PathLike[str], dialect: str | None, mode: str) -> list[Path]:
+    """What `read_values` reads; raises InvalidValueError for an unknown dialect or mode."""
+    check_choice("mode", mode, MODES)
+    if dialect is not None:
+        check_choice("dialect", dialect, DIALECTS)
+    if not os.path.isdir(path):
+        return [Path(path)]
+    dialects = DIALECTS if dialect is None else (dialect,)
+    return next((found for name in dialects if (found := segments(Path(path), name))), [])
+
+
+def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, attempt: int) -> int:
+    """The highest seq of an attempt in the files of one dialect, 0 for none; damage is passed over."""
+    for segment in reversed(segments(_directory(directory), dialect)):
+        last = 0
+        for piece in read_pieces(segment, dialect, resync=True):
+            if isinstance(piece, Frame) and piece.damage is not None:
+                continue
+            owner, seq = _last_of(piece)
+            if owner != (run_id, attempt):
+                break  # the version record says whose segment it is: another attempt's costs one frame
+            last = max(last, seq)
+        if last:  # segments are in the order of the seqs
+            return last
+    return 0
+
+
+def _last_of(piece: ScalarColumns | Frame) -> tuple[tuple[str, int], int]:
+    """Run id and attempt, and the highest seq."""
+    if isinstance(piece, ScalarColumns):
+        return (piece.run_id, piece.attempt), int(piece.seqs.max())
+    try:
+        run_id, attempt, seq = wire.read_identity(piece.payload)
+    except ValueError:
+        return ("", 0), 0
+    return (run_id, attempt), seq
+
+
+def read_lineage(path: str | os.PathLike[str], mode: str = "skip") -> Lineage:
+    """The lineage in a file, or in all lineage files of a directory; an empty one if there is none.
+
+    As in MindInsight: the last event of each kind counts and custom information is merged; a later file with
+    the lineage of a training or a dataset graph begins anew. Errors as in `read_file`.
+    """
+    files = [Path(path)] if not os.path.isdir(path) else lineage_files(Path(path))
+    lineage = Lineage()
+    for file in files:
+        values = [value for event in read_file(file, mode) for value in event.values]
+        if any(value.plugin in ("train_lineage", "dataset_graph") for value in values):
+            lineage = Lineage()
+        for value in values:
+            lineage = mindspore_format.updated_lineage(lineage, value)
+    return lineage
+
+
+def _directory(path: str | os.PathLike[str]) -> Path:
+    if not os.path.isdir(path):
+        raise MissingFileError(
+            f"there is no directory {os.fspath(path)}; name the directory of a rank or run"
+        )
+    return Path(path)

@@ -1,0 +1,252 @@
+"""The other dialect of event files that were written in one: MindSpore's for TensorBoard, and back."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distsummary.checks import check_choice
+from distsummary.errors import MissingFileError, RunDirError
+from distsummary.format import mindspore_format, tensorboard_format
+from distsummary.format.encode import encode_event
+from distsummary.format.frames import frame
+from distsummary.format.records import (
+    DIALECTS,
+    MINDSPORE,
+    SUMMARY_PLUGINS,
+    TENSORBOARD,
+    Event,
+    EventIds,
+    Histogram,
+    Value,
+)
+from distsummary.publish import ensure_directory, replacing
+from distsummary.reading.reader import Damage, ReadEvent, read_directory
+from distsummary.run_dir import RunDir
+from distsummary.tools.fsck_files import is_live
+from distsummary.tools.fsck_values import MAX_BUCKETS
+from distsummary.writing.files import Files
+from distsummary.writing.segment import SegmentName, segments, stamp_of
+
+_FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}
+_SOURCES = (  # what stands for the writer in a name, by the dialect
+    re.compile(r"summary\.\d+\.([^.]+)\.[^.]+_MS$"),
+    re.compile(r"tfevents\.\d+\.[^.]+\.\d+\.([^.]+)$"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What was made of one directory: `file` is None when nothing in it has a place in the other dialect.
+
+    `left_out` counts the values without a place by their plugin, `refused` those that could not be written.
+    """
+
+    directory: Path
+    file: Path | None
+    events: int
+    left_out: dict[str, int]
+    refused: int
+    damage: tuple[Damage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertReport:
+    """What a conversion did; `already` are directories that have files of the other dialect."""
+
+    to: str
+    converted: tuple[Converted, ...]
+    already: tuple[Path, ...]
+
+    def as_json(self) -> dict[str, Any]:  # Any: what json.dumps takes
+        """The report as JSON can hold it."""
+        return {
+            "to": self.to,
+            "converted": [
+                {
+                    "directory": str(one.directory),
+                    "file": None if one.file is None else str(one.file),
+                    "events": one.events,
+                    "left_out": one.left_out,
+                    "refused": one.refused,
+                    "damage": [
+                        {"file": str(d.file), "offset": d.offset, "reason": d.reason} for d in one.damage
+                    ],
+                }
+                for one in self.converted
+            ],
+            "already": [str(path) for path in self.already],
+        }
+
+    def as_lines(self) -> list[str]:
+        """The report for a terminal."""
+        lines = []
+        for one in self.converted:
+            what = f"{one.events} events" if one.file is None else f"{one.events} events in {one.file.name}"
+            lost = [f"{count} {plugin}" for plugin, count in sorted(one.left_out.items())]
+            lost += [f"{one.refused} refused"] if one.refused else []
+            lost += [f"{len(one.damage)} damaged places"] if one.damage else []
+            lines.append(f"{one.directory}: {what}" + (f"; left out: {', '.join(lost)}" if lost else ""))
+        return lines + [f"{path}: has {self.to} files already" for path in self.already]
+
+
+def convert(
+    path: str | os.PathLike[str],
+    *,
+    to: str = TENSORBOARD,
+    out: str | os.PathLike[str] | None = None,
+    files: Files | None = None,
+) -> ConvertReport:
+    """Write the other dialect of a directory of event files, and of its direct children.
+
+    Each directory gets one file, which appears whole or not at all. Times, steps and the identities of the
+    events stay. TensorBoard's dialect holds scalars, histograms and images; what else there is, is counted.
+    Damage is left out and listed. A histogram of more than 90 buckets gets wider ones, as MindInsight shows
+    no others. Nothing is doubled: a directory that has files of the dialect is left as it is.
+
+    Args:
+        path: a run dir or a rank's directory.
+        to: the dialect to write, "tensorboard" or "mindspore".
+        out: the directory to write to, with the same children; None writes beside the files.
+        files: the operating system; a test passes a double.
+
+    Raises:
+        MissingFileError: there are no files of the other dialect. RunDirError: all directories have been
+            converted before, a writer is at work in one, or nothing can be written.
+    """
+    check_choice("to", to, DIALECTS)
+    base = Path(path)
+    source = MINDSPORE if to == TENSORBOARD else TENSORBOARD
+    places = _places(base, source)
+    target_base = base if out is None else Path(out)
+    ensure_directory(target_base)
+    with RunDir(target_base).locked("convert"):
+        targets = {place: target_base / place.relative_to(base) for place in places}
+        already = tuple(
+            place for place, target in targets.items() if target.is_dir() and segments(target, to)
+        )
+        for place in already:
+            del targets[place]
+        _refuse(base, to, source, targets)
+        done = [_convert(place, target, to, files or Files()) for place, target in targets.items()]
+    return ConvertReport(to=to, converted=tuple(done), already=already)
+
+
+def _places(base: Path, source: str) -> list[Path]:
+    """The directories that have files of the dialect."""
+    if not base.is_dir():
+        raise MissingFileError(f"there is no directory {base}; name a run dir or a rank's directory")
+    children = sorted(p for p in base.iterdir() if p.is_dir() and not p.is_symlink() and p.name[0] != ".")
+    places = [place for place in (base, *children) if segments(place, source)]
+    if not places:
+        raise MissingFileError(
+            f"there are no {source} event files in {base}; name the directory that has them"
+        )
+    return places
+
+
+def _refuse(base: Path, to: str, source: str, targets: dict[Path, Path]) -> None:
+    """Raise RunDirError when there is nothing to do, or when it is too early to do it."""
+    if not targets:
+        raise RunDirError(
+            f"{base} has {to} event files already, and a second copy would double every point; "
+            "move them away to convert it again"
+        )
+    for place in targets:
+        live = [file for file in segments(place, source) if is_live(file)]
+        if live:
+            raise RunDirError(f"{live[0]} is being written; convert it when its writer has ended")
+
+
+def _convert(place: Path, target: Path, to: str, files: Files) -> Converted:
+    source = MINDSPORE if to == TENSORBOARD else TENSORBOARD
+    conversion = _Conversion(to)
+    damage: list[Damage] = []
+    payloads = conversion.payloads(read_directory(place, source, "skip", skipped=damage))
+    first = next(payloads, None)
+    path = None
+    if first is not None:
+        ensure_directory(target)
+        path = target / _name(segments(place, source)[0], to, files)
+        with replacing(path) as temporary, open(temporary, "xb") as file:
+            for payload in chain((first,), payloads):
+                file.write(frame(payload))
+    return Converted(
+        directory=place,
+        file=path,
+        events=conversion.events,
+        left_out=dict(conversion.left_out),
+        refused=conversion.refused,
+        damage=tuple(damage),
+    )
+
+
+def _name(source: Path, to: str, files: Files) -> str:
+    """The name of the new file: the stamp and the writer's mark of the oldest one."""
+    marks = [match[1] for pattern in _SOURCES if (match := pattern.search(source.name))]
+    mark = re.sub(r"[^0-9A-Za-z-]", "-", marks[0]) if marks else "0"
+    return SegmentName(source=mark, host=files.host(), pid=files.pid()).file_name(
+        to, stamp_of(source.name) or 0
+    )
+
+
+class _Conversion:
+    """Turns events to payloads of a dialect, and counts what has no place in it."""
+
+    def __init__(self, to: str) -> None:
+        self.events = 0
+        self.refused = 0
+        self.left_out: Counter[str] = Counter()
+        self._to = to
+
+    def payloads(self, events: Iterable[ReadEvent]) -> Iterator[bytes]:
+        """A version record, then the events; nothing at all when no event has a place."""
+        attempts: dict[str, int] = {}  # by the run
+        for event in events:
+            payload = self._payload(event)
+            if payload is None:
+                continue
+            ids = EventIds(event.run_id, event.attempt) if event.run_id else None
+            if not attempts:
+                yield _FORMATS[self._to].encode_version(event.wall_time, ids)
+            if event.attempt > attempts.setdefault(event.run_id, event.attempt) and self._to == TENSORBOARD:
+                yield tensorboard_format.encode_session_start(event.step, event.wall_time, ids)
+            attempts[event.run_id] = max(attempts[event.run_id], event.attempt)
+            self.events += 1
+            yield payload
+
+    def _payload(self, event: ReadEvent) -> bytes | None:
+        values = [self._fitting(value) for value in event.values]
+        kept = [value for value in values if value is not None]
+        if not kept:
+            return None
+        ids = EventIds(event.run_id, event.attempt, event.seq) if event.run_id else None
+        payloads, refused = encode_event(Event(event.step, event.wall_time, kept), ids, (self._to,))
+        self.refused += len(refused)
+        return payloads[self._to] if len(refused) < len(kept) else None
+
+    def _fitting(self, value: Value) -> Value | None:
+        """The value as the dialect can hold it, None (and counted) for one that it has no place for."""
+        if self._to == MINDSPORE:
+            is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
+            return value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value
+        if value.plugin in SUMMARY_PLUGINS and tensorboard_format.encode_value(value) is not None:
+            return value
+        self.left_out[value.plugin] += 1
+        return None
+
+
+def widened(histogram: Histogram, most: int) -> Histogram:
+    """The same counts in at most `most` buckets: neighbours are put together, as many as needed, evenly."""
+    size = -(-histogram.left.size // most)
+    starts = np.arange(0, histogram.left.size, size)
+    ends = np.minimum(starts + size, histogram.left.size) - 1
+    right = histogram.left[ends] + histogram.width[ends]
+    left = histogram.left[starts]
+    return replace(histogram, left=left, width=right - left, counts=np.add.reduceat(histogram.counts, starts))

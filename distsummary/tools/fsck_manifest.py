@@ -1,0 +1,142 @@
+"""Whether run.json says what the event files say, and making it anew from them."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.run_dir import MANIFEST, Manifest, RunDir
+from distsummary.tools.findings import Finding, finding
+from distsummary.tools.fsck_files import DirectoryFacts
+from distsummary.topology import Topology
+
+_ROLES = ("train", "eval")
+
+
+class _Attempt(NamedTuple):
+    """An attempt as the files tell it: `first` is the wall time (seconds) of each rank's first event."""
+
+    run_id: str
+    role: str
+    number: int
+    world_size: int
+    first: dict[int, float]
+
+
+def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[Finding]:
+    """What is wrong with the run's manifest, given its directories by their real paths."""
+    path = run.manifest_path
+    if not os.path.lexists(path):
+        return [finding(path, "manifest_missing", "the run has rank directories and no manifest")]
+    try:
+        manifest = run.read_manifest()
+    except DistSummaryError as error:
+        return [finding(path, "manifest_damaged", str(error))]
+    unknown = _unknown(manifest, _attempts(run, directories))
+    if not unknown:
+        return []
+    names = ", ".join(f"{one.role} {one.number} of the run {one.run_id}" for one in unknown[:5])
+    return [finding(path, "manifest_stale", f"the files hold attempts that it does not know: {names}")]
+
+
+def mend_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
+    """Write the manifest anew, or add what it lacks; the old one is kept as `run.json.<n>.bak`.
+
+    Raises RunDirError when it cannot be written.
+    """
+    attempts = _attempts(run, directories)
+    try:
+        _back_up(run)
+    except OSError as error:
+        raise RunDirError(
+            f"{run.manifest_path} cannot be kept beside: {error.strerror}; mend the permissions of {run.base}"
+        ) from error
+
+    def change(manifest: Manifest) -> None:
+        lacking = _unknown(manifest, attempts)
+        if lacking and manifest["run_id"] != lacking[0].run_id:  # another run's, or just made up
+            manifest |= {"run_id": lacking[0].run_id, "attempts": []}
+        manifest["attempts"] += [_entry(one) for one in lacking]
+        starts = [entry["started"] for entry in manifest["attempts"] if entry.get("started")]
+        if starts:
+            manifest["created"] = min(starts)
+        if manifest.get("state") == "running":
+            manifest["state"] = "unknown"
+
+    run.update_manifest(change)
+
+
+def _back_up(run: RunDir) -> None:
+    path = run.manifest_path
+    if not os.path.lexists(path):
+        return
+    number = 0
+    while os.path.lexists(copy := path.with_name(f"{MANIFEST}.{number}.bak")):
+        number += 1
+    try:
+        run.read_manifest()
+    except DistSummaryError:
+        os.replace(path, copy)
+    else:
+        shutil.copy2(path, copy)
+
+
+def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_Attempt]:
+    """The attempts in the files of the ranks; the merged run's own files are made of those."""
+    found = []
+    for role in _ROLES:
+        ranks = run.rank_dirs(role) or {0: run.writer_dir(role, 0, 1)}
+        first: dict[tuple[str, int], dict[int, float]] = {}
+        for rank, directory in ranks.items():
+            facts = directories.get(Path(os.path.realpath(directory)), DirectoryFacts())
+            for owner, wall_time in facts.owners.items():
+                first.setdefault(owner, {})[rank] = wall_time
+        world_size = max(ranks) + 1
+        found += [
+            _Attempt(run_id, role, number, world_size, times)
+            for (run_id, number), times in sorted(first.items(), key=lambda item: min(item[1].values()))
+        ]
+    return found
+
+
+def _unknown(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
+    """Those of the newest run that the manifest does not know; all of them when it has another run id."""
+    if not attempts:
+        return []
+    known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}
+    run_ids = {one.run_id for one in attempts}
+    run_id = manifest["run_id"] if manifest["run_id"] in run_ids else attempts[-1].run_id
+    lacking = [one for one in attempts if one.run_id == run_id]
+    if manifest["run_id"] == run_id:
+        lacking = [one for one in lacking if (one.role, one.number) not in known]
+    return lacking
+
+
+def _entry(attempt: _Attempt) -> Manifest:
+    incarnation = f"fsck {attempt.run_id} {attempt.role} {attempt.number}"
+    ranks = {
+        str(rank): asdict(
+            Topology(
+                role=attempt.role,
+                rank=rank,
+                world_size=attempt.world_size,
+                source="fsck",
+                incarnation=incarnation,
+                host="",
+                pid=0,
+            )
+        )
+        | {"state": "unknown"}
+        for rank in sorted(attempt.first)
+    }
+    return {
+        "role": attempt.role,
+        "attempt": attempt.number,
+        "incarnation": incarnation,
+        "world_size": attempt.world_size,
+        "started": min(attempt.first.values()),
+        "ranks": ranks,
+    }

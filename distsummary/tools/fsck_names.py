@@ -1,0 +1,129 @@
+"""What the names in a directory do to the viewers, told without opening a file."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from distsummary.format.records import MINDSPORE, TENSORBOARD
+from distsummary.publish import TEMPORARY, is_in_use
+from distsummary.tools.findings import Finding, finding
+from distsummary.writing.segment import LINEAGE_SUFFIX, stamp_of
+
+LINEAGE = "lineage"
+_MINDINSIGHT = re.compile(r"summary\.(\d+)")  # a search: it matches anywhere in a name
+_TENSORBOARD = re.compile(r"tfevents(?:\.(\d+))?")
+_BACKUP = re.compile(r"(~|\.(bak|old|orig|swp|part|gz|zip|tmp|idx|bin)|\(copy\).*| copy)$", re.IGNORECASE)
+_EVENT_FILE = re.compile(r"^events\.out\.|_MS$|_lineage$")
+_STAMP_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFile:
+    """A file that a viewer takes for an event file; `kind` is a dialect or "lineage"."""
+
+    path: Path
+    kind: str
+    stamp: str
+
+
+def event_file(path: Path) -> EventFile | None:
+    """What the viewers take a file of this name for, None for nothing."""
+    if path.name.endswith("_explain"):
+        return None
+    if match := _TENSORBOARD.search(path.name):
+        return EventFile(path=path, kind=TENSORBOARD, stamp=match[1] or "")
+    if match := _MINDINSIGHT.search(path.name):
+        kind = LINEAGE if path.name.endswith(LINEAGE_SUFFIX) else MINDSPORE
+        return EventFile(path=path, kind=kind, stamp=match[1])
+    return None
+
+
+def in_reading_order(files: list[EventFile]) -> list[EventFile]:
+    """The files as the viewers read them: rising stamps, and equal ones by falling names."""
+    by_name = sorted(files, key=lambda file: file.path.name, reverse=True)
+    return sorted(by_name, key=lambda file: int(file.stamp or 0))
+
+
+def look(directory: Path) -> tuple[list[EventFile], list[Finding]]:
+    """The event files of a directory in reading order, and what is wrong with its names.
+
+    Links are named and not followed. Raises OSError for a directory that cannot be read.
+    """
+    files: list[EventFile] = []
+    findings: list[Finding] = []
+    with os.scandir(directory) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            path = directory / entry.name
+            file = event_file(path)
+            if entry.is_symlink():
+                findings += _link_findings(path, file)
+            elif entry.is_file(follow_symlinks=False):
+                findings += _name_findings(path, file)
+                files += [file] if file else []
+            elif entry.name.startswith(TEMPORARY):
+                findings.append(_temporary(path))
+            elif file is not None and not entry.is_dir(follow_symlinks=False):
+                findings.append(finding(path, "misnamed", "named like an event file, but no regular file"))
+    ordered = in_reading_order(files)
+    return ordered, [*findings, *_equal_stamps(ordered)]
+
+
+def _temporary(path: Path) -> Finding:
+    whose = {
+        True: "its process is at work and will rename it",
+        False: "its process ended before it renamed it",
+        None: "of a process of another machine or container, or not of distsummary's",
+    }
+    return finding(path, "temporary", f"a temporary file or directory: {whose[is_in_use(path)]}")
+
+
+def _link_findings(path: Path, file: EventFile | None) -> Iterator[Finding]:
+    if file is not None:
+        yield finding(path, "symlink", "a symbolic link to an event file")
+    elif path.is_dir() and _holds_events(path):
+        yield finding(path, "symlink", "a symbolic link to a directory of event files")
+
+
+def _holds_events(directory: Path) -> bool:
+    try:
+        return any(event_file(path) for path in directory.iterdir())
+    except OSError:
+        return False
+
+
+def _name_findings(path: Path, file: EventFile | None) -> Iterator[Finding]:
+    name = path.name
+    if name.startswith(TEMPORARY):
+        yield _temporary(path)
+        return
+    if file is None:
+        if _EVENT_FILE.search(name):
+            yield finding(
+                path, "misnamed", "no viewer finds it: its name has no 'summary.<seconds>' and no tfevents"
+            )
+        return
+    if _BACKUP.search(name):
+        yield finding(path, "misnamed", "viewers take it for an event file, backup or not")
+    elif file.kind == TENSORBOARD and _MINDINSIGHT.search(name):
+        yield finding(path, "misnamed", "both viewers take it for theirs, and one file cannot serve both")
+    elif len(file.stamp) > _STAMP_DIGITS and file.kind != TENSORBOARD:
+        text = f"the stamp {file.stamp} is no time in seconds: MindInsight's list of all runs stays empty"
+        yield finding(path, "stamp", text)
+    elif len(file.stamp) != _STAMP_DIGITS and file.stamp:
+        yield finding(path, "short_stamp", f"the stamp {file.stamp} has not ten digits")
+    elif stamp_of(name) is None:
+        yield finding(
+            path, "misnamed", "viewers read it, distsummary does not: a dot must stand behind the stamp"
+        )
+
+
+def _equal_stamps(files: list[EventFile]) -> Iterator[Finding]:
+    ordered = sorted(files, key=lambda file: (file.kind, file.stamp, file.path.name))
+    for (kind, stamp), group in groupby(ordered, key=lambda file: (file.kind, file.stamp)):
+        _, *others = [file.path for file in group]
+        for path in others:
+            if stamp:
+                yield finding(path, "equal_stamps", f"a second {kind} file of the stamp {stamp}")

@@ -1,0 +1,137 @@
+"""Whether the files of one dialect in a directory go together: steps that rise, one writer, no copies."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from distsummary.format.records import TENSORBOARD, Event, EventIds
+from distsummary.reading.deduplicate import Seen
+from distsummary.tools.findings import Finding, finding
+from distsummary.tools.fsck_values import short
+
+_MAX_TAGS = 100_000  # what is beyond is not compared
+
+
+@dataclass(slots=True)
+class _File:
+    """What is known of one file: its owner, and between which wall times (seconds) its events lie."""
+
+    path: Path
+    run_id: str
+    first: float
+    last: float
+
+
+@dataclass(slots=True)
+class _Tag:
+    """Where a tag stands: the highest step of the newest attempt, in the older files and in this one."""
+
+    file: int
+    attempt: int
+    step: int
+    old_file: int = -1
+    old_attempt: int = 0
+    old_step: int = 0
+
+
+@dataclass(slots=True)
+class _Clash:
+    """Values of a newer file at steps that an older one has reached."""
+
+    offset: int
+    tag: str
+    step: int
+    reached: int
+    count: int = 0
+
+
+class Steps:
+    """Takes the events of the files in reading order; `findings` then says what a viewer would lose.
+
+    MindInsight and TensorBoard erase a tag's older points when a newer file has a lower or equal step, and
+    TensorBoard also within a file. An attempt that begins anew is meant so.
+    """
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
+        self._files: list[_File] = []
+        self._tags: dict[tuple[str, str], _Tag] = {}
+        self._clashes: dict[tuple[int, int], _Clash] = {}  # (older file, newer file)
+        self._copies: dict[int, tuple[int, int]] = {}  # file -> (count, first offset)
+        self._seen = Seen()
+        self._run_ids: dict[str, int] = {}  # -> the first file
+        self._offset = 0
+
+    def begin(self, path: Path, offset: int, ids: EventIds, event: Event) -> bool:
+        """Note an event, before its values; False when it is a copy of an earlier one."""
+        if not self._files or self._files[-1].path != path:
+            self._files.append(_File(path, ids.run_id, event.wall_time, event.wall_time))
+        file = self._files[-1]
+        file.first, file.last = min(file.first, event.wall_time), max(file.last, event.wall_time)
+        self._offset = offset
+        if ids.run_id and len(self._run_ids) < 100:
+            self._run_ids.setdefault(ids.run_id, len(self._files) - 1)
+        if self._seen.add(ids.run_id, ids.attempt, ids.seq):
+            return True
+        count, first = self._copies.get(len(self._files) - 1, (0, offset))
+        self._copies[len(self._files) - 1] = (count + 1, first)
+        return False
+
+    def take(self, key: tuple[str, str], ids: EventIds, step: int) -> None:
+        """Note one value of the event; `key` is its plugin and tag."""
+        if key[0] == "graph":
+            return  # has no step
+        now = len(self._files) - 1
+        tag = self._tags.get(key)
+        if tag is None:
+            if len(self._tags) < _MAX_TAGS:
+                self._tags[key] = _Tag(now, ids.attempt, step)
+            return
+        if tag.file != now:
+            _turn(tag, now, ids.attempt, step)
+        elif ids.attempt > tag.attempt:
+            tag.attempt, tag.step = ids.attempt, step
+        elif self._dialect == TENSORBOARD and step < tag.step and ids.attempt == tag.attempt:
+            self._clash(now, now, key[1], step, tag.step)
+        if tag.old_file >= 0 and ids.attempt <= tag.old_attempt and step <= tag.old_step:
+            self._clash(tag.old_file, now, key[1], step, tag.old_step)
+        tag.step = max(tag.step, step)
+
+    def _clash(self, older: int, newer: int, tag: str, step: int, reached: int) -> None:
+        clash = self._clashes.setdefault((older, newer), _Clash(self._offset, tag, step, reached))
+        clash.count += 1
+
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong with the files as a whole."""
+        for (older, newer), clash in self._clashes.items():
+            yield self._clash_finding(self._files[older], self._files[newer], clash)
+        for number, (count, offset) in self._copies.items():
+            text = f"{count} event(s) that were read before, by run id, attempt and seq"
+            yield finding(self._files[number].path, "duplicate", text, offset=offset)
+        if len(self._run_ids) > 1:
+            *_, (run_id, number) = self._run_ids.items()
+            others = ", ".join(other for other in self._run_ids if other != run_id)
+            text = f"events of the run {run_id} in a directory of the run(s) {others}"
+            yield finding(self._files[number].path, "mixed_runs", text)
+
+    def _clash_finding(self, older: _File, newer: _File, clash: _Clash) -> Finding:
+        what = f"{clash.count} value(s), the first {short(clash.tag)} at step {clash.step}"
+        if older is newer:
+            text = f"{what}, behind step {clash.reached}: TensorBoard erases what lies between"
+            return finding(newer.path, "step_back", text, offset=clash.offset)
+        erased = (
+            f"{what}, which {older.path.name} reached with step {clash.reached}: viewers erase its points"
+        )
+        at_once = newer.first <= older.last and older.first <= newer.last
+        if at_once or newer.run_id != older.run_id:
+            return finding(
+                newer.path, "overlap", f"two writers in one directory: {erased}", offset=clash.offset
+            )
+        return finding(newer.path, "step_back", erased, offset=clash.offset)
+
+
+def _turn(tag: _Tag, now: int, attempt: int, step: int) -> None:
+    """Begin with another file: what the present one reached is old now, if it is the highest."""
+    if tag.old_file < 0 or (tag.attempt, tag.step) > (tag.old_attempt, tag.old_step):
+        tag.old_file, tag.old_attempt, tag.old_step = tag.file, tag.attempt, tag.step
+    tag.file, tag.attempt, tag.step = now, attempt, step

@@ -1,0 +1,270 @@
+"""One event file of a directory: its name, its stamp, appending whole frames, and the cut of a torn tail."""
+
+import contextlib
+import errno
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distsummary.errors import RunDirError
+from distsummary.format.frames import Framed, Part, joined, whole_length
+from distsummary.format.records import MINDSPORE, TENSORBOARD
+from distsummary.publish import temporary_name
+from distsummary.writing.files import MAX_PARTS, Files
+
+LINEAGE_SUFFIX = "_lineage"
+
+_MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
+_TENSORBOARD_NAME = re.compile(r"tfevents\.(?P<stamp>\d{1,10})\.")
+_TORN_NAME = re.compile(r"torn-(\d+)\.bin")
+_MAX_CLASHES = 100
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentName:
+    """The parts of a segment's name beside its stamp; `source` tells the writers of one run apart."""
+
+    prefix: str = "events"
+    suffix: str = "_MS"
+    source: str = "0"
+    host: str
+    pid: int
+
+    def file_name(self, dialect: str, stamp: int) -> str:
+        """Viewers find the MindSpore dialect by `summary.<seconds>` and TensorBoard's by `tfevents`."""
+        if dialect == TENSORBOARD:
+            return f"{self.prefix}.out.tfevents.{stamp:010d}.{self.host}.{self.pid}.{self.source}"
+        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{self.suffix}"
+
+    def lineage_name(self, stamp: int) -> str:
+        """The lineage file of the directory."""
+        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{LINEAGE_SUFFIX}"
+
+
+def stamp_of(name: str) -> int | None:
+    """The stamp (seconds) in an event file's name, None for any other file."""
+    match = _TENSORBOARD_NAME.search(name) or _MINDSPORE_NAME.search(name)
+    return int(match["stamp"]) if match else None
+
+
+def segments(directory: Path, dialect: str) -> list[Path]:
+    """The dialect's event files of a directory, oldest first; lineage files are not among them."""
+    pattern = _TENSORBOARD_NAME if dialect == TENSORBOARD else _MINDSPORE_NAME
+    found = [path for path in directory.iterdir() if pattern.search(path.name) and path.is_file()]
+    if dialect == MINDSPORE:
+        found = [p for p in found if not p.name.endswith(LINEAGE_SUFFIX) and "tfevents" not in p.name]
+    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
+
+
+def lineage_files(directory: Path) -> list[Path]:
+    """The lineage files of a directory, oldest first."""
+    found = [
+        p for p in directory.iterdir() if p.name.endswith(LINEAGE_SUFFIX) and stamp_of(p.name) is not None
+    ]
+    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
+
+
+def next_stamp(directory: Path, now: float) -> int:
+    """max(now, highest + 1): viewers go by the order of the stamps, clocks and restarts notwithstanding."""
+    stamps = [stamp for path in directory.iterdir() if (stamp := stamp_of(path.name)) is not None]
+    return max(int(now), max(stamps, default=-1) + 1)
+
+
+def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
+    """Cut the incomplete last frame of dead segments, kept in `torn-<n>.bin`; MindInsight spins on one."""
+    everything = [
+        *segments(directory, MINDSPORE),
+        *lineage_files(directory),
+        *segments(directory, TENSORBOARD),
+    ]
+    return [path for path in everything if cut_torn_tail(path, files)]
+
+
+def cut_torn_tail(path: Path, files: Files) -> bool:
+    """Cut the incomplete last frame of a file of frames, as above; False where there is none, or a writer."""
+    return whole_length(path) < path.stat().st_size and _cut(path, files)
+
+
+def _cut(path: Path, files: Files) -> bool:
+    descriptor = files.open_dead(path)
+    if descriptor is None:
+        return False
+    try:
+        length = whole_length(path)  # again, under the lock: its writer may have ended the frame meanwhile
+        tail = os.pread(descriptor, os.fstat(descriptor).st_size - length, length)
+        if tail:
+            _keep_tail(path.parent, tail, files)
+            files.truncate(descriptor, length)
+    finally:
+        files.close(descriptor)
+    return bool(tail)
+
+
+def _keep_tail(directory: Path, tail: bytes, files: Files) -> None:
+    """Save what is cut; a full disk does not stop the cut, which needs no space."""
+    taken = [int(match[1]) for p in directory.iterdir() if (match := _TORN_NAME.fullmatch(p.name))]
+    try:
+        kept = files.create(directory / f"torn-{max(taken, default=-1) + 1}.bin")
+        try:
+            files.write(kept, [tail])
+        finally:
+            files.close(kept)
+    except OSError as error:
+        logger.warning("%d bytes of a torn frame in %s are not kept: %s", len(tail), directory, error)
+
+
+class Segment:
+    """An open event file; after any failed append it ends with its last whole frame or is given up.
+
+    Args:
+        keeps_unsynced: hold what was appended until it is durable, for `rescue`.
+
+    Raises RunDirError when no new file can be made in the directory.
+    """
+
+    def __init__(self, path: Path, files: Files, *, keeps_unsynced: bool = False) -> None:
+        self.path = path
+        self.length = self.synced_length = 0
+        self.is_dead = False
+        self.is_empty = True  # of events
+        self.opened = files.now()
+        self._files = files
+        self._keeps_unsynced = keeps_unsynced
+        self._unsynced: list[Framed] = []
+        self._lost: OSError | None = None  # why a sync failed
+        self._descriptor = files.create(path)
+
+    def append(self, data: bytes) -> None:
+        """Write whole frames that belong to no event: the head of a file, or lineage; raises as `extend`."""
+        self._write([data])
+        self.length += len(data)
+        if self._keeps_unsynced:
+            self._unsynced.append(Framed(0, 0, [data], len(data)))
+
+    def extend(self, framed: Sequence[Framed]) -> None:
+        """Write frames in one call; raises OSError with nothing of them left in the file."""
+        self._write(joined(part for frames in framed for part in frames.parts))
+        self.length += sum(frames.nbytes for frames in framed)
+        self.is_empty = False
+        if self._keeps_unsynced:
+            self._unsynced += framed
+
+    def _write(self, parts: list[Part]) -> None:
+        if self._files.is_removed(self._descriptor):
+            self.is_dead = True
+            raise OSError(errno.ENOENT, "the event file was removed", str(self.path))
+        try:
+            self._write_all(self._descriptor, parts)
+        except OSError:
+            self._take_back()
+            raise
+
+    def _write_all(self, descriptor: int, parts: list[Part]) -> None:
+        while parts:
+            parts = remaining(parts, self._files.write(descriptor, parts[:MAX_PARTS]))
+
+    def _take_back(self) -> None:
+        try:
+            self._files.truncate(self._descriptor, self.length)
+        except OSError:
+            self.is_dead = True  # the torn frame stays; the next writer's `cut_torn_tails` removes it
+
+    def sync(self) -> None:
+        """Make what was appended durable; on OSError the kernel may have dropped it, and the file is dead."""
+        if self._lost is not None:
+            raise self._lost  # another sync would succeed without what this one lost
+        length, count = self.length, len(self._unsynced)  # more may be appended meanwhile
+        if length == self.synced_length and not self.is_dead:
+            return  # a dead file may hold more: whole frames of the append that failed
+        try:
+            self._files.sync(self._descriptor)
+        except OSError as error:
+            self.is_dead, self._lost = True, error
+            raise
+        self.synced_length = length
+        del self._unsynced[:count]
+
+    def rescue(self) -> None:
+        """After a failed sync, put a durable file with everything that was appended in the place of this one.
+
+        Either file is there at any time, so nothing is lost or twice whatever happens. Raises OSError when it
+        cannot be written; it may be tried again, also after `close`.
+        """
+        if not self.path.exists():
+            return  # the user removed it
+        temporary = temporary_name(self.path.parent)
+        descriptor = self._files.create(temporary)
+        try:
+            with open(self.path, "rb") as file:
+                durable = file.read(self.synced_length)
+            parts = joined([durable, *(part for frames in self._unsynced for part in frames.parts)])
+            self._write_all(descriptor, parts)
+            self._files.sync(descriptor)
+            self._files.replace(temporary, self.path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                self._files.close(descriptor)
+        self._unsynced.clear()
+        self._lost, self.synced_length = None, self.length
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            self._files.close(self._descriptor)
+            self._descriptor = -1
+
+
+def remaining(parts: list[Part], taken: int) -> list[Part]:
+    """What is left to write of `parts` after `taken` bytes."""
+    for number, part in enumerate(parts):
+        if taken < len(part):
+            return [memoryview(part)[taken:], *parts[number + 1 :]]
+        taken -= len(part)
+    return []
+
+
+def open_segments(
+    directory: Path,
+    dialects: tuple[str, ...],
+    name: SegmentName,
+    files: Files,
+    *,
+    named_at: float | None = None,
+    keeps_unsynced: bool = False,
+) -> dict[str, Segment]:
+    """New segments, one for each dialect, of one stamp: from `named_at` on (seconds), by default from now."""
+    stamp = next_stamp(directory, files.now() if named_at is None else named_at)
+    for attempt in range(_MAX_CLASHES):
+        opened: dict[str, Segment] = {}
+        try:
+            for dialect in dialects:
+                path = directory / name.file_name(dialect, stamp + attempt)
+                opened[dialect] = Segment(path, files, keeps_unsynced=keeps_unsynced)
+            return opened
+        except FileExistsError:  # another writer took the name between our look and our open
+            discard(opened)
+        except OSError as error:
+            discard(opened)
+            raise RunDirError(
+                f"no event file can be made in {directory}: {error.strerror}; mend it or choose another"
+            ) from error
+    raise RunDirError(
+        f"{_MAX_CLASHES} stamps from {stamp} on are taken in {directory}; remove files of other writers"
+    )
+
+
+def discard(opened: dict[str, Segment]) -> None:
+    """Close and remove segments that nothing was acknowledged in."""
+    for segment in opened.values():
+        segment.path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for segment in opened.values():
+            segment.close()

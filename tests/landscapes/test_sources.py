@@ -1,0 +1,99 @@
+"""Where checkpoints come from: what is read of each kind of source, and what they are called."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsummary.checkpoints.metadata import MAX_INT
+from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscapes.directions.sources import open_runs, open_source, saved_intervals
+from distsummary.run_dir import RunDir
+from tests.unit.landscapes.golden_mlp import Mlp
+from tests.unit.landscapes.test_generator import draw, save_path, walk
+
+
+def make_run(path: Path, intervals: Any = ((1, 2, 3),)) -> RunDir:
+    run = RunDir(path).create()
+    save_path(run, walk(3), intervals)
+    return run
+
+
+def test_unit_and_length_of_an_epoch_are_those_asked_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for around in (None, {4: Mlp().parameters}, run):
+        asked = open_source(Mlp(), around, "epoch", 7)
+        assert (asked.unit, asked.step_per_epoch) == ("epoch", 7)
+        usual = open_source(Mlp(), around)
+        assert (usual.unit, usual.step_per_epoch) == ("step", 4 if around is run else 1)
+
+
+def test_numbers_are_those_that_files_can_hold() -> None:
+    assert open_source(Mlp(), {0: Mlp().parameters, MAX_INT: Mlp().parameters}).last == MAX_INT
+    with pytest.raises(InvalidValueError, match="a number of a checkpoint in around must be"):
+        open_source(Mlp(), {MAX_INT + 1: Mlp().parameters})
+
+
+def test_in_mindspores_mode_a_run_takes_the_samples_that_it_asked_for(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+    spec = LandscapeSpec(intervals=((1, 2, 3),), num_samples=16)
+    writer = TrajectoryWriter(run.ckpt_dir, spec, model_name="Mlp", run_id="0" * 16)
+    for number, state in enumerate(walk(3), 1):
+        writer.save(number, state)
+    assert [draw(around=run, mode=mode).samples for mode in ("standard", "mindspore")] == [24, 16]
+
+
+@pytest.mark.parametrize(("checkpoint", "kind"), [("checkpoint-1", InvalidValueError), (5, InvalidTypeError)])
+def test_a_wrong_name_is_a_wrong_value_and_anything_else_a_wrong_type(
+    checkpoint: Any, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=r"around\[1\] must be values by name or a file"):
+        open_source(Mlp(), {1: checkpoint})
+
+
+@pytest.mark.parametrize("around", ["", " "])
+def test_a_blank_name_is_refused(around: str) -> None:
+    with pytest.raises(InvalidValueError, match="around must not be blank"):
+        open_source(Mlp(), around)
+
+
+def test_another_file_is_refused_with_what_may_be_given(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no checkpoint")
+    with pytest.raises(InvalidValueError, match="must be a run, a ckpt_dir or a checkpoint file that ends"):
+        open_source(Mlp(), tmp_path / "notes.txt")
+
+
+def test_a_run_without_sketches_has_none_and_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert open_source(Mlp(), make_run(tmp_path / "run")).sketches() is None
+    assert not caplog.messages
+
+
+def test_sketches_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run(tmp_path / "run")
+    (run.ckpt_dir / "sketch_00000_rank_00000.frames").mkdir()
+    assert open_source(Mlp(), run).sketches() is None
+    assert "the steps between checkpoints are not shown" in caplog.text
+
+
+def test_a_run_is_called_after_its_directory_and_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / folder / "run").base for folder in "ab"]
+    assert [source.label for source in open_runs(Mlp(), runs)] == ["run (1)", "run (2)"]
+    kept = make_run(tmp_path / "c" / "run").ckpt_dir.rename(tmp_path / "kept")
+    assert [source.label for source in open_runs(Mlp(), [*runs[:1], kept])] == ["run", "kept"]
+
+
+def test_of_planned_paths_what_was_saved_is_drawn_where_it_spans_a_plane(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert saved_intervals([[1, 2, 3]], [1, 2, 3]) == ((1, 2, 3),)
+        assert not caplog.messages
+        assert saved_intervals([[1, 2, 3, 9], [3, 4, 9]], [1, 2, 3, 4]) == ((1, 2, 3),)
+        assert saved_intervals([[1, 2, 9]], [1, 2]) == ((1, 2),)
+    assert caplog.messages[0] == "of the interval [1, 2, 3, 9] only [1, 2, 3] were saved"
+    with pytest.raises(LandscapeError, match="the trajectory has no checkpoints yet"):
+        saved_intervals([[1, 2, 3]], [])

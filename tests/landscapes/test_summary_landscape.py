@@ -1,0 +1,385 @@
+"""MindSpore's door to landscapes: what it takes, what it refuses, and that its numbers are MindSpore's."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distsummary as ds
+from distsummary.checkpoints.trajectory import TrajectoryWriter, read
+from distsummary.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    MissingFileError,
+    NotADirectoryPathError,
+    RunDirError,
+)
+from distsummary.landscapes import summary_landscape
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.run.runner import LandscapeCancelled
+from distsummary.landscapes.summary_landscape import SummaryLandscape, count_workers, parts_of
+from distsummary.reading.reader import read_directory
+from distsummary.run_dir import RunDir
+from tests.unit.landscapes import golden_mlp
+from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
+from tests.unit.landscapes.test_generator import make_parts, recorded_run
+
+SMALL = {"landscape_size": 3, "num_samples": 16}
+
+
+@pytest.fixture
+def run_dir(nasty_tmp_path: Path) -> RunDir:
+    """Four checkpoints in one interval."""
+    return recorded_run(nasty_tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """The same, for all tests that write nothing."""
+    return recorded_run(tmp_path_factory.mktemp("untouched") / "run")
+
+
+@pytest.fixture(autouse=True)
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take longer than all else here; tests/pictures looks at them."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
+def generate(run_dir: RunDir, **changes: Any) -> dict[str, LossGrid]:
+    arguments = {"callback_fn": make_parts, "collect_landscape": SMALL, "device_ids": [0]}
+    landscapes = SummaryLandscape(run_dir, mode=changes.pop("mode", "standard"))
+    return landscapes.gen_landscapes_with_multi_process(**(arguments | changes))
+
+
+def shown(directory: Path) -> list[str]:
+    values = [v for e in read_directory(directory) for v in e.values]
+    return [v.tag for v in values if v.plugin == "landscape"]
+
+
+def test_it_is_public() -> None:
+    assert ds.SummaryLandscape is SummaryLandscape
+
+
+def test_what_the_training_asked_for_is_drawn_and_written(run_dir: RunDir) -> None:
+    before = (run_dir.ckpt_dir / "train_metadata.json").read_bytes()
+    grids = generate(run_dir, collect_landscape=None)
+    assert list(grids) == ["pca", "random"]
+    assert grids["pca"].numbers == (1, 2, 3, 4)
+    assert grids["pca"].z.shape == (5, 5)  # the recorded size
+    assert shown(run_dir.landscape_dir) == ["landscape_[1, 4]", "landscape_[4]"]
+    assert LossGrid.load(run_dir.landscape_dir / "landscape_1-4.npz").z.tobytes() == grids["pca"].z.tobytes()
+    assert (run_dir.ckpt_dir / "train_metadata.json").read_bytes() == before
+
+
+def test_the_losses_are_those_of_landscape(run_dir: RunDir) -> None:
+    grids = generate(run_dir)
+    same = landscape(
+        *make_parts()[:2], batches()[:2], around=run_dir, size=3, directions=("pca", "random"), progress=False
+    )
+    assert isinstance(same, dict)
+    for name in ("pca", "random"):
+        assert grids[name].z.tobytes() == same[name].z.tobytes()
+
+
+def test_mode_mindspore_draws_what_mindspore_drew(tmp_path: Path) -> None:
+    landscapes = SummaryLandscape(golden_mlp.GOLDEN / "summary", mode="mindspore")
+    grids = landscapes.gen_landscapes_with_multi_process(
+        lambda: (cross_entropy, Mlp(), batches(), {"Loss": None}), device_ids=[0], output=tmp_path / "maps"
+    )
+    stored = golden_mlp.stored()
+    assert {grid.tag for grid in grids.values()} == stored.keys()
+    for grid in grids.values():
+        np.testing.assert_allclose(grid.x, stored[grid.tag]["x"], rtol=0, atol=1e-7)
+        if grid.decomposition == "PCA":
+            np.testing.assert_allclose(grid.z, stored[grid.tag]["z"], rtol=0, atol=1e-5)
+
+
+def test_collect_landscape_changes_what_is_drawn_for_this_call(run_dir: RunDir) -> None:
+    asked = {
+        "landscape_size": 4,
+        "unit": "epoch",
+        "create_landscape": {"train": True, "result": False},
+        "num_samples": 23,
+        "intervals": [[2, 3, 4], [1, 2, 3]],
+    }
+    grids = generate(run_dir, collect_landscape=asked)
+    assert list(grids) == ["pca[2, 4]", "pca[1, 3]"]
+    for grid in grids.values():
+        assert (grid.z.shape, grid.unit, grid.samples) == ((4, 4), "epoch", 16)  # 2 batches of 8
+    assert read(run_dir.ckpt_dir).intervals == ((1, 2, 3, 4),)
+
+
+@pytest.mark.parametrize(
+    ("mode", "intervals", "last"),
+    [
+        ("standard", [[2, 3, 4], [1, 2, 3]], 4),
+        ("mindspore", [[2, 3, 4], [1, 2, 3]], 3),
+        ("standard", [[1, 3, 2]], 3),
+        ("mindspore", [[1, 3, 2]], 2),
+        ("standard", [], 4),
+    ],
+)
+def test_a_random_plane_is_around_the_highest_number_asked_for_and_in_mindspores_mode_the_last(
+    run_dir: RunDir, mode: str, intervals: list[list[int]], last: int
+) -> None:
+    only_result = {"create_landscape": {"train": False, "result": True}}
+    grids = generate(run_dir, mode=mode, collect_landscape=SMALL | only_result | {"intervals": intervals})
+    assert [(name, grid.numbers) for name, grid in grids.items()] == [("random", (last,))]
+
+
+def test_an_empty_create_landscape_is_what_was_recorded(run_dir: RunDir) -> None:
+    assert list(generate(run_dir, collect_landscape=SMALL | {"create_landscape": {}})) == ["pca", "random"]
+
+
+def test_nothing_asked_for_writes_nothing_and_calls_nobody(run_dir: RunDir) -> None:
+    def nobody() -> None:
+        raise AssertionError
+
+    nothing = {"create_landscape": {"train": False, "result": False}}
+    assert generate(run_dir, callback_fn=nobody, collect_landscape=nothing) == {}
+    assert not run_dir.landscape_dir.exists()
+
+
+def test_another_output_gets_the_landscapes_and_the_loss_curve_of_the_run(
+    run_dir: RunDir, tmp_path: Path
+) -> None:
+    generate(run_dir, output=str(tmp_path / "maps"))
+    assert shown(tmp_path / "maps" / "landscape") == ["landscape_[1, 4]", "landscape_[4]"]
+    values = [v for e in read_directory(tmp_path / "maps" / "landscape") for v in e.values]
+    assert sum(v.tag == "loss/auto" for v in values) == 6
+    assert not run_dir.landscape_dir.exists()
+
+
+def test_an_interrupted_call_is_written_and_goes_on_without_evaluating_anything_again(
+    run_dir: RunDir, stop_at: Any
+) -> None:
+    seen = stop_at(None)
+    undisturbed = generate(run_dir, output=run_dir.base / "maps")
+    whole = list(seen)
+    stop_at(len(whole) - 2)
+    with pytest.raises(LandscapeCancelled, match=r"pca: 9 of 9 points, random: \d of 9 points"):
+        generate(run_dir)
+    [journal] = run_dir.landscape_dir.glob("journal-*.bin")
+    partial = LossGrid.load(run_dir.landscape_dir / "landscape_4.npz")
+    assert (partial.is_partial, 0 < partial.computed.sum() < 9) == (True, True)
+    seen = stop_at(None)
+    grids = generate(run_dir)
+    assert list(seen) == whole[-2:]
+    assert not journal.exists()
+    for name, grid in grids.items():
+        assert grid.z.tobytes() == undisturbed[name].z.tobytes()
+        assert not LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).is_partial
+
+
+def test_it_begins_anew_when_asked_to(run_dir: RunDir, stop_at: Any) -> None:
+    seen = stop_at(None)
+    generate(run_dir)
+    whole = len(seen)
+    stop_at(2)
+    with pytest.raises(LandscapeCancelled):
+        generate(run_dir)
+    seen = stop_at(None)
+    generate(run_dir, resume=False)
+    assert len(seen) == whole
+
+
+# --- callback_fn
+
+
+class WithLoss:
+    """What wraps a loss function, as MindSpore's Model does."""
+
+    loss_fn = staticmethod(cross_entropy)
+
+
+NET = Mlp()
+
+
+@pytest.mark.parametrize(
+    ("model", "metrics"),
+    [
+        (cross_entropy, None),
+        (cross_entropy, {"Loss": object(), "Accuracy": object()}),
+        (WithLoss(), None),
+        (NET, {"Loss": cross_entropy}),
+        (None, {"Loss": cross_entropy}),
+    ],
+    ids=["a loss function", "with metrics", "with a loss_fn", "the network", "none"],
+)
+def test_mindspores_four_values_tell_the_loss_function(model: Any, metrics: Any) -> None:
+    network, loss_fn, data = parts_of((model, NET, batches, metrics))
+    assert network is NET
+    assert loss_fn is cross_entropy
+    assert data is batches
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "says"),
+    [
+        (None, InvalidTypeError, "callback_fn must return .*got a NoneType"),
+        ((1, 2), InvalidTypeError, "got a tuple of 2"),
+        (tuple(range(5)), InvalidTypeError, "got a tuple of 5"),
+        ((cross_entropy, NET, [], []), InvalidTypeError, "metrics .* must be dict or None, got"),
+        ((cross_entropy, NET, [], {"loss": 1}), InvalidValueError, r"'Loss', got \['loss'\]"),
+        ((None, NET, [], None), InvalidTypeError, r"metrics\['Loss'\] must be a loss function, got None"),
+        ((NET, NET, [], {"Loss": 3}), InvalidTypeError, r"metrics\['Loss'\] must be a loss function, got 3"),
+        ((3, NET, [], None), InvalidTypeError, "the model .* must be a loss function, got 3"),
+    ],
+)
+def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        parts_of(result)
+
+
+# --- bad arguments
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        ({"callback_fn": ["data"]}, InvalidTypeError, r"callback_fn must be a function .*\), got a list$"),
+        ({"device_ids": (0, 1)}, InvalidTypeError, "device_ids must be list or None"),
+        ({"device_ids": 2}, InvalidTypeError, "device_ids must be list or None, got 2"),
+        ({"device_ids": [0, "1"]}, InvalidTypeError, r"device_ids\[1\] must be int, got '1'"),
+        ({"device_ids": [True]}, InvalidTypeError, r"device_ids\[0\] must be int, got True"),
+        ({"device_ids": [-1]}, InvalidValueError, r"device_ids\[0\] must be >= 0, got -1"),
+        ({"device_ids": [1, 1]}, InvalidValueError, r"each device once, got \[1, 1\]"),
+        ({"output": 3}, InvalidTypeError, "output must be str or PathLike"),
+        ({"output": " "}, InvalidValueError, "output must not be blank"),
+        ({"collect_landscape": True}, InvalidTypeError, "collect_landscape must be dict or None"),
+        ({"collect_landscape": {"size": 3}}, InvalidValueError, "unknown key 'size'"),
+        ({"collect_landscape": {3: 3}}, InvalidTypeError, "a key of collect_landscape must be str"),
+        ({"collect_landscape": {"landscape_size": 2}}, InvalidValueError, r"in \[3, 256\], got 2"),
+        ({"collect_landscape": {"landscape_size": 257}}, InvalidValueError, r"in \[3, 256\], got 257"),
+        ({"collect_landscape": {"landscape_size": True}}, InvalidTypeError, "must be int, got True"),
+        ({"collect_landscape": {"unit": "steps"}}, InvalidValueError, "one of .*epoch.*step.*got 'steps'"),
+        ({"collect_landscape": {"num_samples": 1.0}}, InvalidTypeError, "num_samples.* must be int"),
+        (
+            {"collect_landscape": {"num_samples": 0}},
+            InvalidValueError,
+            r"\['num_samples'\] must be >= 1, got 0",
+        ),
+        (
+            {"collect_landscape": {"num_samples": 7}},
+            InvalidValueError,
+            r"^collect_landscape\['num_samples'\] must be at least the batch size 8, got 7; give",
+        ),
+        ({"collect_landscape": {"create_landscape": [1]}}, InvalidTypeError, "must be dict"),
+        ({"collect_landscape": {"create_landscape": {"train": True}}}, InvalidValueError, "both keys"),
+        (
+            {"collect_landscape": {"create_landscape": {"train": 1, "result": True}}},
+            InvalidTypeError,
+            r"\['train'\] must be bool, got 1",
+        ),
+        (
+            {"collect_landscape": {"create_landscape": {"train": True, "final": True}}},
+            InvalidValueError,
+            "unknown key 'final'",
+        ),
+        ({"collect_landscape": {"intervals": None}}, InvalidTypeError, "list of lists"),
+        ({"collect_landscape": {"intervals": ([1, 2, 3],)}}, InvalidTypeError, "must be list"),
+        ({"collect_landscape": {"intervals": [(1, 2, 3)]}}, InvalidTypeError, "must be list"),
+        ({"collect_landscape": {"intervals": [[1, 2]]}}, InvalidValueError, "at least 3 numbers"),
+        ({"collect_landscape": {"intervals": [[1, 2, "3"]]}}, InvalidTypeError, "an item of"),
+        (
+            {"collect_landscape": {"intervals": [[3, 4, 5, 6]]}},
+            InvalidValueError,
+            r"steps that were not saved: \[5, 6\]; saved are \[1, 2, 3, 4\]",
+        ),
+    ],
+)
+def test_a_bad_argument_is_named(
+    untouched: RunDir, changes: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        generate(untouched, **changes)
+    assert not untouched.landscape_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "says"),
+    [
+        (lambda: SummaryLandscape(None), InvalidTypeError, "summary_dir must be str or PathLike"),  # type: ignore[arg-type]  # the point
+        (lambda: SummaryLandscape(""), InvalidValueError, "summary_dir must not be blank"),
+        (lambda: SummaryLandscape(__file__), NotADirectoryPathError, "summary_dir must be a directory"),
+        (lambda: SummaryLandscape("run", mode="x"), InvalidValueError, "mode must be one of"),
+        (lambda: SummaryLandscape("run", seed=1.5), InvalidTypeError, "seed must be int"),  # type: ignore[arg-type]  # the point
+    ],
+)
+def test_the_constructor_names_a_bad_argument(
+    make: Callable[[], object], kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        make()
+
+
+def test_a_directory_without_a_trajectory_is_not_made_and_not_drawn(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="run does not exist; check the path"):
+        generate(RunDir(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(MissingFileError, match=r"train_metadata\.json does not exist; train with"):
+        generate(RunDir(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_callback_fn_is_the_callers(untouched: RunDir) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        generate(untouched, callback_fn=broken)
+
+
+# --- workers
+
+
+def test_the_ids_are_counted() -> None:
+    assert count_workers(None, is_connected=False) == "ray"
+    assert count_workers([], is_connected=False) == 0
+    assert count_workers([], is_connected=True) == 0
+    assert count_workers([5], is_connected=False) == 0
+    assert count_workers([5], is_connected=True) == 1
+    assert count_workers([0, 9, 4], is_connected=False) == 3
+
+
+def test_more_ids_than_one_ask_for_as_many_workers(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spy(*parts: Any, workers: int, **options: Any) -> Any:
+        asked.append(workers)
+        return landscape(*parts, workers=0, **options)
+
+    monkeypatch.setattr(summary_landscape, "landscape", spy)
+    generate(run_dir, device_ids=[3, 1, 2])
+    assert asked == [3]
+
+
+# --- clean_ckpt
+
+
+def test_clean_ckpt_removes_the_checkpoints_and_nothing_else(run_dir: RunDir) -> None:
+    generate(run_dir)
+    resumed = TrajectoryWriter(
+        run_dir.ckpt_dir, read(run_dir.ckpt_dir).spec, model_name="Mlp", run_id=read(run_dir.ckpt_dir).run_id
+    )
+    resumed.save(2, Mlp().parameters)
+    files = {path.name for path in run_dir.ckpt_dir.glob("*.ckpt")}
+    assert len(files) == 4  # 3 and 4 are those of the attempt before, which nothing names
+    assert read(run_dir.ckpt_dir).numbers == (1, 2)
+    SummaryLandscape(run_dir).clean_ckpt()
+    assert not run_dir.ckpt_dir.exists()
+    assert shown(run_dir.landscape_dir) == ["landscape_[1, 4]", "landscape_[4]"]
+    SummaryLandscape(run_dir).clean_ckpt()  # nothing there is fine
+
+
+def test_clean_ckpt_says_what_it_could_not_remove(run_dir: RunDir, tmp_path: Path) -> None:
+    os.rename(run_dir.ckpt_dir, tmp_path / "elsewhere")
+    run_dir.ckpt_dir.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunDirError, match="cannot be removed"):
+        SummaryLandscape(run_dir).clean_ckpt()
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 5

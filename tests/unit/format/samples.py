@@ -1,0 +1,62 @@
+"""Values of every plugin, as Hypothesis strategies and as single examples."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from distsummary.format.histogram import count_histogram
+from distsummary.format.mindspore_format import DATA_TYPES
+from distsummary.format.png import encode_image
+from distsummary.format.records import EventIds, Landscape, Shard, Value
+from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+
+IDS = EventIds("00ff00ff00ff00ff", 2, 41)
+TAGS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+WALL_TIMES = st.floats(allow_nan=False)
+STEPS = st.integers(-(2**63), 2**63 - 1)
+SCALARS = st.floats() | st.sampled_from([0.0, -0.0, 1e300, -1e300, 1e-320])
+ARRAYS = st.sampled_from(sorted(DATA_TYPES)).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+)
+FINITE_ARRAYS = hnp.arrays(
+    "float32", st.integers(0, 60), elements=st.floats(-1e6, 1e6, width=32, allow_nan=False)
+)
+SHARDS = st.none() | st.just(Shard(global_shape=(8, 4), offset=(0, 2)))
+
+PICTURE = encode_image(np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5))
+HISTOGRAM = count_histogram(np.array([1, 2, np.nan, 4, np.inf], np.float32))
+LANDSCAPE = Landscape(
+    x=np.linspace(-1, 1, 3),
+    y=np.arange(4.0),
+    z=np.arange(12.0).reshape(4, 3),
+    decomposition="PCA",
+    unit="epoch",
+    step_per_epoch=7,
+    convergence_point=(0.0, 0.5, 2.0),
+    intervals=(1, 2, 3),
+    path_x=np.array([0.5, 0.25, 0.0], np.float32),
+    path_y=np.array([1.0, 0.5, 0.0], np.float32),
+    path_z=np.array([3.0, 2.5, 2.0]),
+)
+GRAPH = anf_ir_pb2.GraphProto(name="net", node=[anf_ir_pb2.NodeProto(name="1", op_type="Add")])
+TRAIN = lineage_pb2.TrainLineage(algorithm=lineage_pb2.TrainLineage.Algorithm(network="MLP", loss=0.5))
+EVALUATION = lineage_pb2.EvaluationLineage(metric='{"acc": 0.5}')
+DATASET = lineage_pb2.DatasetGraph(parameter=lineage_pb2.OperationParameter(mapInt={"batch_size": 8}))
+
+SUMMARY_VALUES = [
+    Value("scalar", "loss", 0.25),
+    Value("tensor", "hidden", np.arange(6, dtype=np.float16).reshape(2, 3)),
+    Value("histogram", "weight", HISTOGRAM),
+    Value("image", "input", PICTURE),
+    Value("landscape", "landscape_[1, 3]", LANDSCAPE),
+]
+
+
+def custom(**entries: object) -> lineage_pb2.UserDefinedInfo:
+    """Custom information as MindSpore's collector writes it: one entry for each key."""
+    info = lineage_pb2.UserDefinedInfo()
+    for key, entry in entries.items():
+        kind = {int: "map_int32", float: "map_double", str: "map_str"}[type(entry)]
+        getattr(info.user_info.add(), kind)[key] = entry
+    return info

@@ -1,0 +1,206 @@
+"""One event in both dialects, and what happens to values that cannot be written."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distsummary.format import encode, mindspore_format, tensorboard_format
+from distsummary.format.encode import encode_event, event_parts
+from distsummary.format.frames import frame, frame_parts
+from distsummary.format.records import Event, Value
+from tests.unit.format import samples
+
+TRANSPOSED = replace(samples.LANDSCAPE, z=samples.LANDSCAPE.z.T)
+SHORT_PATH = replace(samples.LANDSCAPE, path_z=np.zeros(1))
+BOTH = ("mindspore", "tensorboard")
+
+
+class Late:
+    """A device copy that arrives when it is waited for."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def result(self) -> Any:
+        if isinstance(self.data, Exception):
+            raise self.data
+        return self.data
+
+
+def read(payloads: dict[str, bytes | None], dialect: str) -> Event:
+    payload = payloads[dialect]
+    assert payload is not None
+    decode = mindspore_format.decode_event if dialect == "mindspore" else tensorboard_format.decode_event
+    decoded = decode(payload)
+    assert decoded is not None
+    assert decoded[0] == samples.IDS
+    return decoded[1]
+
+
+def test_each_dialect_gets_what_it_can_show():
+    payloads, refused = encode_event(Event(3, 1.5, samples.SUMMARY_VALUES), samples.IDS, BOTH)
+    assert refused == []
+    shown = {dialect: [value.plugin for value in read(payloads, dialect).values] for dialect in BOTH}
+    assert shown == {
+        "mindspore": ["scalar", "tensor", "histogram", "image", "landscape"],
+        "tensorboard": ["scalar", "histogram", "image"],
+    }
+
+
+def test_pictures_and_bins_are_computed_once_for_both_dialects(monkeypatch: pytest.MonkeyPatch):
+    calls = []
+    for name in ("encode_image", "count_histogram"):
+        original = getattr(encode, name)
+
+        def counted(data: Any, _name: str = name, _original: Any = original, **flags: bool) -> Any:
+            calls.append(_name)
+            return _original(data, **flags)
+
+        monkeypatch.setattr(encode, name, counted)
+    values = [Value("image", "i", np.zeros((1, 3, 2, 2), np.uint8)), Value("histogram", "h", np.arange(9.0))]
+    payloads, refused = encode_event(Event(1, 1.0, values), samples.IDS, BOTH)
+    assert refused == []
+    assert calls == ["encode_image", "count_histogram"]
+    images = [next(v.data for v in read(payloads, d).values if v.plugin == "image") for d in BOTH]
+    assert images[0] == images[1]
+
+
+def test_an_event_that_tensorboard_cannot_show_is_none_there():
+    payloads, _ = encode_event(Event(1, 1.0, [samples.SUMMARY_VALUES[1]]), samples.IDS, BOTH)
+    assert payloads["tensorboard"] is None
+    assert payloads["mindspore"] is not None
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (Value("scalar", "bad", "text"), "InvalidTypeError: a scalar must be a number"),
+        (Value("scalar", "bad", None), "InvalidTypeError: a scalar must be a number"),
+        (Value("scalar", "bad", 1j), "InvalidTypeError: a scalar must be a number"),
+        (Value("scalar", "bad", [1.0, 2.0]), "InvalidValueError: a scalar must be one number"),
+        (Value("tensor", "bad", np.zeros(2, complex)), "InvalidTypeError: a tensor must be one of"),
+        (Value("tensor", "bad", np.broadcast_to(0.0, 2**40)), "InvalidValueError: a tensor of 1099511627776"),
+        (Value("histogram", "bad", np.array(["x"])), "InvalidTypeError: a histogram counts"),
+        (Value("image", "bad", np.zeros((1, 2, 4, 4))), "InvalidValueError: pictures must have the shape"),
+        (Value("landscape", "bad", "text"), "InvalidTypeError: the data of a landscape"),
+        (Value("landscape", "bad", samples.PICTURE), "InvalidTypeError: the data of a landscape"),
+        (Value("landscape", "bad", TRANSPOSED), "InvalidValueError: z of a landscape must have the shape"),
+        (Value("landscape", "bad", SHORT_PATH), "InvalidValueError: path_x, path_y and path_z"),
+        (Value("train_lineage", "bad", samples.TRAIN), "InvalidValueError: train_lineage is lineage"),
+        (Value("audio", "bad", 1.0), "InvalidValueError: the plugin of a value must be one of"),
+        (Value("graph", "bad", b""), "InvalidValueError: a graph must be alone in its event"),
+        (Value("scalar", "bad", Late(OSError("the device is lost"))), "OSError: the device is lost"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_costs_itself_and_nothing_else(bad: Value, reason: str):
+    good = Value("scalar", "good", 1.0)
+    payloads, refused = encode_event(Event(1, 1.0, [good, bad, good]), samples.IDS, BOTH)
+    assert [(plugin, tag) for plugin, tag, _ in refused] == [(bad.plugin, "bad")]
+    assert refused[0].reason.startswith(reason)
+    for dialect in BOTH:
+        assert [value.tag for value in read(payloads, dialect).values] == ["good", "good"]
+
+
+@pytest.mark.parametrize("tag", ["", "x" * 1025, "é" * 513, "\ud800", 5, None])
+def test_a_tag_that_cannot_be_written_is_refused(tag: Any):
+    payloads, refused = encode_event(Event(1, 1.0, [Value("scalar", tag, 1.0)]), samples.IDS, BOTH)
+    assert [refusal.tag for refusal in refused] == [str(tag)]
+    assert read(payloads, "mindspore").values == []
+    assert payloads["tensorboard"] is None
+
+
+def test_an_event_without_values_keeps_its_number():
+    payloads, _ = encode_event(Event(5, 1.0, []), samples.IDS, BOTH)
+    assert read(payloads, "mindspore") == Event(5, 1.0, [])
+    assert payloads["tensorboard"] is None
+
+
+def test_copies_under_way_are_waited_for():
+    values = [
+        Value("scalar", "s", Late(np.array([[2.0]]))),
+        Value("tensor", "t", Late(np.arange(3.0))),
+        Value("histogram", "h", Late(samples.HISTOGRAM)),
+    ]
+    payloads, refused = encode_event(Event(1, 1.0, values), samples.IDS, BOTH)
+    assert refused == []
+    scalar, tensor, histogram = (value.data for value in read(payloads, "mindspore").values)
+    assert (scalar, tensor.tolist(), histogram.count) == (2.0, [0, 1, 2], 5)
+
+
+def test_scalars_of_every_kind_are_one_number():
+    numbers = [True, 3, 2.5, np.float16(0.5), np.array(7), np.array([[1]]), 2**70]
+    values = [Value("scalar", str(place), number) for place, number in enumerate(numbers)]
+    payloads, refused = encode_event(Event(1, 1.0, values), samples.IDS, BOTH)
+    expected = [1.0, 3.0, 2.5, 0.5, 7.0, 1.0, float(2**70)]
+    assert refused == []
+    for dialect in BOTH:
+        assert [value.data for value in read(payloads, dialect).values] == expected
+
+
+def test_a_value_that_would_make_the_event_too_large_is_refused():
+    large = Value("tensor", "large", np.zeros(1000, np.float32))
+    event = Event(1, 1.0, [large, Value("scalar", "small", 1.0), large._replace(tag="second")])
+    payloads, refused = encode_event(event, samples.IDS, BOTH, max_payload=6000)
+    assert [refusal.tag for refusal in refused] == ["second"]
+    assert [value.tag for value in read(payloads, "mindspore").values] == ["large", "small"]
+    assert all(len(payload) <= 6000 for payload in payloads.values() if payload is not None)
+
+
+def test_a_graph_alone_is_an_event_of_the_mindspore_dialect():
+    graph = samples.GRAPH.SerializeToString()
+    payloads, refused = encode_event(Event(1, 1.0, [Value("graph", "", graph)]), samples.IDS, BOTH)
+    assert refused == []
+    assert read(payloads, "mindspore").values == [Value("graph", "", graph)]
+    assert payloads["tensorboard"] is None
+
+
+def test_a_graph_that_is_none_is_refused():
+    for data in (b"\xff\xff", "text"):
+        payloads, refused = encode_event(Event(1, 1.0, [Value("graph", "g", data)]), samples.IDS, BOTH)
+        assert [refusal.plugin for refusal in refused] == ["graph"]
+        assert payloads == {"mindspore": None, "tensorboard": None}
+
+
+def test_compatibility_reaches_histograms_and_images():
+    picture = np.array([0, 255], np.uint8).reshape(1, 1, 1, 2)
+    values = [Value("histogram", "h", np.array([-128, 127], np.int8)), Value("image", "i", picture)]
+    plain, _ = encode_event(Event(1, 1.0, values), samples.IDS, ("mindspore",))
+    compat, _ = encode_event(Event(1, 1.0, values), samples.IDS, ("mindspore",), mindspore_compat=True)
+    before, after = (read(payloads, "mindspore").values for payloads in (plain, compat))
+    assert before[0].data.left.tolist() == [-128, -0.5]
+    assert after[0].data.left.tolist() == [-128, -1]
+    assert before[1].data.encoded != after[1].data.encoded
+
+
+def test_only_the_dialects_asked_for_are_encoded():
+    payloads, _ = encode_event(Event(1, 1.0, samples.SUMMARY_VALUES), samples.IDS, ("tensorboard",))
+    assert list(payloads) == ["tensorboard"]
+
+
+@given(samples.ARRAYS | st.just(np.arange(30000.0)[::2]), st.integers(0, 40000))
+def test_an_event_in_parts_is_framed_to_the_same_bytes(array: np.ndarray, picture_bytes: int):
+    picture = replace(samples.PICTURE, encoded=bytes(picture_bytes))
+    values = [*samples.SUMMARY_VALUES, Value("tensor", "t", array), Value("image", "i", picture)]
+    event = Event(7, 1.5, values)
+    payloads, _ = encode_event(event, samples.IDS, BOTH)
+    parts, refused = event_parts(event, samples.IDS, BOTH)
+    assert refused == []
+    for dialect in BOTH:
+        payload, in_parts = payloads[dialect], parts[dialect]
+        assert payload is not None
+        assert in_parts is not None
+        assert b"".join(frame_parts(in_parts)) == frame(payload)
+
+
+def test_a_large_tensor_is_framed_where_it_lies():
+    array = np.arange(100_000, dtype=np.float32).reshape(100, 1000)
+    parts, _ = event_parts(Event(1, 1.5, [Value("tensor", "t", array)]), samples.IDS, ("mindspore",))
+    assert parts["mindspore"] is not None
+    framed = frame_parts(parts["mindspore"])
+    assert [len(part) for part in framed][1] == array.nbytes
+    assert np.shares_memory(np.frombuffer(framed[1], np.float32), array)
+    assert len(framed) == 3

@@ -1,0 +1,219 @@
+"""The MindSpore dialect: the bytes that protobuf would make, and back."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distsummary.errors import DamagedFileError, InvalidTypeError
+from distsummary.format import mindspore_format as ms
+from distsummary.format.histogram import count_histogram
+from distsummary.format.records import Event, EventIds, Histogram, Lineage, Shard, Value
+from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.pb import mindspore_summary_pb2 as summary_pb2
+from tests.unit.format import samples
+
+
+def with_ids(event, ids: EventIds | None):
+    """The protobuf event with the identity set the slow way."""
+    if ids is not None:
+        event.run_id, event.attempt = int(ids.run_id, 16), ids.attempt
+        if ids.seq:
+            event.seq = ids.seq
+    return event
+
+
+@given(samples.STEPS, samples.WALL_TIMES, samples.TAGS, samples.SCALARS)
+def test_a_scalar_has_the_bytes_of_protobuf(step: int, wall_time: float, tag: str, scalar: float):
+    event = with_ids(summary_pb2.Event(wall_time=wall_time, step=step), samples.IDS)
+    with np.errstate(over="ignore"):
+        event.summary.value.add(tag=tag, scalar_value=float(np.float32(scalar)))
+    encoded = ms.encode_summary(step, wall_time, [ms.encode_value(Value("scalar", tag, scalar))], samples.IDS)
+    assert encoded == event.SerializeToString()
+
+
+@given(samples.TAGS, samples.ARRAYS, samples.SHARDS)
+def test_a_tensor_has_the_bytes_of_protobuf(tag: str, array: np.ndarray, shard: Shard | None):
+    value = summary_pb2.Summary.Value(tag=tag)
+    with np.errstate(over="ignore"):
+        numbers = array.astype(np.float32).reshape(-1).tolist()
+    data_type = anf_ir_pb2.DataType.Value(f"DT_{array.dtype.name.upper()}")
+    value.tensor.CopyFrom(anf_ir_pb2.TensorProto(dims=array.shape, data_type=data_type, float_data=numbers))
+    if shard:
+        value.shard.global_shape.extend(shard.global_shape)
+        value.shard.offset.extend(shard.offset)
+    assert ms.encode_value(Value("tensor", tag, array, shard)) == value.SerializeToString()
+
+
+@given(samples.TAGS, samples.ARRAYS)
+def test_a_histogram_has_the_bytes_of_protobuf(tag: str, array: np.ndarray):
+    histogram = count_histogram(array)
+    value = summary_pb2.Summary.Value(tag=tag)
+    message = value.histogram
+    for left, width, count in zip(histogram.left, histogram.width, histogram.counts, strict=True):
+        message.buckets.add(left=left, width=width, count=count)
+    message.nan_count, message.count = histogram.nan_count, histogram.count
+    message.pos_inf_count, message.neg_inf_count = histogram.pos_inf_count, histogram.neg_inf_count
+    if histogram.min is not None:
+        message.min, message.max, message.sum = histogram.min, histogram.max, histogram.sum
+    assert ms.encode_value(Value("histogram", tag, histogram)) == value.SerializeToString()
+
+
+def test_an_image_has_the_bytes_of_protobuf():
+    value = summary_pb2.Summary.Value(tag="input")
+    value.image.height, value.image.width, value.image.colorspace = 4, 10, 3
+    value.image.encoded_image = samples.PICTURE.encoded
+    assert ms.encode_value(Value("image", "input", samples.PICTURE)) == value.SerializeToString()
+
+
+def test_the_version_record_has_the_bytes_of_protobuf():
+    for ids in (None, samples.IDS._replace(seq=0)):
+        event = with_ids(summary_pb2.Event(wall_time=2.5, version="MindSpore.Event:1"), ids)
+        assert ms.encode_version(2.5, ids) == event.SerializeToString()
+        assert ms.decode_event(ms.encode_version(2.5, ids)) is None
+
+
+def test_a_graph_has_the_bytes_of_protobuf_and_no_step():
+    event = with_ids(summary_pb2.Event(wall_time=2.5, graph_def=samples.GRAPH), samples.IDS)
+    graph = samples.GRAPH.SerializeToString()
+    encoded = ms.encode_graph(graph, 2.5, samples.IDS)
+    assert encoded == event.SerializeToString()
+    assert ms.decode_event(encoded) == (samples.IDS, Event(0, 2.5, [Value("graph", "", graph)]))
+
+
+@given(samples.STEPS, samples.WALL_TIMES)
+def test_a_summary_is_read_as_it_was_written(step: int, wall_time: float):
+    shard = Shard(global_shape=(4, 3), offset=(2, 0))
+    values = [value._replace(shard=shard) for value in samples.SUMMARY_VALUES]
+    payload = ms.encode_summary(step, wall_time, map(ms.encode_value, values), samples.IDS)
+    decoded = ms.decode_event(payload)
+    assert decoded is not None
+    ids, event = decoded
+    assert (ids, event.step, event.wall_time) == (samples.IDS, step, wall_time)
+    for before, after in zip(values, event.values, strict=True):
+        assert after[:2] == before[:2]
+        assert after.shard == shard
+        assert_equal(after.data, before.data)
+
+
+@given(samples.ARRAYS)
+def test_a_tensor_keeps_its_dtype_shape_and_float32_values(array: np.ndarray):
+    message = anf_ir_pb2.TensorProto.FromString(ms.encode_tensor(array))
+    decoded = ms.decode_tensor(message)
+    assert (decoded.dtype, decoded.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(ms.to_float32(decoded), ms.to_float32(array))
+
+
+def test_rounded_up_maxima_of_integers_saturate():
+    for dtype in ("int64", "uint64", "int32", "uint32"):
+        array = np.array([np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)
+        message = anf_ir_pb2.TensorProto.FromString(ms.encode_tensor(array))
+        assert ms.decode_tensor(message).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "object", "U3", "datetime64[s]", "longdouble"])
+def test_dtypes_without_a_number_in_mindspore_are_refused(dtype: str):
+    with pytest.raises(InvalidTypeError, match=r"tensor must be one of .*got"):
+        ms.encode_tensor(np.zeros(2, dtype))
+
+
+def test_other_byte_orders_and_strides_are_encoded_by_value():
+    array = np.arange(12.0).reshape(3, 4)
+    expected = ms.encode_tensor(array)
+    assert ms.encode_tensor(array.astype(">f8")) == expected
+    assert ms.encode_tensor(np.asfortranarray(array)) == expected
+    assert ms.encode_tensor(array[:, ::2]) == ms.encode_tensor(array[:, ::2].copy())
+
+
+def test_numbers_that_do_not_fill_their_shape_are_damage():
+    for dims in ([3], [-1, -2], [2**40], []):
+        event = summary_pb2.Event(wall_time=1.0)
+        tensor = anf_ir_pb2.TensorProto(dims=dims, data_type=11, float_data=[1, 2])
+        event.summary.value.add(tag="t", tensor=tensor)
+        with pytest.raises(DamagedFileError, match="has 2 numbers"):
+            ms.decode_event(event.SerializeToString())
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_damage_or_an_event_but_never_anything_else(payload: bytes):
+    for decode in (ms.decode_event, ms.decode_lineage_event):
+        try:
+            decoded = decode(payload)
+        except DamagedFileError:
+            continue
+        assert decoded is None or isinstance(decoded[1], Event)
+
+
+def test_lineage_is_one_event_for_each_kind_in_the_order_of_the_file():
+    lineage = Lineage(
+        train=samples.TRAIN,
+        evaluation=samples.EVALUATION,
+        dataset_graph=samples.DATASET,
+        custom=samples.custom(lr=0.5, note="x"),
+    )
+    payloads = ms.encode_lineage(lineage, 3.5, samples.IDS._replace(seq=0))
+    events = [lineage_pb2.LineageEvent.FromString(payload) for payload in payloads]
+    kinds = [event.WhichOneof("what") for event in events]
+    assert kinds == ["dataset_graph", "user_defined_info", "train_lineage", "evaluation_lineage"]
+    assert {(event.wall_time, event.run_id, event.attempt) for event in events} == {
+        (3.5, int(samples.IDS.run_id, 16), samples.IDS.attempt)
+    }
+    assert [event.SerializeToString(deterministic=True) for event in events] == payloads
+    read = Lineage()
+    for payload in payloads:
+        decoded = ms.decode_lineage_event(payload)
+        assert decoded is not None
+        read = ms.updated_lineage(read, decoded[1].values[0])
+    assert read == lineage
+
+
+def test_an_empty_lineage_message_is_still_there():
+    payloads = ms.encode_lineage(Lineage(evaluation=lineage_pb2.EvaluationLineage()), 1.0)
+    event = lineage_pb2.LineageEvent.FromString(payloads[0])
+    assert event.WhichOneof("what") == "evaluation_lineage"
+
+
+def test_the_wrong_message_for_a_plugin_is_refused():
+    with pytest.raises(InvalidTypeError, match="train_lineage must be a TrainLineage, got EvaluationLineage"):
+        ms.encode_lineage_message("train_lineage", samples.EVALUATION, 1.0)
+
+
+def test_the_last_of_each_kind_counts_and_custom_information_is_merged():
+    lineage = Lineage(train=samples.TRAIN)
+    newer = lineage_pb2.TrainLineage(algorithm=lineage_pb2.TrainLineage.Algorithm(network="CNN"))
+    lineage = ms.updated_lineage(lineage, Value("train_lineage", "", newer))
+    lineage = ms.updated_lineage(lineage, Value("custom_lineage_data", "", samples.custom(a=1, b="old")))
+    lineage = ms.updated_lineage(lineage, Value("custom_lineage_data", "", samples.custom(b=2.5, c="new")))
+    assert lineage.train == newer
+    assert lineage.custom == samples.custom(a=1, b=2.5, c="new")
+
+
+def test_custom_information_in_one_message_is_merged_by_key():
+    older = lineage_pb2.UserDefinedInfo(map_int32={"k": 1}, map_str={"s": "x"})
+    older.map_dict["group"].map_int32["inner"] = 3
+    merged = ms.merge_custom(older, lineage_pb2.UserDefinedInfo(map_int32={"k": 2}))
+    assert [entry.map_int32["k"] for entry in merged.user_info if "k" in entry.map_int32] == [2]
+    assert len(merged.user_info) == 3
+    assert any(entry.map_dict["group"].map_int32["inner"] == 3 for entry in merged.user_info)
+
+
+def assert_equal(one: object, other: object) -> None:
+    if dataclasses.is_dataclass(one):
+        assert type(one) is type(other)
+        for field in dataclasses.fields(one):
+            assert_equal(getattr(one, field.name), getattr(other, field.name))
+    else:
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_histogram_without_finite_values_stays_without():
+    histogram = count_histogram(np.array([np.nan, np.inf]))
+    payload = ms.encode_summary(1, 1.0, [ms.encode_value(Value("histogram", "h", histogram))])
+    decoded = ms.decode_event(payload)
+    assert decoded is not None
+    read = decoded[1].values[0].data
+    assert isinstance(read, Histogram)
+    assert (read.min, read.max, read.sum, read.left.size, read.count) == (None, None, None, 0, 2)

@@ -1,0 +1,158 @@
+"""The TensorBoard dialect: the bytes that protobuf would make, and back."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distsummary.errors import DamagedFileError
+from distsummary.format import mindspore_format, wire
+from distsummary.format import tensorboard_format as tb
+from distsummary.format.histogram import count_histogram
+from distsummary.format.records import Event, EventIds, Histogram, Value
+from distsummary.pb import tensorboard_pb2
+from tests.unit.format import samples
+
+
+def with_ids(event, ids: EventIds):
+    event.run_id, event.attempt = int(ids.run_id, 16), ids.attempt
+    if ids.seq:
+        event.seq = ids.seq
+    return event
+
+
+@given(samples.STEPS, samples.WALL_TIMES, samples.TAGS, samples.SCALARS)
+def test_a_scalar_has_the_bytes_of_protobuf(step: int, wall_time: float, tag: str, scalar: float):
+    event = with_ids(tensorboard_pb2.Event(wall_time=wall_time, step=step), samples.IDS)
+    with np.errstate(over="ignore"):
+        event.summary.value.add(tag=tag, simple_value=float(np.float32(scalar)))
+    value = tb.encode_value(Value("scalar", tag, scalar))
+    assert value is not None
+    assert tb.encode_summary(step, wall_time, [value], samples.IDS) == event.SerializeToString()
+
+
+@given(samples.TAGS, samples.ARRAYS)
+def test_a_histogram_has_the_bytes_of_protobuf(tag: str, array: np.ndarray):
+    histogram = count_histogram(array)
+    finite = int(histogram.counts.sum())
+    bins = finite > 0
+    histo = tensorboard_pb2.HistogramProto(
+        min=histogram.min or 0.0,
+        max=histogram.max or 0.0,
+        num=finite,
+        sum=histogram.sum or 0.0,
+        bucket_limit=histogram.left + histogram.width if bins else [0.0],
+        bucket=histogram.counts if bins else [0.0],
+    )
+    value = tensorboard_pb2.Summary.Value(tag=tag, histo=histo)
+    assert tb.encode_value(Value("histogram", tag, histogram)) == value.SerializeToString()
+
+
+def test_an_image_has_the_bytes_of_protobuf_and_of_the_other_dialect():
+    value = Value("image", "input", samples.PICTURE)
+    message = tensorboard_pb2.Summary.Value(tag="input")
+    message.image.height, message.image.width, message.image.colorspace = 4, 10, 3
+    message.image.encoded_image_string = samples.PICTURE.encoded
+    assert tb.encode_value(value) == message.SerializeToString() == mindspore_format.encode_value(value)
+
+
+def test_version_and_session_records_have_the_bytes_of_protobuf():
+    ids = samples.IDS._replace(seq=0)
+    version = with_ids(tensorboard_pb2.Event(wall_time=2.5, file_version="brain.Event:2"), ids)
+    assert tb.encode_version(2.5, ids) == version.SerializeToString()
+    log = tensorboard_pb2.SessionLog(status=tensorboard_pb2.SessionLog.START)
+    session = with_ids(tensorboard_pb2.Event(wall_time=2.5, step=7, session_log=log), ids)
+    assert tb.encode_session_start(7, 2.5, ids) == session.SerializeToString()
+    assert tb.decode_event(version.SerializeToString()) is None
+    assert tb.decode_event(session.SerializeToString()) is None
+
+
+def test_what_tensorboard_has_no_place_for_gives_nothing():
+    for plugin in ("tensor", "landscape", "graph", "train_lineage"):
+        assert tb.encode_value(Value(plugin, "x", None)) is None
+
+
+def test_values_are_read_as_they_were_written():
+    counted = count_histogram(np.array([1.0, 2.0, 2.5, 4.0, 9.0, 10.0], np.float32))
+    values = [
+        Value("scalar", "loss", 0.25),
+        Value("histogram", "weight", counted),
+        Value("image", "input", samples.PICTURE),
+    ]
+    encoded = [part for part in map(tb.encode_value, values) if part is not None]
+    decoded = tb.decode_event(tb.encode_summary(3, 1.5, encoded, samples.IDS))
+    assert decoded is not None
+    ids, event = decoded
+    assert (ids, event.step, event.wall_time) == (samples.IDS, 3, 1.5)
+    scalar, histogram, image = (value.data for value in event.values)
+    assert (scalar, image) == (0.25, samples.PICTURE)
+    assert isinstance(histogram, Histogram)
+    np.testing.assert_allclose(histogram.left, counted.left)
+    np.testing.assert_allclose(histogram.width, counted.width)
+    assert histogram.counts.tolist() == counted.counts.tolist()
+    assert (histogram.min, histogram.max, histogram.sum, histogram.count) == (1.0, 10.0, 28.5, 6)
+
+
+def test_an_empty_histogram_is_read_as_one():
+    part = tb.encode_value(Value("histogram", "h", count_histogram(np.array([np.nan]))))
+    assert part is not None
+    decoded = tb.decode_event(tb.encode_summary(1, 1.0, [part]))
+    assert decoded is not None
+    histogram = decoded[1].values[0].data
+    assert (histogram.count, histogram.left.size, histogram.min) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "numpy_dtype"), [(1, "float_val", "<f4"), (2, "double_val", "<f8")]
+)
+@pytest.mark.parametrize("plugin", ["scalars", ""])
+def test_the_scalars_of_tensorflow_2_are_read(dtype: int, field: str, numpy_dtype: str, plugin: str):
+    as_numbers = tensorboard_pb2.TensorProto(dtype=dtype, **{field: [0.5]})
+    as_bytes = tensorboard_pb2.TensorProto(dtype=dtype, tensor_content=np.array(0.5, numpy_dtype).tobytes())
+    for tensor in (as_numbers, as_bytes):
+        event = tensorboard_pb2.Event(step=4, wall_time=1.0)
+        event.summary.value.add(tag="loss", tensor=tensor).metadata.plugin_data.plugin_name = plugin
+        assert tb.decode_event(event.SerializeToString()) == (
+            EventIds("", 0, 0), Event(4, 1.0, [Value("scalar", "loss", 0.5)])
+        )  # fmt: skip
+
+
+def test_text_is_left_out_and_the_rest_of_its_event_kept():
+    event = tensorboard_pb2.Event(step=4, wall_time=1.0)
+    text = event.summary.value.add(tag="note", tensor=tensorboard_pb2.TensorProto(dtype=7, string_val=[b"x"]))
+    text.metadata.plugin_data.plugin_name = "text"
+    event.summary.value.add(tag="loss", simple_value=1.0)
+    decoded = tb.decode_event(event.SerializeToString())
+    assert decoded is not None
+    assert [value.tag for value in decoded[1].values] == ["loss"]
+
+
+@pytest.mark.parametrize("size", [2**40, -1])
+def test_one_number_does_not_stand_for_an_absurd_shape(size: int):
+    shape = tensorboard_pb2.TensorShapeProto(dim=[tensorboard_pb2.TensorShapeProto.Dim(size=size)])
+    event = tensorboard_pb2.Event(step=4)
+    event.summary.value.add(
+        tag="t", tensor=tensorboard_pb2.TensorProto(dtype=1, tensor_shape=shape, float_val=[2])
+    )
+    with pytest.raises(DamagedFileError, match="has 1 numbers"):
+        tb.decode_event(event.SerializeToString())
+
+
+def test_one_number_stands_for_a_shape():
+    shape = tensorboard_pb2.TensorShapeProto(dim=[tensorboard_pb2.TensorShapeProto.Dim(size=3)])
+    event = tensorboard_pb2.Event(step=4)
+    event.summary.value.add(
+        tag="t", tensor=tensorboard_pb2.TensorProto(dtype=1, tensor_shape=shape, float_val=[2])
+    )
+    decoded = tb.decode_event(event.SerializeToString())
+    assert decoded is not None
+    assert decoded[1].values[0].data.tolist() == [2, 2, 2]
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_damage_or_an_event_but_never_anything_else(payload: bytes):
+    try:
+        decoded = tb.decode_event(wire.delimited(5, payload))
+    except DamagedFileError:
+        return
+    assert decoded is None or isinstance(decoded[1], Event)

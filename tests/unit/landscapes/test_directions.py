@@ -1,0 +1,65 @@
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidValueError
+from distsummary.landscapes.directions.normalization import NORMALIZATIONS
+from distsummary.landscapes.directions.recipe import Directions, RandomDirections
+
+WEIGHTS = {
+    "fc.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "fc.bias": np.array([3.0, 4.0], np.float32),
+    "bn.gamma": np.array([1.0, 2.0], np.float32),
+}
+
+
+def test_the_recipe_makes_the_same_directions_for_any_order_of_names() -> None:
+    centre = {"a": np.ones((3, 2), np.float32), "b": np.ones((2, 2), np.float32)}
+    one = RandomDirections(names=("a", "b"), seed=5).make(centre)
+    other = RandomDirections(names=("b", "a"), seed=5).make(centre)
+    digests = [
+        {n: hashlib.sha256(d[n].tobytes()).hexdigest() for n in "ab"}
+        for d in (one.x, other.x, one.y, other.y)
+    ]
+    assert digests[0] == digests[1]
+    assert digests[2] == digests[3]
+    assert digests[0] != digests[2]
+
+
+def test_given_directions_must_fit_the_weights() -> None:
+    good = {"fc.weight": np.ones((3, 4), np.float32)}
+    with pytest.raises(InvalidValueError, match="nothing"):
+        Directions(x={"nothing": np.ones(2)}, y={"nothing": np.ones(2)}).make(WEIGHTS)
+    with pytest.raises(InvalidValueError, match=r"shape \(2,\)"):
+        Directions(x={"fc.weight": np.ones(2)}, y=good).make(WEIGHTS)
+    with pytest.raises(InvalidValueError, match="same parameters"):
+        Directions(x=good, y=good | {"fc.bias": np.ones(2)}).make(WEIGHTS)
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
+def test_a_seed_out_of_64_bits_is_refused(seed: int) -> None:
+    with pytest.raises(InvalidValueError, match="seed"):
+        RandomDirections(names=("a",), seed=seed)
+
+
+@pytest.mark.parametrize("how", NORMALIZATIONS)
+def test_a_recipe_makes_one_parameter_alone_as_it_makes_all(how: str) -> None:
+    recipe: Any = RandomDirections(
+        names=tuple(WEIGHTS), seed=3, normalization=how, filter_axes={"fc.weight": 1}
+    )
+    for given in (recipe, recipe.make(WEIGHTS)):
+        for axis, direction in enumerate((recipe.make(WEIGHTS).x, recipe.make(WEIGHTS).y)):
+            for name, weights in WEIGHTS.items():
+                assert given.one(axis, name, weights).tobytes() == direction[name].tobytes()
+
+
+def test_a_filter_axis_changes_the_scale_and_not_the_normals() -> None:
+    rows = RandomDirections(names=("fc.weight",)).make(WEIGHTS).x["fc.weight"]
+    columns = (
+        RandomDirections(names=("fc.weight",), filter_axes={"fc.weight": 1}).make(WEIGHTS).x["fc.weight"]
+    )
+    assert np.array_equal(np.sign(rows[1:]), np.sign(columns[1:]))
+    norms = np.linalg.norm(WEIGHTS["fc.weight"], axis=0)
+    np.testing.assert_allclose(np.linalg.norm(columns, axis=0), norms, rtol=1e-6)

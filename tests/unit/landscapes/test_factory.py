@@ -1,0 +1,76 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscapes.factory import load_factory
+from distsummary.landscapes.model.quantities import Evaluation
+from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
+
+FACTORY = "tests.unit.landscapes.test_factory:make_parts"
+
+
+def make_parts() -> tuple[Any, Any, Any]:
+    return Mlp(), cross_entropy, batches()
+
+
+def make_parts_and_more() -> tuple[Any, Any, Any, Evaluation]:
+    return *make_parts(), Evaluation(stderr=True)
+
+
+def make_with_an_error() -> Any:
+    return {}["parts"]
+
+
+def make_nothing() -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("def parts(:", r"raised SyntaxError: invalid syntax \(line 1 of .*broken_syntax\.py\)"),
+        ("x = 1\n1 / 0", r"raised ZeroDivisionError: division by zero \(line 2 of .*broken_zero\.py\)"),
+        ("import math\nmath.nothing", r"raised AttributeError: .* 'nothing' \(line 2 of"),
+    ],
+)
+def test_a_module_that_raises_is_told_by_its_line(
+    text: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "broken_" + {"d": "syntax", "x": "zero", "i": "attribute"}[text[0]]
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LandscapeError, match=match):
+        load_factory(f"{name}:parts")
+
+
+def test_a_factory_is_found_by_name() -> None:
+    (model, loss_fn, data), evaluation = load_factory(FACTORY)
+    assert isinstance(model, Mlp)
+    assert loss_fn is cross_entropy
+    assert len(data) == 3
+    assert evaluation is None
+    assert load_factory(FACTORY + "_and_more")[1] == Evaluation(stderr=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        ("nocolon", InvalidValueError, "module:function"),
+        ("nowhere.py:parts", InvalidValueError, "cannot be found: .*; leave .py out"),
+        (":f", InvalidValueError, "module:function"),
+        ("no_such_module_here:f", InvalidValueError, "cannot be found"),
+        ("math:no_such_name", InvalidValueError, "cannot be found"),
+        (FACTORY.replace("make_parts", "make_nothing"), InvalidTypeError, "must return"),
+        (
+            FACTORY.replace("make_parts", "make_with_an_error"),
+            LandscapeError,
+            r"raised KeyError: 'parts' \(line 23 of",
+        ),
+        ("json:dumps", LandscapeError, r"raised TypeError: .*'obj'; mend"),
+    ],
+)
+def test_a_factory_that_cannot_be_used_is_refused(name: str, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        load_factory(name)

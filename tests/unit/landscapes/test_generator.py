@@ -1,0 +1,435 @@
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
+from distsummary.errors import (
+    DistSummaryError,
+    InvalidTypeError,
+    InvalidValueError,
+    LandscapeError,
+    MissingFileError,
+    NotADirectoryPathError,
+    RunDirError,
+)
+from distsummary.format.records import Batch, Event, Value
+from distsummary.landscapes import generator
+from distsummary.landscapes.directions.recipe import Directions
+from distsummary.landscapes.engines import numpy_engine
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.run.progress import Progress
+from distsummary.run_dir import RunDir
+from distsummary.writing.writer import RankWriter
+from tests.unit.landscapes import golden_mlp
+from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
+
+
+def make_parts() -> tuple[Any, Any, Any]:
+    return Mlp(), cross_entropy, batches()
+
+
+def draw(**changes: Any) -> Any:
+    """A 5 x 5 landscape of the golden run, PCA unless said otherwise."""
+    model, loss_fn, data = make_parts()
+    arguments = {
+        "around": golden_mlp.CKPT_DIR,
+        "size": 5,
+        "progress": False,
+        "model": model,
+        "loss_fn": loss_fn,
+    }
+    return landscape(**(arguments | {"batches": data} | changes))
+
+
+def save_path(run_dir: RunDir, states: list[dict[str, Any]], intervals: list[list[int]]) -> None:
+    spec = LandscapeSpec(intervals=tuple(map(tuple, intervals)), landscape_size=5)
+    writer = TrajectoryWriter(run_dir.ckpt_dir, spec, model_name="Mlp", run_id="0" * 16, step_per_epoch=4)
+    for number, state in enumerate(states, 1):
+        writer.save(number, state)
+
+
+def walk(count: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    state = Mlp().parameters
+    return [
+        {n: (a + 0.1 * k * rng.normal(size=a.shape)).astype(np.float32) for n, a in state.items()}
+        for k in range(count)
+    ]
+
+
+def recorded_run(path: Path) -> RunDir:
+    """A run of one rank with 4 checkpoints and 6 steps of loss."""
+    run = RunDir(path).create()
+    save_path(run, walk(4), [[1, 2, 3, 4]])
+    run_id = run.update_manifest(lambda manifest: None)["run_id"]
+    writer = RankWriter(run.base, run_id=run_id)
+    values = [[Value("scalar", "loss", 3.0 - 0.25 * k), Value("scalar", "lr", 0.1)] for k in range(6)]
+    events = [Event(k + 1, 1000.0 + k, values[k]) for k in range(6)]
+    writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=1, events=events))
+    writer.close()
+    return run
+
+
+@pytest.fixture
+def run_dir(nasty_tmp_path: Path) -> RunDir:
+    return recorded_run(nasty_tmp_path / "run")
+
+
+def test_one_direction_gives_a_grid_and_several_a_dict(run_dir: RunDir) -> None:
+    single = draw(around=run_dir)
+    assert isinstance(single, LossGrid)
+    assert (single.decomposition, single.numbers) == ("PCA", (1, 2, 3, 4))
+    assert (single.unit, single.step_per_epoch, single.mode, single.bn_mode) == (
+        "step",
+        4,
+        "standard",
+        "eval",
+    )
+    assert (single.centring, single.normalization, single.engine) == ("last", "none", "numpy-naive")
+    both = draw(around=str(run_dir.base), directions=("pca", "random"), seed=4)
+    assert list(both) == ["pca", "random"]
+    assert both["pca"].z.tobytes() == single.z.tobytes()
+    assert (both["random"].seed, both["random"].rng) == (4, "philox-bm-v1")
+    assert both["random"].normalization == "filter"
+    assert list(draw(around=read(run_dir.ckpt_dir), directions=("pca",))) == ["pca"]
+
+
+def test_every_point_of_the_grid_is_the_loss_at_its_coordinates() -> None:
+    rng = np.random.default_rng(3)
+    shapes = {name: a.shape for name, a in Mlp().parameters.items()}
+    x, y = ({n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()} for _ in range(2))
+    model = Mlp(np.float64)
+    start = {n: a.copy() for n, a in model.parameters.items()}
+    grid = draw(
+        model=model,
+        around=None,
+        size=4,
+        directions=Directions(x=x, y=y),
+        normalization="none",
+        batches=batches(),
+    )
+    for i, b in enumerate(grid.y):
+        for j, a in enumerate(grid.x):
+            moved = Mlp(np.float64)
+            moved.parameters = {n: start[n] + a * x[n] + b * y[n] for n in start}
+            losses = [cross_entropy(moved(data), labels) for data, labels in batches()]
+            assert grid.z[i, j] == pytest.approx(np.mean(losses), rel=1e-12)
+    assert grid.samples == 24
+
+
+def test_batches_count_by_their_rows_but_not_in_mindspores_mode() -> None:
+    x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
+    uneven = [(x[:20], y[:20]), (x[20:], y[20:])]
+    whole = draw(around=None, batches=[(x, y)])
+    assert draw(around=None, batches=uneven).z == pytest.approx(whole.z, rel=1e-6)
+    unweighted = draw(around=None, batches=uneven, mode="mindspore", normalization="filter")
+    assert np.abs(unweighted.z - whole.z).max() > 1e-3
+
+
+def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
+    model = Mlp()
+    before = {name: (id(a), a.tobytes()) for name, a in model.parameters.items()}
+    calls = []
+
+    def loss_fn(model: Mlp, batch: Any) -> float:
+        calls.append(model.parameters["d1.bias"].tobytes())
+        if len(calls) > 10:
+            raise ZeroDivisionError("in the loss")
+        return cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(LandscapeError, match="in the loss"):
+        draw(model=model, loss_fn=loss_fn)
+    assert calls[-1] != before["d1.bias"][1]
+    assert {name: (id(a), a.tobytes()) for name, a in model.parameters.items()} == before
+
+
+LIMIT: list[float] = []  # a global, which the journal does not know: the code stays the same
+
+
+def raising_at(weight: float) -> Any:
+    """A loss that raises where the first weight is beyond a value."""
+    LIMIT[:] = [weight]
+    return _raising
+
+
+def _raising(model: Mlp, batch: Any) -> float:
+    if model.parameters["d1.weight"][0, 0] > LIMIT[0]:
+        raise ValueError("not positive definite.\nAt all.")
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"loss_fn": 3}, "loss_fn must be callable"),
+        ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
+        ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
+        ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),
+        ({"evaluation": Evaluation(metrics={"loss[0]": abs}, classes=3)}, "'loss.0.' twice"),
+        ({"batches": [*batches(), (np.ones((0, 4)), np.ones(0))]}, "batch 4 holds no rows"),
+        (
+            {"batches": (1 / 0 for _ in "a")},
+            "what gives the batches raised ZeroDivisionError: .* when it was",
+        ),
+        (
+            {"directions": ["pca", "line", "triangle"], "runs": [{}, {}], "around": None},
+            "through 3 runs, got 2",
+        ),
+        ({"output": f"{__file__}/run"}, "must be a directory, but it or a parent is a file"),
+    ],
+)
+def test_what_cannot_be_is_told_before_planes_are_made(
+    changes: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator, "prepare", lambda *_: pytest.fail("planes were made"))
+    monkeypatch.setattr(generator, "prepare_runs", lambda *_: pytest.fail("planes were made"))
+    with pytest.raises(DistSummaryError, match=match):
+        draw(**changes)
+
+
+UNLABELLED = (np.ones((3, 4), np.float32), "no labels")
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ([batches()[0], UNLABELLED], "batch 2"),
+        ({"train": batches(), "test": [batches()[0], UNLABELLED]}, "batch 2 of test"),
+    ],
+)
+def test_a_loss_that_raises_is_told_with_its_batch(data: Any, name: str) -> None:
+    def loss_fn(model: Mlp, batch: Any) -> float:
+        if isinstance(batch[1], str):
+            raise ValueError("no labels.")
+        return cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(LandscapeError, match=rf"raised ValueError: no labels in {name} at checkpoint 1 of"):
+        draw(loss_fn=loss_fn, batches=data, around=None)
+
+
+def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
+    with pytest.raises(LandscapeError) as failed:
+        draw(loss_fn=raising_at(CENTRE), around=None)
+    assert isinstance(failed.value.__cause__, ValueError)
+    assert str(failed.value) == (
+        "the model, loss_fn or a metric raised ValueError: not positive definite in batch 1 at y = -1, "
+        "x = -1 to 1; mend what raises, or return NaN there "
+        "(the 2 points finished are lost; with output= they would be kept)"
+    )
+
+
+def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(tmp_path: Path) -> None:
+    arguments = {"around": None, "output": tmp_path}
+    with pytest.raises(LandscapeError, match=r"the 2 points finished are kept in .*journal-"):
+        draw(loss_fn=raising_at(CENTRE), **arguments)
+    told: list[Progress] = []
+    grid = draw(loss_fn=raising_at(np.inf), **arguments, progress=told.append)
+    assert (told[-1].fresh, told[-1].done) == (25, 27)
+    assert grid.z.tobytes() == draw(around=None).z.tobytes()
+
+
+def test_a_landscape_that_goes_on_elsewhere_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = {"around": None, "output": tmp_path}
+    here = draw(around=None).hardware
+    with pytest.raises(LandscapeError, match="are kept"):
+        draw(loss_fn=raising_at(CENTRE), **arguments)
+    monkeypatch.setattr(numpy_engine, "processor", lambda: "another machine")
+    grid = draw(loss_fn=raising_at(np.inf), **arguments)
+    there = draw(around=None).hardware
+    assert there != here
+    [record] = [record for record in caplog.records if "last bits" in record.message]
+    assert f"was begun on {here} and goes on with {there}" in record.message
+    assert grid.hardware == f"{here} and {there}"
+    [saved] = (tmp_path / "landscape").glob("*.npz")
+    assert LossGrid.load(saved).hardware == grid.hardware
+
+
+def test_a_function_of_model_and_batch_takes_batches_of_any_kind() -> None:
+    def loss_fn(model: Mlp, batch: dict[str, Any]) -> float:
+        return cross_entropy(model(batch["x"]), batch["y"])
+
+    named = [{"x": x, "y": y} for x, y in batches()]
+    assert draw(loss_fn=loss_fn, batches=named, around=None).z.tobytes() == draw(around=None).z.tobytes()
+    with pytest.raises(InvalidTypeError, match="first parameter is called model"):
+        draw(batches=named, around=None)
+
+
+def test_the_progress_is_told_up_to_the_last_point() -> None:
+    told: list[Progress] = []
+    draw(directions="random", progress=told.append)
+    done = [progress.done for progress in told]
+    assert done == sorted(done)
+    assert (told[-1].done, told[-1].total, told[-1].fresh) == (27, 27, 27)
+    assert all(progress.by_worker["here"] > 0 for progress in told)
+
+
+def test_numbers_that_were_never_saved_are_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDir(tmp_path / "run").create()
+    save_path(run, walk(4), [[1, 2, 3], [3, 4, 5, 6], [1, 3, 4, 9]])
+    with caplog.at_level(logging.WARNING):
+        grids = draw(around=run)
+    assert list(grids) == ["pca[1, 3]", "pca[1, 4]"]
+    assert grids["pca[1, 4]"].numbers == (1, 3, 4)
+    assert "[3, 4, 5, 6] only [3, 4]" in caplog.text
+
+
+def test_a_side_has_51_points_where_nothing_is_said() -> None:
+    grid = landscape(*make_parts(), progress=False)
+    assert isinstance(grid, LossGrid)
+    assert grid.z.shape == (51, 51)
+    assert np.isfinite(grid.z).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"size": 2}, InvalidValueError, r"size must be in \[3, 256\], got 2"),
+        ({"size": 257}, InvalidValueError, r"size must be in \[3, 256\], got 257"),
+        ({"size": 5.0}, InvalidTypeError, "size must be int"),
+        ({"size": True}, InvalidTypeError, "size must be int"),
+        ({"directions": "tsne"}, InvalidValueError, "directions must be one of"),
+        ({"directions": "hessian"}, InvalidValueError, "needs a torch model"),
+        ({"directions": ()}, InvalidValueError, "at least one"),
+        ({"directions": "pca", "around": None}, InvalidValueError, "needs around="),
+        ({"normalization": "weight"}, InvalidValueError, "normalization must be one of"),
+        ({"centring": "first"}, InvalidValueError, "centring must be one of"),
+        ({"mode": "fast"}, InvalidValueError, "mode must be one of"),
+        ({"workers": -1}, InvalidValueError, "workers"),
+        ({"workers": "all"}, InvalidTypeError, "workers"),
+        ({"seed": 2**63}, InvalidValueError, "seed"),
+        ({"batches": []}, InvalidValueError, "at least one batch"),
+        ({"batches": 3}, InvalidTypeError, "batches must be iterable"),
+        ({"loss_fn": "mse"}, InvalidTypeError, "loss_fn must be callable"),
+        ({"around": 3}, InvalidTypeError, "around must be"),
+        ({"around": "nowhere"}, MissingFileError, "nowhere does not exist; check the path"),
+        ({"around": "."}, MissingFileError, "train with collect_landscape="),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name(
+    changes: dict[str, Any],
+    error: type[Exception],
+    match: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=match):
+        draw(**changes)
+
+
+def rename(state: dict[str, Any]) -> dict[str, Any]:
+    return {f"net.{name}": array for name, array in state.items()}
+
+
+def widen(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.zeros((9, 9), np.float32) if name == "d1.weight" else a for name, a in state.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"), [(rename, r"checkpoint \d.*d1\.bias"), (widen, r"\(9, 9\), the model \(5, 4\)")]
+)
+@pytest.mark.parametrize("directions", ["pca", "random"])
+def test_checkpoints_of_another_model_are_refused(
+    change: Callable[[dict[str, Any]], dict[str, Any]], match: str, directions: str, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run").create()
+    save_path(run, [change(state) for state in walk(3)], [[1, 2, 3]])
+    with pytest.raises(InvalidValueError, match=match):
+        draw(around=run, directions=directions)
+
+
+def test_a_single_checkpoint_has_a_random_plane_and_no_path(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+    save_path(run, walk(1), [[1, 2, 3]])
+    with pytest.raises(LandscapeError, match="at least 3 checkpoints, got 1"):
+        draw(around=run)
+    grid = draw(around=run, directions="random")
+    assert (grid.tag, grid.numbers) == ("landscape_[1]", (1,))
+    assert grid.z[2, 2] == grid.true_loss[0] == grid.path_loss[0]
+
+
+def test_equal_checkpoints_have_no_plane(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+    save_path(run, [walk(1)[0]] * 3, [[1, 2, 3]])
+    for mode in ("standard", "mindspore"):
+        with pytest.raises(LandscapeError, match="all equal"):
+            draw(around=run, mode=mode)
+
+
+def test_weights_of_zero_have_no_filter_normalised_plane() -> None:
+    model = Mlp()
+    for array in model.parameters.values():
+        array[...] = 0
+    with pytest.raises(LandscapeError, match="without any parameter to move"):
+        draw(model=model, around=None)
+    assert draw(model=model, around=None, normalization="none").z.std() > 0
+
+
+def test_mindspores_mode_needs_a_whole_batch(tmp_path: Path) -> None:
+    x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
+    with pytest.raises(InvalidValueError, match="at least the batch size 24, got 16"):
+        draw(batches=[(x, y)], mode="mindspore")
+
+
+@pytest.mark.parametrize("model", [5, "x", None, len, object()])
+def test_what_is_no_model_is_refused_by_type(model: Any) -> None:
+    with pytest.raises(InvalidTypeError, match=r"model must be a torch.nn.Module, or have parameters: dict"):
+        draw(model=model, around=None)
+
+
+def test_a_class_in_the_place_of_an_instance_is_refused_by_its_name() -> None:
+    for field in ("model", "loss_fn"):
+        with pytest.raises(
+            InvalidTypeError, match=rf"^{field} must be an instance, got the class Mlp; give Mlp"
+        ):
+            draw(**{"around": None, field: Mlp})
+
+
+@pytest.mark.parametrize("output", ["", " ", 3])
+def test_an_output_that_is_no_directory_is_refused_by_its_name(output: Any) -> None:
+    with pytest.raises((InvalidTypeError, InvalidValueError), match="output must"):
+        draw(output=output)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (os.mkfifo, "run"),
+        (os.mkfifo, "run/landscape"),
+        (os.mkfifo, "run/landscape/landscape.npz"),
+        (os.mkdir, "run/landscape/landscape.png"),
+    ],
+)
+def test_an_output_that_is_taken_by_something_else_is_told_before_anything_is_computed(
+    tmp_path: Path, make: Any, name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    make(tmp_path / name)
+    with pytest.raises((RunDirError, NotADirectoryPathError), match=f"{name} (is none|cannot be written)"):
+        draw(loss_fn=lambda model, batch: 1 / 0, around=None, output=tmp_path / "run")  # it would raise, too
+
+
+@pytest.mark.parametrize("around", ["", "plain.txt", {3: np.ones(2)}, 3])
+def test_what_nothing_can_be_drawn_around_is_refused(
+    around: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.txt").write_text("text")
+    with pytest.raises(
+        (InvalidTypeError, InvalidValueError), match=r"around(\[3\])? must|a name in state must be str"
+    ):
+        draw(around=around)

@@ -1,0 +1,336 @@
+import json
+import os
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidValueError,
+    MissingExtraError,
+    MissingFileError,
+    RunDirError,
+)
+from distsummary.landscapes.directions.planes import path_axes
+from distsummary.landscapes.output.grid import LossGrid, finite_bounds
+from distsummary.landscapes.run.runner import LandscapeCancelled
+
+
+def make_grid(**changes: Any) -> LossGrid:
+    """A small PCA grid; z[i, j] = 10 i + j."""
+    fields: dict[str, Any] = {
+        "x": np.linspace(-1, 1, 4),
+        "y": np.linspace(-2, 2, 3),
+        "z": np.add.outer(10.0 * np.arange(3), np.arange(4.0)),
+        "numbers": (1, 5, 9),
+        "path": np.array([[-0.9, 0.1], [-0.4, 1.5], [0.0, 0.0]]),
+        "path_loss": np.array([3.0, 2.0, 1.0]),
+        "true_loss": np.array([3.5, 2.25, 1.0]),
+        "residuals": np.array([0.1, 0.2, 0.0]),
+        "decomposition": "PCA",
+        "convergence_point": (0.0, 0.0, 1.0),
+        "explained_variance": np.array([0.8, 0.15]),
+        "unit": "epoch",
+        "step_per_epoch": 7,
+        "centring": "last",
+        "seed": 3,
+        "engine": "numpy-naive",
+        "samples": 16,
+        "worker_seconds": {"here": 1.5},
+    }
+    return LossGrid(**(fields | changes))
+
+
+def random_grid(**changes: Any) -> LossGrid:
+    """The same values as a random plane around checkpoint 9."""
+    only_centre = {
+        "numbers": (9,), "path": np.zeros((1, 2)), "path_loss": np.array([1.0]), "true_loss": np.array([1.0]),
+        "residuals": np.zeros(1), "explained_variance": np.empty(0), "decomposition": "Random",
+    }  # fmt: skip
+    return make_grid(**(only_centre | changes))
+
+
+def full_grid() -> LossGrid:
+    """A grid with a value in every field, with names that file formats stumble over."""
+    measured = {
+        name: np.full((3, 4), np.nan) if name == "stderr" else np.arange(12.0).reshape(3, 4) / (number + 3)
+        for number, name in enumerate(QUANTITY_NAMES)
+    }
+    return make_grid(
+        kind="joint",
+        runs=("a/b", "c"),
+        run_lengths=(1, 2),
+        steps=(3, 4),
+        step_path=np.array([[-0.5, 0.25], [0.0, 0.0]]),
+        eigenvalues=(2.5, 0.5),
+        eigenvalue_errors=(0.1, 0.2),
+        rng="philox",
+        parameters=("lora", "head"),
+        filter_axis={"a.weight": 1, "b.weight": (1, 2)},
+        directions="0123abcd",
+        label="only_lora",
+        normalization="layer",
+        mode="mindspore",
+        bn_mode="batch",
+        data_sets=("train", "test"),
+        quantities=measured,
+        computed=np.eye(3, 4) > 0,
+        is_partial=True,
+        lost_points=2,
+        hardware="two of a kind é",
+        precision_error=2.5e-4,
+        rounding={"x": 0.23, "y": 0.0},
+    )
+
+
+QUANTITY_NAMES = (
+    *(
+        "accuracy",
+        "stderr",
+        "loss[3]",
+        "test/loss",
+        "test/a/../b",
+        "run",
+        "50%",
+        "50%2F",
+        ".",
+        "..",
+        "/",
+        "a b",
+    ),
+    *('<&">', "z", "x.npy", "meta", "雪"),
+)
+GRIDS = {"pca": make_grid(), "random": random_grid(numbers=()), "full": full_grid()}
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_a_saved_grid_is_loaded_as_it_was(grid: LossGrid, nasty_tmp_path: Path) -> None:
+    path = nasty_tmp_path / "grid.npz"
+    grid.save(path)
+    loaded = LossGrid.load(path)
+    for name in LossGrid.__dataclass_fields__:
+        one, other = getattr(grid, name), getattr(loaded, name)
+        if isinstance(one, np.ndarray):
+            assert (one.tobytes(), one.dtype, one.shape) == (other.tobytes(), other.dtype, other.shape), name
+        elif name != "quantities":
+            assert one == other, name
+    assert list(loaded.quantities) == list(grid.quantities)
+    assert {n: a.tobytes() for n, a in loaded.quantities.items()} == {
+        n: np.asarray(a).tobytes() for n, a in grid.quantities.items()
+    }
+
+
+def test_the_full_grid_leaves_no_field_at_its_default() -> None:
+    grid = full_grid()
+    for field in fields(LossGrid):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        assert not np.array_equal(getattr(grid, field.name), default), field.name
+
+
+def test_a_file_of_before_has_all_points_computed(tmp_path: Path) -> None:
+    grid = make_grid()
+    grid.save(tmp_path / "grid.npz")
+    with np.load(tmp_path / "grid.npz") as saved:
+        arrays = {name: saved[name] for name in saved.files if name not in ("computed", "meta")}
+        meta = json.loads(str(saved["meta"]))
+    later = (
+        "hardware", "precision_error", "rounding", "data_sets", "is_partial", "parameters", "filter_axis",
+        "directions", "label",
+    )  # fmt: skip
+    assert not any(meta.pop(name) for name in later)
+    np.savez(tmp_path / "older.npz", meta=np.array(json.dumps(meta)), **arrays)
+    older = LossGrid.load(tmp_path / "older.npz")
+    assert (older.computed.shape, older.computed.all()) == ((3, 4), True)
+    assert (older.hardware, older.precision_error, older.rounding) == ("", 0.0, {})
+    assert (older.data_sets, older.is_partial) == ((), False)
+    assert (older.parameters, older.filter_axis, older.directions, older.tag) == ((), {}, "", grid.tag)
+
+
+def test_all_points_count_as_computed_where_nothing_else_is_said() -> None:
+    assert make_grid().computed.dtype == np.bool_
+    assert make_grid().computed.shape == (3, 4)
+    assert make_grid().computed.all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"computed": np.ones((4, 3), bool)},
+            r"computed must be \(len\(y\), len\(x\)\) = \(3, 4\), got \(4, 3\)",
+        ),
+        ({"computed": np.ones((3, 4))}, "computed must be of bool, got float64"),
+        ({"quantities": {"acc": np.ones(12)}}, r"acc must be .* = \(3, 4\), got \(12,\)"),
+    ],
+)
+def test_what_does_not_fit_the_grid_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        make_grid(**changes)
+
+
+def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"none\.npz"):
+        LossGrid.load(tmp_path / "none.npz")
+    for number, data in enumerate([b"", b"PK\x03\x04 no zip", b"text"]):
+        (tmp_path / f"{number}.npz").write_bytes(data)
+        with pytest.raises(DamagedFileError, match="compute it again"):
+            LossGrid.load(tmp_path / f"{number}.npz")
+    (tmp_path / "grid.h5").write_bytes(b"\x89HDF\r\n")
+    with pytest.raises(
+        DamagedFileError, match=r"grid\.h5 cannot be read: it is no \.npz, the only format that"
+    ):
+        LossGrid.load(tmp_path / "grid.h5")
+    np.savez(tmp_path / "other.npz", x=np.arange(3))
+    with pytest.raises(DamagedFileError, match="compute it again"):
+        LossGrid.load(tmp_path / "other.npz")
+
+
+def test_what_cannot_be_saved_or_drawn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for name in ("grid", "grid.csv", "grid.npz.gz"):
+        with pytest.raises(InvalidValueError, match=r"the suffix of 'grid.*\.npz.*\.vtp"):
+            make_grid().save(tmp_path / name)
+    with pytest.raises(InvalidValueError, match=r"the suffix of 'grid\.gif'.*\.pdf.*\.png.*\.svg"):
+        make_grid().plot(tmp_path / "grid.gif")
+    with pytest.raises(InvalidValueError, match=r"kind must be one of.*contour.*surface"):
+        make_grid().plot(tmp_path / "grid.png", kind="heat")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere/grid{}", r"there is no directory .*nowhere; make it first"),
+        ("file.txt/grid{}", r"file\.txt is a file; choose another directory"),
+        ("file.txt/deeper/grid{}", r"file\.txt is a file; choose another directory"),
+        ("taken{}", "it is a directory; choose another name"),
+        ("fifo{}", "it is no regular file; choose another name"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_named_as_it_was_asked_for(
+    nasty_tmp_path: Path, name: str, says: str
+) -> None:
+    (nasty_tmp_path / "file.txt").touch()
+    for suffix, write in ((".npz", make_grid().save), (".png", make_grid().plot)):
+        (nasty_tmp_path / f"taken{suffix}").mkdir()
+        os.mkfifo(nasty_tmp_path / f"fifo{suffix}")
+        path = nasty_tmp_path / name.format(suffix)
+        with pytest.raises(RunDirError, match=f"cannot be written: .*{says}") as refused:
+            write(path)
+        assert str(refused.value).startswith(f"{path} ")
+        assert ".tmp-" not in str(refused.value)
+
+
+def test_a_saved_grid_has_landscapers_names_too(tmp_path: Path) -> None:
+    z = np.add.outer(10.0 * np.arange(4), np.arange(4.0))
+    z[0, 0], z[1, 1], z[2, 2] = np.nan, np.inf, -np.inf
+    grid = make_grid(z=z, y=np.linspace(-2, 2, 4))
+    grid.save(tmp_path / "grid.npz")
+    with np.load(tmp_path / "grid.npz") as saved:  # as LossLandscape.load_from_npz and its constructor do
+        loss, ranges = saved["loss"], saved["coordinates"]
+        assert ranges.shape == (2, 4)
+        x, y = np.meshgrid(*ranges)
+        assert (x[0].tolist(), y[:, 0].tolist()) == (grid.x.tolist(), grid.y.tolist())
+    assert loss.shape == x.shape
+    finite = np.isfinite(z)
+    assert loss[finite].tolist() == z[finite].tolist()
+    assert (loss[0, 0], loss[1, 1], loss[2, 2]) == (33.0, 33.0, 1.0)
+    assert LossGrid.load(tmp_path / "grid.npz").z.tobytes() == z.tobytes()
+
+
+def test_a_grid_that_is_not_square_has_no_place_in_landscapers_names(tmp_path: Path) -> None:
+    make_grid().save(tmp_path / "grid.npz")
+    with np.load(tmp_path / "grid.npz") as saved:
+        assert not {"loss", "coordinates"} & set(saved.files)
+
+
+def test_hdf5_without_h5py_names_the_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'distsummary\[h5\]'"):
+        make_grid().save(tmp_path / "grid.h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_grid_whose_z_does_not_fit_its_axes_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match=r"\(3, 4\)"):
+        make_grid(z=np.zeros((4, 3)))
+
+
+def test_the_standard_error_is_that_of_the_first_data_set() -> None:
+    one, other = np.ones((3, 4)), np.zeros((3, 4))
+    named = {"val/acc/stderr": other, "val/stderr": one, "test/loss": other, "test/stderr": other}
+    assert make_grid(data_sets=("val", "test"), quantities=named).stderr is one
+    assert make_grid(quantities={"stderr": one}).stderr is one
+    assert make_grid(data_sets=("val", "test"), quantities={"test/loss": one}).stderr is None
+
+
+def test_what_is_explained_is_the_explained_variance() -> None:
+    assert make_grid().explained.tolist() == [0.8, 0.15]
+    assert random_grid().explained.size == 0
+
+
+def test_a_grid_and_a_cancelled_landscape_are_shown_in_a_line() -> None:
+    grid = make_grid(kind="pca")
+    told = "LossGrid(pca, 4 x 3 points, loss 0 to 23, explained variance 0.8 + 0.15, numpy-naive)"
+    assert repr(grid) == told
+    nothing = random_grid(z=np.full((3, 4), np.nan), computed=np.eye(3, 4) > 0, engine="")
+    assert repr(nothing) == "LossGrid(Random, 4 x 3 points, no finite loss, 3 of 12 computed)"
+    assert "loss 1 to 23" in repr(make_grid(z=np.where(np.eye(3, 4) > 0, np.nan, grid.z)))
+    assert repr(LandscapeCancelled({"pca": grid})) == f"LandscapeCancelled({{'pca': {told}}})"
+
+
+def test_tags_are_mindspores() -> None:
+    assert make_grid().tag == "landscape_[1, 9]"
+    assert random_grid().tag == "landscape_[9]"
+    assert random_grid(numbers=()).tag == "landscape"
+    assert random_grid(kind="given").tag == "landscape_[9]"  # of older files, and MindSpore's replayed
+
+
+def test_a_label_stands_in_the_tag_behind_the_kind() -> None:
+    assert make_grid(kind="pca", label="only_lora").tag == "landscape_only_lora_[1, 9]"
+    assert make_grid(kind="line", label="no2").tag == "landscape_line_no2_[1, 9]"
+
+
+def test_the_record_of_a_path_shows_the_in_plane_losses_and_of_a_random_plane_no_path() -> None:
+    record = make_grid().to_record()
+    assert (record.decomposition, record.unit, record.step_per_epoch) == ("PCA", "epoch", 7)
+    assert record.intervals == (1, 5, 9)
+    assert record.path_x.tolist() == [-0.9, -0.4, 0.0]
+    assert record.path_y.tolist() == [0.1, 1.5, 0.0]
+    assert record.path_z.tolist() == [3.0, 2.0, 1.0]
+    assert record.z.shape == (3, 4)
+    random = random_grid().to_record()
+    assert random.intervals == ()
+    assert random.path_x.size == random.path_y.size == random.path_z.size == 0
+
+
+def test_losses_that_are_not_finite_stay_in_the_file_and_are_bounded_in_the_record(tmp_path: Path) -> None:
+    z = make_grid().z.copy()
+    z[0, 0], z[1, 1], z[2, 2], z[2, 3] = np.nan, np.inf, -np.inf, 1e300
+    grid = make_grid(z=z, path_loss=np.array([np.inf, 2.0, -5.0]), convergence_point=(0.0, 0.0, np.nan))
+    grid.save(tmp_path / "grid.npz")
+    assert LossGrid.load(tmp_path / "grid.npz").z.tobytes() == z.tobytes()
+    record = grid.to_record()
+    largest = float(np.finfo(np.float32).max)
+    assert record.z[0, 0] == record.z[1, 1] == record.z[2, 3] == record.path_z[0] == largest
+    assert record.z[2, 2] == -5.0
+    assert record.convergence_point == (0.0, 0.0, largest)
+    assert np.isfinite(record.z).all()
+    assert np.isfinite(record.z.astype(np.float32)).all()
+
+
+def test_a_grid_without_any_finite_loss_is_zero_in_the_record() -> None:
+    nothing = np.full((3, 4), np.nan)
+    grid = make_grid(z=nothing, path_loss=np.full(3, np.inf), convergence_point=(0.0, 0.0, np.inf))
+    assert finite_bounds(nothing) == (0.0, 0.0)
+    assert not grid.to_record().z.any()
+    assert grid.to_record().convergence_point == (0.0, 0.0, 0.0)
+
+
+def test_axes_are_the_paths_box_and_a_fifth_on_each_side() -> None:
+    x, y = path_axes(np.array([[-4.0, 1.0], [0.0, 0.0], [1.0, -1.0]]), 5)
+    np.testing.assert_allclose(x, np.linspace(-5, 2, 5))
+    np.testing.assert_allclose(y, np.linspace(-1.4, 1.4, 5))

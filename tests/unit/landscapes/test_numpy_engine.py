@@ -1,0 +1,142 @@
+"""The naive engine with all its quantities, on the numpy reference net."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.landscapes.directions.recipe import Directions
+from distsummary.landscapes.engines.base import open_engine
+from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.model.user_code import NAME_IT, NO_OUTPUTS
+from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
+
+
+def row_losses(logits: Any, labels: Any) -> Any:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+
+
+def opened(loss_fn: Any = row_losses, data: Any = None, **evaluation: Any) -> Any:
+    model = Mlp(np.float64)
+    names = list(model.parameters)
+    rng = np.random.default_rng(5)
+    x, y = ({n: rng.normal(size=model.parameters[n].shape) for n in names} for _ in range(2))
+    engine: Any = open_engine(
+        model, loss_fn, data or batches(), names=names, mode="standard", evaluation=Evaluation(**evaluation)
+    )
+    engine.set_plane({n: a.copy() for n, a in model.parameters.items()}, Directions(x=x, y=y))
+    return engine
+
+
+def accuracy(logits: Any, labels: Any) -> float:
+    return float((logits.argmax(axis=1) == labels).mean())
+
+
+def wrong_name(net: Any, batch: Any) -> Any:
+    return cross_entropy(net(batch[0]), batch[1])
+
+
+def without_outputs(model: Any, batch: Any) -> Any:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "more", "expected"),
+    [
+        (wrong_name, {}, ["hint: " + NAME_IT]),
+        (without_outputs, {"metrics": {"accuracy": accuracy}}, ["hint: " + NO_OUTPUTS]),
+        (lambda outputs, targets: outputs.none, {}, ["hint: " + NAME_IT]),
+        (lambda outputs, targets: 1 / 0, {}, []),
+        (partial(wrong_name), {}, []),
+        (cross_entropy, {"metrics": {"accuracy": lambda outputs, targets: outputs.none}}, []),
+        (lambda model, batch: model.none, {}, []),
+    ],
+)
+def test_what_looks_like_another_kind_of_loss_function_gets_a_hint(
+    loss_fn: Any, more: Any, expected: list[str]
+) -> None:
+    with pytest.raises((TypeError, AttributeError, ZeroDivisionError)) as failed:
+        opened(loss_fn, **more).row_values(0.0, np.zeros(1))
+    assert [note for note in failed.value.__notes__ if note.startswith("hint: ")] == expected
+    assert failed.value.__notes__[-1] == "in batch 1"
+
+
+def test_a_point_gives_the_loss_metrics_classes_and_its_error() -> None:
+    engine = opened(metrics={"accuracy": accuracy}, classes=3, stderr=True)
+    loss, right, *rest = engine.row_values(0.0, np.array([0.0]))[0]
+    net = Mlp(np.float64)
+    data, labels = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
+    losses = row_losses(net(data), labels)
+    assert engine.quantities == ("loss", "accuracy", "loss[0]", "loss[1]", "loss[2]", "stderr")
+    assert loss == pytest.approx(losses.mean(), rel=1e-12)
+    assert right == pytest.approx(accuracy(net(data), labels), rel=1e-12)
+    expected = [losses[labels == number].mean() for number in range(3)]
+    np.testing.assert_allclose(rest, [*expected, losses.std(ddof=1) / np.sqrt(len(losses))])
+
+
+def test_data_sets_early_stops_and_streams_are_those_of_every_engine() -> None:
+    read = []
+
+    class Loader:
+        def __iter__(self) -> Any:
+            read.append(1)
+            return iter(batches())
+
+    engine = opened(data={"all": Loader(), "first": batches()[:1]}, cap=0.0, streamed=True)
+    count = len(read)
+    values = engine.row_values(0.3, np.array([0.0, 0.5]))
+    assert engine.quantities == ("all/loss", "all/rows", "first/loss", "first/rows")
+    np.testing.assert_array_equal(values[:, [1, 3]], 8)
+    np.testing.assert_array_equal(values[:, 0], values[:, 2])
+    assert len(read) - count == 2  # this engine reads them for each point
+
+
+def test_means_are_enough_for_the_loss_but_not_for_classes() -> None:
+    exact = opened().row_values(0.3, np.array([0.5]))
+    np.testing.assert_allclose(opened(cross_entropy).row_values(0.3, np.array([0.5])), exact, rtol=1e-6)
+    with pytest.raises(LandscapeError, match="one loss for each row"):
+        opened(cross_entropy, classes=3).row_values(0.0, np.array([0.0]))
+    with pytest.raises(LandscapeError, match=r"got shape \(8, 3\)"):
+        opened(lambda logits, _: logits).row_values(0.0, np.array([0.0]))
+
+
+@pytest.mark.parametrize("wrong", [None, "high", 1j, [None], (1.0, 2.0, 3.0), np.array([1j] * 8)])
+def test_losses_and_metrics_that_are_no_numbers_are_refused(wrong: Any) -> None:
+    with pytest.raises(LandscapeError, match="loss_fn must return real numbers, got"):
+        opened(lambda *_: wrong)
+    with pytest.raises(LandscapeError, match="metric 'worst' must return real numbers, got"):
+        opened(metrics={"worst": lambda *_: wrong})
+
+
+def test_a_metric_of_several_numbers_is_refused_by_its_name() -> None:
+    with pytest.raises(LandscapeError, match=r"metric 'hits' must return one number .* got shape \(8,\)"):
+        opened(metrics={"hits": lambda logits, labels: logits.argmax(axis=1) == labels})
+    opened(metrics={"hits": lambda logits, labels: np.array([0.5])}).close()
+
+
+def test_labels_beyond_the_classes_and_losses_of_other_rows_are_refused() -> None:
+    with pytest.raises(LandscapeError, match=r"with classes=2 labels must be in \[0, 1\], got 2"):
+        opened(classes=2)
+    with pytest.raises(LandscapeError, match="one loss for each row"):
+        opened(lambda logits, labels: row_losses(logits, labels)[::2], classes=3)
+
+
+def test_what_only_torch_models_have_is_refused() -> None:
+    for field, value in (("precision", "bf16"), ("bn_mode", "batch")):
+        with pytest.raises(InvalidValueError, match="are for torch models"):
+            opened(**{field: value})
+    with pytest.raises(InvalidTypeError, match="streamed batches are read again"):
+        opened(data=iter(batches()), streamed=True)
+
+
+def test_a_random_loss_is_refused() -> None:
+    draws = np.random.default_rng(0)
+
+    def loss_fn(model: Any, batch: Any) -> float:
+        return cross_entropy(model(batch[0]), batch[1]) + draws.normal()
+
+    with pytest.raises(LandscapeError, match="other losses for the same parameters"):
+        opened(loss_fn)

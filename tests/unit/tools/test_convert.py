@@ -1,0 +1,196 @@
+"""The other dialect: what it holds is the same, what it cannot hold is counted, and nothing is doubled."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distsummary.errors import MissingFileError, RunDirError
+from distsummary.format.frames import read_frames
+from distsummary.format.histogram import count_histogram
+from distsummary.format.records import Batch, Event, Histogram, Value
+from distsummary.pb import tensorboard_pb2
+from distsummary.reading.reader import read_directory
+from distsummary.tools import convert as convert_module
+from distsummary.tools.convert import convert, widened
+from distsummary.tools.fsck import fsck
+from distsummary.writing.files import Files
+from distsummary.writing.segment import segments, stamp_of
+from distsummary.writing.writer import RankWriter
+from tests.unit.format import samples
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms"
+RUN = "0123456789abcdef"
+
+
+def write(directory: Path, dialects: tuple[str, ...], *, attempt: int = 0, first_step: int = 1) -> None:
+    writer = RankWriter(directory, run_id=RUN, attempt=attempt, dialects=dialects)
+    events = [
+        Event(step, float(step), [*samples.SUMMARY_VALUES[:4], Value("scalar", "acc", step / 2)])
+        for step in range(first_step, first_step + 5)
+    ]
+    writer.write(Batch(run_id=RUN, attempt=attempt, rank=0, first_seq=1, events=events))
+    writer.close()
+
+
+def told(directory: Path, dialect: str) -> list[tuple[object, ...]]:
+    """What both dialects can hold of a directory's events."""
+    return [
+        (event.run_id, event.attempt, event.seq, event.step, event.wall_time, value.tag, plain(value.data))
+        for event in read_directory(directory, dialect)
+        for value in event.values
+        if value.plugin in ("scalar", "image", "histogram")
+    ]
+
+
+def plain(data: object) -> object:
+    if isinstance(data, Histogram):
+        return data.counts.tolist(), data.min, data.max, data.sum
+    return data
+
+
+def test_a_directory_gets_the_dialect_that_the_writer_would_have_written(nasty_tmp_path: Path):
+    write(nasty_tmp_path / "one", ("mindspore",))
+    write(nasty_tmp_path / "both", ("mindspore", "tensorboard"))
+    (converted,) = convert(nasty_tmp_path / "one").converted
+    assert converted.events == 5
+    assert converted.left_out == {"tensor": 5}
+    assert converted.damage == ()
+    assert told(nasty_tmp_path / "one", "tensorboard") == told(nasty_tmp_path / "both", "tensorboard")
+    (made,) = segments(nasty_tmp_path / "one", "tensorboard")
+    assert made == converted.file
+    (source,) = segments(nasty_tmp_path / "one", "mindspore")
+    assert stamp_of(made.name) == stamp_of(source.name)
+    assert fsck(nasty_tmp_path / "one").findings == ()
+
+
+def test_and_back(nasty_tmp_path: Path):
+    write(nasty_tmp_path / "one", ("tensorboard",))
+    (converted,) = convert(nasty_tmp_path / "one", to="mindspore").converted
+    assert converted.left_out == {}
+    assert told(nasty_tmp_path / "one", "mindspore") == told(nasty_tmp_path / "one", "tensorboard")
+    assert fsck(nasty_tmp_path / "one").findings == ()
+
+
+def test_real_mindspore_files_are_converted_to_another_place(nasty_tmp_path: Path):
+    report = convert(GOLDEN / "lenet_images" / "summary", out=nasty_tmp_path / "tb")
+    assert report.converted[0].left_out.keys() == {"graph", "tensor"}
+    source = told(GOLDEN / "lenet_images" / "summary", "mindspore")
+    made = told(nasty_tmp_path / "tb", "tensorboard")
+    assert [(row[3], row[4], row[5]) for row in made] == [(row[3], row[4], row[5]) for row in source]
+    assert {type(row[6]) for row in made} == {type(row[6]) for row in source}
+    assert not segments(GOLDEN / "lenet_images" / "summary", "tensorboard")
+
+
+def test_a_second_conversion_is_refused(nasty_tmp_path: Path):
+    write(nasty_tmp_path / "run", ("mindspore",))
+    convert(nasty_tmp_path / "run")
+    before = sorted(nasty_tmp_path.rglob("*"))
+    with pytest.raises(RunDirError, match="double"):
+        convert(nasty_tmp_path / "run")
+    assert sorted(nasty_tmp_path.rglob("*")) == before
+
+
+def test_the_ranks_of_a_run_are_converted_and_what_has_both_is_left(nasty_tmp_path: Path):
+    write(nasty_tmp_path, ("mindspore", "tensorboard"))
+    for rank in range(2):
+        write(nasty_tmp_path / f"rank_0000{rank}", ("mindspore",))
+    report = convert(nasty_tmp_path)
+    assert [one.directory.name for one in report.converted] == ["rank_00000", "rank_00001"]
+    assert report.already == (nasty_tmp_path,)
+    assert len(report.as_lines()) == 3
+    assert report.as_json()["converted"][0]["events"] == 5
+
+
+def test_a_live_writer_is_waited_for(nasty_tmp_path: Path):
+    writer = RankWriter(nasty_tmp_path / "run", run_id=RUN, dialects=("mindspore",))
+    event = Event(1, 1.0, [Value("scalar", "loss", 0.5)])
+    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=[event]))
+    with pytest.raises(RunDirError, match="being written"):
+        convert(nasty_tmp_path / "run")
+    writer.close()
+    assert convert(nasty_tmp_path / "run").converted[0].events == 1
+
+
+def test_a_conversion_that_fails_leaves_no_file(nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(nasty_tmp_path / "run", ("mindspore",))
+    frames = iter(range(3))
+
+    def failing_frame(payload: bytes) -> bytes:
+        if next(frames, None) is None:
+            raise OSError(28, "No space left on device")
+        return payload
+
+    monkeypatch.setattr(convert_module, "frame", failing_frame)
+    with pytest.raises(RunDirError, match="No space"):
+        convert(nasty_tmp_path / "run")
+    assert not segments(nasty_tmp_path / "run", "tensorboard")
+    assert not list((nasty_tmp_path / "run").glob(".tmp-*"))
+
+
+def test_damage_is_left_out_and_listed(nasty_tmp_path: Path):
+    write(nasty_tmp_path / "run", ("mindspore",))
+    (path,) = segments(nasty_tmp_path / "run", "mindspore")
+    third = list(read_frames(path))[3]
+    data = bytearray(path.read_bytes())
+    data[third.offset + 20] ^= 1
+    path.write_bytes(data)
+    (converted,) = convert(nasty_tmp_path / "run").converted
+    assert converted.events == 4
+    assert [damage.offset for damage in converted.damage] == [third.offset]
+
+
+def test_a_later_attempt_starts_a_session_of_tensorboard(nasty_tmp_path: Path):
+    write(nasty_tmp_path / "run", ("mindspore",))
+    write(nasty_tmp_path / "run", ("mindspore",), attempt=1, first_step=4)
+    (converted,) = convert(nasty_tmp_path / "run").converted
+    assert converted.file is not None
+    events = [tensorboard_pb2.Event.FromString(f.payload) for f in read_frames(converted.file)]
+    (start,) = [event for event in events if event.HasField("session_log")]
+    assert (start.session_log.status, start.step) == (tensorboard_pb2.SessionLog.START, 4)
+    assert fsck(nasty_tmp_path / "run").exit_code == 0
+
+
+def test_what_has_no_place_makes_no_file(nasty_tmp_path: Path):
+    shutil.copytree(GOLDEN / "landscape_pca_random" / "summary", nasty_tmp_path / "run")
+    (converted,) = convert(nasty_tmp_path / "run").converted
+    assert (converted.file, converted.events, converted.left_out) == (None, 0, {"landscape": 3})
+
+
+def test_nothing_to_convert_is_said(nasty_tmp_path: Path):
+    for path in (nasty_tmp_path, nasty_tmp_path / "nowhere"):
+        with pytest.raises(MissingFileError, match="name"):
+            convert(path)
+
+
+def test_wide_histograms_keep_their_counts():
+    histogram = count_histogram(np.random.default_rng(1).normal(size=1000).astype(np.float32))
+    edges = np.linspace(-4.0, 4.0, 1001)
+    fine = Histogram(
+        left=edges[:-1],
+        width=np.diff(edges),
+        counts=np.arange(1000),
+        count=499_500,
+        min=-4.0,
+        max=4.0,
+        sum=0.0,
+    )
+    wide = widened(fine, 90)
+    assert wide.left.size <= 90
+    assert wide.counts.sum() == fine.counts.sum()
+    assert wide.left[0] == -4.0
+    np.testing.assert_allclose(wide.left[1:], (wide.left + wide.width)[:-1])
+    assert (wide.left + wide.width)[-1] == 4.0
+    assert widened(histogram, 90).left.size == histogram.left.size
+
+
+def test_the_host_of_a_converted_file_is_this_one(nasty_tmp_path: Path):
+    class NamedHost(Files):
+        def host(self) -> str:
+            return "here"
+
+    write(nasty_tmp_path / "run", ("mindspore",))
+    (converted,) = convert(nasty_tmp_path / "run", files=NamedHost()).converted
+    assert converted.file is not None
+    assert ".here." in converted.file.name

@@ -1,0 +1,414 @@
+"""Each thing that is wrong with a run is named with its file; what can be mended is, and nothing is lost."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distsummary.errors import MissingFileError, NotADirectoryPathError
+from distsummary.format import mindspore_format
+from distsummary.format.encode import encode_event
+from distsummary.format.frames import frame
+from distsummary.format.histogram import count_histogram
+from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Lineage, Value
+from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.run_dir import RunDir
+from distsummary.tools.findings import KINDS
+from distsummary.tools.fsck import FsckReport, fsck
+from distsummary.writing.segment import segments
+from distsummary.writing.writer import RankWriter
+from tests.unit.format import samples
+from tests.unit.reading.test_reader import (
+    LINEAGE,
+    MINDSPORE,
+    RUN,
+    TENSORBOARD,
+    flip,
+    scalar_frames,
+    write,
+)
+
+STAMP = 1_700_000_000
+
+
+def kinds(report: FsckReport) -> list[str]:
+    return sorted(one.kind for one in report.findings)
+
+
+def a_run(base: Path, ranks: int = 1, *, attempt: int = 0, steps: range = range(1, 6)) -> RunDir:
+    """A clean run as our writers make it, with a manifest."""
+    run = RunDir(base).create()
+    for rank in range(ranks):
+        writer = RankWriter(run.writer_dir("train", rank, ranks), run_id=RUN, attempt=attempt, rank=rank)
+        events = [Event(step, float(step), [Value("scalar", "loss", 0.5)]) for step in steps]
+        events.append(Event(0, 9.0, [Value("train_lineage", "", samples.TRAIN)]))
+        writer.write(Batch(run_id=RUN, attempt=attempt, rank=rank, first_seq=1, events=events))
+        writer.close()
+    if not run.manifest_path.exists():
+        run.update_manifest(lambda manifest: manifest.update({"run_id": RUN}))
+        fsck(base, repair=True)  # which enters the attempts
+        run.manifest_path.with_name("run.json.0.bak").unlink()
+    return run
+
+
+def values_frame(*values: Value, step: int = 1) -> bytes:
+    payload = encode_event(Event(step, 1.0, list(values)), None, ("mindspore",))[0]["mindspore"]
+    assert payload is not None
+    return frame(payload)
+
+
+def lineage_frames(lineage: Lineage) -> list[bytes]:
+    return [frame(payload) for payload in mindspore_format.encode_lineage(lineage, 1.0)]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_our_writers_make_is_clean(nasty_tmp_path: Path, ranks: int):
+    a_run(nasty_tmp_path, ranks)
+    report = fsck(nasty_tmp_path)
+    assert report.findings == ()
+    assert (report.exit_code, report.files, report.events) == (0, 3 * ranks, 11 * ranks)
+
+
+def test_a_restart_in_a_new_attempt_is_clean(nasty_tmp_path: Path):
+    a_run(nasty_tmp_path)
+    a_run(nasty_tmp_path, attempt=1, steps=range(3, 9))
+    assert kinds(fsck(nasty_tmp_path)) == ["manifest_stale"]
+    assert fsck(nasty_tmp_path, repair=True).findings == ()
+
+
+# --- the bytes
+
+
+def test_damage_is_named_with_its_byte(nasty_tmp_path: Path):
+    frames = scalar_frames("mindspore", range(1, 4))
+    path = write(nasty_tmp_path, MINDSPORE.format(STAMP), frames)
+    offset = len(frames[0]) + len(frames[1])
+    flip(path, offset + 14)
+    (one,) = fsck(nasty_tmp_path).findings
+    assert (one.kind, one.file, one.offset, one.severity, one.repairable) == (
+        "damaged",
+        path,
+        offset,
+        "error",
+        False,
+    )
+
+
+def test_a_torn_tail_is_cut_and_kept(nasty_tmp_path: Path):
+    frames = scalar_frames("tensorboard", range(1, 4))
+    path = write(nasty_tmp_path, TENSORBOARD.format(STAMP), [*frames, b"torn"])
+    report = fsck(nasty_tmp_path)
+    assert kinds(report) == ["torn"]
+    assert report.exit_code == 1
+    assert report.findings[0].offset == sum(map(len, frames))
+    repaired = fsck(nasty_tmp_path, repair=True)
+    assert (repaired.exit_code, repaired.findings) == (0, ())
+    assert repaired.repaired == report.findings
+    assert path.read_bytes() == b"".join(frames)
+    assert (nasty_tmp_path / "torn-0.bin").read_bytes() == b"torn"
+
+
+def test_a_torn_tail_behind_damage_is_named_and_not_cut(nasty_tmp_path: Path):
+    frames = scalar_frames("mindspore", range(1, 4))
+    path = write(nasty_tmp_path, MINDSPORE.format(STAMP), [*frames, b"torn"])
+    flip(path, len(frames[0]))
+    before = path.read_bytes()
+    report = fsck(nasty_tmp_path, repair=True)
+    assert kinds(report) == ["damaged", "torn"]
+    assert report.repaired == ()
+    assert path.read_bytes() == before
+
+
+def test_a_live_writer_is_left_alone(nasty_tmp_path: Path):
+    writer = RankWriter(nasty_tmp_path, run_id=RUN, dialects=("mindspore",))
+    event = Event(1, 1.0, [Value("scalar", "loss", 0.5)])
+    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=[event]))
+    (path,) = segments(nasty_tmp_path, "mindspore")
+    with open(path, "ab") as file:
+        file.write(b"half a fra")
+    before = path.read_bytes()
+    report = fsck(nasty_tmp_path, repair=True)
+    assert (kinds(report), report.exit_code) == (["live"], 0)
+    assert path.read_bytes() == before
+    writer.close()
+    assert kinds(fsck(nasty_tmp_path)) == ["torn"]
+
+
+def test_files_and_events_of_no_bytes_are_named(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), [])
+    head, *frames = scalar_frames("mindspore", range(1, 3))
+    write(nasty_tmp_path, MINDSPORE.format(STAMP + 1), [head, frame(b""), *frames])
+    report = fsck(nasty_tmp_path)
+    assert kinds(report) == ["empty", "zero_frame"]
+    assert report.findings[1].offset == len(head)
+
+
+def test_countless_findings_of_a_file_are_counted(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), [frame(b"")] * 100)
+    found = fsck(nasty_tmp_path).findings
+    assert len(found) == 21
+    assert found[-1].message.startswith("80 more")
+
+
+# --- names and places
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("events.out.events.summary.1700000000123.0.host_MS", "stamp"),
+        ("events.out.events.summary.17.0.host_MS", "short_stamp"),
+        ("events.out.tfevents.17.host.1.0", "short_stamp"),
+        ("events.out.events.summary.1700000000.0.host_MS.bak", "misnamed"),
+        ("events.out.events.summary.1700000000.0.host_MS~", "misnamed"),
+        ("events.out.events.1700000000.0.host_MS", "misnamed"),
+        ("events.out.tfevents.summary.1700000000.0.host_MS", "misnamed"),
+        ("summary.1700000000", "misnamed"),
+        (".tmp-0123", "temporary"),
+    ],
+)
+def test_a_name_that_misleads_is_named(nasty_tmp_path: Path, name: str, kind: str):
+    dialect, other, others_name = "mindspore", "tensorboard", TENSORBOARD
+    if "tfevents" in name:
+        dialect, other, others_name = "tensorboard", "mindspore", MINDSPORE
+    write(nasty_tmp_path, others_name.format(STAMP), scalar_frames(other, range(1, 3)))
+    path = write(nasty_tmp_path, name, scalar_frames(dialect, range(7, 9)))
+    (one,) = fsck(nasty_tmp_path).findings
+    assert (one.file, one.kind) == (path, kind)
+
+
+def test_equal_stamps_are_named(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), scalar_frames("mindspore", range(7, 9)))
+    write(nasty_tmp_path, "x" + MINDSPORE.format(STAMP), scalar_frames("mindspore", range(1, 3)))
+    write(nasty_tmp_path, TENSORBOARD.format(STAMP), scalar_frames("tensorboard", range(1, 3)))
+    assert kinds(fsck(nasty_tmp_path)) == ["equal_stamps"]
+
+
+def test_links_are_named_and_not_followed(nasty_tmp_path: Path):
+    a_run(nasty_tmp_path / "elsewhere")
+    run = nasty_tmp_path / "run"
+    a_run(run)
+    (target,) = segments(nasty_tmp_path / "elsewhere", "mindspore")
+    (run / MINDSPORE.format(STAMP + 9)).symlink_to(target)
+    (run / "rank").symlink_to(nasty_tmp_path / "elsewhere", target_is_directory=True)
+    (run / "loop").symlink_to(run, target_is_directory=True)
+    report = fsck(run)
+    assert kinds(report) == ["symlink"] * 3
+    assert report.events == 11
+
+
+def test_directories_that_no_viewer_looks_into_are_named(nasty_tmp_path: Path):
+    a_run(nasty_tmp_path / "runs" / "one", ranks=2)
+    assert fsck(nasty_tmp_path / "runs").findings == ()
+    assert fsck(nasty_tmp_path / "runs" / "one").findings == ()
+    deep = nasty_tmp_path / "runs" / "one" / "rank_00000" / "attempt_0"
+    deep.mkdir()
+    write(deep, MINDSPORE.format(STAMP), scalar_frames("mindspore", range(1, 3)))
+    (one,) = fsck(nasty_tmp_path / "runs").findings
+    assert (one.kind, one.file) == ("too_deep", deep)
+
+
+# --- several writers
+
+
+def scalars(steps: range, wall_time: float, run_id: str = "") -> list[bytes]:
+    ids = EventIds(run_id, 0, 0) if run_id else None
+    return [
+        frame(
+            encode_event(Event(step, wall_time + step, [Value("scalar", "loss", 0.5)]), ids, ("mindspore",))[
+                0
+            ]["mindspore"]
+            or b""
+        )
+        for step in steps
+    ]
+
+
+def test_two_writers_at_once_overlap(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), scalars(range(1, 21), 100.0))
+    newer = write(nasty_tmp_path, MINDSPORE.format(STAMP + 1), scalars(range(5, 15), 100.0))
+    (one,) = fsck(nasty_tmp_path).findings
+    assert (one.kind, one.file, one.offset) == ("overlap", newer, 0)
+    assert "10 value(s)" in one.message
+
+
+def test_two_runs_in_a_directory_are_named_and_overlap(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), scalars(range(1, 5), 100.0, RUN))
+    write(nasty_tmp_path, MINDSPORE.format(STAMP + 1), scalars(range(1, 5), 900.0, "f" * 16))
+    assert kinds(fsck(nasty_tmp_path)) == ["mixed_runs", "overlap"]
+
+
+def test_steps_that_begin_again_without_an_attempt_are_named(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), scalars(range(1, 21), 100.0))
+    write(nasty_tmp_path, MINDSPORE.format(STAMP + 1), scalars(range(20, 30), 500.0))
+    assert kinds(fsck(nasty_tmp_path)) == ["step_back"]
+
+
+def test_rising_steps_in_later_files_are_clean(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), scalars(range(1, 21), 100.0))
+    write(nasty_tmp_path, MINDSPORE.format(STAMP + 1), scalars(range(21, 30), 100.0))
+    assert fsck(nasty_tmp_path).findings == ()
+
+
+def test_steps_that_fall_within_a_file_cost_tensorboard_only(nasty_tmp_path: Path):
+    for dialect, name in (("mindspore", MINDSPORE), ("tensorboard", TENSORBOARD)):
+        frames = scalar_frames(dialect, range(1, 6))
+        write(nasty_tmp_path, name.format(STAMP), [frames[0], *reversed(frames[1:])])
+    (one,) = fsck(nasty_tmp_path).findings
+    assert (one.kind, one.file.name) == ("step_back", TENSORBOARD.format(STAMP))
+
+
+def test_an_event_that_stands_twice_is_named(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), scalar_frames("mindspore", range(1, 6)))
+    write(nasty_tmp_path, MINDSPORE.format(STAMP + 1), scalar_frames("mindspore", range(4, 9)))
+    (one,) = fsck(nasty_tmp_path).findings
+    assert (one.kind, one.message.split()[0]) == ("duplicate", "2")
+
+
+# --- what viewers do not take
+
+
+def bucketed(count: int) -> Histogram:
+    edges = np.linspace(0.0, 1.0, count + 1)
+    return Histogram(left=edges[:-1], width=np.diff(edges), counts=np.ones(count, np.int64), count=count)
+
+
+def landscape(z: np.ndarray) -> Landscape:
+    axis = np.arange(2.0)
+    return Landscape(
+        x=axis,
+        y=axis,
+        z=z,
+        decomposition="PCA",
+        unit="step",
+        step_per_epoch=1,
+        convergence_point=(0.0, 0.0, 0.0),
+    )
+
+
+def graph(name: str) -> bytes:
+    return anf_ir_pb2.GraphProto(node=[anf_ir_pb2.NodeProto(name=name, op_type="Add")]).SerializeToString()
+
+
+LOSS = Value("scalar", "loss/auto", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([Value("histogram", "h", bucketed(90))], []),
+        ([Value("histogram", "h", bucketed(91))], ["buckets"]),
+        ([Value("tensor", f"t{n}", np.zeros(2)) for n in range(6)], []),
+        ([Value("tensor", f"t{n}", np.zeros(2)) for n in range(7)], ["tensor_tags"]),
+        ([Value("scalar", f"s{n}", 0.0) for n in range(301)], ["tags"]),
+        ([LOSS, Value("landscape", "l", landscape(np.ones((2, 2))))], []),
+        ([LOSS, Value("landscape", "l", landscape(np.full((2, 2), np.nan)))], ["landscape_not_finite"]),
+        ([Value("landscape", "l", landscape(np.ones((2, 2))))], ["landscape_alone"]),
+        ([Value("graph", "", graph("conv1"))], []),
+        ([Value("graph", "", graph("conv<1>"))], ["graph_names"]),
+    ],
+)
+def test_a_value_that_a_viewer_does_not_show_is_named(
+    nasty_tmp_path: Path, values: list[Value], expected: list[str]
+):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), [values_frame(*values)])
+    assert kinds(fsck(nasty_tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ('{"acc": 0.5}', []),
+        ("", []),
+        ('{"acc": NaN}', ["metric_not_finite"]),
+        ("{'acc': 0.5}", ["metric"]),
+        ("[1]", ["metric"]),
+        ("[" * 200_000, ["metric"]),
+    ],
+    ids=["json", "none", "nan", "no json", "a list", "a tower"],
+)
+def test_metrics_that_cost_the_lineage_of_all_runs_are_named(
+    nasty_tmp_path: Path, metric: str, expected: list[str]
+):
+    lineage = Lineage(train=samples.TRAIN, evaluation=lineage_pb2.EvaluationLineage(metric=metric))
+    write(nasty_tmp_path, LINEAGE.format(STAMP), lineage_frames(lineage))
+    assert kinds(fsck(nasty_tmp_path)) == expected
+
+
+def test_lineage_that_mindinsight_rejects_or_forgets_is_named(nasty_tmp_path: Path):
+    write(nasty_tmp_path, LINEAGE.format(STAMP), lineage_frames(Lineage(custom=samples.custom(a=1))))
+    assert kinds(fsck(nasty_tmp_path)) == ["lineage_custom_only"]
+    write(nasty_tmp_path, LINEAGE.format(STAMP + 1), lineage_frames(Lineage(train=samples.TRAIN)))
+    assert kinds(fsck(nasty_tmp_path)) == ["lineage_custom_only", "lineage_wiped"]
+
+
+# --- the manifest
+
+
+def test_a_damaged_manifest_is_made_anew_and_the_old_one_kept(nasty_tmp_path: Path):
+    run = a_run(nasty_tmp_path, ranks=2)
+    run.manifest_path.write_bytes(b"{broken")
+    assert kinds(fsck(nasty_tmp_path)) == ["manifest_damaged"]
+    report = fsck(nasty_tmp_path, repair=True)
+    assert (report.findings, [one.kind for one in report.repaired]) == ((), ["manifest_damaged"])
+    assert (nasty_tmp_path / "run.json.0.bak").read_bytes() == b"{broken"
+    manifest = run.read_manifest()
+    (attempt,) = manifest["attempts"]
+    assert (manifest["run_id"], manifest["created"]) == (RUN, 1.0)
+    assert (attempt["role"], attempt["attempt"], attempt["world_size"], attempt["started"]) == (
+        "train",
+        0,
+        2,
+        1.0,
+    )
+    assert [rank["state"] for rank in attempt["ranks"].values()] == ["unknown", "unknown"]
+
+
+def test_a_missing_manifest_of_several_ranks_is_made(nasty_tmp_path: Path):
+    run = a_run(nasty_tmp_path, ranks=2)
+    run.manifest_path.unlink()
+    assert kinds(fsck(nasty_tmp_path)) == ["manifest_missing"]
+    assert fsck(nasty_tmp_path, repair=True).findings == ()
+    assert json.loads(run.manifest_path.read_bytes())["run_id"] == RUN
+    assert not list(nasty_tmp_path.glob("*.bak"))
+
+
+def test_a_manifest_of_another_run_is_made_anew(nasty_tmp_path: Path):
+    run = a_run(nasty_tmp_path)
+    run.update_manifest(lambda manifest: manifest.update({"run_id": "f" * 16}))
+    assert kinds(fsck(nasty_tmp_path)) == ["manifest_stale"]
+    assert fsck(nasty_tmp_path, repair=True).findings == ()
+    assert [entry["attempt"] for entry in run.read_manifest()["attempts"]] == [0]
+    assert json.loads((nasty_tmp_path / "run.json.0.bak").read_bytes())["run_id"] == "f" * 16
+
+
+# --- all together
+
+
+def test_what_cannot_be_checked_is_an_error(nasty_tmp_path: Path):
+    with pytest.raises(MissingFileError, match="nowhere"):
+        fsck(nasty_tmp_path / "nowhere")
+    with pytest.raises(MissingFileError, match="no event file"):
+        fsck(nasty_tmp_path)
+    (nasty_tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryPathError, match="file"):
+        fsck(nasty_tmp_path / "file")
+
+
+def test_a_line_for_the_terminal_holds_no_control_characters(nasty_tmp_path: Path):
+    name = "events.out.tfevents.17.\x1b[31mred\n.1.0"
+    write(nasty_tmp_path, name, scalar_frames("tensorboard", range(1, 3)))
+    (one,) = fsck(nasty_tmp_path).findings
+    assert one.as_line().isprintable()
+    assert one.as_json()["file"].endswith(name)
+
+
+def test_every_mendable_kind_names_the_repair():
+    assert all("--repair" in kind.remedy for kind in KINDS.values() if kind.is_repairable)
+
+
+def test_histograms_of_our_own_have_few_enough_buckets():
+    values = np.random.default_rng(1).normal(size=1_000_000).astype(np.float32)
+    assert count_histogram(values).left.size <= 90

@@ -1,0 +1,242 @@
+"""Rotation, budgets, and what a failed sync costs: nothing."""
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distsummary.format.frames import Part, read_frames
+from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, Batch, Event, Value
+from distsummary.reading.reader import read_directory
+from distsummary.writing.event_files import Limits
+from distsummary.writing.files import Files
+from distsummary.writing.group_sync import GROUP_BYTES, GroupSync
+from distsummary.writing.segment import segments, stamp_of
+from distsummary.writing.writer import RankWriter
+
+RUN_ID = "00000000000000ab"
+
+
+class Clock(Files):
+    """A clock that is set, and syncs and cuts that fail on request."""
+
+    def __init__(self) -> None:
+        self.time = 1_700_000_000.0
+        self.failing_syncs = self.failing_cuts = self.short_write = 0
+        self.syncs = 0
+        self.is_full = False
+        self.free = (1 << 40, 1 << 41)
+
+    def now(self) -> float:
+        return self.time
+
+    def sync(self, descriptor: int) -> None:
+        self.syncs += 1
+        if self.failing_syncs:
+            self.failing_syncs -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(descriptor)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        if self.failing_cuts:
+            self.failing_cuts -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(descriptor, length)
+
+    def write(self, descriptor: int, parts: Sequence[Part]) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.short_write < 0:
+            self.short_write = 0
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.short_write:
+            taken, self.short_write = self.short_write, -1
+            return super().write(descriptor, [b"".join(parts)[:taken]])
+        return super().write(descriptor, parts)
+
+    def free_space(self, directory: Path) -> tuple[int, int]:
+        return self.free
+
+
+def batch(first: int, count: int) -> Batch:
+    events = [Event(n, 100.0 + n, [Value("scalar", "loss", n / 2)]) for n in range(first, first + count)]
+    return Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=first, events=events)
+
+
+def writer(path: Path, files: Files, **options) -> RankWriter:
+    return RankWriter(path, run_id=RUN_ID, files=files, **options)
+
+
+def seqs(path: Path, dialect: str = MINDSPORE) -> list[int]:
+    """Those of every frame, so that the reader's own de-duplication hides nothing."""
+    found = [f.payload for p in segments(path, dialect) for f in read_frames(p)]
+    read = [event.seq for event in read_directory(path, dialect)]
+    heads = sum(1 for p in segments(path, dialect) if p.stat().st_size)
+    assert len(found) == len(read) + heads
+    return read
+
+
+def test_files_rotate_before_they_exceed_rotate_bytes_and_the_dialects_share_their_stamps(tmp_path):
+    rank_writer = writer(tmp_path, Clock(), limits=Limits(rotate_bytes=2000))
+    for first in range(1, 101, 10):
+        rank_writer.write(batch(first, 10))
+    rank_writer.close()
+    files = segments(tmp_path, MINDSPORE)
+    assert len(files) > 2
+    assert all(path.stat().st_size <= 2000 for path in files)
+    stamps = [[stamp_of(path.name) for path in segments(tmp_path, dialect)] for dialect in DIALECTS]
+    assert stamps[0] == stamps[1] == sorted(set(stamps[0]))
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == list(range(1, 101))
+
+
+def test_a_batch_larger_than_rotate_bytes_has_a_file_of_its_own(tmp_path):
+    rank_writer = writer(tmp_path, Clock(), limits=Limits(rotate_bytes=4096))
+    for first in (1, 201):
+        rank_writer.write(batch(first, 200))
+    rank_writer.close()
+    assert len(segments(tmp_path, MINDSPORE)) == 2
+    assert seqs(tmp_path) == list(range(1, 401))
+
+
+def test_files_rotate_when_they_are_old_and_not_while_they_are_empty(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, limits=Limits(rotate_s=60))
+    for first in range(1, 5):
+        rank_writer.write(batch(first, 1))
+        clock.time += 40
+    rank_writer.close()
+    assert [len(list(read_frames(path))) for path in segments(tmp_path, MINDSPORE)] == [3, 3]
+
+
+def test_what_max_file_size_refuses_is_counted_to_the_last_event(tmp_path):
+    rank_writer = writer(tmp_path, Clock(), dialects=(MINDSPORE,), limits=Limits(max_file_size=1000))
+    for first in range(1, 101, 20):
+        rank_writer.write(batch(first, 20))
+    rank_writer.close()
+    kept = len(seqs(tmp_path))
+    [(reason, refused)] = rank_writer.health().errors.items()
+    assert "max_file_size of 1000 bytes" in reason
+    assert kept + refused == 100
+
+
+def test_a_flush_of_the_synced_level_makes_both_files_durable(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, delivery=SYNCED)
+    rank_writer.write(batch(1, 3))
+    rank_writer.flush()
+    assert clock.syncs == 2
+    rank_writer.flush()
+    assert clock.syncs == 2  # nothing new
+    rank_writer.close()
+
+
+def test_the_written_level_syncs_at_the_end_only(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock)
+    rank_writer.write(batch(1, 3))
+    rank_writer.flush()
+    assert clock.syncs == 0
+    rank_writer.close()
+    assert clock.syncs == 2
+
+
+@pytest.mark.parametrize("durable", [0, 5])
+def test_what_a_failed_sync_may_have_lost_is_written_again_and_nothing_twice(tmp_path, durable: int):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, delivery=SYNCED)
+    if durable:
+        rank_writer.write(batch(1, durable))
+        rank_writer.flush()
+    rank_writer.write(batch(durable + 1, 4))
+    clock.failing_syncs = 1
+    rank_writer.flush()
+    rank_writer.write(batch(durable + 5, 2))
+    rank_writer.close()
+    for dialect in DIALECTS:
+        assert seqs(tmp_path, dialect) == list(range(1, durable + 7))
+    assert not any(path.stat().st_size == 0 for path in tmp_path.iterdir())
+
+
+def test_a_sync_that_keeps_failing_is_told_and_can_be_tried_again(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, delivery=SYNCED)
+    rank_writer.write(batch(1, 4))
+    clock.failing_syncs = 100
+    with pytest.raises(OSError, match="Input/output"):
+        rank_writer.flush()
+    clock.failing_syncs = 0
+    rank_writer.flush()
+    rank_writer.close()
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4]
+
+
+def test_what_cannot_be_written_again_now_stays_readable_and_is_made_durable_later(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, delivery=SYNCED)
+    rank_writer.write(batch(1, 4))
+    clock.failing_syncs, clock.is_full = 1, True
+    with pytest.raises(OSError, match="No space"):
+        rank_writer.flush()
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4]
+    clock.is_full = False
+    rank_writer.write(batch(5, 1))
+    rank_writer.close()
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4, 5]
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_a_file_that_never_gets_durable_keeps_its_events_and_the_end_says_so(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, delivery=SYNCED)
+    rank_writer.write(batch(1, 4))
+    clock.failing_syncs = 100
+    with pytest.raises(OSError, match="Input/output"):
+        rank_writer.close()
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4]
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_a_torn_frame_of_a_file_that_is_due_to_rotate_is_cut_and_nothing_comes_twice(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, limits=Limits(rotate_bytes=300))
+    rank_writer.write(batch(1, 3))
+    clock.short_write, clock.failing_cuts = 40, 1
+    with pytest.raises(OSError, match="Input/output"):
+        rank_writer.write(batch(4, 1))
+    rank_writer.write(batch(4, 1))
+    rank_writer.close()
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == [1, 2, 3, 4]
+
+
+def test_bulk_values_are_dropped_and_counted_while_the_disk_is_nearly_full(tmp_path):
+    clock = Clock()
+    clock.free = (1 << 20, 1 << 40)
+    rank_writer = writer(tmp_path, clock)
+    values = [Value("scalar", "loss", 1.0), Value("histogram", "w", np.arange(8.0))]
+    for seq, free in ((1, 1 << 20), (2, 1 << 40)):
+        clock.free = (free, 1 << 41)
+        rank_writer.write(
+            Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=seq, events=[Event(seq, 1.0, values)])
+        )
+    rank_writer.close()
+    found = [[v.plugin for v in event.values] for event in read_directory(tmp_path)]
+    assert found == [["scalar"], ["scalar", "histogram"]]
+    assert rank_writer.health().dropped == {"histogram": 1}
+    assert any("nearly full" in reason for reason in rank_writer.health().errors)
+
+
+def test_a_group_is_synced_after_its_interval_or_at_its_size_and_nothing_wakes_an_idle_one():
+    synced = threading.Semaphore(0)
+    group = GroupSync(synced.release, interval_s=0.01)
+    group.wrote(1)
+    assert synced.acquire(timeout=10)
+    slow = GroupSync(synced.release, interval_s=3600)
+    slow.wrote(GROUP_BYTES)
+    assert synced.acquire(timeout=10)
+    group.close()
+    slow.close()
+    assert not synced.acquire(blocking=False)
