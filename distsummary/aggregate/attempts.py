@@ -5,8 +5,8 @@ from pathlib import Path
 from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS
 from distsummary.format.wire import read_identity
+from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
-from distsummary.writing.segment import segments
 
 
 def first_free_attempt(run_dir: RunDir, role: str) -> int:

@@ -14,8 +14,9 @@ from distsummary.format.encode import Refusal, encode_event
 from distsummary.format.frames import frame
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage
 from distsummary.publish import TEMPORARY, sync, temporary_name
+from distsummary.reading.segments import SegmentName, lineage_files, next_stamp, segments
 from distsummary.writing.files import Files
-from distsummary.writing.segment import Segment, SegmentName, lineage_files, next_stamp, segments
+from distsummary.writing.segment import Segment
 
 SOURCE = "merged"
 _LINEAGE = "lineage"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distsummary.aggregate.statistics import Floats, Ints, last_recorded
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Value
 from distsummary.reading.reader import Damage, ReadEvent, read_directory, read_file
-from distsummary.writing.segment import segments
+from distsummary.reading.segments import segments
 
 Bools: TypeAlias = NDArray[np.bool_]
 

@@ -24,7 +24,7 @@ from distsummary.pb import tensorboard_pb2
 from distsummary.reading.deduplicate import Seen
 from distsummary.reading.pieces import read_pieces
 from distsummary.reading.scalar_columns import ScalarColumns
-from distsummary.writing.segment import LINEAGE_SUFFIX, lineage_files, segments
+from distsummary.reading.segments import dialect_of, lineage_files, segments
 
 MODES = ("strict", "skip", "tail")
 MAX_DAMAGE = 1000  # places of one file that are told one by one, and
@@ -87,14 +87,6 @@ class Damage(NamedTuple):
     file: Path
     offset: int
     reason: str
-
-
-def dialect_of(path: str | os.PathLike[str]) -> str:
-    """ "tensorboard", "lineage" or "mindspore", by the name of the file."""
-    name = os.path.basename(path)
-    if "tfevents" in name:
-        return "tensorboard"
-    return "lineage" if name.endswith(LINEAGE_SUFFIX) else "mindspore"
 
 
 def read_file(

@@ -9,7 +9,7 @@ from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.records import DIALECTS, MINDSPORE
 from distsummary.reading.deduplicate import Seen
 from distsummary.reading.reader import Damage, ReadEvent, read_file
-from distsummary.writing.segment import segments
+from distsummary.reading.segments import segments
 
 
 class Tail:

@@ -28,11 +28,11 @@ from distsummary.format.records import (
 )
 from distsummary.publish import ensure_directory, replacing
 from distsummary.reading.reader import Damage, ReadEvent, read_directory
+from distsummary.reading.segments import SegmentName, segments, stamp_of
 from distsummary.run_dir import RunDir
 from distsummary.tools.fsck_files import is_live
 from distsummary.tools.fsck_values import MAX_BUCKETS
 from distsummary.writing.files import Files
-from distsummary.writing.segment import SegmentName, segments, stamp_of
 
 _FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}
 _SOURCES = (  # what stands for the writer in a name, by the dialect

@@ -26,9 +26,9 @@ from distsummary.format.records import (
 )
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.reading.pieces import read_pieces
-from distsummary.reading.reader import ReadValue, decode_frame, dialect_of, values_of
+from distsummary.reading.reader import ReadValue, decode_frame, values_of
 from distsummary.reading.scalar_columns import ScalarColumns
-from distsummary.writing.segment import lineage_files, segments
+from distsummary.reading.segments import all_event_files, dialect_of
 
 Json: TypeAlias = Any  # what json.dumps takes: JSON has no better type in Python
 
@@ -61,7 +61,7 @@ def event_files(path: str | os.PathLike[str]) -> list[Path]:
     target = Path(path)
     if target.is_dir():
         children = sorted(p for p in target.iterdir() if p.is_dir() and not p.is_symlink())
-        found = [file for directory in (target, *children) for file in _files_of(directory)]
+        found = [file for directory in (target, *children) for file in all_event_files(directory)]
         if not found:
             raise MissingFileError(
                 f"there are no event files in {target}; name a run dir or a rank's directory"
@@ -70,10 +70,6 @@ def event_files(path: str | os.PathLike[str]) -> list[Path]:
     if not target.exists():
         raise MissingFileError(f"there is no {target}; name an event file, a rank's directory or a run dir")
     return [target]
-
-
-def _files_of(directory: Path) -> list[Path]:
-    return [*segments(directory, MINDSPORE), *lineage_files(directory), *segments(directory, TENSORBOARD)]
 
 
 def _dump(files: list[Path], full: bool) -> Iterator[dict[str, Json]]:

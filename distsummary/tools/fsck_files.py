@@ -11,11 +11,11 @@ from distsummary.format import wire
 from distsummary.format.frames import Frame, read_frames, whole_length
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Event, EventIds
 from distsummary.reading.reader import decode_frame
+from distsummary.reading.segments import stamp_of
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_names import LINEAGE, EventFile
 from distsummary.tools.fsck_steps import Steps
 from distsummary.tools.fsck_values import LOSS_TAG, MAX_TAGS, MAX_TENSOR_TAGS, tag_key, value_problems
-from distsummary.writing.segment import stamp_of
 
 MAX_FINDINGS = 20  # of one kind and file; the rest is counted
 MAX_KNOWN_TAGS = 100_000  # of a directory; what is beyond is not compared

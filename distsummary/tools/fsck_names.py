@@ -9,8 +9,8 @@ from pathlib import Path
 
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.publish import TEMPORARY, is_in_use
+from distsummary.reading.segments import LINEAGE_SUFFIX, stamp_of
 from distsummary.tools.findings import Finding, finding
-from distsummary.writing.segment import LINEAGE_SUFFIX, stamp_of
 
 LINEAGE = "lineage"
 _MINDINSIGHT = re.compile(r"summary\.(\d+)")  # a search: it matches anywhere in a name

@@ -12,16 +12,10 @@ from distsummary.format.frames import Framed, frame
 from distsummary.format.records import MINDSPORE, TENSORBOARD, EventIds
 from distsummary.publish import ensure_directory, remove_leftovers
 from distsummary.reading.reader import read_last_seq
+from distsummary.reading.segments import SegmentName, next_stamp
 from distsummary.writing.files import Files
 from distsummary.writing.group_sync import GroupSync
-from distsummary.writing.segment import (
-    Segment,
-    SegmentName,
-    cut_torn_tails,
-    discard,
-    next_stamp,
-    open_segments,
-)
+from distsummary.writing.segment import Segment, cut_torn_tails, discard, open_segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One event file of a directory: its name, its stamp, appending whole frames, and the cut of a torn tail."""
+"""One event file: appending whole frames, taking back what failed, and cutting a torn tail."""
 
 import contextlib
 import errno
@@ -6,83 +6,23 @@ import logging
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from distsummary.errors import RunDirError
 from distsummary.format.frames import Framed, Part, joined, whole_length
-from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.publish import temporary_name
+from distsummary.reading.segments import SegmentName, all_event_files, next_stamp
 from distsummary.writing.files import MAX_PARTS, Files
 
-LINEAGE_SUFFIX = "_lineage"
-
-_MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
-_TENSORBOARD_NAME = re.compile(r"tfevents\.(?P<stamp>\d{1,10})\.")
 _TORN_NAME = re.compile(r"torn-(\d+)\.bin")
 _MAX_CLASHES = 100
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentName:
-    """The parts of a segment's name beside its stamp; `source` tells the writers of one run apart."""
-
-    prefix: str = "events"
-    suffix: str = "_MS"
-    source: str = "0"
-    host: str
-    pid: int
-
-    def file_name(self, dialect: str, stamp: int) -> str:
-        """Viewers find the MindSpore dialect by `summary.<seconds>` and TensorBoard's by `tfevents`."""
-        if dialect == TENSORBOARD:
-            return f"{self.prefix}.out.tfevents.{stamp:010d}.{self.host}.{self.pid}.{self.source}"
-        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{self.suffix}"
-
-    def lineage_name(self, stamp: int) -> str:
-        """The lineage file of the directory."""
-        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{LINEAGE_SUFFIX}"
-
-
-def stamp_of(name: str) -> int | None:
-    """The stamp (seconds) in an event file's name, None for any other file."""
-    match = _TENSORBOARD_NAME.search(name) or _MINDSPORE_NAME.search(name)
-    return int(match["stamp"]) if match else None
-
-
-def segments(directory: Path, dialect: str) -> list[Path]:
-    """The dialect's event files of a directory, oldest first; lineage files are not among them."""
-    pattern = _TENSORBOARD_NAME if dialect == TENSORBOARD else _MINDSPORE_NAME
-    found = [path for path in directory.iterdir() if pattern.search(path.name) and path.is_file()]
-    if dialect == MINDSPORE:
-        found = [p for p in found if not p.name.endswith(LINEAGE_SUFFIX) and "tfevents" not in p.name]
-    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
-
-
-def lineage_files(directory: Path) -> list[Path]:
-    """The lineage files of a directory, oldest first."""
-    found = [
-        p for p in directory.iterdir() if p.name.endswith(LINEAGE_SUFFIX) and stamp_of(p.name) is not None
-    ]
-    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
-
-
-def next_stamp(directory: Path, now: float) -> int:
-    """max(now, highest + 1): viewers go by the order of the stamps, clocks and restarts notwithstanding."""
-    stamps = [stamp for path in directory.iterdir() if (stamp := stamp_of(path.name)) is not None]
-    return max(int(now), max(stamps, default=-1) + 1)
-
-
 def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
     """Cut the incomplete last frame of dead segments, kept in `torn-<n>.bin`; MindInsight spins on one."""
-    everything = [
-        *segments(directory, MINDSPORE),
-        *lineage_files(directory),
-        *segments(directory, TENSORBOARD),
-    ]
-    return [path for path in everything if cut_torn_tail(path, files)]
+    return [path for path in all_event_files(directory) if cut_torn_tail(path, files)]
 
 
 def cut_torn_tail(path: Path, files: Files) -> bool:

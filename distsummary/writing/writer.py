@@ -25,9 +25,9 @@ from distsummary.format.records import (
 from distsummary.format.scalar_rows import events_of
 from distsummary.publish import publish
 from distsummary.reading.reader import read_lineage
+from distsummary.reading.segments import SegmentName, lineage_files, next_stamp
 from distsummary.writing.event_files import Appended, EventFiles, Limits
 from distsummary.writing.files import Files
-from distsummary.writing.segment import SegmentName, lineage_files, next_stamp
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from distsummary.format.frames import read_frames
 from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.records import Event, EventIds, Shard
 from distsummary.pb import mindspore_summary_pb2 as pb
-from distsummary.writing.segment import segments
+from distsummary.reading.segments import segments
 
 IN_EVENTS = [*DATA_TYPES, ">i2", ">f4", ">f8"]
 # No long doubles: sixteen bytes, of which ten count and the others may differ.

@@ -12,8 +12,8 @@ from distsummary.format.records import Image, Landscape
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.reading.reader import read_directory
+from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
-from distsummary.writing.segment import segments
 from tests.unit.landscapes.golden_mlp import Mlp, cross_entropy
 from tests.unit.landscapes.test_generator import draw, recorded_run, save_path, walk
 from tests.unit.landscapes.test_grid import make_grid, random_grid

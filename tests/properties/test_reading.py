@@ -23,15 +23,9 @@ from distsummary.format.text import refuse_bad_text
 from distsummary.format.wire import read_identity
 from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
 from distsummary.reading.pieces import read_pieces
-from distsummary.reading.reader import (
-    Damage,
-    dialect_of,
-    read_directory,
-    read_file,
-    read_last_seq,
-    read_values,
-)
+from distsummary.reading.reader import Damage, read_directory, read_file, read_last_seq, read_values
 from distsummary.reading.scalar_columns import ScalarColumns
+from distsummary.reading.segments import dialect_of
 from distsummary.reading.series import read_scalars
 from distsummary.tools.dump import dump
 from tests.properties.test_reader import GOLDEN_FILES, mutated

@@ -16,8 +16,8 @@ from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS
 from distsummary.format.wire import read_identity
 from distsummary.reading.reader import read_directory, read_lineage
+from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
-from distsummary.writing.segment import segments
 
 
 @pytest.fixture(autouse=True)

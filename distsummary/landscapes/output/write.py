@@ -19,8 +19,8 @@ from distsummary.landscapes.directions.labels import readable
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.publish import ensure_directory, publish
 from distsummary.reading.reader import read_directory
+from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
-from distsummary.writing.segment import segments
 from distsummary.writing.writer import RankWriter
 
 LOSS_TAGS = ("loss", "loss/auto")  # ours, MindSpore's

@@ -16,10 +16,10 @@ from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory, read_lineage
+from distsummary.reading.segments import lineage_files, segments
 from distsummary.run_dir import LocalCoordinator, RunDir
 from distsummary.topology import Topology
 from distsummary.writing.files import Files
-from distsummary.writing.segment import lineage_files, segments
 from distsummary.writing.writer import RankWriter
 
 NAN = float("nan")

@@ -18,7 +18,7 @@ from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
 from distsummary.pb import mindspore_lineage_pb2 as lineage
 from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.writing.segment import segments
+from distsummary.reading.segments import segments
 from tests.unit.collect.doubles import ListWriter
 
 

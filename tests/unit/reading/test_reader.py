@@ -17,13 +17,13 @@ from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import (
     MAX_DAMAGE,
     Damage,
-    dialect_of,
     read_directory,
     read_file,
     read_last_seq,
     read_lineage,
     read_values,
 )
+from distsummary.reading.segments import dialect_of
 from tests.unit.format import samples
 
 RUN = "0123456789abcdef"

@@ -12,11 +12,11 @@ from distsummary.format.histogram import count_histogram
 from distsummary.format.records import Batch, Event, Histogram, Value
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory
+from distsummary.reading.segments import segments, stamp_of
 from distsummary.tools import convert as convert_module
 from distsummary.tools.convert import convert, widened
 from distsummary.tools.fsck import fsck
 from distsummary.writing.files import Files
-from distsummary.writing.segment import segments, stamp_of
 from distsummary.writing.writer import RankWriter
 from tests.unit.format import samples
 

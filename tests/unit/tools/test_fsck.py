@@ -14,10 +14,10 @@ from distsummary.format.histogram import count_histogram
 from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Lineage, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
 from distsummary.tools.findings import KINDS
 from distsummary.tools.fsck import FsckReport, fsck
-from distsummary.writing.segment import segments
 from distsummary.writing.writer import RankWriter
 from tests.unit.format import samples
 from tests.unit.reading.test_reader import (

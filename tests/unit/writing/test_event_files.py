@@ -12,10 +12,10 @@ import pytest
 from distsummary.format.frames import Part, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, Batch, Event, Value
 from distsummary.reading.reader import read_directory
+from distsummary.reading.segments import segments, stamp_of
 from distsummary.writing.event_files import Limits
 from distsummary.writing.files import Files
 from distsummary.writing.group_sync import GROUP_BYTES, GroupSync
-from distsummary.writing.segment import segments, stamp_of
 from distsummary.writing.writer import RankWriter
 
 RUN_ID = "00000000000000ab"

@@ -6,17 +6,9 @@ import pytest
 
 from distsummary.format.frames import Part, frame, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD
+from distsummary.reading.segments import SegmentName, next_stamp, stamp_of
 from distsummary.writing.files import Files, sanitise_host
-from distsummary.writing.segment import (
-    Segment,
-    SegmentName,
-    cut_torn_tails,
-    lineage_files,
-    next_stamp,
-    open_segments,
-    segments,
-    stamp_of,
-)
+from distsummary.writing.segment import Segment, cut_torn_tails, open_segments
 
 NAME = SegmentName(host="node-1", pid=7)
 
@@ -45,14 +37,6 @@ class FrozenFiles(Files):
         if self.truncate_error is not None:
             raise OSError(self.truncate_error, os.strerror(self.truncate_error))
         super().truncate(descriptor, length)
-
-
-def test_names_are_found_by_their_viewer_and_by_no_other():
-    assert NAME.file_name(MINDSPORE, 1700000000) == "events.out.events.summary.1700000000.0.node-1_MS"
-    assert NAME.file_name(TENSORBOARD, 1700000000) == "events.out.tfevents.1700000000.node-1.7.0"
-    assert NAME.lineage_name(1700000000) == "events.out.events.summary.1700000000.0.node-1_lineage"
-    assert stamp_of("torn-0.bin") is None
-    assert stamp_of(".tmp-0123456789abcdef") is None
 
 
 @pytest.mark.parametrize("host", ["summary.12.example", "a tfevents b", "..", "", "ü/Ö"])
@@ -141,15 +125,6 @@ def test_damage_in_the_middle_is_left_for_the_reader_to_name(tmp_path):
     path.write_bytes(data)
     assert cut_torn_tails(tmp_path, Files()) == []
     assert path.read_bytes() == data
-
-
-def test_lineage_files_are_no_segments(tmp_path):
-    (tmp_path / NAME.lineage_name(5)).touch()
-    (tmp_path / NAME.file_name(MINDSPORE, 6)).touch()
-    (tmp_path / NAME.file_name(TENSORBOARD, 7)).touch()
-    assert [stamp_of(p.name) for p in segments(tmp_path, MINDSPORE)] == [6]
-    assert [stamp_of(p.name) for p in segments(tmp_path, TENSORBOARD)] == [7]
-    assert [stamp_of(p.name) for p in lineage_files(tmp_path)] == [5]
 
 
 def test_every_torn_tail_is_kept_under_a_free_name(tmp_path):

@@ -13,9 +13,9 @@ from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, 
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory, read_lineage
+from distsummary.reading.segments import lineage_files, segments
 from distsummary.writing.event_files import Limits
 from distsummary.writing.files import Files
-from distsummary.writing.segment import lineage_files, segments
 from distsummary.writing.writer import RankWriter
 
 RUN_ID = "00000000000000ab"

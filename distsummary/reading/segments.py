@@ -1,0 +1,76 @@
+"""The event files of a directory: their names, their stamps and their order."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from distsummary.format.records import MINDSPORE, TENSORBOARD
+
+LINEAGE_SUFFIX = "_lineage"
+
+_MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
+_TENSORBOARD_NAME = re.compile(r"tfevents\.(?P<stamp>\d{1,10})\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentName:
+    """The parts of a segment's name beside its stamp; `source` tells the writers of one run apart."""
+
+    prefix: str = "events"
+    suffix: str = "_MS"
+    source: str = "0"
+    host: str
+    pid: int
+
+    def file_name(self, dialect: str, stamp: int) -> str:
+        """Viewers find the MindSpore dialect by `summary.<seconds>` and TensorBoard's by `tfevents`."""
+        if dialect == TENSORBOARD:
+            return f"{self.prefix}.out.tfevents.{stamp:010d}.{self.host}.{self.pid}.{self.source}"
+        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{self.suffix}"
+
+    def lineage_name(self, stamp: int) -> str:
+        """The lineage file of the directory."""
+        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{LINEAGE_SUFFIX}"
+
+
+def dialect_of(path: str | os.PathLike[str]) -> str:
+    """ "tensorboard", "lineage" or "mindspore", by the name of the file."""
+    name = os.path.basename(path)
+    if "tfevents" in name:
+        return "tensorboard"
+    return "lineage" if name.endswith(LINEAGE_SUFFIX) else "mindspore"
+
+
+def stamp_of(name: str) -> int | None:
+    """The stamp (seconds) in an event file's name, None for any other file."""
+    match = _TENSORBOARD_NAME.search(name) or _MINDSPORE_NAME.search(name)
+    return int(match["stamp"]) if match else None
+
+
+def segments(directory: Path, dialect: str) -> list[Path]:
+    """The dialect's event files of a directory, oldest first; lineage files are not among them."""
+    pattern = _TENSORBOARD_NAME if dialect == TENSORBOARD else _MINDSPORE_NAME
+    found = [path for path in directory.iterdir() if pattern.search(path.name) and path.is_file()]
+    if dialect == MINDSPORE:
+        found = [p for p in found if not p.name.endswith(LINEAGE_SUFFIX) and "tfevents" not in p.name]
+    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
+
+
+def lineage_files(directory: Path) -> list[Path]:
+    """The lineage files of a directory, oldest first."""
+    found = [
+        p for p in directory.iterdir() if p.name.endswith(LINEAGE_SUFFIX) and stamp_of(p.name) is not None
+    ]
+    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
+
+
+def all_event_files(directory: Path) -> list[Path]:
+    """The event files of a directory: MindSpore's dialect, lineage, then TensorBoard's, each oldest first."""
+    return [*segments(directory, MINDSPORE), *lineage_files(directory), *segments(directory, TENSORBOARD)]
+
+
+def next_stamp(directory: Path, now: float) -> int:
+    """max(now, highest + 1): viewers go by the order of the stamps, clocks and restarts notwithstanding."""
+    stamps = [stamp for path in directory.iterdir() if (stamp := stamp_of(path.name)) is not None]
+    return max(int(now), max(stamps, default=-1) + 1)

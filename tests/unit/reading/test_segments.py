@@ -1,0 +1,21 @@
+from distsummary.format.records import MINDSPORE, TENSORBOARD
+from distsummary.reading.segments import SegmentName, lineage_files, segments, stamp_of
+
+NAME = SegmentName(host="node-1", pid=7)
+
+
+def test_names_are_found_by_their_viewer_and_by_no_other():
+    assert NAME.file_name(MINDSPORE, 1700000000) == "events.out.events.summary.1700000000.0.node-1_MS"
+    assert NAME.file_name(TENSORBOARD, 1700000000) == "events.out.tfevents.1700000000.node-1.7.0"
+    assert NAME.lineage_name(1700000000) == "events.out.events.summary.1700000000.0.node-1_lineage"
+    assert stamp_of("torn-0.bin") is None
+    assert stamp_of(".tmp-0123456789abcdef") is None
+
+
+def test_lineage_files_are_no_segments(tmp_path):
+    (tmp_path / NAME.lineage_name(5)).touch()
+    (tmp_path / NAME.file_name(MINDSPORE, 6)).touch()
+    (tmp_path / NAME.file_name(TENSORBOARD, 7)).touch()
+    assert [stamp_of(p.name) for p in segments(tmp_path, MINDSPORE)] == [6]
+    assert [stamp_of(p.name) for p in segments(tmp_path, TENSORBOARD)] == [7]
+    assert [stamp_of(p.name) for p in lineage_files(tmp_path)] == [5]
