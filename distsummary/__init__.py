@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from distsummary.aggregate.merge import merge_run
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
-    from distsummary.errors import DistSummaryError
+    from distsummary.errors import DistSummaryError, LandscapeCancelled
     from distsummary.landscapes.directions.recipe import Directions
     from distsummary.landscapes.directions.sketched import training_path
     from distsummary.landscapes.generator import landscape
     from distsummary.landscapes.model.quantities import Evaluation
     from distsummary.landscapes.output.grid import LossGrid
-    from distsummary.landscapes.run.runner import LandscapeCancelled
     from distsummary.landscapes.summary_landscape import SummaryLandscape
     from distsummary.launcher import launch
     from distsummary.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
@@ -51,7 +50,7 @@ _MODULE_OF = {
     "Directions": "distsummary.landscapes.directions.recipe",
     "DistSummaryError": "distsummary.errors",
     "Evaluation": "distsummary.landscapes.model.quantities",
-    "LandscapeCancelled": "distsummary.landscapes.run.runner",
+    "LandscapeCancelled": "distsummary.errors",
     "LossGrid": "distsummary.landscapes.output.grid",
     "LossMonitor": "distsummary.training.callbacks",
     "Run": "distsummary.training.run",

@@ -1,23 +1,30 @@
-"""Every error that distsummary raises, in one tree.
+"""Every public error of distsummary, in one tree.
 
 DistSummaryError
-├── InvalidTypeError          (TypeError)           an argument of the wrong type
-├── InvalidValueError         (ValueError)          an argument out of its range
+├── InvalidTypeError          (TypeError)           an argument has the wrong type
+├── InvalidValueError         (ValueError)          an argument is out of its range
 │   └── WorldMismatchError                          ranks or sources disagree on the world size
-├── NotADirectoryPathError    (NotADirectoryError)  a run dir that is a file
-├── RunDirError               (OSError)             a run dir that cannot be read or written
+├── NotADirectoryPathError    (NotADirectoryError)  the path of a run dir is a file
+├── RunDirError               (OSError)             a run dir cannot be read or written
 ├── MissingExtraError         (ImportError)         an optional dependency is not installed
-├── MissingFileError          (FileNotFoundError)   a file of a run that is not there
-├── DamagedFileError          (ValueError)          bytes that are not what their format says
-├── MissingParameterError     (AttributeError, KeyError)  a callback asked for what the loop does not tell
-├── ClosedError               (RuntimeError)        a closed record or run was used
+├── MissingFileError          (FileNotFoundError)   a file of a run does not exist
+├── DamagedFileError          (ValueError)          bytes on disk do not follow their format
+├── MissingParameterError     (AttributeError, KeyError)  a callback asks for what the loop does not give
+├── ClosedError               (RuntimeError)        a closed record, writer or run was used
 ├── WriteError                (RuntimeError)        recording failed in the background
-├── StaleAttemptError         (RuntimeError)        a message of an attempt that was superseded
+├── StaleAttemptError         (RuntimeError)        a message came from an attempt that was superseded
 ├── RanksFailedError          (RuntimeError)        ranks of a launched job raised
 └── LandscapeError            (RuntimeError)        a landscape could not be computed
+    └── CannotTraceError                            the loss cannot be recorded as a graph
+KeyboardInterrupt
+└── LandscapeCancelled                              a landscape was interrupted by Ctrl-C
 
-A message names the field, the value, the range and the remedy.
+A message names the field, the value, the allowed range and the remedy. Exceptions that never leave the
+package are defined where they are raised; their docstrings begin with "Internal:".
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 
 class DistSummaryError(Exception):
@@ -49,17 +56,17 @@ class MissingExtraError(DistSummaryError, ImportError):
 
 
 class MissingFileError(DistSummaryError, FileNotFoundError):
-    """A file that a run should have is not there."""
+    """A file that the run should have does not exist."""
 
 
 class DamagedFileError(DistSummaryError, ValueError):
-    """Bytes on disk are not what their format says."""
+    """Bytes on disk do not follow their format."""
 
 
 class MissingParameterError(DistSummaryError, AttributeError, KeyError):
-    """A callback asked the run context for something that this loop does not tell."""
+    """A callback asked the run context for something that the training loop does not provide."""
 
-    __str__ = Exception.__str__  # KeyError would show the message as a quoted literal
+    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class ClosedError(DistSummaryError, RuntimeError):
@@ -75,8 +82,30 @@ class StaleAttemptError(DistSummaryError, RuntimeError):
 
 
 class RanksFailedError(DistSummaryError, RuntimeError):
-    """Ranks of a launched job raised; equal errors are one line that names the ranks."""
+    """Ranks of a launched job raised; errors that are equal share one line, which names the ranks."""
 
 
 class LandscapeError(DistSummaryError, RuntimeError):
     """A landscape could not be computed."""
+
+
+class CannotTraceError(LandscapeError):
+    """The loss cannot be recorded as a graph; the row engine can still evaluate it."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; leave engine= out, or use engine='row'"
+
+
+class LandscapeCancelled(KeyboardInterrupt):
+    """Ctrl-C interrupted a landscape; `grids` maps each direction to the LossGrid computed so far.
+
+    It is a KeyboardInterrupt, not a DistSummaryError: `except Exception` must not swallow a Ctrl-C.
+    """
+
+    def __init__(self, grids: Mapping[str, Any]) -> None:  # Any: a LossGrid, whose module imports this one
+        super().__init__(grids)
+        self.grids = grids
+
+    def __str__(self) -> str:
+        parts = [f"{name}: {g.computed.sum()} of {g.computed.size} points" for name, g in self.grids.items()]
+        return f"the landscape was interrupted ({', '.join(parts)})"

@@ -14,7 +14,7 @@ import numpy as np
 from distsummary.checkpoints.metadata import METADATA
 from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_type
-from distsummary.errors import InvalidValueError, NotADirectoryPathError
+from distsummary.errors import InvalidValueError, LandscapeCancelled, NotADirectoryPathError
 from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscapes.directions.normalization import FilterAxisHook
@@ -45,7 +45,7 @@ from distsummary.landscapes.run.fingerprint import fingerprint
 from distsummary.landscapes.run.journal import Journal
 from distsummary.landscapes.run.leftover_journals import describe, strays
 from distsummary.landscapes.run.progress import ProgressCallback, open_teller
-from distsummary.landscapes.run.runner import Here, LandscapeCancelled, Workers, generate
+from distsummary.landscapes.run.runner import Here, Workers, generate
 from distsummary.publish import check_writable, refuse_unlike_files
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray

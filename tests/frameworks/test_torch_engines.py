@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary.errors import LandscapeError
+from distsummary.errors import CannotTraceError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError
 from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
 from tests.frameworks.landscape_nets import (
     CRITERION,

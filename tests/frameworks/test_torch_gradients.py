@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from distsummary.errors import LandscapeError
-from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError
+from distsummary.errors import CannotTraceError, LandscapeError
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.quantities import Evaluation
 from tests.frameworks.test_torch_landscape import Mlp, golden_batches

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from distsummary.errors import CannotTraceError
 from distsummary.landscapes.engines.engine_choice import EXACT, EngineChoice
 from distsummary.landscapes.engines.graph import torch_packed as packed
 from distsummary.landscapes.engines.graph import torch_program as program
 from distsummary.landscapes.engines.graph import torch_slots as slots
 from distsummary.landscapes.engines.graph.torch_groups import take_in_biases
-from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError, aten, record
+from distsummary.landscapes.engines.graph.torch_trace import aten, record
 from tests.frameworks.landscape_nets import XS, YS, Net, engine_at, float64_losses, plane_of
 from tests.frameworks.test_torch_rewrites import calls, convolved, run, values
 

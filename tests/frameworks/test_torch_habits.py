@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distsummary.errors import LandscapeError
+from distsummary.errors import CannotTraceError, LandscapeError
 from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError
 from tests.frameworks.landscape_nets import (
     XS,
     Mlp,

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import distsummary as ds
-from distsummary.errors import InvalidTypeError, LandscapeError
+from distsummary.errors import CannotTraceError, InvalidTypeError, LandscapeError
 from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError
 from tests.frameworks.landscape_nets import (
     Mlp,
     Net,

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, fx, nn  # noqa: E402
 
+from distsummary.errors import CannotTraceError  # noqa: E402
 from distsummary.landscapes.engines.graph.torch_calls import KEPT_BYTES, bind  # noqa: E402
 from distsummary.landscapes.engines.graph.torch_columns import turn_chains  # noqa: E402
 from distsummary.landscapes.engines.graph.torch_fusions import in_place  # noqa: E402
@@ -19,7 +20,7 @@ from distsummary.landscapes.engines.graph.torch_rewrites import (  # noqa: E402
     fold_batch_norms,
     rewrite,
 )
-from distsummary.landscapes.engines.graph.torch_trace import CannotTraceError, aten, placeholders, record  # noqa: E402
+from distsummary.landscapes.engines.graph.torch_trace import aten, placeholders, record  # noqa: E402
 
 ROWS = 40
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

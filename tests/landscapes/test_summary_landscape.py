@@ -14,6 +14,7 @@ from distsummary.checkpoints.trajectory import TrajectoryWriter, read
 from distsummary.errors import (
     InvalidTypeError,
     InvalidValueError,
+    LandscapeCancelled,
     MissingFileError,
     NotADirectoryPathError,
     RunDirError,
@@ -21,7 +22,6 @@ from distsummary.errors import (
 from distsummary.landscapes import summary_landscape
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.output.grid import LossGrid
-from distsummary.landscapes.run.runner import LandscapeCancelled
 from distsummary.landscapes.summary_landscape import SummaryLandscape, count_workers, parts_of
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir

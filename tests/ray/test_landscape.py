@@ -22,7 +22,7 @@ from ray.exceptions import RayActorError
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.errors import InvalidValueError, LandscapeCancelled, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import mean_product
 from distsummary.landscapes.directions.planes import Settings, prepare_random
@@ -36,7 +36,7 @@ from distsummary.landscapes.run.actor import RayWorkers
 from distsummary.landscapes.run.actor_crew import _Call
 from distsummary.landscapes.run.actor_start import check_spread, plan_workers
 from distsummary.landscapes.run.progress import Progress
-from distsummary.landscapes.run.runner import Here, LandscapeCancelled
+from distsummary.landscapes.run.runner import Here
 from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
 from tests.unit.landscapes import golden_mlp

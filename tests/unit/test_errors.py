@@ -1,18 +1,24 @@
-"""The error tree is the one its docstring draws, and its errors survive the way between processes."""
+"""The error tree matches its drawing, is complete, and its errors survive pickling."""
 
 import inspect
 import pickle
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import distsummary as ds
 from distsummary import errors
 
 CLASSES = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__
 ]
+ERRORS = [kind for kind in CLASSES if kind is not ds.LandscapeCancelled]
+MESSAGE = "rank 3: loss must be finite, got nan; lower the learning rate"
 # ├── InvalidTypeError          (TypeError)           an argument of the wrong type
-LINE = re.compile(r"(?P<indent>[│├└─ ]*)(?P<name>\w+Error)(?: +\((?P<builtins>[\w, ]+)\))?(?:  .*)?")
+NAME = r"(?P<name>\w+(?:Error|Interrupt|Cancelled))"
+LINE = re.compile(rf"(?P<indent>[│├└─ ]*){NAME}(?: +\((?P<builtins>[\w, ]+)\))?(?:  .*)?")
 
 
 def drawn_bases() -> dict[str, list[str]]:
@@ -33,15 +39,35 @@ def drawn_bases() -> dict[str, list[str]]:
 
 def test_the_drawing_is_the_tree() -> None:
     real = {kind.__name__: [base.__name__ for base in kind.__bases__] for kind in CLASSES}
-    assert drawn_bases() == real | {"DistSummaryError": []}
+    assert drawn_bases() == real | {"DistSummaryError": [], "KeyboardInterrupt": []}
     assert real["DistSummaryError"] == ["Exception"]
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+def test_every_exception_of_the_package_is_in_the_tree_or_says_that_it_is_internal() -> None:
+    package = Path(errors.__file__).parent
+    elsewhere = re.compile(
+        r"^ *class (\w+)\(.*(?:Error|Exception|Interrupt|Exit|Warning)\b.*\):\n(?! *\"\"\"Internal: )",
+        re.M,
+    )
+    found = {
+        str(path.relative_to(package)): elsewhere.findall(path.read_text())
+        for path in package.rglob("*.py")
+        if path.name != "errors.py"
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
 def test_an_error_survives_pickling_with_its_message(kind: type[Exception]) -> None:
-    error = pickle.loads(pickle.dumps(kind("rank 3: loss must be finite, got nan; lower the learning rate")))
+    error = pickle.loads(pickle.dumps(kind(MESSAGE)))
     assert type(error) is kind
-    assert str(error) == "rank 3: loss must be finite, got nan; lower the learning rate"
+    assert str(error) == str(kind(MESSAGE))
+    assert str(error).startswith(MESSAGE)
+
+
+def test_an_interrupted_landscape_survives_pickling_with_its_grids() -> None:
+    error = pickle.loads(pickle.dumps(ds.LandscapeCancelled({"pca": np.zeros(3)})))
+    assert error.grids["pca"].tolist() == [0, 0, 0]
 
 
 def test_a_missing_extra_keeps_the_name_of_the_module_through_pickling() -> None:
@@ -51,7 +77,7 @@ def test_a_missing_extra_keeps_the_name_of_the_module_through_pickling() -> None
     assert pickle.loads(pickle.dumps(error)).name == "torch"
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("kind", ERRORS)
 def test_every_error_is_caught_by_the_root(kind: type[Exception]) -> None:
     with pytest.raises(errors.DistSummaryError):
         raise kind("message")

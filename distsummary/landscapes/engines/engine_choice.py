@@ -23,7 +23,7 @@ LEAST_BUDGET_S = 0.5
 
 
 class MemoryTooSmallError(LandscapeError):
-    """An engine ran out of memory; `smaller` is the choice to go on with, on record."""
+    """Internal: an engine ran out of memory; the runner catches it and goes on with `smaller`."""
 
     def __init__(self, message: str, smaller: "EngineChoice") -> None:
         super().__init__(message, smaller)  # both, so that it survives pickling

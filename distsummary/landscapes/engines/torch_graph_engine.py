@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from distsummary.errors import CannotTraceError
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
 from distsummary.landscapes.engines.graph.torch_affine import Parts, cut
 from distsummary.landscapes.engines.graph.torch_program import Bound, Program, read_row
 from distsummary.landscapes.engines.graph.torch_rewrites import ANYWHERE, ON_CPU, rewrite
 from distsummary.landscapes.engines.graph.torch_rows import mark
 from distsummary.landscapes.engines.graph.torch_trace import (
-    CannotTraceError,
     batch_tensors,
     objects,
     placeholders,

@@ -20,7 +20,7 @@ HESSIAN = "in a product with the Hessian; mend what raises"
 
 
 class ChunkFailedError(Exception):
-    """A crew tells its runner, which knows what is kept, that a worker raised `cause` at `chunk`."""
+    """Internal: a worker raised `cause` at `chunk`; the runner, which knows what is kept, reports it."""
 
     def __init__(self, chunk: Chunk, cause: Exception) -> None:
         super().__init__(chunk, cause)

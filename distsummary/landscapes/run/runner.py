@@ -82,18 +82,6 @@ class Workers(Protocol):
         """Workers for a task that has its engine."""
 
 
-class LandscapeCancelled(KeyboardInterrupt):
-    """A landscape was interrupted; `grids` are what there is of it, by direction, see `LossGrid.computed`."""
-
-    def __init__(self, grids: Mapping[str, LossGrid]) -> None:
-        super().__init__(grids)
-        self.grids = grids
-
-    def __str__(self) -> str:
-        parts = [f"{name}: {g.computed.sum()} of {g.computed.size} points" for name, g in self.grids.items()]
-        return f"the landscape was interrupted ({', '.join(parts)})"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """The grids of a task; `was_cancelled` by an interrupt, so that they lack points."""

@@ -11,13 +11,13 @@ import pytest
 from distsummary.errors import (
     DamagedFileError,
     InvalidValueError,
+    LandscapeCancelled,
     MissingExtraError,
     MissingFileError,
     RunDirError,
 )
 from distsummary.landscapes.directions.planes import path_axes
 from distsummary.landscapes.output.grid import LossGrid, finite_bounds
-from distsummary.landscapes.run.runner import LandscapeCancelled
 
 
 def make_grid(**changes: Any) -> LossGrid:

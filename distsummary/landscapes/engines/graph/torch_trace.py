@@ -14,7 +14,7 @@ from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from distsummary.errors import LandscapeError
+from distsummary.errors import CannotTraceError
 from distsummary.landscapes.model.batches import leaves, mapped, structure
 from distsummary.landscapes.model.user_code import first_line
 
@@ -39,13 +39,6 @@ DROPOUT_ARGUMENT = {  # of attention: random only where it is not 0
     aten._scaled_dot_product_efficient_attention.default: 5,
     aten._scaled_dot_product_cudnn_attention.default: 5,
 }
-
-
-class CannotTraceError(LandscapeError):
-    """A loss that cannot be recorded as a graph; the row engine evaluates it as it is."""
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}; leave engine= out, or use engine='row'"
 
 
 def trace(
