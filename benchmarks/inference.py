@@ -36,8 +36,8 @@ from distsummary.checkpoints.safetensors import map_safetensors, write_safetenso
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import RandomDirections, Weights
 from distsummary.landscapes.directions.torch_parameters import OwnState
-from distsummary.landscapes.engines.base import open_engine
 from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine  # noqa: F401  # imports count nowhere
 from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine  # noqa: F401  # nor here
 from distsummary.landscapes.generator import landscape

@@ -216,7 +216,7 @@ class Ours:
 
         from distsummary.landscapes.directions.planes import PlanePlan
         from distsummary.landscapes.directions.recipe import Directions
-        from distsummary.landscapes.engines.base import open_engine
+        from distsummary.landscapes.engines.open_engine import open_engine
         from distsummary.landscapes.engines.timing import plan_engine
         from distsummary.landscapes.engines.worker import Task
 

@@ -24,8 +24,13 @@ from distsummary.landscapes.directions.prepare import Direction, find_eigenpairs
 from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.directions.sources import Around, Source, is_single, open_runs, open_source
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.model.data import Data, mindspore_batches, read_data, tell_unweighted
-from distsummary.landscapes.model.hardware import host_bytes
+from distsummary.landscapes.model.data import (
+    Data,
+    host_bytes,
+    mindspore_batches,
+    read_data,
+    tell_unweighted,
+)
 from distsummary.landscapes.model.quantities import Evaluation, quantity_names, refuse_unfit
 from distsummary.landscapes.model.repeatable_loader import numbers_kept
 from distsummary.landscapes.model.user_code import check_loss
@@ -304,7 +309,7 @@ def _at_rest(model: Any, loss_fn: Any, evaluation: Evaluation, mode: str) -> Abs
     """The modules that the loss function and the metrics hold, in eval mode; MindSpore's way as they are."""
     if mode == "mindspore" or framework_of(model).name != "torch":
         return nullcontext()
-    from distsummary.landscapes.model.torch_held import at_rest
+    from distsummary.landscapes.model.torch_loan import at_rest
 
     held = Meaning({id(part): "model" for part in model.modules()})
     held.of((loss_fn, dict(evaluation.metrics)))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Directions, RandomDirections, Weights
-from distsummary.landscapes.engines.base import open_engine
 from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.model.quantities import Evaluation
 
 CRITERION = nn.CrossEntropyLoss()

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import distsummary as ds
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.model.torch_criterion import placed
+from distsummary.landscapes.model.torch_loan import placed
 from distsummary.landscapes.model.torch_memory import to_device
 from tests.frameworks.landscape_nets import Data, Encoding
 

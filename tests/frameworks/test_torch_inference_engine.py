@@ -24,13 +24,13 @@ from distsummary.landscapes.directions.pca import pca_plane
 from distsummary.landscapes.directions.planes import Settings, prepare_random
 from distsummary.landscapes.directions.recipe import RandomDirections, Recipe, Weights
 from distsummary.landscapes.directions.torch_parameters import OwnState, filter_axes
-from distsummary.landscapes.engines.base import open_engine
 from distsummary.landscapes.engines.chunks import plan_chunks
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.inference import torch_by_rows as rows_of_large
 from distsummary.landscapes.engines.inference import torch_filling as filling
 from distsummary.landscapes.engines.inference import torch_outlines as outlines
 from distsummary.landscapes.engines.inference import torch_point as point
+from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import Evaluation
 from tests.frameworks.landscape_nets import (
@@ -211,19 +211,6 @@ def test_only_what_is_read_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up = len(batches[0][0].unique()) * 16
     assert sum(size for _, name, size in drawn if name == "words.weight") == looked_up + 400 * 16
     assert sum(size for _, name, size in drawn if name == "places.weight") == 9 * 16
-
-
-@pytest.mark.usefixtures("by_rows")
-@pytest.mark.parametrize(("part_bytes", "is_large"), [(1 << 13, True), (1 << 20, False)])
-def test_the_heap_is_given_back_before_a_large_result_alone(
-    monkeypatch: pytest.MonkeyPatch, part_bytes: int, is_large: bool
-) -> None:
-    given: list[None] = []
-    monkeypatch.setattr(rows_of_large, "PART_BYTES", part_bytes)
-    monkeypatch.setattr(rows_of_large, "give_back", lambda: given.append(None))
-    net = make_net(Large)
-    values_of(net, [net.batch(1)], INFERENCE, random_recipe(net), OwnState.of(net))
-    assert bool(given) == is_large
 
 
 @pytest.mark.usefixtures("by_rows")

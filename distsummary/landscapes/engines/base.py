@@ -1,14 +1,11 @@
-"""Engines: a model, its loss and its data, asked for quantities in a plane; what is common to them."""
+"""What every engine is: a model, its loss and its data, asked for the quantities at points of a plane."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Protocol
 
-from distsummary.checks import check_choice
-from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
-from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.model.data import Data
-from distsummary.landscapes.model.quantities import Evaluation
 
 MODES = ("standard", "mindspore")
 
@@ -47,39 +44,12 @@ class Engine(Protocol):
         """Give the model back bit for bit: values, buffers and training flags. A second call does nothing."""
 
 
-def open_engine(
-    model: Any,
-    loss_fn: Any,
-    batches: Iterable[Any] | Data,
-    *,
-    names: Sequence[str],
-    mode: str,
-    device: str | None = None,
-    evaluation: Evaluation | None = None,
-    choice: EngineChoice | None = None,
-) -> Engine:
-    """The engine for the framework that owns `model`; `names` are the parameters that will move.
-
-    `choice` None: the row engine for torch models. Numpy models have the naive engine only.
-    """
-    check_choice("mode", mode, MODES)
-    evaluation = evaluation or Evaluation()
-    if framework_of(model).name == "torch":
-        from distsummary.landscapes.engines.torch_engines import open_torch_engine
-
-        return open_torch_engine(
-            model, loss_fn, batches,
-            names=names, mode=mode, device=device, evaluation=evaluation, choice=choice or EngineChoice(),
-        )  # fmt: skip
-    from distsummary.landscapes.engines.numpy_engine import NumpyEngine
-
-    return NumpyEngine(model, loss_fn, batches, mode=mode, evaluation=evaluation)
-
-
-def is_out_of_memory(model: Any, error: BaseException) -> bool:
-    """Whether an error of its engine says that memory was too small; numpy models have no smaller engine."""
-    if framework_of(model).name != "torch":
-        return False
-    from distsummary.landscapes.model.torch_memory import is_full
-
-    return is_full(error)
+@cache
+def processor() -> str:
+    """The machine's kind and, on Linux, the processor's model name: the same losses need the same one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{platform.machine()} {model}".strip()

@@ -14,7 +14,6 @@ import numpy as np
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import Array, Directions
-from distsummary.landscapes.engines.base import is_out_of_memory, open_engine
 from distsummary.landscapes.engines.engine_choice import (
     EXACT,
     LOOSE,
@@ -25,8 +24,8 @@ from distsummary.landscapes.engines.engine_choice import (
     choose,
     close,
 )
+from distsummary.landscapes.engines.open_engine import is_out_of_memory, open_engine
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.model.heap import kept
 from distsummary.landscapes.model.quantities import REDUCED
 
 PROBES = 6  # points of a row at which losses are compared, and the least that are timed
@@ -106,7 +105,6 @@ class _Bench:
         """Made once for all candidates that want them whole."""
         return self._plane.recipe.make(self._plane.states[-1])
 
-    @kept()  # once for all candidates
     def plan(self, points: int, threads: int, can_compile: bool) -> Planned:
         """See `plan_engine`."""
         row = EngineChoice(threads=threads)

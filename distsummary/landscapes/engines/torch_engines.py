@@ -19,25 +19,31 @@ from torch import Tensor, nn
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
-from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.base import processor
+from distsummary.landscapes.engines.engine_choice import LOOSE, EngineChoice
 from distsummary.landscapes.model.batches import leaves
 from distsummary.landscapes.model.data import Data, batch_facts, batch_rows, data_sets
-from distsummary.landscapes.model.heap import keep_large
 from distsummary.landscapes.model.quantities import (
+    REDUCED,
     BatchFacts,
     Evaluation,
     Tally,
     quantity_names,
     refuse_unfit,
 )
-from distsummary.landscapes.model.torch_criterion import placed
-from distsummary.landscapes.model.torch_layout import as_channels_last, refuse_places
-from distsummary.landscapes.model.torch_loan import Loan, copies
+from distsummary.landscapes.model.torch_loan import Loan, copies, placed
 from distsummary.landscapes.model.torch_measure import Measure, join, on_host
-from distsummary.landscapes.model.torch_memory import Flat, exceeds_device, hardware, plane_tensors, to_device
+from distsummary.landscapes.model.torch_memory import (
+    Flat,
+    as_channels_last,
+    exceeds_device,
+    plane_tensors,
+    to_device,
+)
 from distsummary.landscapes.model.user_code import batch_name, in_batch
 
 REPEATED = 1e-5  # relative: GPUs add in any order
+PROOF = 1e-4  # relative difference from the model's own code that another way to compute may have
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +67,6 @@ class TorchEngine:
         names: the parameters that move. All others, and the buffers, keep the values of the centre.
         mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
     """
-
-    keeps_freed = True  # memory: its engine is made for speed
 
     def __init__(
         self,
@@ -92,7 +96,6 @@ class TorchEngine:
             dtype=self._dtype,
             tf32=self._evaluation.precision == "tf32",
             memory=self._memory,
-            keeps_freed=self.keeps_freed,
         )
         try:
             self.bn_mode = self._set_bn_mode()
@@ -101,7 +104,6 @@ class TorchEngine:
             self._layout()
             self._data = {name: self._kept(name, source) for name, source in data.items()}
             self.samples = self._begin(*next(iter(data.items())))
-            keep_large()  # now that a batch has shown what the model takes
         except BaseException:
             self.close()
             raise
@@ -120,8 +122,12 @@ class TorchEngine:
 
     @property
     def hardware(self) -> str:
-        """Where it computes, by name."""
-        return hardware(self._loan.device)
+        """The processor or GPU and the torch version: results are the same bits where this is the same."""
+        if self.on_gpu:
+            name = torch.cuda.get_device_name(self._loan.device)
+        else:
+            name = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
+        return f"{name}, torch {torch.__version__}"
 
     @property
     def parameters(self) -> int:
@@ -227,7 +233,13 @@ class TorchEngine:
     def _check_layout(self, given: Any, turned: Any) -> None:
         as_given = to_device(given, self._loan.device, self._dtype)
         expected, found = (on_host(self._reading(batch)) for batch in (as_given, turned))
-        refuse_places(found, expected, self._evaluation.precision)
+        # Code that computes places in memory, such as as_strided, raises nothing and reads other numbers.
+        if not is_near(found, expected, self._evaluation.precision):
+            raise LandscapeError(
+                f"the model gives {found.tolist()} for pictures in channels-last memory and "
+                f"{expected.tolist()} for the same pictures as they are: it finds numbers by their places in "
+                "memory, or loses digits there; leave channels_last out of engine="
+            )
 
     def _reading(self, batch: Any) -> Tensor:
         """The reading (columns,) of the model as it is."""
@@ -319,6 +331,13 @@ class TorchEngine:
         self._loan.give_back()
 
 
+def is_near(found: Array, expected: Array, precision: str) -> bool:
+    """Whether two readings of a batch differ by no more than rounding."""
+    size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0  # the loss: a metric may be near 0
+    rtol = LOOSE if precision in REDUCED else PROOF
+    return np.allclose(found, expected, rtol=rtol, atol=rtol * size, equal_nan=True)
+
+
 class TorchNaiveEngine(TorchEngine):
     """The plain loop, with `precision="float64"` the reference of all engines."""
 
@@ -373,22 +392,3 @@ class TorchRowEngine(TorchEngine):
                 group.move()
             found.append(self._here(batches))
         return torch.stack(found, dim=1)
-
-
-def open_torch_engine(
-    model: nn.Module, loss_fn: Any, batches: Iterable[Any] | Data, *, choice: EngineChoice, **more: Any
-) -> TorchEngine:
-    """The engine chosen; see TorchEngine for the arguments.
-
-    Raises CannotTraceError (a LandscapeError) for a graph engine on a model whose code cannot be recorded.
-    """
-    if choice.engine == "graph":
-        from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
-
-        return TorchGraphEngine(model, loss_fn, batches, choice=choice, **more)
-    if choice.engine == "inference":
-        from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine
-
-        return TorchInferenceEngine(model, loss_fn, batches, choice=choice, **more)
-    engine = TorchNaiveEngine if choice.engine == "naive" else TorchRowEngine
-    return engine(model, loss_fn, batches, choice=choice, **more)

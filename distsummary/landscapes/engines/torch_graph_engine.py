@@ -31,8 +31,7 @@ from distsummary.landscapes.engines.graph.torch_trace import (
     signature,
     trace,
 )
-from distsummary.landscapes.engines.torch_engines import Loaded, TorchRowEngine
-from distsummary.landscapes.model.torch_layout import is_near
+from distsummary.landscapes.engines.torch_engines import Loaded, TorchRowEngine, is_near
 from distsummary.landscapes.model.torch_loan import Attributes, preserved
 from distsummary.landscapes.model.torch_measure import on_host
 from distsummary.landscapes.model.torch_memory import is_full, plane_tensors

@@ -18,11 +18,9 @@ from distsummary.landscapes.directions.hessian import GROUPS, members
 from distsummary.landscapes.directions.recipe import Array, Weights, check_fit
 from distsummary.landscapes.directions.torch_parameters import tie, unwrap
 from distsummary.landscapes.model.data import batch_rows
-from distsummary.landscapes.model.heap import kept
 from distsummary.landscapes.model.repeatable_loader import steady
 from distsummary.landscapes.model.torch_backends import backends
-from distsummary.landscapes.model.torch_criterion import placed
-from distsummary.landscapes.model.torch_loan import preserved, run_as_written, seed
+from distsummary.landscapes.model.torch_loan import placed, preserved, run_as_written, seed
 from distsummary.landscapes.model.torch_memory import as_tensor, exceeds_device, gpus_of, to_device
 from distsummary.landscapes.model.user_code import batch_name, bind_loss, in_batch
 
@@ -89,7 +87,6 @@ class TorchHessian:
     def _take_over(self, centre: Weights, device: torch.device) -> None:
         self._restore.enter_context(preserved(self._model))
         if device.type == "cpu":
-            self._restore.enter_context(kept())
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         for module in self._model.modules():

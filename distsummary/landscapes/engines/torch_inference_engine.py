@@ -27,8 +27,6 @@ from distsummary.landscapes.model.torch_measure import on_host
 class TorchInferenceEngine(TorchEngine):
     """See `Engine`. Raises LandscapeError for a model that has ways of its own with its parameters."""
 
-    keeps_freed = False
-
     def _memory(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterable[Tensor]:
         parameters = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._outlines = Outlines(parameters, dtype)

@@ -10,9 +10,9 @@ import numpy as np
 
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import Array
-from distsummary.landscapes.engines.base import is_out_of_memory, open_engine
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.engine_choice import EngineChoice, MemoryTooSmallError
+from distsummary.landscapes.engines.open_engine import is_out_of_memory, open_engine
 from distsummary.landscapes.model.data import Data
 from distsummary.landscapes.model.quantities import Evaluation
 

@@ -1,8 +1,10 @@
 """The data that losses are computed on: one list of batches or several by name, in memory or read again."""
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,23 @@ from distsummary.landscapes.model.user_code import batch_name
 
 Data = Mapping[str, Iterable[Any]]
 
+# Where control groups of version 2 and 1 say what memory a container may take: "max" or a number of bytes.
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
 _log = logging.getLogger(__name__)
+
+
+def host_bytes() -> int:
+    """The memory of this machine, or of the container if that is less."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in CONTAINER_LIMITS:
+        try:
+            limit = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdecimal():
+            limits.append(int(limit))
+    return min(limits)
 
 
 def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: int) -> tuple[Any, bool]:

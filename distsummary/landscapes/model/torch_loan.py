@@ -5,6 +5,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,9 +16,8 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.torch import compiled_from
 from distsummary.landscapes.directions.recipe import Weights, check_fit
 from distsummary.landscapes.directions.torch_parameters import named_tensors, sharing, tie, unwrap
-from distsummary.landscapes.model.heap import kept
 from distsummary.landscapes.model.torch_backends import backends
-from distsummary.landscapes.model.torch_memory import as_tensor, gpus_of, spread, to_device
+from distsummary.landscapes.model.torch_memory import as_tensor, gpus_of, in_dtype, spread, to_device
 
 DROPOUT_SEED = 0
 _NOTHING = np.empty(0)
@@ -51,7 +51,6 @@ class Loan:
         dtype: what values of floating point become while the loan lasts; None: what they are.
         tf32: whether a GPU may round products to TF32.
         memory: what the tensors look at while the loan lasts.
-        keeps_freed: whether memory of the host that is freed stays with the process meanwhile, see `heap`.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Loan:
         dtype: torch.dtype | None = None,
         tf32: bool = False,
         memory: Memory = copies,
-        keeps_freed: bool = True,
     ) -> None:
         inner = unwrap(model)
         self.model = inner if device is None else inner.to(device)
@@ -81,8 +79,6 @@ class Loan:
             if self.device.type == "cuda":
                 self._restore.enter_context(backends(tf32=tf32))
                 self._restore.enter_context(_without_advice())
-            elif keeps_freed:
-                self._restore.enter_context(kept())
             self._take(training, threads, memory, dtype)
         except BaseException:
             self.give_back()
@@ -173,6 +169,57 @@ def preserved(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         attributes.restore()
+
+
+@contextmanager
+def at_rest(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put modules that a loss function or metric holds into eval mode, as the model is.
+
+    Afterwards their modes, buffers and attributes are bit for bit what they were: some modules write to
+    buffers in eval mode too, so the buffers are copies meanwhile.
+    """
+    with ExitStack() as restore:
+        for module in modules:
+            restore.enter_context(preserved(module))
+            for part in module.modules():
+                restore.callback(setattr, part, "training", part.training)
+            for buffer in module.buffers():
+                restore.callback(setattr, buffer, "data", buffer.data)
+                buffer.data = buffer.data.clone()
+            module.eval()
+        yield
+
+
+def placed(
+    function: Any, model: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None
+) -> Any:
+    """A loss function or metric with its tensors, such as the weights of classes, on the device.
+
+    A copy if any of its tensors must move; the user's own stays as it is. Tensors of modules and of
+    arguments of partials are found; what belongs to the model is shared with it. `dtype`: what tensors of
+    floating point become. If the model lies on several devices, criteria stay where they are.
+    """
+    at = None if spread(model) else device
+
+    def moved(held: Any) -> Any:
+        if at is not None:
+            return to_device(held, at, dtype)
+        return held if dtype is None else in_dtype(held, dtype)
+
+    if isinstance(function, partial):
+        inner = placed(function.func, model, device, dtype)
+        return partial(inner, *moved(function.args), **moved(function.keywords))
+    if not isinstance(function, nn.Module):
+        return function
+    shared = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    own = [t for t in (*function.parameters(), *function.buffers()) if id(t) not in shared]
+    if all(moved(tensor) is tensor for tensor in own):
+        return function
+    other = copy.deepcopy(function, dict(shared))  # the model in it is not copied
+    for part in other.modules():
+        if id(part) not in shared:
+            part._apply(moved, recurse=False)  # type: ignore[no-untyped-call]  # torch's
+    return other
 
 
 def _holds(value: Any) -> bool:

@@ -14,7 +14,6 @@ from distsummary.landscapes.directions.torch_parameters import named_tensors, un
 from distsummary.landscapes.directions.torch_rows import draws, rows_on, whole
 from distsummary.landscapes.model.batches import mapped
 from distsummary.landscapes.model.data import batch_bytes
-from distsummary.landscapes.model.hardware import processor
 
 ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
 DEVICE_SHARE = 0.5  # of a GPU's memory, that batches may take; the rest is the model's and its activations'
@@ -77,6 +76,20 @@ class Flat:
         torch.add(self._row, self._x, alpha=self._at, out=self._sum)
         if self._sum is not self._point:
             self._point.copy_(self._sum)
+
+
+def as_channels_last(batch: Any) -> Any:
+    """The batch with its pictures (n, c, h, w) in the memory layout that convolutions prefer.
+
+    The copies have the strides of that layout; those of pictures with one channel would fit either.
+    """
+
+    def changed(part: Any) -> Any:
+        if not isinstance(part, Tensor) or part.dim() != 4:
+            return part
+        return torch.empty_like(part, memory_format=torch.channels_last).copy_(part)
+
+    return mapped(batch, changed)
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
@@ -156,15 +169,6 @@ def is_full(error: BaseException) -> bool:
     """Whether an error says that memory was too small, in torch's ways and Python's."""
     is_one = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
     return is_one or any(sign in str(error) for sign in FULL)
-
-
-def hardware(device: torch.device) -> str:
-    """The processor and the torch that compute there: results are the same bits where this is the same."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
-    return f"{name}, torch {torch.__version__}"
 
 
 def exceeds_device(batches: Iterable[Any], device: torch.device) -> bool:

@@ -17,7 +17,15 @@ NO_GPU = (
     "CPUs give other last bits; free one, or stop this call: with output= the next one goes on"
 )
 FIT_S = 10.0  # a process starts in one or two
-_ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}}
+# One thread each; and glibc keeps what a layer frees for the next one, see docs/landscape.md, "Memory".
+_ENVIRONMENT = {
+    "env_vars": {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that every glibc takes
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    }
+}
 
 
 def plan_workers(
@@ -92,7 +100,7 @@ def on_host(model: Any, function: Any) -> Any:
     """A loss function or metric that any process can unpickle: its tensors on the host."""
     if framework_of(model).name != "torch":
         return function
-    from distsummary.landscapes.model.torch_criterion import placed
+    from distsummary.landscapes.model.torch_loan import placed
 
     return placed(function, model, "cpu")
 

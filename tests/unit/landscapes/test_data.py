@@ -15,11 +15,11 @@ from distsummary.landscapes.model.data import (
     batch_facts,
     batch_rows,
     data_sets,
+    host_bytes,
     mindspore_batches,
     read_data,
     tell_unweighted,
 )
-from distsummary.landscapes.model.hardware import host_bytes
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.repeatable_loader import Steady
 

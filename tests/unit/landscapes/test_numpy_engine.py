@@ -8,7 +8,7 @@ import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.engines.base import open_engine
+from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.user_code import NAME_IT, NO_OUTPUTS
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy

@@ -5,7 +5,6 @@ the same bits where the library adds each up in the same order, which is tried o
 shapes, not on values.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any
@@ -22,7 +21,6 @@ from distsummary.landscapes.engines.inference.torch_outlines import (
     fresh,
     in_place_of,
 )
-from distsummary.landscapes.model.heap import give_back
 from distsummary.landscapes.model.torch_memory import ALIGNMENT_BYTES
 
 LARGE_BYTES = 1 << 24  # of a parameter, beyond which it is worth while
@@ -83,8 +81,6 @@ class ByRows:
         if not self._is_exact[key]:
             return None
         shape = *inputs.shape[:-1], len(weight)
-        if inputs.device.type == "cpu" and math.prod(shape) * inputs.element_size() > PART_BYTES:
-            give_back()  # behind a large head comes the largest result
         out = inputs.new_empty(shape)
         for start, stop in _parts(weight):
             part = in_place_of(weight, self._values.rows(name, start, stop))
