@@ -5,13 +5,13 @@ from os import PathLike
 from typing import Any
 
 from distsummary import topology as topologies
-from distsummary.aggregate.attempts import first_free_attempt
 from distsummary.aggregate.merge import refuse_foreign_files
+from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.collect.collector import SummaryCollector
-from distsummary.coordination import Coordinator
+from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.run_dir import LocalCoordinator, RunDir
+from distsummary.run_dir import RunDir
 from distsummary.training.callbacks import Callback
 from distsummary.training.run import Run
 

@@ -1,9 +1,21 @@
-"""What a rank may ask of whoever makes one run out of all ranks."""
+"""How the ranks of a run join it and leave it: the Coordinator, and the attempts in the run's manifest.
 
-from dataclasses import dataclass
-from typing import Protocol
+An attempt is one start of the job; a restart gets the next number. A rank asks the run's coordinator for its
+attempt: the aggregator actor under Ray, else the LocalCoordinator, which works on the manifest alone.
+"""
 
-from distsummary.topology import Topology
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from distsummary.errors import InvalidValueError, StaleAttemptError, WorldMismatchError
+from distsummary.run_dir import Manifest, RunDir
+from distsummary.topology import Topology, is_alive
+
+JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
+
+Liveness = Callable[[Mapping[str, Any]], bool | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,13 +27,188 @@ class Registration:
 
 
 class Coordinator(Protocol):
-    """One per run: the run dir itself (`run_dir.LocalCoordinator`) or the aggregator actor."""
+    """What a rank may ask of its run; a LocalCoordinator or a client of the aggregator actor."""
 
     def register(self, topology: Topology) -> Registration:
-        """Join the run; all ranks of one incarnation get the same attempt."""
+        """Join the run; all ranks of one start of the job get the same attempt."""
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Report this rank's lineage (`Lineage.to_bytes`); raises StaleAttemptError for an older attempt."""
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-        """Leave the run, everything written; the last rank to leave may have the merged run written first."""
+        """Leave the run once everything is written; with the last rank the merged run may be written."""
+
+
+class LocalCoordinator:
+    """A Coordinator without an aggregator: it allocates attempts in the manifest, under the run dir's lock.
+
+    Args:
+        run_dir: the run.
+        first_attempt: role -> number of its first attempt when the manifest has none. It is above 0 where
+            event files hold attempts of a manifest that was removed.
+    """
+
+    def __init__(self, run_dir: RunDir, first_attempt: Callable[[str], int] = lambda role: 0) -> None:
+        self.run_dir = run_dir
+        self._first_attempt = first_attempt
+
+    def register(self, topology: Topology) -> Registration:
+        """Join or start an attempt; raises WorldMismatchError when its ranks disagree on the world size."""
+        answer: list[int] = []
+        manifest = self.run_dir.update_manifest(
+            lambda manifest: answer.append(join_attempt(manifest, topology, self._first_attempt))
+        )
+        return Registration(run_id=manifest["run_id"], attempt=answer[0])
+
+    def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
+        """Only check the attempt: the rank's own file holds the lineage."""
+        refuse_stale(self.run_dir.read_manifest(), topology.role, attempt)
+
+    def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
+        """Mark the rank finished in the manifest."""
+        self.run_dir.update_manifest(lambda manifest: leave_attempt(manifest, topology, attempt, health))
+
+
+def join_attempt(
+    manifest: Manifest, topology: Topology, first_attempt: Callable[[str], int] = lambda role: 0
+) -> int:
+    """Enter the rank into its attempt, a new one if it belongs to none yet; return the attempt's number."""
+    attempts = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
+    entry = choose_attempt(attempts, topology, now=time.time())
+    if entry is None:
+        entry = {
+            "role": topology.role,
+            "attempt": 1 + max(a["attempt"] for a in attempts) if attempts else first_attempt(topology.role),
+            "incarnation": topology.incarnation,
+            "world_size": topology.world_size,
+            "started": time.time(),
+            "ranks": {},
+        }
+        manifest["attempts"].append(entry)
+        manifest["state"] = "running"
+    if entry["world_size"] != topology.world_size:
+        others = ", ".join(sorted(entry["ranks"], key=int))
+        raise WorldMismatchError(
+            f"rank {topology.rank} says world_size {topology.world_size} (by {topology.source}), "
+            f"but rank(s) {others} said {entry['world_size']}; start all ranks with one world size"
+        )
+    entry["ranks"][str(topology.rank)] = asdict(topology) | {"state": "running"}
+    return int(entry["attempt"])
+
+
+def choose_attempt(
+    attempts: list[Manifest], topology: Topology, *, now: float, alive: Liveness = is_alive
+) -> Manifest | None:
+    """The attempt that a rank belongs to, or None if it needs a new one.
+
+    The attempt may have another world size: then the ranks disagree, and the caller raises. Several starts of
+    a job may share one incarnation (an address and port), or have none. Then only the newest such attempt is
+    a candidate, and only while it can belong to the same start: not if the rank has been in it, or one of its
+    processes died or failed, or all of them left it long ago.
+
+    Args:
+        attempts: those of the rank's role, in the order of their numbers.
+        now: seconds since the epoch.
+        alive: whether a rank's process runs, None where that cannot be known.
+    """
+    rank = str(topology.rank)
+    for entry in reversed(attempts):
+        # A rank that registers twice gets its attempt again, but only within one session: two trainings of
+        # one process must not both write as (attempt, rank), which together with a seq identifies an event.
+        known = entry["ranks"].get(rank)
+        if known and known["state"] == "running" and known.get("session") == topology.session:
+            return entry
+    same_start = [entry for entry in attempts if entry["incarnation"] == topology.incarnation]
+    if topology.is_incarnation_unique:
+        # The oldest one without this rank: a faster rank may have started its next training already.
+        return next((entry for entry in same_start if rank not in entry["ranks"]), None)
+    if not topology.incarnation:
+        same_start = [entry for entry in same_start if entry["world_size"] == topology.world_size]
+    if not same_start or rank in same_start[-1]["ranks"]:
+        return None
+    newest = same_start[-1]
+    others = newest["ranks"].values()
+    running = [alive(other) for other in others if other["state"] == "running"]
+    if newest["world_size"] != topology.world_size:
+        may_join = True in running and False not in running  # two jobs, unless the other one certainly lives
+    elif running:
+        may_join = False not in running
+    else:
+        have_finished = all(other["state"] == "finished" for other in others)
+        may_join = have_finished and now - newest.get("started", 0.0) < JOIN_WINDOW_S
+    return newest if may_join else None
+
+
+def leave_attempt(manifest: Manifest, topology: Topology, attempt: int, health: dict[str, int]) -> None:
+    """Mark the rank finished, or failed, and the run finished when it was the last rank."""
+    refuse_stale(manifest, topology.role, attempt)
+    entry = find_attempt(manifest, topology.role, attempt)
+    if str(topology.rank) not in entry["ranks"]:
+        raise InvalidValueError(
+            f"rank {topology.rank} never joined attempt {attempt} of role {topology.role}; register it first"
+        )
+    state = "failed" if health.get("failed") else "finished"
+    entry["ranks"][str(topology.rank)] |= {"state": state, "health": health}
+    if is_complete(entry):
+        manifest["state"] = "finished"
+
+
+def find_attempt(manifest: Manifest, role: str, attempt: int) -> Manifest:
+    """The manifest's entry of an attempt; raises StaleAttemptError if it has none."""
+    attempts: list[Manifest] = manifest["attempts"]
+    for entry in attempts:
+        if entry["role"] == role and entry["attempt"] == attempt:
+            return entry
+    raise StaleAttemptError(
+        f"attempt {attempt} of role {role} is not in the manifest; the run dir was replaced meanwhile"
+    )
+
+
+def newest_attempt(manifest: Manifest, role: str = "train") -> Manifest | None:
+    """The latest attempt of a role, if it has any."""
+    attempts: Iterator[Manifest] = (entry for entry in manifest["attempts"] if entry["role"] == role)
+    return max(attempts, key=lambda entry: int(entry["attempt"]), default=None)
+
+
+def refuse_stale(manifest: Manifest, role: str, attempt: int) -> None:
+    """Raise StaleAttemptError when the role was started again since this attempt.
+
+    A newer attempt of the same incarnation is no restart: a faster rank began its next training.
+    """
+    newest = newest_attempt(manifest, role)
+    if newest is None or attempt >= newest["attempt"]:
+        return
+    entry = find_attempt(manifest, role, attempt)
+    if entry["incarnation"] != newest["incarnation"]:
+        raise StaleAttemptError(
+            f"attempt {attempt} of role {role} was superseded by attempt {newest['attempt']}; "
+            "its messages are refused: end its processes"
+        )
+
+
+def rank_states(entry: Manifest) -> dict[str, str]:
+    """The state of each rank of an attempt: running, finished, failed or lost (no sign of life)."""
+    return {rank: known["state"] for rank, known in entry["ranks"].items()}
+
+
+def is_complete(entry: Manifest) -> bool:
+    """Whether every rank of the attempt has joined it and left it by itself."""
+    states = rank_states(entry).values()
+    return len(states) == entry["world_size"] and all(state in ("finished", "failed") for state in states)
+
+
+def open_attempts(manifest: Manifest) -> list[Manifest]:
+    """The newest attempt of each role, unless it is settled.
+
+    An attempt is settled when none of its ranks runs and the merged run was written with the ranks' present
+    states; one rank needs no merge.
+    """
+    found = []
+    for role in sorted({entry["role"] for entry in manifest["attempts"]}):
+        entry = newest_attempt(manifest, role)
+        if entry:
+            states = rank_states(entry)
+            is_merged = entry["world_size"] == 1 or entry.get("merged") == states
+            if not is_merged or "running" in states.values():
+                found.append(entry)
+    return found

@@ -12,9 +12,9 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from distsummary.aggregate.aggregator import LEASE_S, Aggregator
-from distsummary.aggregate.attempts import first_free_attempt
-from distsummary.coordination import Registration
-from distsummary.run_dir import LocalCoordinator, RunDir
+from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.coordination import LocalCoordinator, Registration
+from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 
 logger = logging.getLogger(__name__)

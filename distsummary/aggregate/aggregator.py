@@ -5,16 +5,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from distsummary.aggregate.attempts import first_free_attempt
 from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.merge_lineage import merge_lineage
-from distsummary.coordination import Registration
-from distsummary.errors import DistSummaryError
-from distsummary.format.records import Batch, Event, Lineage, lineage_values
-from distsummary.run_dir import (
+from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.coordination import (
     LocalCoordinator,
-    Manifest,
-    RunDir,
+    Registration,
     find_attempt,
     is_complete,
     newest_attempt,
@@ -22,6 +18,9 @@ from distsummary.run_dir import (
     rank_states,
     refuse_stale,
 )
+from distsummary.errors import DistSummaryError
+from distsummary.format.records import Batch, Event, Lineage, lineage_values
+from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology
 from distsummary.writing.writer import RankWriter
 

@@ -18,13 +18,14 @@ from distsummary.aggregate.merged_files import MergedFiles, other_segments
 from distsummary.aggregate.rank_files import Part, RankFiles
 from distsummary.aggregate.statistics import KEY_TAGS, Floats, Ints, named_series, over_ranks
 from distsummary.checks import check_type
+from distsummary.coordination import newest_attempt
 from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.records import Event, Histogram, Image, Landscape, Value
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage, read_lineage
-from distsummary.run_dir import Manifest, RunDir, newest_attempt
+from distsummary.run_dir import Manifest, RunDir
 from distsummary.writing.files import Files
 
 # The union of many ranks' tensors may be more than one event can hold; then a step has several.

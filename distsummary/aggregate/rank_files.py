@@ -3,6 +3,7 @@
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from heapq import merge
 from operator import attrgetter
 from pathlib import Path
@@ -12,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.aggregate.statistics import Floats, Ints, last_recorded
-from distsummary.format.records import MINDSPORE, TENSORBOARD, Value
+from distsummary.format.frames import read_frames
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Value
+from distsummary.format.wire import read_identity
 from distsummary.reading.reader import Damage, ReadEvent, read_directory, read_file
 from distsummary.reading.segments import segments
+from distsummary.run_dir import RunDir
 
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -207,6 +211,24 @@ class RankFiles:
         known, which = np.unique(attempts, return_inverse=True)
         ends = np.array([self._ends[attempt] for attempt in known.tolist()], np.float64)
         return np.asarray(steps < ends[which], np.bool_)
+
+
+def first_free_attempt(run_dir: RunDir, role: str) -> int:
+    """The attempt after all that ranks of a role, or a merge of them, recorded; 0 if there are none.
+
+    Counted from the event files, for a run whose manifest was removed: each segment has one writer, so that
+    the first sound frame tells the attempt of all. Files of other programs hold none.
+    """
+    newest = -1
+    for directory in (run_dir.writer_dir(role, 0, 1), *run_dir.rank_dirs(role).values()):
+        for dialect in DIALECTS if directory.is_dir() else ():
+            for path in segments(directory, dialect):
+                first = next((frame for frame in read_frames(path) if frame.damage is None), None)
+                if first is not None:
+                    with suppress(ValueError):  # a payload that is no event of ours
+                        ids = read_identity(first.payload)
+                        newest = max(newest, ids.attempt if ids.run_id else -1)
+    return newest + 1
 
 
 def ends_of_attempts(attempts: Ints, steps: Ints) -> dict[int, float]:

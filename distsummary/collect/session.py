@@ -21,12 +21,12 @@ from distsummary.collect.open_writer import open_rank_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
-from distsummary.coordination import Coordinator
+from distsummary.coordination import Coordinator, LocalCoordinator, find_attempt
 from distsummary.errors import WriteError
 from distsummary.format.mindspore_format import updated_lineage
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Lineage, Value
 from distsummary.frameworks.base import framework_of
-from distsummary.run_dir import LocalCoordinator, Manifest, RunDir, find_attempt
+from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology
 from distsummary.writing.event_files import Limits
 from distsummary.writing.writer import NO_LIMITS

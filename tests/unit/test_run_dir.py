@@ -1,6 +1,5 @@
-"""A run dir hands out attempts, publishes whole files only, and names what is wrong with it."""
+"""A run dir names every path of a run, replaces its manifest whole, and names what is wrong with it."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,8 @@ from distsummary.errors import (
     InvalidValueError,
     NotADirectoryPathError,
     RunDirError,
-    StaleAttemptError,
-    WorldMismatchError,
 )
-from distsummary.run_dir import (
-    JOIN_WINDOW_S,
-    LocalCoordinator,
-    RunDir,
-    choose_attempt,
-    find_attempt,
-    newest_attempt,
-    open_attempts,
-)
-from distsummary.topology import Topology
+from distsummary.run_dir import RunDir
 
 
 @pytest.fixture
@@ -34,9 +22,8 @@ def run(nasty_tmp_path: Path) -> RunDir:
     return RunDir(nasty_tmp_path / "run").create()
 
 
-def rank(number: int = 0, world_size: int = 2, incarnation: str = "start-1", **fields: Any) -> Topology:
-    fields.setdefault("session", f"{incarnation} of rank {number}")
-    return Topology(rank=number, world_size=world_size, incarnation=incarnation, **fields)
+def touch(run: RunDir) -> None:
+    run.update_manifest(lambda manifest: None)
 
 
 # --- paths
@@ -117,271 +104,11 @@ def test_a_directory_that_cannot_be_written_is_named_at_once() -> None:
         RunDir("/proc").create()
 
 
-# --- attempts
-
-
-def test_the_ranks_of_an_incarnation_share_an_attempt_and_a_restart_gets_the_next(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    first = coordinator.register(rank(0))
-    second = coordinator.register(rank(1))
-    again = coordinator.register(rank(0, incarnation="start-2"))
-    assert (first.attempt, second.attempt, again.attempt) == (0, 0, 1)
-    assert first.run_id == second.run_id == again.run_id
-    assert re.fullmatch(r"[0-9a-f]{16}", first.run_id)
-
-
-def test_another_role_has_attempts_of_its_own_and_supersedes_nothing(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0))
-    assert coordinator.register(rank(0, role="eval", incarnation="eval-1")).attempt == 0
-    coordinator.lineage(rank(0), 0, b"")
-
-
-def test_a_rank_may_register_twice(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    assert coordinator.register(rank(0)) == coordinator.register(rank(0))
-
-
-def test_the_same_master_address_used_by_a_later_job_is_a_new_attempt(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    attempts = [
-        coordinator.register(rank(number, incarnation="127.0.0.1:29500+0", session=session)).attempt
-        for number, session in [(0, "a"), (1, "b"), (1, "c"), (0, "d")]
-    ]
-    assert attempts == [0, 0, 1, 1]
-
-
-PORT = "127.0.0.1:29500+0"
-
-
-def entry(*states: str, incarnation: str = PORT, world_size: int = 4, started: float = 0.0) -> dict[str, Any]:
-    """An attempt whose ranks 0, 1 ... are finished, lost ... or running, that is alive, dead or far."""
-    running = ("alive", "dead", "far")
-    return {
-        "incarnation": incarnation,
-        "world_size": world_size,
-        "started": started,
-        "ranks": {
-            str(number): {
-                "state": "running" if state in running else state,
-                "alive": {"alive": True, "dead": False}.get(state),
-                "session": f"session of rank {number}",
-            }
-            for number, state in enumerate(states)
-        },
-    }
-
-
-def joins(attempts: list[dict[str, Any]], number: int, *, now: float = 1.0, **fields: Any) -> int | None:
-    """Which of the attempts a rank of 4 is of, None for a new one."""
-    arguments = {"world_size": 4, "incarnation": PORT} | fields
-    chosen = choose_attempt(attempts, rank(number, **arguments), now=now, alive=lambda told: told["alive"])
-    return None if chosen is None else [id(attempt) for attempt in attempts].index(id(chosen))
-
-
-@pytest.mark.parametrize(
-    ("states", "number", "is_joined"),
-    [
-        ((), 0, False),
-        (("alive", "alive"), 2, True),
-        (("far", "alive"), 2, True),
-        (("finished", "alive"), 2, True),
-        (("finished", "finished"), 2, True),  # ranks that do not wait for each other
-        (("alive", "alive"), 1, False),  # the rank is there already, so this is another start
-        (("dead", "far", "alive"), 3, False),
-        (("finished", "failed"), 2, False),
-        (("finished", "lost"), 2, False),
-    ],
-)
-@pytest.mark.parametrize("incarnation", [PORT, ""])
-def test_an_attempt_of_a_name_that_others_use_too_is_joined_while_it_can_be_of_the_same_start(
-    states: tuple[str, ...], number: int, is_joined: bool, incarnation: str
-) -> None:
-    attempts = [entry(*states, incarnation=incarnation)] if states else []
-    assert joins(attempts, number, incarnation=incarnation) == (0 if is_joined else None)
-
-
-def test_ranks_that_finished_are_joined_for_a_minute_only() -> None:
-    attempts = [entry("finished", started=1000.0)]
-    assert joins(attempts, 1, now=1000.0 + JOIN_WINDOW_S - 1) == 0
-    assert joins(attempts, 1, now=1000.0 + JOIN_WINDOW_S) is None
-
-
-@pytest.mark.parametrize(
-    ("states", "disagree"),
-    [
-        (("alive",), True),
-        (("alive", "far"), True),
-        (("far",), False),
-        (("dead", "alive"), False),
-        (("finished",), False),
-    ],
-)
-def test_another_world_size_is_another_job_unless_that_one_is_known_to_live(
-    states: tuple[str, ...], disagree: bool
-) -> None:
-    assert joins([entry(*states, world_size=2)], 3) == (0 if disagree else None)
-    assert joins([entry(*states, world_size=2, incarnation="")], 3, incarnation="") is None
-
-
-def test_only_the_newest_attempt_of_a_name_that_others_use_too_is_joined() -> None:
-    attempts = [entry("alive"), entry("alive"), entry("alive", incarnation="10.0.0.2:29500+0")]
-    assert joins(attempts, 1) == 1
-    attempts[1]["ranks"]["1"] = attempts[1]["ranks"]["0"]
-    assert joins(attempts, 1) is None
-
-
-def test_the_attempts_of_a_name_that_no_other_start_has_are_joined_in_turn() -> None:
-    attempts = [entry("finished", "lost"), entry("dead")]
-    of_launch = {"incarnation": PORT, "is_incarnation_unique": True, "now": 1e9}
-    assert joins(attempts, 2, **of_launch) == 0
-    assert joins(attempts, 1, **of_launch) == 1
-    assert joins(attempts, 0, **of_launch) is None
-    assert joins(attempts, 3, **of_launch, world_size=5) == 0  # where the ranks will be said to disagree
-
-
-def test_a_session_that_asks_again_gets_its_attempt_again() -> None:
-    attempts = [entry("alive"), entry("alive", "dead")]
-    assert joins(attempts, 0, session="session of rank 0") == 1
-    attempts[1]["ranks"]["0"]["state"] = "finished"
-    assert joins(attempts[1:], 0, session="session of rank 0") is None
-
-
-def test_two_trainings_of_one_process_are_two_attempts_even_if_the_first_was_not_closed(run: RunDir) -> None:
-    register = LocalCoordinator(run).register
-    attempts = [
-        register(rank(number, session=f"{training} {number}")).attempt
-        for training in ("first", "second")
-        for number in range(2)
-    ]
-    assert attempts == [0, 0, 1, 1]
-
-
-def test_attempts_of_a_removed_manifest_are_counted_on(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run, {"train": 3, "eval": 0}.__getitem__)
-    assert coordinator.register(rank(0)).attempt == 3
-    assert coordinator.register(rank(0, incarnation="start-2")).attempt == 4
-    assert coordinator.register(rank(0, role="eval")).attempt == 0
-
-
-def test_a_process_that_trains_again_is_a_new_attempt_and_slower_ranks_may_still_finish(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0))
-    coordinator.register(rank(1))
-    coordinator.finish(rank(0), 0, {})
-    assert coordinator.register(rank(0)).attempt == 1
-    coordinator.finish(rank(1), 0, {})
-    assert coordinator.register(rank(1)).attempt == 1
-
-
-def test_a_rank_that_failed_makes_its_attempt_complete_and_starts_anew(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0, world_size=1))
-    coordinator.finish(rank(0, world_size=1), 0, {"failed": 1})
-    manifest = run.read_manifest()
-    assert find_attempt(manifest, "train", 0)["ranks"]["0"]["state"] == "failed"
-    assert manifest["state"] == "finished"
-    assert coordinator.register(rank(0, world_size=1)).attempt == 1
-
-
-def test_a_message_of_a_superseded_attempt_is_refused(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0))
-    coordinator.register(rank(0, incarnation="start-2"))
-    for message in (coordinator.lineage, coordinator.finish):
-        with pytest.raises(StaleAttemptError, match="attempt 0 of role train was superseded by attempt 1"):
-            message(rank(0), 0, {})  # type: ignore[operator]  # both take (topology, attempt, payload)
-    state = find_attempt(run.read_manifest(), "train", 0)["ranks"]["0"]["state"]
-    assert state == "running"
-
-
-def test_ranks_that_disagree_on_the_world_size_are_named_with_what_they_said(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    for number in (0, 2, 10):
-        coordinator.register(rank(number, world_size=16))
-    message = "rank 3 says world_size 8 (by environment), but rank(s) 0, 2, 10 said 16"
-    with pytest.raises(WorldMismatchError, match=re.escape(message)):
-        coordinator.register(rank(3, world_size=8, source="environment"))
-    assert "3" not in find_attempt(run.read_manifest(), "train", 0)["ranks"]
-
-
-def test_a_rank_that_never_joined_cannot_finish(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0))
-    with pytest.raises(InvalidValueError, match="rank 1 never joined attempt 0"):
-        coordinator.finish(rank(1), 0, {})
-    with pytest.raises(StaleAttemptError, match="attempt 7 of role train is not in the manifest"):
-        coordinator.finish(rank(0), 7, {})
-
-
-def test_the_run_is_finished_when_its_last_rank_is(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0))
-    coordinator.finish(rank(0), 0, {"events": 7})
-    assert run.read_manifest()["state"] == "running"  # rank 1 of 2 has not even come
-    coordinator.register(rank(1))
-    coordinator.finish(rank(1), 0, {})
-    manifest = run.read_manifest()
-    assert manifest["state"] == "finished"
-    assert find_attempt(manifest, "train", 0)["ranks"]["0"]["health"] == {"events": 7}
-
-
-def test_the_newest_attempt_is_that_of_the_role(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    assert newest_attempt(run.read_manifest()) is None
-    for start in "12":
-        coordinator.register(rank(0, incarnation=start))
-    newest = newest_attempt(run.read_manifest())
-    assert newest is not None
-    assert newest["attempt"] == 1
-    assert newest_attempt(run.read_manifest(), "eval") is None
-
-
-def test_a_role_is_open_until_its_newest_attempt_was_merged_with_the_final_states_of_its_ranks(
-    run: RunDir,
-) -> None:
-    def is_open() -> bool:
-        return bool(open_attempts(run.read_manifest()))
-
-    def merged(states: dict[str, str]) -> None:
-        run.update_manifest(lambda manifest: manifest["attempts"][-1].update(merged=states))
-
-    coordinator = LocalCoordinator(run)
-    assert not is_open()
-    for number in range(2):
-        coordinator.register(rank(number))
-    merged({"0": "running", "1": "running"})
-    assert is_open()
-    coordinator.finish(rank(0), 0, {})
-    coordinator.finish(rank(1), 0, {})
-    merged({"0": "finished", "1": "lost"})
-    assert is_open()
-    merged({"0": "finished", "1": "finished"})
-    assert not is_open()
-    coordinator.register(rank(0, incarnation="start-2"))
-    assert is_open()
-
-
-def test_a_run_of_one_rank_is_open_while_it_runs(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0, world_size=1))
-    assert [entry["attempt"] for entry in open_attempts(run.read_manifest())] == [0]
-    coordinator.finish(rank(0, world_size=1), 0, {})
-    assert open_attempts(run.read_manifest()) == []
-
-
 # --- the manifest
 
 
-def test_the_manifest_holds_what_a_rank_said_of_itself(run: RunDir) -> None:
-    LocalCoordinator(run).register(rank(1, mesh={"dp": (1, 2)}, host="nöde", pid=42))
-    manifest = json.loads(run.manifest_path.read_bytes())
-    told = manifest["attempts"][0]["ranks"]["1"]
-    assert (told["host"], told["pid"], told["mesh"], told["state"]) == ("nöde", 42, {"dp": [1, 2]}, "running")
-
-
 def test_a_change_that_raises_changes_nothing(run: RunDir) -> None:
-    LocalCoordinator(run).register(rank(0))
+    touch(run)
     before = run.manifest_path.read_bytes()
 
     def fail(manifest: dict[str, Any]) -> None:
@@ -411,7 +138,7 @@ def test_a_change_that_raises_changes_nothing(run: RunDir) -> None:
 def test_a_damaged_manifest_is_named_and_kept(run: RunDir, damage: bytes) -> None:
     run.manifest_path.write_bytes(damage)
     with pytest.raises(DamagedFileError, match=re.escape(str(run.manifest_path)) + ".*fsck --repair; or"):
-        LocalCoordinator(run).register(rank(0))
+        touch(run)
     assert run.manifest_path.read_bytes() == damage
 
 
@@ -425,7 +152,7 @@ def test_a_run_dir_that_became_a_file_is_named(run: RunDir) -> None:
     run.base.rmdir()
     run.base.touch()
     with pytest.raises(RunDirError, match=re.escape(f"{run.manifest_path} cannot be")):
-        LocalCoordinator(run).register(rank(0))
+        touch(run)
 
 
 def test_a_process_that_holds_the_lock_is_told_after_the_time_limit(
@@ -434,7 +161,7 @@ def test_a_process_that_holds_the_lock_is_told_after_the_time_limit(
     monkeypatch.setattr(run_dir_module, "LOCK_TIMEOUT_S", 0.0)
 
     def register_inside(manifest: dict[str, Any]) -> None:
-        LocalCoordinator(run).register(rank(0))
+        touch(run)
 
     with pytest.raises(RunDirError, match=r"the lock .* was held for 0 s; another process of the run hangs"):
         run.update_manifest(register_inside)

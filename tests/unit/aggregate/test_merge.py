@@ -9,6 +9,7 @@ from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import merge as merge_module
 from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
+from distsummary.coordination import LocalCoordinator
 from distsummary.errors import InvalidTypeError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Shard, Value
@@ -17,7 +18,7 @@ from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.reading.segments import lineage_files, segments
-from distsummary.run_dir import LocalCoordinator, RunDir
+from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 from distsummary.writing.files import Files
 from distsummary.writing.writer import RankWriter
