@@ -1,4 +1,4 @@
-"""TFRecord frames: the envelope of every event in every file."""
+"""TFRecord frames, the envelope of every event in every file: made, read, and found again after damage."""
 
 import logging
 import os
@@ -8,29 +8,27 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import google_crc32c
 import numpy as np
-from numpy.typing import NDArray
 
-from distsummary.format.resync import headers
+from distsummary.format.crc import find_headers, masked, masked_crc
 
-# What is written one behind the other; a memoryview is of bytes ("B") and spares copying a large array.
+# A piece of what is written in one go; a memoryview (format "B") saves copying a large array.
 Part: TypeAlias = bytes | memoryview
-Crc = TypeVar("Crc", int, NDArray[Any])
 
-MAX_PAYLOAD = 64 << 20  # bytes; what a reader allocates at most for one event
-OVERHEAD = 16  # bytes of a frame around its payload, of which
-HEADER_BYTES = 12  # stand before it
+MAX_PAYLOAD = 64 << 20  # bytes; the most that a reader allocates for one event
+OVERHEAD = 16  # bytes of a frame around its payload
+HEADER_BYTES = 12  # of them before the payload
 _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
-_BLOCK = 1 << 20  # bytes that are read at a time, and
-_BLOCK_OF_HEADERS = 1 << 16  # where only headers are looked at: large payloads are passed over
+_BLOCK = 1 << 20  # bytes read at a time
+_BLOCK_OF_HEADERS = 1 << 16  # the same where only headers are read and large payloads skipped
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 _WRONG_LENGTH = "the length has a wrong CRC"
 _WRONG_PAYLOAD = "the payload has a wrong CRC"
-_LARGE = 1 << 14  # bytes of a part; below, copying costs less than a part of its own
+_LARGE = 1 << 14  # bytes of a part; copying a smaller one costs less than writing it separately
 
 _logger = logging.getLogger(__name__)
 if google_crc32c.implementation != "c":
@@ -42,10 +40,10 @@ if google_crc32c.implementation != "c":
 
 
 class Frame(NamedTuple):
-    """One frame of a file: where it starts and ends (bytes), and what it holds.
+    """One frame of a file: where it starts and ends (bytes), and its payload.
 
-    `damage` says what is wrong with it. A damaged frame whose length cannot be trusted has no payload and
-    ends where the file ends.
+    `damage` says what is wrong with it, None if nothing is. A damaged frame whose length cannot be trusted
+    has no payload and ends where the file ends.
     """
 
     offset: int
@@ -56,9 +54,9 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """The frames of `count` consecutive events from `first_seq` on, all equally long, `nbytes` in all.
+    """The frames of `count` consecutive events from `first_seq` on, equally long, `nbytes` in total.
 
-    More than one frame stand in one part.
+    Several frames are one part; a single one may be in several parts.
     """
 
     first_seq: int
@@ -72,11 +70,11 @@ class Framed:
         return self.first_seq + self.count - 1
 
     def behind(self, seq: int) -> "Framed":
-        """The frames of later events than `seq`, if need be none."""
+        """The frames of events after `seq`, possibly none."""
         return self.slice(max(0, seq + 1 - self.first_seq), self.count)
 
     def slice(self, start: int, stop: int) -> "Framed":
-        """Frames number start .. stop-1."""
+        """Frames start .. stop-1 of these."""
         if start <= 0 and stop >= self.count:
             return self
         if start >= stop:
@@ -86,35 +84,25 @@ class Framed:
         return Framed(self.first_seq + start, stop - start, [part], len(part))
 
 
-def masked_crc(data: bytes) -> int:
-    """TFRecord's CRC32C of some bytes."""
-    return masked(int(google_crc32c.value(data)))
-
-
-def masked(crc: Crc) -> Crc:
-    """A CRC32C as the frames hold it: rotated and shifted (tensorflow/core/lib/hash/crc32c.h)."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def frame(payload: bytes) -> bytes:
-    """The payload in its envelope."""
+    """The frame of a payload."""
     # u64 length | u32 masked crc32c(the 8 length bytes) | payload | u32 masked crc32c(payload), little-endian
     length = struct.pack("<Q", len(payload))
     return b"".join((length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload))))
 
 
 def frame_parts(payload: Iterable[Part]) -> list[Part]:
-    """The frame of a payload in parts, itself in parts for `os.writev`; the large ones are not copied."""
+    """The frame of a payload given in parts, again in parts, for `os.writev`; large ones are not copied."""
     parts = joined(payload)
     length = struct.pack("<Q", sum(map(len, parts)))
     crc = 0
-    for part in parts:  # the CRC takes no memoryview, but the array over one
+    for part in parts:  # google_crc32c takes no memoryview, but it takes an array over one
         crc = google_crc32c.extend(crc, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8))
     return joined((length, _CRC.pack(masked_crc(length)), *parts, _CRC.pack(masked(crc))))
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """The same bytes in as few parts as leave the large ones where they are."""
+    """The same bytes with neighbouring small parts joined; large parts are not copied."""
     merged: list[Part] = []
     small: list[Part] = []
     for part in parts:
@@ -133,14 +121,14 @@ def read_frames(
     max_payload: int = MAX_PAYLOAD,
     resync: bool = False,
 ) -> Iterator[Frame]:
-    """The frames of a file from byte `start` on (the end of an earlier frame), damaged ones marked.
+    """The frames of a file from byte `start` on (the end of an earlier frame); damaged ones are marked.
 
-    A torn last frame, one that the end of the file cuts, is not yielded: the file may be growing, and a
-    later call with `start` at the end of the last frame reads on. A length is believed only if its CRC is
-    right, and no more is allocated than the file holds and `max_payload` bytes.
+    A torn frame, one that the end of the file cuts off, is not yielded: the file may be growing, and a later
+    call with `start` at the end of the last frame continues there. A length is trusted only if its CRC is
+    right, and no more is allocated than the file holds or `max_payload` bytes.
 
     With `resync`, a damaged frame whose length cannot be trusted ends where the next intact frame begins, if
-    there is one; and a torn frame is damage, too, if an intact one stands behind it. The work for that is
+    there is one, and a torn frame followed by an intact one is reported as damage. The work for that is
     bounded by the size of the file.
     """
     with opened(source) as file:
@@ -148,26 +136,23 @@ def read_frames(
 
 
 class FrameReader:
-    """An open file whose frames are read from any byte on, with the bytes that were read of it last."""
+    """Reads the frames of an open file from any byte on; keeps the block that it read last."""
 
     def __init__(self, file: BinaryIO, max_payload: int, *, resync: bool) -> None:
         self._file, self._max_payload = file, max_payload
         self._size = file.seek(0, os.SEEK_END)
-        self._search = _Search(file, self._size, max_payload) if resync else None  # its work is bounded
+        self._search = _Search(file, self._size, max_payload) if resync else None
         self._base, self._block = 0, b""
 
     def window(self, offset: int) -> tuple[int, bytes]:
-        """Where a piece of the file begins, and its bytes: those from `offset` on are among them.
+        """Where a block of the file begins, and its bytes.
 
-        A quarter of a block at least, if the file has as much.
+        It holds the next quarter of a MiB from `offset` on, less only where the file ends sooner.
         """
-        known_end = self._base + len(self._block)
         wanted_end = min(offset + _BLOCK // 4, self._size)
-        return (
-            (self._base, self._block)
-            if self._base <= offset and wanted_end <= known_end
-            else self._read(offset)
-        )
+        if self._base <= offset and wanted_end <= self._base + len(self._block):
+            return self._base, self._block
+        return self._read(offset)
 
     def _read(self, offset: int) -> tuple[int, bytes]:
         self._base = offset
@@ -175,17 +160,17 @@ class FrameReader:
         return self._base, self._block
 
     def frames(self, offset: int) -> Iterator[Frame]:
-        """As `read_frames`."""
+        """The frames from `offset` on, as in `read_frames`."""
         crc_of = google_crc32c.value
         size, search = self._size, self._search
-        base, block = self._base, self._block  # many frames at a time
+        base, block = self._base, self._block  # a block holds many frames
         if base > offset:
             base, block = offset, b""
         while offset + _HEADER.size <= size:
             if offset + _HEADER.size > base + len(block):
                 base, block = self._read(offset)
                 if len(block) < _HEADER.size:
-                    return  # somebody cut the file meanwhile
+                    return  # the file was truncated meanwhile
             length, crc = _HEADER.unpack_from(block, offset - base)
             end = offset + OVERHEAD + length
             damage = None if crc == _length_crc(length) else _WRONG_LENGTH
@@ -202,7 +187,7 @@ class FrameReader:
                 )
             elif end <= base + len(block):
                 payload = block[offset - base + _HEADER.size : end - base - _CRC.size]
-                found = crc_of(payload)  # masked_crc, written out: this is where reading spends its time
+                found = crc_of(payload)  # masked_crc inlined: reading spends its time here
                 found = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
                 intact = _CRC.unpack_from(block, end - base - _CRC.size)[0] == found
                 if not intact and search is not None:
@@ -211,69 +196,61 @@ class FrameReader:
             elif length > _BLOCK // 2:
                 large = _read_body(self._file, offset, end)
                 if large is None:
-                    return  # cut meanwhile
+                    return  # truncated meanwhile
                 if large.damage is not None and search is not None:
                     end = search.true_end(offset, end)
                 yield large._replace(end=end)
             elif base == offset:
-                return  # cut meanwhile: the block, read from here, would hold the frame
+                return  # truncated meanwhile: the block, read from here, would hold the frame
             else:
-                base, block = offset, b""  # it crosses the end of the block: read the next one from here
+                base, block = (
+                    offset,
+                    b"",
+                )  # the frame crosses the end of the block: read a block that begins with it
                 continue
             offset = end
 
 
 class _Search:
-    """Looks for intact frames in a file; gives up when it has checked twice the file in false starts."""
+    """Finds the next intact frame after damage; gives up when false starts cost twice the file."""
 
     def __init__(self, file: BinaryIO, size: int, max_payload: int) -> None:
         self._file, self._size, self._max_payload = file, size, max_payload
         self._budget_bytes = 2 * size + max_payload
-        self._base = self._end = 0  # what has been searched last,
-        self._found: list[_Candidate] = []  # and the right headers in it
+        self._base = self._end = 0  # the range searched last
+        self._found: list[tuple[int, int]] = []  # offset and length of the frames whose header in it is right
 
     def next_frame(self, start: int, stop: int | None = None) -> int | None:
-        """Where the first frame begins, from `start` on and before `stop`, whose two CRCs are right."""
+        """The offset of the first frame between `start` and `stop` whose two CRCs are right."""
         stop = self._size if stop is None else stop
         while start < stop:
             if not self._base <= start < self._end:
-                self._look(start)
+                length = min(_BLOCK + _HEADER.size - 1, self._size - start)
+                found = find_headers(_read_at(self._file, start, length), self._max_payload)
+                self._base, self._end = start, min(start + _BLOCK, self._size)
+                self._found = [(start + position, length) for position, length in found]
             for place in range(bisect_left(self._found, (start, 0)), len(self._found)):
                 offset, length = self._found[place]
                 if offset >= stop:
                     return None
-                if self._is_intact(offset, length):
+                end = offset + OVERHEAD + length
+                if end > self._size or length > self._budget_bytes:
+                    continue
+                self._budget_bytes -= length
+                candidate = _read_body(self._file, offset, end)
+                if candidate is not None and candidate.damage is None:
                     return offset
             start = self._end
         return None
 
     def true_end(self, offset: int, end: int) -> int:
-        """Where a frame from `offset` to `end` with a wrong payload ends.
+        """Where a frame from `offset` to `end` whose payload has a wrong CRC really ends.
 
-        Sooner than it claims if another writer appended behind a torn frame: then intact ones stand within.
+        Sooner than its length says if it was torn and another writer appended to the file: the frames of that
+        writer then lie inside it.
         """
         following = self.next_frame(offset + 1, end)
         return end if following is None else following
-
-    def _look(self, base: int) -> None:
-        chunk = _read_at(self._file, base, min(_BLOCK + _HEADER.size - 1, self._size - base))
-        self._base, self._end = base, min(base + _BLOCK, self._size)
-        self._found = [
-            _Candidate(base + position, length) for position, length in headers(chunk, self._max_payload)
-        ]
-
-    def _is_intact(self, offset: int, length: int) -> bool:
-        end = offset + OVERHEAD + length
-        if end > self._size or length > self._budget_bytes:
-            return False
-        self._budget_bytes -= length
-        frame = _read_body(self._file, offset, end)
-        return frame is not None and frame.damage is None
-
-
-class _Candidate(NamedTuple):
-    offset: int
-    length: int
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
@@ -283,14 +260,14 @@ def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _length_crc(length: int) -> int:
-    """The CRC in the header of a payload of `length` bytes: few lengths are frequent."""
+    """The CRC of a length, as the header stores it; cached, since most events have one of a few lengths."""
     return masked_crc(struct.pack("<Q", length))
 
 
 def whole_length(path: str | os.PathLike[str]) -> int:
-    """Bytes up to the end of the last whole frame if the file ends in a torn one, else the size of the file.
+    """The length (bytes) without a torn last frame; the size of the file if it does not end in one.
 
-    What is wrong before the end is damage, which cutting does not mend: then the answer is the size, too.
+    A file damaged before its end gives its size too, since cutting its end would not repair it.
     """
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -300,7 +277,7 @@ def whole_length(path: str | os.PathLike[str]) -> int:
             if offset + _HEADER.size > base + len(block):
                 base, block = offset, _read_at(file, offset, _BLOCK_OF_HEADERS)
                 if len(block) < _HEADER.size:
-                    return offset  # cut meanwhile
+                    return offset  # truncated meanwhile
             length, crc = _HEADER.unpack_from(block, offset - base)
             if crc != _length_crc(length):
                 return size
@@ -311,12 +288,12 @@ def whole_length(path: str | os.PathLike[str]) -> int:
 
 
 def opened(source: str | os.PathLike[str] | BinaryIO) -> AbstractContextManager[BinaryIO]:
-    """The file of a path, closed at the end; one that is open already is left to its owner."""
+    """The open file of a path, closed on exit; a file that is open already is not closed."""
     return open(source, "rb") if isinstance(source, (str, os.PathLike)) else nullcontext(source)
 
 
 def _read_body(file: BinaryIO, offset: int, end: int) -> Frame | None:
-    """The frame from `offset` to `end`, whose header is right; None where the file has been cut."""
+    """The frame from `offset` to `end`, whose header is right; None if the file was truncated meanwhile."""
     payload = _read_at(file, offset + _HEADER.size, end - offset - OVERHEAD)
     crc = file.read(_CRC.size)
     if len(crc) < _CRC.size:

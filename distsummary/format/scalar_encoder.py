@@ -9,8 +9,9 @@ import google_crc32c
 import numpy as np
 
 from distsummary.format import wire
+from distsummary.format.crc import masked
 from distsummary.format.encode import MAX_TAG
-from distsummary.format.frames import HEADER_BYTES, Framed, frame, masked
+from distsummary.format.frames import HEADER_BYTES, Framed, frame
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Array, EventIds, Scalars
 from distsummary.format.scalar_rows import row_dtype, row_struct
 

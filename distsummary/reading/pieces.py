@@ -6,15 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import BinaryIO
 
-from distsummary.format.frames import (
-    HEADER_BYTES,
-    MAX_PAYLOAD,
-    OVERHEAD,
-    Frame,
-    FrameReader,
-    masked_crc,
-    opened,
-)
+from distsummary.format.crc import masked_crc
+from distsummary.format.frames import HEADER_BYTES, MAX_PAYLOAD, OVERHEAD, Frame, FrameReader, opened
 from distsummary.format.records import DIALECTS
 from distsummary.format.scalar_decoder import quick_event
 from distsummary.reading.scalar_columns import ScalarColumns, scalar_columns

@@ -8,10 +8,9 @@ import google_crc32c
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from distsummary.format.crc import crc_changes, unmasked
 from distsummary.format.frames import HEADER_BYTES
 from distsummary.format.layouts import Columns, Layout, Octets, layout_of, numbers_at, texts_at, varints_at
-from distsummary.format.linear_crc import changes
-from distsummary.format.resync import unmasked
 
 _MAX_LAYOUTS = 8  # of frames of one length in a block, and
 _MIN_ROWS = 32  # frames of one layout on average: below, columns cost more than they spare
@@ -164,7 +163,7 @@ def _intact(rows: Octets, differences: Octets, varying: Octets) -> Columns:
     """Which frames hold the CRC of their payload, bool (n,)."""
     payload = slice(HEADER_BYTES, rows.shape[1] - 4)
     first = np.uint32(google_crc32c.value(rows[0, payload].tobytes()))
-    crcs = first ^ changes(differences[:, payload], np.flatnonzero(varying[payload]))
+    crcs = first ^ crc_changes(differences[:, payload], np.flatnonzero(varying[payload]))
     intact: Columns = unmasked(numbers_at(rows, payload.stop, "<u4")) == crcs
     return intact
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distsummary.format.frames import OVERHEAD, frame, masked_crc, read_frames, whole_length
+from distsummary.format.crc import masked_crc
+from distsummary.format.frames import OVERHEAD, frame, read_frames, whole_length
 
 PAYLOADS = [b"first", b"", b"third" * 1000]
 

@@ -10,8 +10,9 @@ import pytest
 
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
 from distsummary.format import mindspore_format, tensorboard_format
+from distsummary.format.crc import masked_crc
 from distsummary.format.encode import encode_event
-from distsummary.format.frames import frame, masked_crc
+from distsummary.format.frames import frame
 from distsummary.format.records import Event, EventIds, Lineage, Value
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import (

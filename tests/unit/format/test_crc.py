@@ -4,7 +4,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from distsummary.format.linear_crc import byte_tables, changes
+from distsummary.format.crc import byte_tables, crc_changes
 
 
 @pytest.mark.parametrize("length", [1, 2, 8, 9, 63, 300])
@@ -12,14 +12,14 @@ def test_changes_turn_one_crc_into_those_of_the_others(length: int):
     rows = np.random.default_rng(length).integers(0, 256, (20, length), np.uint8)
     rows[7] = rows[0]
     differences = rows ^ rows[0]
-    crcs = np.uint32(google_crc32c.value(rows[0].tobytes())) ^ changes(differences, range(length))
+    crcs = np.uint32(google_crc32c.value(rows[0].tobytes())) ^ crc_changes(differences, range(length))
     assert crcs.tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
 
 
 def test_columns_without_differences_need_no_look():
     rows = np.zeros((3, 50), np.uint8)
     rows[1:, 20] = 255, 7
-    crcs = np.uint32(google_crc32c.value(bytes(50))) ^ changes(rows, [20])
+    crcs = np.uint32(google_crc32c.value(bytes(50))) ^ crc_changes(rows, [20])
     assert crcs.tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
 
 
