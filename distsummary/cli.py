@@ -1,4 +1,8 @@
-"""The command line: one verb for each thing that is done without writing Python."""
+"""The command line: one verb for each task that needs no Python.
+
+The docstring of a verb is its help text, its decorator lists its arguments. A verb imports what it needs when
+it is called, so that `distsummary merge` loads neither Ray nor torch.
+"""
 
 import argparse
 import json
@@ -6,10 +10,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
@@ -17,11 +20,10 @@ from distsummary.interrupts import heeds_interrupts
 from distsummary.landscapes.directions.names import CENTRINGS, DIRECTIONS
 
 if TYPE_CHECKING:
-    from distsummary.aggregate.merge import MergeReport
     from distsummary.landscapes.output.grid import LossGrid
 
-# Messages are to callers of Python. Here arguments are options: in the midst of a message (`engine=`), and as
-# the field that it begins with.
+# Messages name the arguments of Python functions; here these are options. An argument is recognised inside a
+# message by its "=" (ARGUMENTS), and at the beginning as the field that the message is about (FIELDS).
 WORDS = {
     "resume=False": "--anew",
     "gpus_per_worker": "--gpus-per-worker",
@@ -31,183 +33,144 @@ ARGUMENTS = "directions", "around", "runs", "parameters", "centring", "workers",
 FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 done, 1 it could not be done (said in one line), 2 wrong arguments, 130 interrupted.
+class Argument(NamedTuple):
+    """What `argparse.ArgumentParser.add_argument` takes."""
 
-    `fsck` has codes of its own: 0 clean, 1 problems are left, 2 it cannot be checked.
+    names: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+class Verb(NamedTuple):
+    """A function of the parsed options that returns the exit code (None: 0), and its arguments."""
+
+    run: Callable[[argparse.Namespace], int | None]
+    arguments: tuple[Argument, ...]
+
+
+Function = TypeVar("Function", bound=Callable[[argparse.Namespace], int | None])
+VERBS: dict[str, Verb] = {}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns 0 for success, 1 for failure (with a message of one line), 130 for Ctrl-C.
+
+    argparse exits with 2 for wrong arguments. `fsck` has its own codes: 0 clean, 1 problems remain, 2 the
+    directory cannot be checked.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         with heeds_interrupts():
-            return int(options.handler(options) or 0)
-    except (DistSummaryError, OSError) as error:  # of the system's own: a name that is too long, no access
+            return VERBS[options.verb].run(options) or 0
+    except (
+        DistSummaryError,
+        OSError,
+    ) as error:  # OSError: the system refuses a path
         print(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
         return 2 if options.verb == "fsck" else 1
     except KeyboardInterrupt as stop:
-        what = str(stop) or "interrupted"
-        kept = f"what was written so far is readable{_how_to_go_on(stop, options)}"
-        print(f"distsummary {options.verb}: {what}; {kept}", file=sys.stderr)
+        kept = "what was written so far is readable"
+        # An interrupted landscape (LandscapeCancelled) keeps its finished points in the journal.
+        if any(grid.computed.any() for grid in getattr(stop, "grids", {}).values()):
+            kept += f", and the same command{' without --anew' if options.anew else ''} goes on from there"
+        print(f"distsummary {options.verb}: {str(stop) or 'interrupted'}; {kept}", file=sys.stderr)
         return 130
 
 
-def _how_to_go_on(stop: KeyboardInterrupt, options: argparse.Namespace) -> str:
-    """What to say of a landscape that was stopped with some points finished, which are in its journal."""
-    if not any(grid.computed.any() for grid in getattr(stop, "grids", {}).values()):
-        return ""
-    return f", and the same command{' without --anew' if options.anew else ''} goes on from there"
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs; each verb also takes --json."""
+    parser = argparse.ArgumentParser(prog="distsummary", description="One training run out of many ranks.")
+    parser.add_argument("--version", action="version", version=f"distsummary {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, entry in VERBS.items():
+        text = entry.run.__doc__
+        one = verbs.add_parser(name, help=text, description=text)
+        one.add_argument("--json", action="store_true", help="print the result as one line of JSON on stdout")
+        for names, settings in entry.arguments:
+            one.add_argument(*names, **settings)
+    return parser
 
 
 def _in_options(text: str) -> str:
-    """A message in the words of the command line: `engine='row'` is `--engine 'row'`."""
+    """A message with options for arguments: `engine='row'` becomes `--engine 'row'`."""
     for ours, theirs in WORDS.items():
         text = text.replace(ours, theirs)
     text = re.sub(rf"^({'|'.join(FIELDS)})(?= must| with | \()", r"--\1", text)
     argument = rf"(?<![\w./-])({'|'.join(ARGUMENTS)})="
-    text = re.sub(rf"{argument}(?=['\"\w])(?!torch\.)", r"--\1 ", text)  # with its value; torch. is Python
-    return re.sub(rf"{argument}(?!torch\.|\{{)", r"--\1", text)  # and so is a mapping
+    text = re.sub(rf"{argument}(?=['\"\w])(?!torch\.)", r"--\1 ", text)  # with a value, but no code
+    return re.sub(rf"{argument}(?!torch\.|\{{)", r"--\1", text)
 
 
 class _Formatter(logging.Formatter):
-    """What is logged, in the words of the command line too."""
+    """Log records with options for arguments."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = _in_options(record.message)
         return super().formatMessage(record)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="distsummary", description="One training run out of many ranks.")
-    parser.add_argument("--version", action="version", version=f"distsummary {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for add in (_add_demo, _add_merge, _add_landscape, _add_dump, _add_fsck, _add_convert):
-        add(verbs)
-    return parser
+def argument(*names: str, **settings: Any) -> Argument:
+    """One argument of a verb, as for `ArgumentParser.add_argument`."""
+    return Argument(names, settings)
 
 
-def _add_demo(verbs: Any) -> None:
-    demo = _verb(verbs, "demo", _demo, "train on real digits on several ranks and draw the landscape")
-    demo.add_argument("--ranks", type=int, default=4, help="how many ranks (4)")
-    demo.add_argument("--epochs", type=int, default=3, help="how many epochs (3)")
-    demo.add_argument("--out", default="runs/demo", help="the run dir (runs/demo)")
+def verb(*arguments: Argument) -> Callable[[Function], Function]:
+    """Make a function the verb of its name."""
+
+    def register(run: Function) -> Function:
+        VERBS[run.__name__] = Verb(run, arguments)
+        return run
+
+    return register
 
 
-def _add_merge(verbs: Any) -> None:
-    merge = _verb(verbs, "merge", _merge, "make one run of the rank directories of a run dir, without Ray")
-    merge.add_argument("run", metavar="RUN", help="the run dir")
-    merge.add_argument(
-        "--tag", action="append", default=[], help="also min, median, max, argmax_rank of this tag"
-    )
-
-
-def _add_landscape(verbs: Any) -> None:
-    landscape = _verb(verbs, "landscape", _landscape, "draw loss landscapes around the trajectory of a run")
-    landscape.add_argument("run", metavar="RUN", help="the run dir; landscapes are written to it")
-    landscape.add_argument("factory", metavar="module:factory", help="returns (model, loss_fn, batches)")
-    _add_planes(landscape)
-    landscape.add_argument("--size", type=int, default=51, help="points along each side, 3 to 256 (51)")
-    landscape.add_argument("--seed", type=int, default=0, help="of the random directions (0)")
-    landscape.add_argument(
-        "--refine", type=float, help="leave out points that interpolation tells within this share"
-    )
-    landscape.add_argument(
-        "--workers", type=_workers, default="auto", help="auto, or a number; 0 uses no Ray"
-    )
-    landscape.add_argument("--gpus-per-worker", type=float, help="GPUs of a worker, or a share of one (1)")
-    landscape.add_argument("--engine", default="auto", help="auto, row, or the engine that a grid names")
-    landscape.add_argument("--memory", choices=("inference",), help="move one layer at a time")
-    landscape.add_argument("--anew", action="store_true", help="do not go on with one that was stopped")
-
-
-def _add_planes(landscape: argparse.ArgumentParser) -> None:
-    """What is drawn around, along which directions, and what moves."""
-    landscape.add_argument(
-        "--directions",
-        help=f"one or several of {', '.join(DIRECTIONS)}, with commas between (pca,random; "
-        "random around a checkpoint file, pca of --runs)",
-    )
-    landscape.add_argument(
-        "--around", metavar="PATH", help="another run, a ckpt_dir or a checkpoint file to draw around (RUN)"
-    )
-    landscape.add_argument(
-        "--runs",
-        metavar="PATH",
-        action="append",
-        help="a run, a ckpt_dir or a checkpoint file; once for each of several, for one plane through all",
-    )
-    landscape.add_argument(
-        "--parameters",
-        metavar="PATTERN",
-        action="append",
-        help="a part of a name, such as lora, or a regular expression: nothing else moves; once for each",
-    )
-    landscape.add_argument("--centring", choices=CENTRINGS, help="of the PCA (last; mean with --runs)")
-
-
-def _add_dump(verbs: Any) -> None:
-    dump = _verb(verbs, "dump", _dump, "print every value of event files, one JSON object a line")
-    dump.add_argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir")
-    dump.add_argument("--full", action="store_true", help="also the numbers of tensors and the images")
-
-
-def _add_fsck(verbs: Any) -> None:
-    fsck = _verb(verbs, "fsck", _fsck, "name every file that is damaged or hostile to a viewer; 0 if none is")
-    fsck.add_argument("directory", metavar="DIR", help="a run dir, a rank's directory or their parent")
-    fsck.add_argument("--repair", action="store_true", help="cut torn tails, make run.json anew")
-
-
-def _add_convert(verbs: Any) -> None:
-    convert = _verb(verbs, "convert", _convert, "write the other dialect of event files that have one only")
-    convert.add_argument("directory", metavar="DIR", help="a run dir or a rank's directory")
-    convert.add_argument(
-        "--to",
-        choices=("tensorboard", "mindspore"),
-        default="tensorboard",
-        help="the dialect to write (tensorboard)",
-    )
-    convert.add_argument("--out", metavar="DIR", help="where to write (beside the files)")
-
-
-def _verb(verbs: Any, name: str, handler: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON line on stdout")
-    parser.set_defaults(handler=handler)
-    return parser
-
-
-def _demo(options: argparse.Namespace) -> None:
+@verb(
+    argument("--ranks", type=int, default=4, help="how many ranks (4)"),
+    argument("--epochs", type=int, default=3, help="how many epochs (3)"),
+    argument("--out", dest="run_dir", metavar="RUN", default="runs/demo", help="the run dir (runs/demo)"),
+)
+def demo(options: argparse.Namespace) -> None:
+    """Train on real digits on several ranks and draw the loss landscape."""
     try:
         from distsummary.demo import run_demo
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"{error.name} is not installed; run: pip install 'distsummary[demo]'"
         ) from error
-    run_demo(options.out, ranks=options.ranks, epochs=options.epochs, as_json=options.json)
+    run_demo(options.run_dir, ranks=options.ranks, epochs=options.epochs, as_json=options.json)
 
 
-def _merge(options: argparse.Namespace) -> None:
+@verb(
+    argument("run_dir", metavar="RUN", help="the run dir"),
+    argument(
+        "--tag",
+        action="append",
+        default=[],
+        help="also write min, median, max and argmax_rank of this tag; may be repeated",
+    ),
+)
+def merge(options: argparse.Namespace) -> None:
+    """Merge the rank directories of a run dir into one run, without Ray."""
     from distsummary.aggregate.merge import merge_run
 
-    report = merge_run(options.run, key_tags=tuple(options.tag))
-    print(json.dumps(asdict(report), default=str) if options.json else _merged(report))
+    report = merge_run(options.run_dir, key_tags=tuple(options.tag))
+    if options.json:
+        print(json.dumps(asdict(report), default=str))
+    elif not report.files:
+        print(f"{report.path}: {report.note or 'nothing to merge'}")
+    else:
+        print(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
+        for path in report.files:
+            print(f"  {path.name}")
+        for name in ("missing_ranks", "conflicts", "damage", "refused"):
+            if found := getattr(report, name):
+                print(f"  {name.replace('_', ' ')}: {', '.join(map(str, found))}")
 
 
-def _merged(report: "MergeReport") -> str:
-    """What a merge did, in a few lines."""
-    if not report.files:
-        return f"{report.path}: {report.note or 'nothing to merge'}"
-    lines = [f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks"]
-    lines += [f"  {path.name}" for path in report.files]
-    for name in ("missing_ranks", "conflicts", "damage", "refused"):
-        found = getattr(report, name)
-        lines += [f"  {name.replace('_', ' ')}: {', '.join(map(str, found))}"] if found else []
-    return "\n".join(lines)
-
-
-def _workers(text: str) -> int | str:
-    """What `--workers` says, in the words of `landscape`; argparse makes a message of the error."""
+def workers(text: str) -> int | str:
+    """The value of `--workers` as the argument of `landscape`; argparse reports the error."""
     if text == "auto":
         return "ray"
     if not (text.isascii() and text.isdigit()):
@@ -215,45 +178,74 @@ def _workers(text: str) -> int | str:
     return int(text)
 
 
-@contextmanager
-def _with_progress() -> Iterator[None]:
-    """Let the log say how far a landscape is; it does where stderr is no terminal, as in a batch job."""
-    log = logging.getLogger("distsummary.landscapes.run.progress")
-    before = log.level
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-def _planes(options: argparse.Namespace) -> dict[str, Any]:
-    """What `_add_planes` asks of `landscape`, with the directions that it takes by default."""
+@verb(
+    argument("run_dir", metavar="RUN", help="the run dir, which the landscapes are also written to"),
+    argument("factory", metavar="module:factory", help="a function that returns (model, loss_fn, batches)"),
+    argument(
+        "--directions",
+        help=f"one or several of {', '.join(DIRECTIONS)}, separated by commas (pca,random; random around a "
+        "checkpoint file, pca with --runs)",
+    ),
+    argument(
+        "--around", metavar="PATH", help="draw around another run, ckpt_dir or checkpoint file instead of RUN"
+    ),
+    argument(
+        "--runs",
+        metavar="PATH",
+        action="append",
+        help="a run, ckpt_dir or checkpoint file; repeat it for one plane through all of them",
+    ),
+    argument(
+        "--parameters",
+        metavar="PATTERN",
+        action="append",
+        help="move only parameters with this in their name (such as lora; a regular expression); may be "
+        "repeated",
+    ),
+    argument("--centring", choices=CENTRINGS, help="of the PCA (last; mean with --runs)"),
+    argument("--size", type=int, default=51, help="points along each side, 3 to 256 (51)"),
+    argument("--seed", type=int, default=0, help="of the random directions (0)"),
+    argument(
+        "--refine",
+        type=float,
+        metavar="SHARE",
+        help="interpolate points where this share of the loss is the expected error at most, such as 0.01",
+    ),
+    argument(
+        "--workers",
+        type=workers,
+        default="auto",
+        help="a number of Ray workers, or auto for as many as fit; 0 computes in this process",
+    ),
+    argument("--gpus-per-worker", type=float, help="GPUs of each worker, or a share of one (1)"),
+    argument("--engine", default="auto", help="auto, row, or the engine that a grid names"),
+    argument("--memory", choices=("inference",), help="inference: move one layer at a time"),
+    argument("--anew", action="store_true", help="start again instead of resuming an interrupted landscape"),
+)
+def landscape(options: argparse.Namespace) -> None:
+    """Draw loss landscapes around the trajectory of a run."""
+    import distsummary as ds
     from distsummary.landscapes.directions.sources import is_single
-
-    around = options.run if options.around is None and options.runs is None else options.around
-    usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
-    asked = usual if options.directions is None else options.directions
-    return {
-        "around": around,
-        "runs": options.runs,
-        "directions": tuple(name.strip() for name in asked.split(",")),
-        "parameters": options.parameters,
-        "centring": options.centring,
-    }
-
-
-def _landscape(options: argparse.Namespace) -> None:
     from distsummary.landscapes.factory import load_factory
-    from distsummary.landscapes.generator import landscape
     from distsummary.run_dir import RunDir
 
+    around = options.run_dir if options.around is None and options.runs is None else options.around
+    usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
+    directions = usual if options.directions is None else options.directions
     parts, evaluation = load_factory(options.factory)
-    with _with_progress():
-        grids = landscape(
+    # The log tells the progress where stderr is no terminal, as in a batch job.
+    progress = logging.getLogger("distsummary.landscapes.run.progress")
+    level = progress.level
+    progress.setLevel(logging.INFO)
+    try:
+        grids = ds.landscape(
             *parts,
-            **_planes(options),
-            output=options.run,
+            around=around,
+            runs=options.runs,
+            directions=tuple(name.strip() for name in directions.split(",")),
+            parameters=options.parameters,
+            centring=options.centring,
+            output=options.run_dir,
             size=options.size,
             seed=options.seed,
             evaluation=evaluation,
@@ -264,16 +256,19 @@ def _landscape(options: argparse.Namespace) -> None:
             memory=options.memory,
             resume=not options.anew,
         )
+    finally:
+        progress.setLevel(level)
     assert isinstance(grids, dict)  # several directions were asked for
     if options.json:
-        print(json.dumps({"run_dir": options.run, "landscapes": sorted(grids)}))
+        print(json.dumps({"run_dir": options.run_dir, "landscapes": sorted(grids)}))
     else:
-        print("\n".join(_drawn(name, grid) for name, grid in sorted(grids.items())))
-        print(f"pictures and grids: {RunDir(options.run).landscape_dir}")
+        for name, grid in sorted(grids.items()):
+            print(grid_line(name, grid))
+        print(f"pictures and grids: {RunDir(options.run_dir).landscape_dir}")
 
 
-def _drawn(name: str, grid: "LossGrid") -> str:
-    """What a landscape is, in a line."""
+def grid_line(name: str, grid: "LossGrid") -> str:
+    """The facts of a landscape in one line."""
     from distsummary.landscapes.output.describe import not_finite
 
     facts = [f"{len(grid.x)} x {len(grid.y)} points by {grid.engine}"]
@@ -288,12 +283,17 @@ def _drawn(name: str, grid: "LossGrid") -> str:
         facts.append(f"{bad} of {grid.computed.sum()} computed losses not finite")
     if grid.explained_variance.size:
         facts.append("explained variance " + " + ".join(f"{share:.3f}" for share in grid.explained_variance))
-    if (out := grid.residuals.max(initial=0.0)) > 0.005:  # less is 0 %, as the rounding of a triangle is
+    if (out := grid.residuals.max(initial=0.0)) > 0.005:  # below it prints as 0 %: rounding, as of a triangle
         facts.append(f"checkpoints up to {out:.0%} out of the plane")
     return f"{name}: {', '.join(facts)}"
 
 
-def _dump(options: argparse.Namespace) -> None:
+@verb(
+    argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir"),
+    argument("--full", action="store_true", help="also print the elements of tensors and the images"),
+)
+def dump(options: argparse.Namespace) -> None:
+    """Print every value in event files, one JSON object per line."""
     from distsummary.tools.dump import dump, to_line
 
     try:
@@ -304,7 +304,12 @@ def _dump(options: argparse.Namespace) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fsck(options: argparse.Namespace) -> int:
+@verb(
+    argument("directory", metavar="DIR", help="a run dir, a rank's directory or their parent"),
+    argument("--repair", action="store_true", help="cut torn ends off files, rebuild run.json"),
+)
+def fsck(options: argparse.Namespace) -> int:
+    """Report every file that is damaged or would break a viewer; exits with 0 if there is none."""
     from distsummary.tools.fsck import fsck
 
     report = fsck(options.directory, repair=options.repair)
@@ -322,7 +327,18 @@ def _fsck(options: argparse.Namespace) -> int:
     return report.exit_code
 
 
-def _convert(options: argparse.Namespace) -> None:
+@verb(
+    argument("directory", metavar="DIR", help="a run dir or a rank's directory"),
+    argument(
+        "--to",
+        choices=("tensorboard", "mindspore"),
+        default="tensorboard",
+        help="the dialect to write (tensorboard)",
+    ),
+    argument("--out", metavar="DIR", help="where to write (beside the files)"),
+)
+def convert(options: argparse.Namespace) -> None:
+    """Write event files in the other dialect, for directories that have only one."""
     from distsummary.tools.convert import convert
 
     report = convert(options.directory, to=options.to, out=options.out)

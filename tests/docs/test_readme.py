@@ -20,7 +20,7 @@ SNIPPETS = [block for block in blocks(README) if block.language == "python"]
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
     """The verbs of the command line and their parsers."""
-    parser = cli._parser()
+    parser = cli.build_parser()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)

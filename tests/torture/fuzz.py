@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -129,16 +129,8 @@ def read_everything(directory: Path, name: str) -> Iterator[tuple[str, Callable[
         yield f"read_last_seq {dialect}", partial(reader.read_last_seq, directory, dialect, "0" * 16, 0)
     yield "read_lineage", partial(reader.read_lineage, directory)
     for words in VERBS:
-        if words[0] in _verbs():
+        if words[0] in cli.VERBS:
             yield " ".join(words), partial(cli.main, [words[0], str(directory), *words[1:]])
-
-
-@lru_cache(maxsize=1)
-def _verbs() -> frozenset[str]:
-    from distsummary import cli
-
-    groups = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
-    return frozenset(verb for group in groups for verb in group.choices)
 
 
 def _exhaust(read: Callable[..., Iterator[Any]], *arguments: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.cli import FIELDS, _drawn, main
+from distsummary.cli import FIELDS, grid_line, main
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Batch, Event, Value
 from distsummary.landscapes.directions.names import DIRECTIONS
@@ -160,14 +160,14 @@ def test_convert_writes_the_other_dialect_once(tmp_path, capsys):
 
 
 def test_a_landscape_says_how_far_its_checkpoints_are_out_of_the_plane_where_they_are():
-    assert "checkpoints up to 20% out of the plane" in _drawn("pca", make_grid())
-    assert "out of the plane" not in _drawn("triangle", make_grid(residuals=np.array([1e-8, 2e-8, 0.0])))
+    assert "checkpoints up to 20% out of the plane" in grid_line("pca", make_grid())
+    assert "out of the plane" not in grid_line("triangle", make_grid(residuals=np.array([1e-8, 2e-8, 0.0])))
 
 
 def test_a_landscape_in_a_line_says_what_was_computed_and_the_barrier_of_a_line() -> None:
     grid = make_grid()
     some = np.arange(grid.z.size).reshape(grid.z.shape) < 3
-    assert f"points by {grid.engine}, 3 of {grid.z.size} computed, loss" in _drawn(
+    assert f"points by {grid.engine}, 3 of {grid.z.size} computed, loss" in grid_line(
         "pca", replace(grid, computed=some)
     )
     ends = {"path": np.array([[-1.0, 0.0], [0.0, 0.0]]), "path_loss": np.array([2.0, 1.0])}
@@ -175,7 +175,7 @@ def test_a_landscape_in_a_line_says_what_was_computed_and_the_barrier_of_a_line(
         kind="line", y=np.zeros(1), z=np.array([[2.0, 4.0, 3.0, 1.0]]), numbers=(1, 9), residuals=np.zeros(2),
         true_loss=np.array([2.0, 1.0]), **ends,
     )  # fmt: skip
-    assert "loss 2 and 1 at its ends, barrier 2.333" in _drawn("line", line)
+    assert "loss 2 and 1 at its ends, barrier 2.333" in grid_line("line", line)
 
 
 def test_the_help_names_every_direction(capsys):
