@@ -44,11 +44,9 @@ from distsummary.landscapes.request import (
     refuse_classes,
     refuse_unused,
 )
-from distsummary.landscapes.run.code_identity import Meaning
 from distsummary.landscapes.run.failures import READING, told
-from distsummary.landscapes.run.fingerprint import fingerprint
-from distsummary.landscapes.run.journal import Journal
-from distsummary.landscapes.run.leftover_journals import describe, strays
+from distsummary.landscapes.run.identity import held_modules, landscape_identity
+from distsummary.landscapes.run.journal import Journal, leftover_journals
 from distsummary.landscapes.run.progress import ProgressCallback, open_teller
 from distsummary.landscapes.run.runner import Here, Workers, generate
 from distsummary.publish import check_writable, refuse_unlike_files
@@ -311,9 +309,7 @@ def _at_rest(model: Any, loss_fn: Any, evaluation: Evaluation, mode: str) -> Abs
         return nullcontext()
     from distsummary.landscapes.model.torch_loan import at_rest
 
-    held = Meaning({id(part): "model" for part in model.modules()})
-    held.of((loss_fn, dict(evaluation.metrics)))
-    return at_rest(held.modules)
+    return at_rest(held_modules(model, loss_fn, dict(evaluation.metrics)))
 
 
 def _target(output: RunDir | str | os.PathLike[str] | None) -> RunDir | None:
@@ -356,11 +352,11 @@ def _journal(
     """The journal of the task in its run dir, named after all that its losses depend on; none without."""
     if run_dir is None:
         return nullcontext()
-    plan = fingerprint(task, refine)
-    path = run_dir.landscape_journal(plan)
-    if others := describe(strays(path, plan)):
+    identity = landscape_identity(task, refine)
+    path = run_dir.landscape_journal(identity)
+    if others := leftover_journals(path, identity):
         _log.warning("%s", others)
-    return Journal(path, plan, resume=resume)
+    return Journal(path, identity, resume=resume)
 
 
 def _workers(workers: int | str, gpus_each: float | None) -> AbstractContextManager["Here | RayWorkers"]:

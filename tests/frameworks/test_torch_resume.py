@@ -17,7 +17,7 @@ from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.run.fingerprint import fingerprint
+from distsummary.landscapes.run.identity import landscape_identity
 from distsummary.landscapes.run.progress import Progress
 
 CRITERION = nn.CrossEntropyLoss()
@@ -68,7 +68,7 @@ def hashes(model: Any = None, loss_fn: Any = CRITERION, **evaluation: Any) -> di
         points=np.zeros((1, 2)),
     )
     batches = [(torch.zeros(4, 6), torch.zeros(4, dtype=torch.long))]
-    return fingerprint(
+    return landscape_identity(
         Task(
             model=model, loss_fn=loss_fn, batches=batches, planes=[plane], evaluation=Evaluation(**evaluation)
         )

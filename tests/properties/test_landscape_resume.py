@@ -14,7 +14,7 @@ from distsummary.landscapes.engines.worker import LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.landscapes.run import runner
-from distsummary.landscapes.run.fingerprint import fingerprint
+from distsummary.landscapes.run.identity import landscape_identity
 from distsummary.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import draw
@@ -126,7 +126,7 @@ def task(**changes: Any) -> Task:
 
 def test_the_same_task_has_the_same_hashes_and_a_changed_part_another():
     first = task()
-    assert fingerprint(first) == fingerprint(task())
+    assert landscape_identity(first) == landscape_identity(task())
     [plane] = first.planes
     other_data = [(x + 1e-6, y) for x, y in first.batches]
     names = plane.names
@@ -140,6 +140,6 @@ def test_the_same_task_has_the_same_hashes_and_a_changed_part_another():
         "loss_fn": task(loss_fn=generator.landscape),
     }
     for part, other in changed.items():
-        hashes = fingerprint(other)
-        assert [name for name, found in fingerprint(first).items() if found != hashes[name]] == [part]
-    assert fingerprint(first, 0.01)["refine"] != fingerprint(first)["refine"]
+        hashes = landscape_identity(other)
+        assert [name for name, found in landscape_identity(first).items() if found != hashes[name]] == [part]
+    assert landscape_identity(first, 0.01)["refine"] != landscape_identity(first)["refine"]

@@ -13,7 +13,7 @@ from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.worker import EngineFacts
 from distsummary.landscapes.output.grid import LossGrid
-from distsummary.landscapes.run.fingerprint import digest
+from distsummary.landscapes.run.identity import digest
 from distsummary.landscapes.run.refine import Mask, between_rows, first_points, interpolate
 
 

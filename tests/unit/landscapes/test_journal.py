@@ -13,7 +13,8 @@ import pytest
 from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
 from distsummary.format.frames import frame
 from distsummary.landscapes.engines.chunks import Chunk
-from distsummary.landscapes.run.journal import FORMAT, Journal
+from distsummary.landscapes.run.journal import FORMAT, Journal, leftover_journals
+from distsummary.run_dir import RunDir
 
 PLAN = {"checkpoints": "ab", "seed": "7"}
 HEADER = 12  # bytes of a frame before its payload
@@ -184,10 +185,10 @@ def test_a_journal_of_another_format_is_refused(path: Path):
 
 
 @pytest.mark.parametrize("record", [b"no JSON", b"{}", b'{"choice": 7}', b"[]"])
-def test_a_whole_record_that_says_nothing_is_refused_and_kept(path: Path, record: bytes):
+def test_an_entry_that_cannot_be_read_is_refused_and_kept(path: Path, record: bytes):
     fill(path, 1)
     path.write_bytes(content := path.read_bytes() + frame(record))
-    with pytest.raises(DamagedFileError, match=r"holds a record that is none .*resume=False"):
+    with pytest.raises(DamagedFileError, match=r"has an entry that cannot be read .*resume=False"):
         Journal(path, PLAN)
     assert path.read_bytes() == content
 
@@ -264,14 +265,14 @@ def test_a_journal_that_is_removed_while_another_opens_it_is_made_anew(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     held = [Journal(path, PLAN)]
-    lock = Journal._lock
+    flock = fcntl.flock
 
-    def lock_after_the_first_has_ended(self: Journal) -> None:
+    def flock_after_the_first_has_ended(*arguments: int) -> None:
         while held:
             held.pop().remove()
-        lock(self)
+        flock(*arguments)
 
-    monkeypatch.setattr(Journal, "_lock", lock_after_the_first_has_ended)
+    monkeypatch.setattr(fcntl, "flock", flock_after_the_first_has_ended)
     fill(path, 1)
     with Journal(path, PLAN) as journal:
         assert len(journal.results) == 1
@@ -338,3 +339,50 @@ def test_a_journal_whose_place_is_taken_by_something_else_is_told_by_name(path: 
     with pytest.raises(RunDirError, match=rf"landscape\.journal cannot be written: it is {kind}"):
         Journal(path, PLAN)
     assert path.exists()
+
+
+@pytest.fixture
+def run_dir(nasty_tmp_path: Path) -> RunDir:
+    run_dir = RunDir(nasty_tmp_path)
+    run_dir.landscape_dir.mkdir()
+    return run_dir
+
+
+def begin(run_dir: RunDir, **changes: str) -> Journal:
+    identity = PLAN | changes
+    return Journal(run_dir.landscape_journal(identity), identity)
+
+
+def leftovers(run_dir: RunDir) -> str:
+    return leftover_journals(run_dir.landscape_journal(PLAN), PLAN)
+
+
+def test_a_landscape_alone_has_no_leftover_journals(run_dir: RunDir) -> None:
+    begin(run_dir).close()
+    assert leftovers(run_dir) == ""
+
+
+def test_leftover_journals_are_named_with_what_differs_and_what_to_do(run_dir: RunDir) -> None:
+    begin(run_dir).close()
+    one, other = begin(run_dir, checkpoints="xx", seed="yy"), begin(run_dir, seed="zz")
+    one.close()
+    other.close()
+    said = leftovers(run_dir)
+    assert f"{one.path.name} (checkpoints, seed)" in said
+    assert f"{other.path.name} (seed)" in said
+    assert str(run_dir.landscape_dir) in said
+    assert "resume=False does not remove it; if it is not wanted, delete the file" in said
+
+
+def test_a_journal_that_is_being_written_is_no_leftover(run_dir: RunDir) -> None:
+    with begin(run_dir, seed="xx"):
+        assert leftovers(run_dir) == ""
+
+
+def test_nothing_is_said_to_differ_in_a_leftover_that_has_no_identity_like_ours(run_dir: RunDir) -> None:
+    broken = run_dir.landscape_dir / f"journal-{'0' * 16}.bin"
+    broken.write_bytes(b"no journal")
+    begin(run_dir, another="part").close()
+    run_dir.landscape_journal(PLAN | {"seed": "xx"}).write_bytes(b"")
+    assert f"{broken.name} (unknown)" in leftovers(run_dir)
+    assert leftovers(run_dir).count("(unknown)") == 3

@@ -53,7 +53,7 @@ from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.run.fingerprint import fingerprint
+from distsummary.landscapes.run.identity import landscape_identity
 import parts
 
 model = parts.Model()
@@ -61,7 +61,7 @@ plane = PlanePlan(
     states=[dict(model.parameters)], names=("w",), recipe=RandomDirections(names=("w",), seed=7),
     x=np.linspace(-1, 1, 3), y=np.linspace(-1, 1, 3), points=np.zeros((1, 2)),
 )
-print(fingerprint(Task(
+print(landscape_identity(Task(
     model=model, loss_fn=parts.loss_fn, batches=parts.Loader(), planes=[plane],
     evaluation=Evaluation(metrics=parts.metrics, streamed=True),
 )))
