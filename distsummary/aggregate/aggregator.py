@@ -19,7 +19,8 @@ from distsummary.coordination import (
     refuse_stale,
 )
 from distsummary.errors import DistSummaryError
-from distsummary.format.records import Batch, Event, Lineage, lineage_values
+from distsummary.format.lineage import Lineage, lineage_values
+from distsummary.format.records import Batch, Event
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology
 from distsummary.writing.writer import RankWriter

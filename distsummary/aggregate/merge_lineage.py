@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from distsummary.format.mindspore_format import merge_custom
-from distsummary.format.records import Lineage
+from distsummary.format.lineage import Lineage, merge_custom
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
 Json: TypeAlias = str | int | float | bool | None

@@ -12,7 +12,8 @@ from distsummary.errors import RunDirError
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import Refusal, encode_event
 from distsummary.format.frames import frame
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage
+from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds
 from distsummary.publish import TEMPORARY, sync, temporary_name
 from distsummary.reading.segments import SegmentName, lineage_files, next_stamp, segments
 from distsummary.writing.files import Files
@@ -72,7 +73,7 @@ class MergedFiles:
 
     def write_lineage(self, lineage: Lineage) -> None:
         """Write the lineage of the run; one without anything is no file."""
-        payloads = mindspore_format.encode_lineage(lineage, self._files.now(), self._ids(0))
+        payloads = encode_lineage(lineage, self._files.now(), self._ids(0))
         if payloads:
             self._segment(_LINEAGE).append(b"".join(frame(payload) for payload in payloads))
 

@@ -23,8 +23,8 @@ from distsummary.collect.provenance import provenance
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
 from distsummary.coordination import Coordinator, LocalCoordinator, find_attempt
 from distsummary.errors import WriteError
-from distsummary.format.mindspore_format import updated_lineage
-from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Lineage, Value
+from distsummary.format.lineage import Lineage, updated_lineage
+from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology

@@ -56,7 +56,7 @@ def encode_event(
 
     A bad value costs that value only. A summary whose values were all refused is still an event of the
     MindSpore dialect, as MindSpore writes it: it keeps the numbering whole. Lineage is a state with a file
-    of its own (`mindspore_format.encode_lineage`): a value of it is refused here. A graph stands alone in
+    of its own (`lineage.encode_lineage`): a value of it is refused here. A graph stands alone in
     its event (`records.split_event`): beside other values it is refused.
 
     Args:

@@ -3,7 +3,6 @@
 import math
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,8 @@ from google.protobuf.message import DecodeError
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.format import wire
 from distsummary.format.frames import Part
-from distsummary.format.records import (
-    Array,
-    Event,
-    EventIds,
-    Histogram,
-    Image,
-    Landscape,
-    Lineage,
-    LineageMessage,
-    Shard,
-    Value,
-)
+from distsummary.format.records import Array, Event, EventIds, Histogram, Image, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 
 VERSION = "MindSpore.Event:1"
@@ -36,13 +23,6 @@ DATA_TYPES = {
 # 0x0a | length of the rest | 0x09 | f64 left | 0x11 | f64 width | 0x18 | (varint count), little-endian
 _BUCKET = struct.Struct("<BBBdBdB")
 _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
-# plugin -> the field of LineageEvent, in the order of the file
-_LINEAGE_FIELDS = {
-    "dataset_graph": "dataset_graph",
-    "custom_lineage_data": "user_defined_info",
-    "train_lineage": "train_lineage",
-    "eval_lineage": "evaluation_lineage",
-}
 
 
 # --- encoding: each function returns what protobuf's SerializeToString would
@@ -72,36 +52,6 @@ def summary_parts(
 def encode_graph(graph: bytes, wall_time: float, ids: EventIds | None = None) -> bytes:
     """The payload of a graph event, which has no step; `graph` is a serialised GraphProto."""
     return b"".join((wire.double(1, wall_time), wire.delimited(4, graph), wire.identity(ids)))
-
-
-def encode_lineage(lineage: Lineage, wall_time: float, ids: EventIds | None = None) -> list[bytes]:
-    """The payloads of a lineage file: one event for each kind that is there (readers keep one per event)."""
-    messages: dict[str, LineageMessage | None] = {
-        "dataset_graph": lineage.dataset_graph,
-        "custom_lineage_data": lineage.custom,
-        "train_lineage": lineage.train,
-        "eval_lineage": lineage.evaluation,
-    }
-    return [
-        encode_lineage_message(plugin, message, wall_time, ids)
-        for plugin, message in messages.items()
-        if message is not None
-    ]
-
-
-def encode_lineage_message(
-    plugin: str, message: LineageMessage, wall_time: float, ids: EventIds | None = None
-) -> bytes:
-    """The payload of one lineage event. Raises InvalidTypeError when the message is not the plugin's."""
-    event = lineage_pb2.LineageEvent(wall_time=wall_time)
-    field = getattr(event, _LINEAGE_FIELDS[plugin])
-    if not isinstance(message, type(field)):
-        raise InvalidTypeError(
-            f"{plugin} must be a {type(field).__name__}, got {type(message).__name__}; pass that message"
-        )
-    field.SetInParent()  # an empty message is still said to be there
-    field.CopyFrom(message)
-    return event.SerializeToString(deterministic=True) + wire.identity(ids)
 
 
 def encode_value(value: Value) -> bytes:
@@ -227,20 +177,6 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
         raise DamagedFileError(f"not an event of MindSpore ({error})") from error
 
 
-def decode_lineage_event(payload: bytes) -> tuple[EventIds, Event] | None:
-    """The identity and the message of a lineage event; None for other records. Raises DamagedFileError."""
-    try:
-        message = lineage_pb2.LineageEvent.FromString(payload)
-        kind = message.WhichOneof("what")
-        plugin = next((plugin for plugin, field in _LINEAGE_FIELDS.items() if field == kind), None)
-        if kind is None or plugin is None:
-            return None
-        value = Value(plugin, "", getattr(message, kind))
-        return wire.read_identity(payload), Event(message.step, message.wall_time, [value])
-    except (DecodeError, ValueError) as error:
-        raise DamagedFileError(f"not a lineage event of MindSpore ({error})") from error
-
-
 def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
     shard = None
     if value.HasField("shard"):
@@ -323,46 +259,3 @@ def _decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
         path_y=decode_tensor(path.y),
         path_z=decode_tensor(path.z),
     )
-
-
-# --- lineage as a state
-
-
-def updated_lineage(lineage: Lineage, value: Value) -> Lineage:
-    """The state after one more lineage value: the last of each kind counts, custom information is merged."""
-    match value.plugin:
-        case "train_lineage":
-            return replace(lineage, train=value.data)
-        case "eval_lineage":
-            return replace(lineage, evaluation=value.data)
-        case "dataset_graph":
-            return replace(lineage, dataset_graph=value.data)
-        case "custom_lineage_data":
-            return replace(lineage, custom=merge_custom(lineage.custom, value.data))
-    raise InvalidTypeError(f"{value.plugin} is not lineage; it is one of {', '.join(_LINEAGE_FIELDS)}")
-
-
-def merge_custom(
-    older: lineage_pb2.UserDefinedInfo | None, newer: lineage_pb2.UserDefinedInfo
-) -> lineage_pb2.UserDefinedInfo:
-    """One entry for each key, as MindSpore's collector writes them; the newer value of a key wins."""
-    entries: dict[str, lineage_pb2.UserDefinedInfo] = {}
-    for info in (older, newer):
-        if info is not None:
-            entries |= {key: entry for key, entry in _custom_entries(info)}
-    return lineage_pb2.UserDefinedInfo(user_info=entries.values())
-
-
-def _custom_entries(
-    info: lineage_pb2.UserDefinedInfo,
-) -> Iterable[tuple[str, lineage_pb2.UserDefinedInfo]]:
-    for nested in info.user_info:
-        yield from _custom_entries(nested)
-    for key, number in info.map_int32.items():
-        yield key, lineage_pb2.UserDefinedInfo(map_int32={key: number})
-    for key, text in info.map_str.items():
-        yield key, lineage_pb2.UserDefinedInfo(map_str={key: text})
-    for key, real in info.map_double.items():
-        yield key, lineage_pb2.UserDefinedInfo(map_double={key: real})
-    for key, group in info.map_dict.items():
-        yield key, lineage_pb2.UserDefinedInfo(map_dict={key: group})

@@ -1,28 +1,16 @@
 """What is recorded: values, the events that hold them, and the batches that carry events."""
 
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-
-from distsummary.errors import DamagedFileError
-from distsummary.format.frames import Frame, frame, read_frames
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
 SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape")
 LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
 PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
-_LINEAGE_FIELDS = {  # plugin -> field of LineageEvent
-    "dataset_graph": "dataset_graph",
-    "train_lineage": "train_lineage",
-    "eval_lineage": "evaluation_lineage",
-    "custom_lineage_data": "user_defined_info",
-}
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
@@ -37,12 +25,6 @@ DELIVERIES = (QUEUED, WRITTEN, SYNCED)
 BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape"))
 
 Array: TypeAlias = NDArray[Any]
-LineageMessage: TypeAlias = (
-    lineage_pb2.TrainLineage
-    | lineage_pb2.EvaluationLineage
-    | lineage_pb2.DatasetGraph
-    | lineage_pb2.UserDefinedInfo
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,67 +166,6 @@ def split_event(event: Event) -> list[Event]:
     summary = [value for value in event.values if value.plugin in SUMMARY_PLUGINS]
     singles = [Event(event.step, event.wall_time, [value]) for value in alone]
     return [*singles, Event(event.step, event.wall_time, summary)] if summary else singles
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
-    """The lineage of one run so far: a state, replaced as a whole."""
-
-    train: lineage_pb2.TrainLineage | None = None
-    evaluation: lineage_pb2.EvaluationLineage | None = None
-    dataset_graph: lineage_pb2.DatasetGraph | None = None
-    custom: lineage_pb2.UserDefinedInfo | None = None
-
-    def to_bytes(self) -> bytes:
-        """The lineage as it crosses a process boundary: framed LineageEvents, times left at 0."""
-        fields = [{_LINEAGE_FIELDS[value.plugin]: value.data} for value in lineage_values(self)]
-        events = [lineage_pb2.LineageEvent(wall_time=0.0, **field) for field in fields]
-        return b"".join(frame(event.SerializeToString()) for event in events)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Lineage":
-        """The lineage that `to_bytes` made bytes of; raises DamagedFileError for other bytes."""
-        messages: dict[str, LineageMessage] = {}
-        end = 0
-        for framed in read_frames(io.BytesIO(data)):
-            end = framed.end
-            messages |= _lineage_message(framed)
-        if end != len(data):
-            raise DamagedFileError(f"lineage of {len(data)} bytes is torn at byte {end}; send it again")
-        named = {plugin: messages.get(field) for plugin, field in _LINEAGE_FIELDS.items()}
-        return cls(
-            train=named["train_lineage"],  # type: ignore[arg-type]  # the field tells the class
-            evaluation=named["eval_lineage"],  # type: ignore[arg-type]
-            dataset_graph=named["dataset_graph"],  # type: ignore[arg-type]
-            custom=named["custom_lineage_data"],  # type: ignore[arg-type]
-        )
-
-
-def lineage_values(lineage: Lineage) -> list[Value]:
-    """A lineage as the values that record it, one of each kind that is there."""
-    messages = {
-        "dataset_graph": lineage.dataset_graph,
-        "train_lineage": lineage.train,
-        "eval_lineage": lineage.evaluation,
-        "custom_lineage_data": lineage.custom,
-    }
-    return [Value(plugin, "", message) for plugin, message in messages.items() if message is not None]
-
-
-def _lineage_message(framed: Frame) -> dict[str, LineageMessage]:
-    """The message of one framed LineageEvent by its field."""
-    if framed.damage is not None:
-        raise DamagedFileError(f"lineage is damaged at byte {framed.offset}: {framed.damage}; send it again")
-    try:
-        event = lineage_pb2.LineageEvent.FromString(framed.payload)
-    except DecodeError as error:
-        raise DamagedFileError(
-            f"lineage at byte {framed.offset} is no LineageEvent ({error}); send it again"
-        ) from error
-    field = event.WhichOneof("what")
-    if field not in _LINEAGE_FIELDS.values():
-        raise DamagedFileError(f"lineage at byte {framed.offset} holds {field}, which is none; send it again")
-    return {field: getattr(event, field)}
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ from distsummary.checks import check_choice, check_int
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.format import mindspore_format, tensorboard_format, wire
 from distsummary.format.frames import MAX_PAYLOAD, Frame
+from distsummary.format.lineage import Lineage, decode_lineage_event, updated_lineage
 from distsummary.format.parts import Descriptor, refuse_bombs
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Lineage, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Value
 from distsummary.format.scalar_decoder import quick_event
 from distsummary.format.text import refuse_bad_text
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
@@ -38,7 +39,7 @@ class _Decoder(NamedTuple):
 
 _DECODERS = {
     MINDSPORE: _Decoder(mindspore_format.decode_event, summary_pb2.Event.DESCRIPTOR),
-    "lineage": _Decoder(mindspore_format.decode_lineage_event, lineage_pb2.LineageEvent.DESCRIPTOR),
+    "lineage": _Decoder(decode_lineage_event, lineage_pb2.LineageEvent.DESCRIPTOR),
     TENSORBOARD: _Decoder(tensorboard_format.decode_event, tensorboard_pb2.Event.DESCRIPTOR),
 }
 
@@ -346,7 +347,7 @@ def read_lineage(path: str | os.PathLike[str], mode: str = "skip") -> Lineage:
         if any(value.plugin in ("train_lineage", "dataset_graph") for value in values):
             lineage = Lineage()
         for value in values:
-            lineage = mindspore_format.updated_lineage(lineage, value)
+            lineage = updated_lineage(lineage, value)
     return lineage
 
 

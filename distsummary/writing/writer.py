@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from distsummary.errors import ClosedError
-from distsummary.format import mindspore_format
 from distsummary.format.frames import frame
 from distsummary.format.framing import Encoded, EventEncoder
+from distsummary.format.lineage import encode_lineage, updated_lineage
 from distsummary.format.records import (
     BULK_PLUGINS,
     DIALECTS,
@@ -191,11 +191,11 @@ class RankWriter:
     def _publish_lineage(self, values: Sequence[Value]) -> None:
         lineage = read_lineage(self.directory)
         for value in values:
-            lineage = mindspore_format.updated_lineage(lineage, value)
+            lineage = updated_lineage(lineage, value)
         older = lineage_files(self.directory)
         stamp = next_stamp(self.directory, self._files.now())
         ids = EventIds(run_id=self.run_id, attempt=self.attempt, seq=0)
-        payloads = mindspore_format.encode_lineage(lineage, self._files.now(), ids)
+        payloads = encode_lineage(lineage, self._files.now(), ids)
         publish(self.directory / self._name.lineage_name(stamp), b"".join(frame(p) for p in payloads))
         for path in older:  # the new file is durable: the older states may go
             path.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from distsummary.format import mindspore_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
+from distsummary.format.lineage import encode_lineage_message
 from distsummary.format.png import encode_image
 from distsummary.format.records import LINEAGE_PLUGINS, Event, Histogram, Image, Landscape, Value
 from distsummary.pb import mindspore_checkpoint_pb2 as checkpoint_pb2
@@ -200,7 +201,7 @@ def encoded_again(event: Any) -> bytes:
     """The payload of what was read."""
     if event.values and event.values[0].plugin in LINEAGE_PLUGINS:
         (value,) = event.values
-        return mindspore_format.encode_lineage_message(value.plugin, value.data, event.wall_time)
+        return encode_lineage_message(value.plugin, value.data, event.wall_time)
     payloads, refused = encode_event(Event(event.step, event.wall_time, event.values), None, ("mindspore",))
     assert refused == []
     payload = payloads["mindspore"]

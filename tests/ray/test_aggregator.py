@@ -13,7 +13,8 @@ import distsummary as ds
 from distsummary.aggregate import actor as actor_module
 from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
 from distsummary.errors import StaleAttemptError, WorldMismatchError
-from distsummary.format.records import Batch, Event, Lineage, Value
+from distsummary.format.lineage import Lineage
+from distsummary.format.records import Batch, Event, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir

@@ -16,7 +16,8 @@ from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import LocalCoordinator, rank_states
 from distsummary.errors import StaleAttemptError
 from distsummary.format.frames import frame
-from distsummary.format.records import Batch, Event, Lineage, Value
+from distsummary.format.lineage import Lineage
+from distsummary.format.records import Batch, Event, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from distsummary.aggregate.merge_lineage import Conflict, is_split, merge_lineage
-from distsummary.format.records import Lineage
+from distsummary.format.lineage import Lineage
 from distsummary.pb import mindspore_lineage_pb2 as pb
 
 NAN = float("nan")

@@ -9,7 +9,7 @@ import pytest
 from distsummary.collect import export
 from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
-from distsummary.format.records import Lineage
+from distsummary.format.lineage import Lineage
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology

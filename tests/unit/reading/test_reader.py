@@ -13,7 +13,8 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.crc import masked_crc
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
-from distsummary.format.records import Event, EventIds, Lineage, Value
+from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.records import Event, EventIds, Value
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import (
     MAX_DAMAGE,
@@ -273,9 +274,7 @@ def test_the_last_seq_of_an_attempt_is_found(nasty_tmp_path: Path):
 
 
 def lineage_file(directory: Path, stamp: int, lineage: Lineage) -> Path:
-    return write(
-        directory, LINEAGE.format(stamp), [frame(p) for p in mindspore_format.encode_lineage(lineage, 1.0)]
-    )
+    return write(directory, LINEAGE.format(stamp), [frame(p) for p in encode_lineage(lineage, 1.0)])
 
 
 def test_a_later_evaluation_is_added_to_the_lineage(nasty_tmp_path: Path):

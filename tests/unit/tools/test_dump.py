@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from distsummary.errors import MissingFileError
-from distsummary.format import mindspore_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
-from distsummary.format.records import Batch, Event, EventIds, Lineage, Shard, Value
+from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.records import Batch, Event, EventIds, Shard, Value
 from distsummary.tools.dump import dump, to_line
 from distsummary.writing.writer import RankWriter
 from tests.unit.format import samples
@@ -131,7 +131,7 @@ def test_lineage_is_told_by_its_fields(nasty_tmp_path: Path):
     lineage = Lineage(
         train=samples.TRAIN, evaluation=samples.EVALUATION, custom=samples.custom(a=1, b="x", c=0.5)
     )
-    payloads = mindspore_format.encode_lineage(lineage, 1.0)
+    payloads = encode_lineage(lineage, 1.0)
     path = write(nasty_tmp_path, LINEAGE.format(17), [frame(payload) for payload in payloads])
     told = {record["plugin"]: record["value"] for record in lines(path)}
     assert told == {

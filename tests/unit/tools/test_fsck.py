@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from distsummary.errors import MissingFileError, NotADirectoryPathError
-from distsummary.format import mindspore_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
-from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Lineage, Value
+from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.segments import segments
@@ -60,7 +60,7 @@ def values_frame(*values: Value, step: int = 1) -> bytes:
 
 
 def lineage_frames(lineage: Lineage) -> list[bytes]:
-    return [frame(payload) for payload in mindspore_format.encode_lineage(lineage, 1.0)]
+    return [frame(payload) for payload in encode_lineage(lineage, 1.0)]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
