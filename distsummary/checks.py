@@ -1,4 +1,4 @@
-"""Argument checks: each error names the field, the value, the range and the remedy."""
+"""Checks of arguments; each error names the field, the value and the allowed range."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -31,7 +31,7 @@ def check_text(field: str, value: str) -> None:
 def check_int(
     field: str, value: object, *, low: int | None = None, high: int | None = None, optional: bool = False
 ) -> None:
-    """Raise unless `value` is an int (not a bool) with low <= value <= high."""
+    """Raise InvalidTypeError or InvalidValueError unless `value` is an int (no bool) in [low, high]."""
     check_type(field, value, int, optional=optional)
     if not isinstance(value, int):
         return
@@ -42,13 +42,13 @@ def check_int(
 
 def check_choice(field: str, value: object, choices: Collection[object]) -> None:
     """Raise InvalidValueError unless `value` is one of `choices`."""
-    # not `in`: a value that cannot be hashed or compared is a wrong choice, not a crash
+    # not `in`: a value that cannot be hashed or compared must be refused like any other
     if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
         raise InvalidValueError(f"{field} must be one of {sorted(map(str, choices))}, got {value!r}")
 
 
 def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> None:
-    """Raise unless all keys of `value` are strings among `known`."""
+    """Raise InvalidTypeError or InvalidValueError unless all keys of `value` are strings among `known`."""
     for key in value:
         check_type(f"a key of {field}", key, str)
         if key not in known:

@@ -169,7 +169,7 @@ def merge(options: argparse.Namespace) -> None:
                 print(f"  {name.replace('_', ' ')}: {', '.join(map(str, found))}")
 
 
-def workers(text: str) -> int | str:
+def _workers(text: str) -> int | str:
     """The value of `--workers` as the argument of `landscape`; argparse reports the error."""
     if text == "auto":
         return "ray"
@@ -213,7 +213,7 @@ def workers(text: str) -> int | str:
     ),
     argument(
         "--workers",
-        type=workers,
+        type=_workers,
         default="auto",
         help="a number of Ray workers, or auto for as many as fit; 0 computes in this process",
     ),

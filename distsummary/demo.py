@@ -1,9 +1,8 @@
-"""`distsummary demo`: train on real handwritten digits on several ranks, then draw the landscape of it."""
+"""`distsummary demo`: train on real handwritten digits on several ranks, then draw the loss landscape."""
 
 import json
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from distsummary.run_dir import RunDir
 
 BATCH = 16
 TEST = 297
-CHECKPOINT_EVERY = 6  # steps between the points of the path
+CHECKPOINT_EVERY = 6  # steps between the checkpoints on the path
 LANDSCAPE_SIZE = 21
 
 
@@ -61,7 +60,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def train(run_dir: str, epochs: int) -> dict[str, float]:
-    """What a user writes: an ordinary DDP loop, and four lines of distsummary in it."""
+    """An ordinary DDP loop with the four lines of distsummary that a user adds to it."""
     torch.manual_seed(0)
     train_set, test_set = digits()
     sampler: DistributedSampler[Any] = DistributedSampler(train_set, seed=0)
@@ -108,74 +107,68 @@ def landscape_of_digits() -> tuple[nn.Module, nn.Module, list[Any]]:
     return DigitsNet(), nn.CrossEntropyLoss(), list(DataLoader(test_set, batch_size=TEST))
 
 
-def run_demo(out: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False) -> dict[str, Any]:
-    """Train, evaluate, merge and draw; tells its progress and what is next on stdout (stderr with JSON)."""
+def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False) -> dict[str, Any]:
+    """Train, evaluate, merge and draw; print progress and what to do next to stdout (stderr for JSON)."""
     check_int("ranks", ranks, low=1)
     check_int("epochs", epochs, low=1)
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
-    begun = time.monotonic()
-    run_dir = RunDir(out).create()
-    digits()  # a missing extra is said before Ray starts
+    begun = last_said = time.monotonic()
+
+    def progress(now: Progress) -> None:  # at most one line a second, and one at the end
+        nonlocal last_said
+        if now.done == now.total or (now.done and time.monotonic() - last_said > 1):
+            last_said = time.monotonic()
+            say(f"    {line(now)}")
+
+    directory = RunDir(run_dir).create()
+    digits()  # raises for a missing extra before Ray starts
     say(f"1/3 starting Ray and {ranks} ranks")
     with connected(ranks, {"CPU": 1}):
-        results = ds.launch(partial(train, str(run_dir.base), epochs), ranks=ranks)
-        say("2/3 trained; the ranks' files are merged to one run. Drawing the loss landscape")
+        results = ds.launch(partial(train, str(directory.base), epochs), ranks=ranks)
+        say("2/3 trained; the files of the ranks are merged into one run. Drawing the loss landscape")
         model, criterion, batches = landscape_of_digits()
         grids = ds.landscape(
             model,
             criterion,
             batches,
-            around=run_dir,
+            around=directory,
             size=LANDSCAPE_SIZE,
             directions=("pca", "random"),
-            output=run_dir,
-            progress=_progress(say),
+            output=directory,
+            progress=progress,
         )
     say("3/3 done")
     summary = {
-        "run_dir": str(run_dir.base),
+        "run_dir": str(directory.base),
         "ranks": ranks,
         "loss": float(np.mean([result["loss"] for result in results])),
         "accuracy": results[0]["accuracy"],
-        "step_s": step_times(run_dir),
+        "step_s": step_times(directory),
         "landscapes": sorted(grids) if isinstance(grids, dict) else [],
         "seconds": round(time.monotonic() - begun, 1),
     }
     if as_json:
         print(json.dumps(summary))
     else:
-        say(report(run_dir, summary))
+        say(report(directory, summary))
     return summary
 
 
-def _progress(say: Callable[[str], None]) -> Callable[[Progress], None]:
-    """Tells when something was done, at most once a second, and always at the end."""
-    last = [0.0]
-
-    def progress(now: Progress) -> None:
-        if now.done == now.total or (now.done and time.monotonic() - last[0] > 1):
-            last[0] = time.monotonic()
-            say(f"    {line(now)}")
-
-    return progress
-
-
 def step_times(run_dir: RunDir) -> dict[int, float]:
-    """Median seconds of a step of each rank in the newest attempt, read back from its files."""
-    directories = run_dir.rank_dirs() or {0: run_dir.base}
-    return {rank: _median_step(path) for rank, path in directories.items()}
-
-
-def _median_step(path: Path) -> float:
-    events = list(read_directory(path))
-    newest = max(event.attempt for event in events)
-    times = [v.data for e in events if e.attempt == newest for v in e.values if v.tag == "perf/step_s"]
-    return float(np.median(times))
+    """Rank -> the median seconds of a step in its newest attempt, read back from its files."""
+    found = {}
+    for rank, path in (run_dir.rank_dirs() or {0: run_dir.base}).items():
+        events = list(read_directory(path))
+        newest = max(event.attempt for event in events)
+        times = [v.data for e in events if e.attempt == newest for v in e.values if v.tag == "perf/step_s"]
+        found[rank] = float(np.median(times))
+    return found
 
 
 def report(run_dir: RunDir, summary: dict[str, Any]) -> str:
     """What the user reads at the end."""
-    base = _shortest(run_dir.base)
+    here = Path.cwd()
+    base = run_dir.base.relative_to(here) if run_dir.base.is_relative_to(here) else run_dir.base
     times = "\n".join(f"    rank {rank}: {1e3 * s:6.2f} ms" for rank, s in summary["step_s"].items())
     merged = f"""
     {base}    the merged run: mean, min, median, max and worst rank of every step
@@ -196,10 +189,3 @@ Next
     mindinsight start --summary-base-dir {base} --port 8080
     distsummary landscape {base} distsummary.demo:landscape_of_digits --size 51
 """
-
-
-def _shortest(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -1,4 +1,4 @@
-"""Ctrl-C that Python drops is sent again."""
+"""A Ctrl-C that Python drops is sent again."""
 
 import signal
 import sys
@@ -8,31 +8,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
-RETURN_S = 0.01  # more than what dropped the interrupt takes to return
+RETURN_S = 0.01  # longer than the code that dropped the interrupt takes to return
 
 
 @contextmanager
 def heeds_interrupts() -> Iterator[None]:
-    """Around what takes long: no KeyboardInterrupt gets lost in it. Also a decorator.
+    """No KeyboardInterrupt gets lost in the block; for long work. Also a decorator.
 
     Python raises KeyboardInterrupt wherever the main thread happens to be. In a `__del__` or in the callback
     of a weak reference, of which matplotlib makes thousands, it can only be reported as ignored, and the
-    program goes on. Here it is sent again, until it is raised where it is heard. A SIGINT handler of the
-    user's own is never called twice for one signal.
+    program goes on. Here such an interrupt is sent again, until it is raised in code that can handle it. A
+    SIGINT handler of the user's own is never called twice for one signal.
     """
-    if threading.current_thread() is not threading.main_thread():  # the only one that is interrupted
+    main = threading.main_thread()
+    if threading.current_thread() is not main or main.ident is None:  # only the main thread is interrupted
         yield
         return
-    lost: SimpleQueue[bool] = SimpleQueue()  # may be put to in a destructor
-    sender = threading.Thread(target=_send_again, args=(lost,), name="distsummary-interrupts", daemon=True)
+    main_ident = main.ident
+    lost: SimpleQueue[bool] = SimpleQueue()  # its put is safe in a destructor
     before = sys.unraisablehook
 
     def note(ignored: "sys.UnraisableHookArgs") -> None:
-        if _is_lost_interrupt(ignored.exc_type):
+        if (
+            issubclass(ignored.exc_type, KeyboardInterrupt)
+            and threading.get_ident() == main_ident
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
             lost.put(True)
         else:
             before(ignored)
 
+    def send_again() -> None:
+        # In a thread of its own, because what the hook itself raises is ignored too. And a real signal,
+        # because it also ends system calls that wait.
+        while lost.get():
+            time.sleep(RETURN_S)
+            signal.pthread_kill(main_ident, signal.SIGINT)
+
+    sender = threading.Thread(target=send_again, name="distsummary-interrupts", daemon=True)
     sender.start()
     sys.unraisablehook = note
     try:
@@ -41,21 +54,4 @@ def heeds_interrupts() -> Iterator[None]:
         if sys.unraisablehook is note:
             sys.unraisablehook = before
         lost.put(False)
-        sender.join()  # one that was lost at the very end is raised here
-
-
-def _is_lost_interrupt(kind: type[BaseException]) -> bool:
-    return (
-        issubclass(kind, KeyboardInterrupt)
-        and threading.get_ident() == threading.main_thread().ident
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-
-
-def _send_again(lost: "SimpleQueue[bool]") -> None:
-    """From another thread: what the hook itself would raise, would be ignored too."""
-    main = threading.main_thread().ident
-    assert main is not None
-    while lost.get():
-        time.sleep(RETURN_S)
-        signal.pthread_kill(main, signal.SIGINT)  # a real signal, because it ends system calls that wait
+        sender.join()  # an interrupt that was lost at the very end is raised here

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 BACKENDS = ("gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
-GRACE_S = 10.0  # how long the other ranks may go on after one failed
+GRACE_S = 10.0  # how long the other ranks may run after one has failed
 LEAVE_S = 60.0  # how long a rank's exit handlers may take
 
 
@@ -41,22 +41,24 @@ def launch(
     resources_per_rank: Mapping[str, float] | None = None,
     backend: str | None = "gloo",
 ) -> list[Result]:
-    """Run `train_fn` in one process for each rank and return what they return, in rank order.
+    """Run `train_fn` in one process per rank on Ray and return the results in rank order.
 
-    Each process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT,
-    as torchrun would set them, and torch.distributed initialised with `backend` (None: not). Without a
-    connected Ray cluster a local one, sized to fit, is started and ended again. A Run that `train_fn` did not
-    close is closed by the end of its process.
+    Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT,
+    as torchrun would set them, and an initialised torch.distributed (unless `backend` is None), so that
+    `ds.init` in it finds its rank by itself. If this process is not connected to a Ray cluster, a local one
+    that is large enough is started, and shut down at the end. A Run that `train_fn` leaves open is closed at
+    the end of its process.
 
     Args:
-        train_fn: takes no arguments; bind them with functools.partial. Must be picklable, as its result.
-        ranks: how many.
-        resources_per_rank: Ray resources of each, by default {"CPU": 1}, with {"GPU": 1} for nccl.
+        train_fn: takes no arguments; bind them with functools.partial. It and its result must be picklable.
+        ranks: how many processes to start, >= 1; in each of them this is the world size.
+        resources_per_rank: Ray resources of each rank, by default {"CPU": 1}, for nccl with {"GPU": 1}.
         backend: "gloo", "nccl" or None.
 
     Raises:
-        RanksFailedError: ranks raised, or the cluster cannot hold them. Equal errors of several ranks are one
-            line; the others are stopped 10 s after the first failure, because they may hang in a collective.
+        RanksFailedError: ranks raised, or the cluster cannot hold them. Equal errors of several ranks share
+            one line. 10 s after the first failure the other ranks are stopped: they may hang in a collective.
+        InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     if not callable(train_fn):
         raise InvalidTypeError(f"train_fn must be callable without arguments, got {train_fn!r}")
@@ -66,22 +68,33 @@ def launch(
     resources = check_resources(resources_per_rank, backend)
     launch_id = uuid.uuid4().hex
     with connected(ranks, resources), _placed(ranks, resources) as group:
-        actors = [_start_rank(group, rank, resources) for rank in range(ranks)]
-        references: list[Any] = []
+        rank_class = ray.remote(
+            num_cpus=resources.get("CPU", 0),
+            num_gpus=resources.get("GPU", 0),
+            resources={name: n for name, n in resources.items() if name not in ("CPU", "GPU")} or None,
+            max_concurrency=1,
+        )(_Rank)
+        actors = [
+            rank_class.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+            ).remote()
+            for rank in range(ranks)
+        ]
+        running: list[Any] = []
         try:
-            environments = plan_environments(ray.get([actor.place.remote() for actor in actors]), launch_id)
-            references += [
+            environments = plan_environments(ray.get([actor.node.remote() for actor in actors]), launch_id)
+            running += [
                 actor.run.remote(train_fn, environment, backend)
                 for actor, environment in zip(actors, environments, strict=True)
             ]
-            return _gather(references)
+            return _wait(running)
         finally:
-            _end(actors, references)
+            _end(actors, running)
             settle(launch_id)
 
 
 def check_resources(resources: Mapping[str, float] | None, backend: str | None) -> dict[str, float]:
-    """What each rank takes; raises InvalidTypeError or InvalidValueError for what Ray cannot reserve."""
+    """The resources of each rank; raises InvalidTypeError or InvalidValueError if Ray cannot reserve them."""
     if resources is None:
         return {"CPU": 1, "GPU": 1} if backend == "nccl" else {"CPU": 1}
     for name, amount in resources.items():
@@ -94,10 +107,10 @@ def check_resources(resources: Mapping[str, float] | None, backend: str | None) 
 
 
 class _Rank:
-    """One rank's process."""
+    """The process of one rank."""
 
-    def place(self) -> tuple[str, str, int]:
-        """This process's node id, the node's address and a port that is free there now."""
+    def node(self) -> tuple[str, str, int]:
+        """The id and address of this process's node, and a port that is free there now."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return (
@@ -110,48 +123,49 @@ class _Rank:
         """Call the training function as this rank."""
         os.environ.update(environment)
         try:
-            return self._run(train_fn, backend)
-        except SystemExit as error:  # Ray would call it the death of an actor
+            if backend is None:
+                return train_fn()
+            try:
+                import torch.distributed
+            except ImportError as error:
+                raise MissingExtraError(
+                    f"backend={backend!r} needs torch; run: pip install 'distsummary[torch]', "
+                    "or use backend=None"
+                ) from error
+            torch.distributed.init_process_group(backend)
+            try:
+                return train_fn()
+            finally:
+                torch.distributed.destroy_process_group()
+        except SystemExit as error:  # Ray would take it for the death of the actor
             if error.code in (None, 0):
                 return None
             sys.last_value = failure = RuntimeError(f"the rank ended by sys.exit({error.code!r})")
             raise failure from error
         except BaseException as error:
-            sys.last_value = error  # exit handlers learn from it that the process failed, as Python's do
+            sys.last_value = error  # tells exit handlers that the process failed, as the interpreter does
             raise
 
     def leave(self) -> None:
-        """Run the process's exit handlers while they can reach other actors; Ray's own end is too late."""
-        atexit.unregister(ray.shutdown)  # the answer has to get out
+        """Run the exit handlers while they can reach other actors: before Ray ends this one."""
+        atexit.unregister(ray.shutdown)  # the answer to this call must still get out
         atexit._run_exitfuncs()
 
-    def _run(self, train_fn: Callable[[], Any], backend: str | None) -> Any:
-        if backend is None:
-            return train_fn()
-        try:
-            import torch.distributed
-        except ImportError as error:
-            raise MissingExtraError(
-                f"backend={backend!r} needs torch; run: pip install 'distsummary[torch]', or use backend=None"
-            ) from error
-        torch.distributed.init_process_group(backend)
-        try:
-            return train_fn()
-        finally:
-            torch.distributed.destroy_process_group()
 
+def plan_environments(hosts: list[tuple[str, str, int]], launch_id: str) -> list[dict[str, str]]:
+    """The environment variables of each rank, from each one's (node id, address, free port).
 
-def plan_environments(places: list[tuple[str, str, int]], launch_id: str) -> list[dict[str, str]]:
-    """The variables of each rank from (node id, address, free port) of each; nodes count in order of rank."""
-    nodes = list(dict.fromkeys(node for node, _, _ in places))
+    Nodes are numbered in the order of their lowest ranks; the master is rank 0.
+    """
+    nodes = list(dict.fromkeys(node for node, _, _ in hosts))
     on_node: dict[str, list[int]] = defaultdict(list)
-    for rank, (node, _, _) in enumerate(places):
+    for rank, (node, _, _) in enumerate(hosts):
         on_node[node].append(rank)
-    _, address, port = places[0]
+    _, address, port = hosts[0]
     return [
         {
             "RANK": str(rank),
-            "WORLD_SIZE": str(len(places)),
+            "WORLD_SIZE": str(len(hosts)),
             "LOCAL_RANK": str(on_node[node].index(rank)),
             "LOCAL_WORLD_SIZE": str(len(on_node[node])),
             "NODE_RANK": str(nodes.index(node)),
@@ -159,15 +173,15 @@ def plan_environments(places: list[tuple[str, str, int]], launch_id: str) -> lis
             "MASTER_PORT": str(port),
             LAUNCH_ID: launch_id,
         }
-        for rank, (node, _, _) in enumerate(places)
+        for rank, (node, _, _) in enumerate(hosts)
     ]
 
 
 @contextmanager
 def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
-    """A Ray cluster: the connected one, else the one this job was submitted to, else a local one.
+    """Connect to a Ray cluster for a block, if this process is not connected yet.
 
-    What was not connected before is left again at the end of the block.
+    This is the cluster that the job was submitted to, or else a local one with room for the ranks.
     """
     if ray.is_initialized():
         yield
@@ -185,6 +199,7 @@ def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
 
 @contextmanager
 def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]:
+    """Reserve the resources of all ranks for a block; raises RanksFailedError if they do not fit."""
     group = placement_group([resources] * ranks, strategy="PACK")
     try:
         if not group.wait(PLACEMENT_TIMEOUT_S):
@@ -197,42 +212,12 @@ def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]
         remove_placement_group(group)
 
 
-def _start_rank(group: PlacementGroup, rank: int, resources: dict[str, float]) -> Any:
-    others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
-    return (
-        ray.remote(_Rank)
-        .options(
-            num_cpus=resources.get("CPU", 0),
-            num_gpus=resources.get("GPU", 0),
-            resources=others or None,
-            max_concurrency=1,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-        )
-        .remote()
-    )
-
-
-def _end(actors: list[Any], references: list[Any]) -> None:
-    """Let the ranks that returned or raised leave, then end all processes."""
-    try:
-        ended, _ = ray.wait(references, num_returns=len(references), timeout=0) if references else ([], [])
-        leaving = [actors[references.index(reference)].leave.remote() for reference in ended]
-        if leaving:
-            _, late = ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
-            if late:
-                logger.warning("%d rank(s) did not end within %g s and are killed", len(late), LEAVE_S)
-    except RayError:
-        logger.exception("the ranks are killed without their exit handlers")
-    for actor in actors:
-        ray.kill(actor, no_restart=True)
-
-
-def _gather(references: list[Any]) -> list[Any]:
-    """All results, or the failures of all ranks that ended within the grace after the first one."""
-    rank_of = {reference: rank for rank, reference in enumerate(references)}
+def _wait(running: list[Any]) -> list[Any]:
+    """The results of all ranks; raises RanksFailedError with the failures of those that ended in time."""
+    rank_of = {reference: rank for rank, reference in enumerate(running)}
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
-    pending = references
+    pending = running
     deadline = float("inf")
     while pending and time.monotonic() < deadline:
         timeout = None if deadline == float("inf") else max(0.1, deadline - time.monotonic())
@@ -249,11 +234,26 @@ def _gather(references: list[Any]) -> list[Any]:
                 f"stopped: it was still running {GRACE_S:g} s after the first failure"
             )
         raise RanksFailedError(group_failures(failures))
-    return [results[rank] for rank in range(len(references))]
+    return [results[rank] for rank in range(len(running))]
+
+
+def _end(actors: list[Any], running: list[Any]) -> None:
+    """Run the exit handlers of the ranks that returned or raised, then kill all processes."""
+    try:
+        ended, _ = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
+        leaving = [actors[running.index(reference)].leave.remote() for reference in ended]
+        if leaving:
+            _, late = ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
+            if late:
+                logger.warning("%d rank(s) did not end within %g s and are killed", len(late), LEAVE_S)
+    except RayError:
+        logger.exception("the ranks are killed without their exit handlers")
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
 
 
 def describe(error: Exception) -> str:
-    """The rank's own exception in one paragraph, with the last line of the user's own code."""
+    """The exception of a rank in one paragraph, with the last place in the user's own code."""
     cause = getattr(error, "cause", None)
     if cause is None:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -265,7 +265,7 @@ def describe(error: Exception) -> str:
 
 
 def group_failures(failures: Mapping[int, str]) -> str:
-    """Equal errors as one line that names the ranks; numbers and addresses do not make a difference."""
+    """One line for each error and its ranks; differences in numbers or addresses do not count."""
     groups: dict[str, list[int]] = defaultdict(list)
     texts: dict[str, str] = {}
     for rank, text in sorted(failures.items()):

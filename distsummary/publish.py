@@ -1,4 +1,4 @@
-"""Files that are replaced whole: written beside, synced, then renamed over the old one."""
+"""Files that are replaced whole: written to a temporary file, synced, then renamed over the old one."""
 
 import hashlib
 import os
@@ -14,12 +14,12 @@ from distsummary.errors import NotADirectoryPathError, RunDirError
 from distsummary.topology import is_alive, own_process
 
 TEMPORARY = ".tmp-"  # how the names of temporary files begin
-STALE_S = 7 * 86400.0  # after which a temporary file of another machine is no process's any more
+STALE_S = 7 * 86400.0  # age at which a temporary file of another machine counts as abandoned
 _TEMPORARY = re.compile(r"\.tmp-(?P<space>[0-9a-f]{16})-(?P<pid>\d{1,10})-(?P<start>\d{1,20})-[0-9a-f]{32}")
 
 
 def ensure_directory(path: Path) -> None:
-    """Make a directory with its parents; raises with the path and the remedy."""
+    """Make a directory and its parents; raises RunDirError or NotADirectoryPathError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -33,48 +33,50 @@ def ensure_directory(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Make a directory; raises as `ensure_directory`, and where no file can be made in it."""
+    """Make a directory that files can be created in; raises as `ensure_directory`."""
     ensure_directory(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise RunDirError(f"{path} cannot be written to; mend its permissions or choose another path")
 
 
 def refuse_unlike_files(path: Path) -> None:
-    """Raise RunDirError where something that is no file lies at `path`: a directory, a FIFO, a device."""
-    if os.path.exists(path) and not os.path.isfile(path):  # Path's own raise where they may not look
+    """Raise RunDirError if `path` exists and is no regular file but a directory, a FIFO or a device."""
+    if os.path.exists(path) and not os.path.isfile(path):  # Path.exists raises without access
         kind = "a directory" if path.is_dir() else "no regular file"
         raise RunDirError(f"{path} cannot be written: it is {kind}; choose another name, or move it away")
 
 
 def temporary_name(directory: Path) -> Path:
-    """A name that no reader of event files takes for one, and that tells whose it is."""
+    """A new name in a directory; it names this process, and readers of event files ignore it."""
     own = own_process()
     process = f"{_mark(own['pid_space'])}-{own['pid']}-{own['pid_start'] or 0}"
     return directory / f"{TEMPORARY}{process}-{uuid.uuid4().hex}"
 
 
 def is_in_use(path: Path) -> bool | None:
-    """Whether the process that a temporary file or directory is named after runs; None if nobody knows.
+    """Whether the process that a temporary file or directory is named after still runs; None if unknown.
 
-    That it does not run is known of a process of this machine (or container), and of any after `STALE_S`:
-    none takes that long between making a file and renaming it. A name of another form tells nothing.
+    It is known for a process of this machine (or container). A file of another machine counts as abandoned
+    after `STALE_S`: nothing takes that long between making a file and renaming it. Names of another form are
+    unknown.
     """
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
         return None
     space = own_process()["pid_space"]
     is_known = match["space"] == _mark(space)
-    told = {"pid": int(match["pid"]), "pid_start": match["start"], "pid_space": space if is_known else ""}
-    is_running = is_alive(told)
+    is_running = is_alive(
+        {"pid": int(match["pid"]), "pid_start": match["start"], "pid_space": space if is_known else ""}
+    )
     if is_running is None and time.time() - path.lstat().st_mtime > STALE_S:
         return False
     return is_running
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
-    """Remove what processes that ended before their rename left in a directory; returns what was there.
+    """Remove the temporary files of processes that ended before their rename; returns what it found.
 
-    What cannot be removed stays for the next one, and for `distsummary fsck` to name.
+    What cannot be removed stays for the next call, and for `distsummary fsck` to report.
     """
     found = []
     for path in directory.iterdir():
@@ -91,7 +93,7 @@ def _mark(pid_space: str) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; on success it becomes `path`, durably, on failure it is removed.
+    """Give the block a temporary path to write to, then rename it to `path`, durably; on failure remove it.
 
     Raises RunDirError, with the path, when the operating system refuses.
     """
