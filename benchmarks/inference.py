@@ -41,6 +41,7 @@ from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine  # noqa: F401  # imports count nowhere
 from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine  # noqa: F401  # nor here
 from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.model.user_code import BatchLoss
 
 WHAT = ("forward", "loss", "inference", "checkpoint", "row", "landscape")
 POINTS = {"inference": 3, "checkpoint": 3, "row": 3, "landscape": 11}
@@ -126,7 +127,9 @@ def measure(what: str, shape: Shape, rows: int, length: int, checkpoint: Path) -
         with torch.inference_mode():
             losses = [float(loss_fn(model, batch))] if what == "loss" else [float(model(tokens).mean())]
     elif what == "landscape":
-        grid = landscape(model, loss_fn, [batch], size=3, memory="inference", workers=0, progress=False)
+        grid = landscape(
+            model, batch_loss=loss_fn, batches=[batch], size=3, memory="inference", workers=0, progress=False
+        )
         losses = [float(loss) for loss in grid.z[1]]  # type: ignore[union-attr]  # one direction, one grid
     else:
         losses = row_of(model, batch, what, checkpoint)
@@ -152,7 +155,7 @@ def row_of(model: nn.Module, batch: Any, what: str, checkpoint: Path) -> list[fl
         centre = map_safetensors(checkpoint)
     names = tuple(name for name, _ in framework_of(model).named_parameters(model))
     choice = EngineChoice(engine="row" if what == "row" else "inference")
-    engine = open_engine(model, loss_fn, [batch], names=names, mode="standard", choice=choice)
+    engine = open_engine(model, BatchLoss(loss_fn), [batch], names=names, mode="standard", choice=choice)
     try:
         engine.set_plane(centre, RandomDirections(names=names))
         return [float(loss) for loss in engine.row_values(Y, XS)[:, 0]]

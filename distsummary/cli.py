@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
 from distsummary.interrupts import heeds_interrupts
-from distsummary.landscapes.directions.names import CENTRINGS, DIRECTIONS
+from distsummary.landscapes.directions.names import CENTERINGS, DIRECTIONS
 
 if TYPE_CHECKING:
     from distsummary.landscapes.output.grid import LossGrid
@@ -29,7 +29,7 @@ WORDS = {
     "gpus_per_worker": "--gpus-per-worker",
     "the same call": "the same command",
 }
-ARGUMENTS = "directions", "around", "runs", "parameters", "centring", "workers", "engine", "memory"
+ARGUMENTS = "directions", "around", "runs", "parameters", "centering", "workers", "engine", "memory"
 FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs")
 
 
@@ -178,9 +178,18 @@ def _workers(text: str) -> int | str:
     return int(text)
 
 
+def refuse_centring(value: str) -> None:
+    """Refuse the old spelling, which argparse would call unrecognized."""
+    raise argparse.ArgumentTypeError("it is now --centering")
+
+
 @verb(
     argument("run_dir", metavar="RUN", help="the run dir, which the landscapes are also written to"),
-    argument("factory", metavar="module:factory", help="a function that returns (model, loss_fn, batches)"),
+    argument(
+        "factory",
+        metavar="module:factory",
+        help="a function that returns (model, loss_fn, batches), or a dict of arguments, such as batch_loss",
+    ),
     argument(
         "--directions",
         help=f"one or several of {', '.join(DIRECTIONS)}, separated by commas (pca,random; random around a "
@@ -202,7 +211,8 @@ def _workers(text: str) -> int | str:
         help="move only parameters with this in their name (such as lora; a regular expression); may be "
         "repeated",
     ),
-    argument("--centring", choices=CENTRINGS, help="of the PCA (last; mean with --runs)"),
+    argument("--centring", type=refuse_centring, help=argparse.SUPPRESS),
+    argument("--centering", choices=CENTERINGS, help="of the PCA (last; mean with --runs)"),
     argument("--size", type=int, default=51, help="points along each side, 3 to 256 (51)"),
     argument("--seed", type=int, default=0, help="of the random directions (0)"),
     argument(
@@ -232,23 +242,22 @@ def landscape(options: argparse.Namespace) -> None:
     around = options.run_dir if options.around is None and options.runs is None else options.around
     usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
     directions = usual if options.directions is None else options.directions
-    parts, evaluation = load_factory(options.factory)
+    parts = load_factory(options.factory)
     # The log tells the progress where stderr is no terminal, as in a batch job.
     progress = logging.getLogger("distsummary.landscapes.run.progress")
     level = progress.level
     progress.setLevel(logging.INFO)
     try:
         grids = ds.landscape(
-            *parts,
+            **parts,
             around=around,
             runs=options.runs,
             directions=tuple(name.strip() for name in directions.split(",")),
             parameters=options.parameters,
-            centring=options.centring,
+            centering=options.centering,
             output=options.run_dir,
             size=options.size,
             seed=options.seed,
-            evaluation=evaluation,
             refine=options.refine,
             workers=options.workers,
             gpus_per_worker=options.gpus_per_worker,

@@ -1,22 +1,25 @@
-"""The factory of the command line, `module:function`, that makes model, loss function and data."""
+"""The factory of the command line, `module:function`, that makes the model, its loss and the data."""
 
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 from distsummary.checks import check_type
 from distsummary.errors import DistSummaryError, InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscapes.model.quantities import Evaluation
 
-Parts: TypeAlias = tuple[Any, Any, Iterable[Any]]
+TUPLE = "model", "loss_fn", "batches", "evaluation"
+NAMED = ("model", "loss_fn", "batch_loss", "batches", "evaluation")
 
 
-def load_factory(name: str) -> tuple[Parts, Evaluation | None]:
-    """Call the function `module:factory`; it returns (model, loss_fn, batches), or also an `Evaluation`.
+def load_factory(name: str) -> dict[str, Any]:
+    """Call the function `module:factory`; the result holds arguments of `landscape` by name.
+
+    The function returns (model, loss_fn, batches), optionally with an `Evaluation` as the fourth value, or a
+    dict of these by name, in which `batch_loss` may take the place of `loss_fn`.
 
     The current directory is searched for the module too. Raises InvalidValueError for a name that leads
     nowhere, InvalidTypeError for a function that returns something else, LandscapeError for what it raises.
@@ -32,13 +35,26 @@ def load_factory(name: str) -> tuple[Parts, Evaluation | None]:
         raise InvalidTypeError(f"{name} must be a function, got {type(factory).__name__}")
     with _told(name):
         parts = factory()
-    if not isinstance(parts, tuple | list) or len(parts) not in (3, 4):
+    found = named_parts(parts)
+    if found is None:
+        size = f" of {len(parts)}" if isinstance(parts, tuple | list) else ""
         raise InvalidTypeError(
-            f"{name} must return (model, loss_fn, batches), or also an Evaluation behind them, "
-            f"got {type(parts).__name__}{f' of {len(parts)}' if isinstance(parts, tuple | list) else ''}"
+            f"{name} must return (model, loss_fn, batches), optionally with an Evaluation as fourth value, "
+            "or a dict with the keys model, batches, loss_fn or batch_loss, and optionally evaluation; "
+            f"got {type(parts).__name__}{size}"
         )
-    model, loss_fn, batches, *more = parts
-    return (model, loss_fn, batches), more[0] if more else None
+    return found
+
+
+def named_parts(parts: object) -> dict[str, Any] | None:
+    """The tuple or dict that a user's factory returned, by the names of `landscape`; None for others."""
+    if isinstance(parts, dict):
+        has_loss = "loss_fn" in parts or "batch_loss" in parts
+        is_known = set(parts) <= set(NAMED) and {"model", "batches"} <= set(parts)
+        return dict(parts) if has_loss and is_known else None
+    if isinstance(parts, tuple | list) and len(parts) in (3, 4):
+        return dict(zip(TUPLE, parts, strict=False))
+    return None
 
 
 def _find(name: str, module_name: str, attribute: str) -> Any:

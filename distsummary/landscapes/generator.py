@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,8 +13,13 @@ import numpy as np
 
 from distsummary.checkpoints.metadata import METADATA
 from distsummary.checkpoints.trajectory import Trajectory
-from distsummary.checks import check_type
-from distsummary.errors import InvalidValueError, LandscapeCancelled, NotADirectoryPathError
+from distsummary.checks import check_type, renamed
+from distsummary.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    LandscapeCancelled,
+    NotADirectoryPathError,
+)
 from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscapes.directions.normalization import FilterAxisHook
@@ -60,12 +65,14 @@ if TYPE_CHECKING:
     from distsummary.landscapes.run.actor import RayWorkers
 
 
+@renamed(centring="centering")
 @heeds_interrupts()
 def landscape(
     model: Any,
-    loss_fn: Any,
-    batches: Iterable[Any] | Data,
+    loss_fn: Any = None,
+    batches: Iterable[Any] | Data | None = None,
     *,
+    batch_loss: Callable[[Any, Any], Any] | None = None,
     around: Around = None,
     runs: Sequence[Around] | None = None,
     size: int = 51,
@@ -73,7 +80,7 @@ def landscape(
     parameters: Patterns = None,
     normalization: str | None = None,
     filter_axis: FilterAxisHook = None,
-    centring: str | None = None,
+    centering: str | None = None,
     seed: int = 0,
     mode: str = "standard",
     evaluation: Evaluation | None = None,
@@ -101,9 +108,11 @@ def landscape(
         model: a torch module or a numpy model (`frameworks.numpy`). With `around` or `runs` its own values
             count only where the checkpoints have none: buffers that they lack, such as running statistics,
             and what stays in a subspace.
-        loss_fn: a criterion `loss_fn(model(inputs), targets)` for batches (inputs, targets); or, if its first
-            parameter is called `model`, `loss_fn(model, batch)` for batches of any kind. It returns the mean
-            over the batch; batches count by their rows, those of the first array in each.
+        loss_fn: a criterion for batches (inputs, targets), a module or function: the loss of a batch is
+            `loss_fn(model(inputs), targets)`, the mean over its rows. Batches count by their rows, those of
+            the first array in each.
+        batch_loss: for batches of any other kind, in the place of `loss_fn`: `batch_loss(model, batch)`
+            returns the loss of a batch, or (loss, outputs) where metrics need the outputs.
         batches: the data, the same for every point, held in memory where it fits (see
             `Evaluation.streamed`); or several data sets by name, such as
             {"train": a, "test": b}: the first one's loss is `LossGrid.z`; all else stands in
@@ -129,7 +138,7 @@ def landscape(
             those given, "none" for all others.
         filter_axis: where the filters of a parameter lie, by name or as a function of (name, shape), for
             layers that the modules do not tell; of normalization "filter" alone.
-        centring: of the PCA, "last" (default), "mean" (default with `runs`) or "mindspore".
+        centering: of the PCA, "last" (default), "mean" (default with `runs`) or "mindspore".
         seed: of the random directions.
         mode: "standard" (eval mode) or "mindspore": MindSpore's numbers, so training mode, its directions,
             and num_samples // batch size of the batches.
@@ -172,24 +181,28 @@ def landscape(
             on from there.
     """
     check_numbers(
-        size=size, seed=seed, mode=mode, normalization=normalization, centring=centring, workers=workers,
+        size=size, seed=seed, mode=mode, normalization=normalization, centering=centering, workers=workers,
         gpus_per_worker=gpus_per_worker, refine=refine, unit=unit, step_per_epoch=step_per_epoch,
     )  # fmt: skip
     check_type("evaluation", evaluation, Evaluation, optional=True)
     check_type("resume", resume, bool)
-    refuse_classes(model=model, loss_fn=loss_fn)
-    check_loss(loss_fn)
+    refuse_classes(model=model, loss_fn=loss_fn, batch_loss=batch_loss)
+    if batches is None:
+        raise InvalidTypeError("batches is required: pass the data, a list of batches or a DataLoader")
     choice = choose_engine(model, engine, memory)
     request = check_directions(model, directions, around, runs, mode)
-    refuse_unused(request, mode=mode, normalization=normalization, centring=centring, filter_axis=filter_axis)
+    refuse_unused(
+        request, mode=mode, normalization=normalization, centering=centering, filter_axis=filter_axis
+    )
     evaluation, tell, target = evaluation or Evaluation(), open_teller(progress), _target(output)
     refuse_unfit(evaluation, mode, is_torch=framework_of(model).name == "torch")
     sources = _sources(model, around, runs, unit, step_per_epoch)
     moved = moving(model, mode, parameters, filter_axis)
+    loss = check_loss(model, loss_fn, batch_loss)
     settings = Settings(
         size=size,
         mode=mode,
-        centring=centring or "",
+        centering=centering or "",
         normalization=normalization or "",
         seed=seed,
         unit=unit or sources[0].unit,
@@ -204,9 +217,9 @@ def landscape(
     with (
         numbers_kept(),
         _workers(workers, gpus_per_worker) as crew,
-        _at_rest(model, loss_fn, evaluation, mode),
+        _at_rest(model, loss, evaluation, mode),
     ):
-        find = partial(find_eigenpairs, partial(crew.hessian, model, loss_fn, _first(data), mode=mode))
+        find = partial(find_eigenpairs, partial(crew.hessian, model, loss, _first(data), mode=mode))
         prepared = (
             prepare(sources[0], moved, request, settings, find)
             if runs is None
@@ -214,7 +227,7 @@ def landscape(
         )
         task = Task(
             model=model,
-            loss_fn=loss_fn,
+            loss_fn=loss,
             batches=data,
             planes=[item.plane for item in prepared.values()],
             mode=mode,

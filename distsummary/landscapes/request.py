@@ -11,7 +11,7 @@ from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscapes.directions.names import CENTRINGS, CORNERS, DIRECTIONS, OF_RUNS
+from distsummary.landscapes.directions.names import CENTERINGS, CORNERS, DIRECTIONS, OF_RUNS
 from distsummary.landscapes.directions.normalization import NORMALIZATIONS, FilterAxisHook
 from distsummary.landscapes.directions.prepare import Direction
 from distsummary.landscapes.directions.recipe import Directions
@@ -27,7 +27,7 @@ def check_numbers(
     seed: int,
     mode: str,
     normalization: str | None,
-    centring: str | None,
+    centering: str | None,
     workers: int | str,
     gpus_per_worker: float | None,
     refine: float | None,
@@ -40,8 +40,8 @@ def check_numbers(
     check_choice("mode", mode, MODES)
     if normalization is not None:
         check_choice("normalization", normalization, NORMALIZATIONS)
-    if centring is not None:
-        check_choice("centring", centring, CENTRINGS)
+    if centering is not None:
+        check_choice("centering", centering, CENTERINGS)
     if unit is not None:
         check_choice("unit", unit, UNITS)
     check_int("step_per_epoch", step_per_epoch, low=1, optional=True)
@@ -191,7 +191,7 @@ def refuse_unused(
     *,
     mode: str,
     normalization: str | None,
-    centring: str | None,
+    centering: str | None,
     filter_axis: FilterAxisHook,
 ) -> None:
     """Raise InvalidValueError for an argument that none of the directions takes."""
@@ -200,8 +200,8 @@ def refuse_unused(
             "normalization= has no meaning for directions='line', which leads from one end to the other; "
             "leave it out"
         )
-    if centring is not None and "pca" not in directions:
-        raise InvalidValueError("centring= is that of directions='pca' alone; leave it out or ask for 'pca'")
+    if centering is not None and "pca" not in directions:
+        raise InvalidValueError("centering= is that of directions='pca' alone; leave it out or ask for 'pca'")
     if filter_axis is not None and not _has_filters(directions, mode, normalization):
         raise InvalidValueError(
             "filter_axis= has a meaning with normalization='filter' alone, which none of these landscapes "

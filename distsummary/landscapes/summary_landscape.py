@@ -11,14 +11,17 @@ from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
 from distsummary.landscapes.engines.base import MODES
-from distsummary.landscapes.factory import Parts
+from distsummary.landscapes.factory import named_parts
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.data import check_batches, mindspore_batches
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
-_RESULT = "(model, loss_fn, batches) or (model, network, valid_dataset, metrics)"
+_RESULT = (
+    "(model, loss_fn, batches), a dict with the keys model, batches, and loss_fn or batch_loss, "
+    "or (model, network, valid_dataset, metrics)"
+)
 
 
 class SummaryLandscape:
@@ -59,8 +62,9 @@ class SummaryLandscape:
         Ctrl-C too, the same call goes on from there.
 
         Args:
-            callback_fn: makes the model and the data, without arguments. It returns either
-                (model, loss_fn, batches), as `landscape` takes them; or, as for MindSpore,
+            callback_fn: makes the model and the data, without arguments. It returns
+                (model, loss_fn, batches), as `landscape` takes them, or a dict of these by name, in which
+                `batch_loss` may take the place of `loss_fn`; or, as for MindSpore,
                 (model, network, valid_dataset, metrics): `network` is the torch module or numpy model,
                 `valid_dataset` its batches, and `model` the loss function, or an object that has it as
                 `loss_fn`. Where `model` is the network too, or None, the loss function is metrics["Loss"].
@@ -106,15 +110,13 @@ class SummaryLandscape:
         self,
         trajectory: Trajectory,
         asked: tuple[str, ...],
-        parts: Parts,
+        parts: dict[str, Any],
         device_ids: list[int] | None,
         **where: Any,
     ) -> dict[str, LossGrid]:
-        model, loss_fn, batches = parts
+        batches = mindspore_batches(check_batches(parts["batches"]), trajectory.spec.num_samples)
         grids = landscape(
-            model,
-            loss_fn,
-            mindspore_batches(check_batches(batches), trajectory.spec.num_samples),
+            **(parts | {"batches": batches}),
             around=trajectory,
             size=trajectory.spec.landscape_size,
             directions=asked,
@@ -219,13 +221,14 @@ def _directions(spec: LandscapeSpec) -> tuple[str, ...]:
     return (*train, "random") if spec.create_result else train
 
 
-def parts_of(result: object) -> Parts:
-    """(model, loss_fn, batches) out of what callback_fn returned; raises when it is none of the two."""
-    if not isinstance(result, tuple | list) or len(result) not in (3, 4):
+def parts_of(result: object) -> dict[str, Any]:
+    """The arguments of `landscape` in what callback_fn returned; raises for anything else."""
+    parts = named_parts(result)
+    if parts is None:
         size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise InvalidTypeError(f"callback_fn must return {_RESULT}, got a {type(result).__name__}{size}")
-    if len(result) == 3:
-        return result[0], result[1], result[2]
+    if not isinstance(result, tuple | list) or len(result) == 3:
+        return parts
     model, network, batches, metrics = result
     check_type("metrics (the fourth value of callback_fn)", metrics, dict, optional=True)
     if metrics is not None and "Loss" not in metrics:
@@ -233,7 +236,7 @@ def parts_of(result: object) -> Parts:
             f"metrics (the fourth value of callback_fn) must have the key 'Loss', got {list(metrics)}; "
             "return None where the model tells the loss"
         )
-    return network, _loss_fn(model, network, metrics), batches
+    return {"model": network, "loss_fn": _loss_fn(model, network, metrics), "batches": batches}
 
 
 def _loss_fn(model: Any, network: Any, metrics: Mapping[str, Any] | None) -> Any:
@@ -244,8 +247,8 @@ def _loss_fn(model: Any, network: Any, metrics: Mapping[str, Any] | None) -> Any
         found, place = getattr(model, "loss_fn", model), "the model (the first value of callback_fn)"
     if not callable(found):
         raise InvalidTypeError(
-            f"{place} must be a loss function, got {found!r}: loss_fn(network(inputs), targets), or "
-            "loss_fn(model, batch); or return (model, loss_fn, batches)"
+            f"{place} must be a loss function, got {found!r}: loss_fn(network(inputs), targets); "
+            "or return (model, loss_fn, batches)"
         )
     return found
 

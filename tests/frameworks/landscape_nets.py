@@ -15,6 +15,7 @@ from distsummary.landscapes.directions.recipe import Directions, RandomDirection
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.model.user_code import BatchLoss
 
 CRITERION = nn.CrossEntropyLoss()
 ON_GPU = [
@@ -271,14 +272,16 @@ def engine_at(
     choice: EngineChoice | None = None,
     *,
     loss_fn: Any = CRITERION,
+    batch_loss: Any = None,
     normalization: str = "filter",
     mode: str = "standard",
     **evaluation: Any,
 ) -> Any:
     """An engine at `plane_of` the model."""
     centre, directions, names = plane_of(model, normalization)
+    loss = loss_fn if batch_loss is None else BatchLoss(batch_loss)
     engine = open_engine(
-        model, loss_fn, batches, names=names, mode=mode, evaluation=Evaluation(**evaluation), choice=choice
+        model, loss, batches, names=names, mode=mode, evaluation=Evaluation(**evaluation), choice=choice
     )
     engine.set_plane(centre, directions)
     return engine

@@ -24,6 +24,7 @@ from distsummary.landscapes.engines.torch_engines import TorchEngine
 from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.model.user_code import BatchLoss
 from tests.frameworks.landscape_nets import CRITERION, Mlp, ResNet8, fingerprint, make_net
 from tests.unit.landscapes import golden_mlp
 
@@ -141,7 +142,7 @@ def test_a_loss_that_cannot_be_recorded_is_left_to_the_row_engine() -> None:
         loss = CRITERION(model(batch[0]), batch[1])
         return loss if loss < 1.0 else loss * 2
 
-    planned = plan_engine(task_of(make_net(Mlp), loss_fn), points=MANY)
+    planned = plan_engine(task_of(make_net(Mlp), BatchLoss(loss_fn)), points=MANY)
     assert planned.choice.engine == "row"
     assert all("CannotTraceError" in why or "no time" in why for why in planned.refused.values())
     assert planned.refused
@@ -157,7 +158,7 @@ def test_where_memory_does_not_hold_the_row_engine_layers_move_one_by_one() -> N
     def loss_fn(model: Any, batch: Any) -> Any:
         raise MemoryError
 
-    planned = plan_engine(task_of(make_net(Mlp), loss_fn), points=MANY, threads=2)
+    planned = plan_engine(task_of(make_net(Mlp), BatchLoss(loss_fn)), points=MANY, threads=2)
     assert planned.choice == EngineChoice(engine="inference", threads=2)
 
 
@@ -165,7 +166,7 @@ def test_what_the_models_own_code_raises_is_raised() -> None:
     net = make_net(Mlp)
     before = fingerprint(net)
     with pytest.raises(ZeroDivisionError):
-        plan_engine(task_of(net, lambda model, batch: 1 / 0), points=MANY)
+        plan_engine(task_of(net, BatchLoss(lambda model, batch: 1 / 0)), points=MANY)
     assert fingerprint(net) == before
 
 
@@ -196,7 +197,7 @@ def test_too_little_memory_names_the_engine_to_go_on_with() -> None:
         (EngineChoice(engine="inference"), ""),
     ):
         full.clear()
-        worker = LandscapeWorker(task_of(make_net(Mlp), loss_fn, choice=choice))
+        worker = LandscapeWorker(task_of(make_net(Mlp), BatchLoss(loss_fn), choice=choice))
         full.append(True)
         with pytest.raises(MemoryTooSmallError if smaller else MemoryError) as caught:
             worker.evaluate(point)

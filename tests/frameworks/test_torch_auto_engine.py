@@ -52,10 +52,9 @@ def too_small_for_recordings(model, batch):
 def test_too_little_memory_goes_on_with_a_smaller_engine_from_the_start(tmp_path, caplog):
     model, _, data = parts()
     arguments = {"size": 7, "workers": 0, "progress": False}
-    grid = ds.landscape(
-        model, too_small_for_recordings, data, engine="torch-graph x4", output=tmp_path, **arguments
-    )
-    row = ds.landscape(model, too_small_for_recordings, data, engine="row", **arguments)
+    arguments |= {"batch_loss": too_small_for_recordings, "batches": data}
+    grid = ds.landscape(model, engine="torch-graph x4", output=tmp_path, **arguments)
+    row = ds.landscape(model, engine="row", **arguments)
     assert grid.engine == "torch-row"
     assert grid.z.tobytes() == row.z.tobytes()
     labels = ("torch-graph x2", "torch-graph", "torch-row")

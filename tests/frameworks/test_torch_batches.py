@@ -53,10 +53,11 @@ def batches(kind: Any = Pair, seed: int = 0) -> list[Any]:
     return found
 
 
-def draw(batches: Any, loss_fn: Any = loss, **more: Any) -> ds.LossGrid:
+def draw(batches: Any, batch_loss: Any = loss, **more: Any) -> ds.LossGrid:
     torch.manual_seed(0)
-    given: dict[str, Any] = {"size": 3, "workers": 0, "progress": False, "engine": "row"}
-    grid = ds.landscape(nn.Linear(12, 3), loss_fn, batches, **(given | more))
+    given: dict[str, Any] = {} if "loss_fn" in more else {"batch_loss": batch_loss}
+    given |= {"size": 3, "workers": 0, "progress": False, "engine": "row"}
+    grid = ds.landscape(nn.Linear(12, 3), batches=batches, **(given | more))
     assert isinstance(grid, ds.LossGrid)
     return grid
 
@@ -140,8 +141,8 @@ CRITERIA = [
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_a_weighted_criterion_is_evaluated_in_float64_and_stays_as_it_is(criterion: Any, engine: str) -> None:
     precise = ds.Evaluation(precision="float64", metrics={"again": criterion})
-    found = draw(batches(), criterion, engine=engine, evaluation=precise)
-    np.testing.assert_allclose(found.z, draw(batches(), criterion).z, rtol=1e-5)
+    found = draw(batches(), loss_fn=criterion, engine=engine, evaluation=precise)
+    np.testing.assert_allclose(found.z, draw(batches(), loss_fn=criterion).z, rtol=1e-5)
     np.testing.assert_array_equal(found.quantities["again"], found.z)
     assert WEIGHT.dtype == torch.float32
 

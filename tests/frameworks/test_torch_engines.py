@@ -165,7 +165,7 @@ def test_an_error_in_the_loss_leaves_the_model_as_it_was(choice: EngineChoice) -
             raise ZeroDivisionError("in the loss")
         return CRITERION(model(batch[0]), batch[1])
 
-    engine = engine_at(net, batches, choice, loss_fn=loss_fn)
+    engine = engine_at(net, batches, choice, batch_loss=loss_fn)
     armed.append(True)
     with pytest.raises((ZeroDivisionError, CannotTraceError), match="in the loss"):
         engine.row_values(0.1, XS)
@@ -200,12 +200,12 @@ def in_numpy(model: Any, batch: Any) -> Any:
 def test_a_loss_that_cannot_be_recorded_is_refused_and_the_row_engine_takes_it(loss_fn: Any) -> None:
     net = make_net(Mlp)
     before = fingerprint(net)
-    engine = engine_at(net, net.batches(), EngineChoice(engine="graph"), loss_fn=loss_fn)
+    engine = engine_at(net, net.batches(), EngineChoice(engine="graph"), batch_loss=loss_fn)
     with pytest.raises(CannotTraceError):
         engine.row_values(0.1, XS)
     engine.close()
     assert fingerprint(net) == before
-    assert np.isfinite(losses_of(engine_at(net, net.batches(), loss_fn=loss_fn))).all()
+    assert np.isfinite(losses_of(engine_at(net, net.batches(), batch_loss=loss_fn))).all()
 
 
 def test_a_recording_that_holds_a_parameter_by_other_means_is_refused() -> None:
@@ -217,7 +217,9 @@ def test_a_recording_that_holds_a_parameter_by_other_means_is_refused() -> None:
         return CRITERION(model(batch[0]), batch[1]) + hidden.detach().square().mean()
 
     for metrics in ({}, {"large": lambda *_: torch.tensor(1e9)}):
-        engine = engine_at(net, net.batches(), EngineChoice(engine="graph"), loss_fn=loss_fn, metrics=metrics)
+        engine = engine_at(
+            net, net.batches(), EngineChoice(engine="graph"), batch_loss=loss_fn, metrics=metrics
+        )
         with pytest.raises(CannotTraceError, match="depends on more than"):
             engine.row_values(0.0, np.array([0.0, 0.5]))
         engine.close()
@@ -260,17 +262,17 @@ def test_what_a_model_leaves_in_itself_is_taken_away(choice: EngineChoice) -> No
 
 def test_a_random_loss_gets_the_same_numbers_at_every_point(caplog: pytest.LogCaptureFixture) -> None:
     net = make_net(Mlp)
-    engine = engine_at(net, net.batches(), loss_fn=dropped)
+    engine = engine_at(net, net.batches(), batch_loss=dropped)
     first, *_, last = engine.row_values(0.1, np.array([0.5, 0.9, 0.5]))[:, 0]
     engine.close()
     assert first == last
     assert "the loss is random" in caplog.text
     draws = iter(range(100))
     with pytest.raises(LandscapeError, match="other losses for the same parameters"):
-        engine_at(net, net.batches(), loss_fn=lambda model, b: CRITERION(model(b[0]), b[1]) + next(draws))
+        engine_at(net, net.batches(), batch_loss=lambda model, b: CRITERION(model(b[0]), b[1]) + next(draws))
     caplog.clear()
     with pytest.raises(LandscapeError, match="let it write to copies"):
-        engine_at(net, net.batches(), loss_fn=lambda model, b: CRITERION(model(b[0].mul_(2)), b[1]))
+        engine_at(net, net.batches(), batch_loss=lambda model, b: CRITERION(model(b[0].mul_(2)), b[1]))
     assert not caplog.text  # that it would get the same random numbers
 
 

@@ -28,6 +28,12 @@ from tests.frameworks.landscape_nets import (
 )
 
 ROW, GRAPH = EngineChoice(), EngineChoice(engine="graph")
+
+
+def of_model(model: Any, batch: Any) -> Any:
+    return CRITERION(model(batch[0]), batch[1])
+
+
 CHUNKED = EngineChoice(engine="graph", chunk=4)
 ENGINES = pytest.mark.parametrize("choice", [ROW, GRAPH, CHUNKED], ids=lambda choice: choice.label)
 
@@ -111,7 +117,7 @@ def test_a_loss_of_model_and_batch_may_give_its_outputs_to_metrics() -> None:
     def errors(outputs: Any, batch: Any) -> Any:
         return 1 - accuracy(outputs, batch[1])
 
-    found = values_of(engine_at(net, batches, GRAPH, loss_fn=loss_fn, metrics={"errors": errors}))
+    found = values_of(engine_at(net, batches, GRAPH, batch_loss=loss_fn, metrics={"errors": errors}))
     plain = values_of(engine_at(net, batches, ROW, metrics={"accuracy": accuracy}))
     np.testing.assert_allclose(found["loss"], plain["loss"], rtol=5e-6)
     np.testing.assert_allclose(found["errors"], 1 - plain["accuracy"], rtol=1e-6)
@@ -124,12 +130,12 @@ def test_without_losses_of_rows_the_error_comes_from_batches() -> None:
     def loss_fn(model: Any, batch: Any) -> Any:
         return CRITERION(model(batch[0]), batch[1])
 
-    found = values_of(engine_at(net, batches, ROW, loss_fn=loss_fn, stderr=True))
+    found = values_of(engine_at(net, batches, ROW, batch_loss=loss_fn, stderr=True))
     for k, (losses, _) in enumerate(by_hand(net, batches)):
         means = losses.reshape(6, 8).mean(axis=1)
         assert found["stderr"][k] == pytest.approx(means.std(ddof=1) / np.sqrt(6), rel=1e-4)
     with pytest.raises(LandscapeError, match="reduction='none'"):
-        engine_at(net, batches, ROW, loss_fn=loss_fn, classes=3)
+        engine_at(net, batches, ROW, batch_loss=loss_fn, classes=3)
 
 
 @ENGINES
@@ -190,8 +196,8 @@ def test_a_criterion_that_raises_when_it_is_asked_for_rows_has_the_error_of_the_
     net = make_net(Mlp)
     batches = [net.batch(8) for _ in range(4)]
     found, once = (
-        values_of(engine_at(net, batches, choice, loss_fn=loss_fn, stderr=True))
-        for loss_fn in (MeanOnly(), lambda model, batch: CRITERION(model(batch[0]), batch[1]))
+        values_of(engine_at(net, batches, choice, **loss, stderr=True))
+        for loss in ({"loss_fn": MeanOnly()}, {"batch_loss": of_model})
     )
     np.testing.assert_allclose(found["stderr"], once["stderr"], rtol=1e-4)
     with pytest.raises(LandscapeError, match="reduction='none'"):
@@ -206,8 +212,8 @@ def test_one_loss_for_each_part_of_a_row_gives_the_error_of_the_batches() -> Non
         return nn.functional.cross_entropy(outputs, labels, reduction="none").repeat(2)
 
     found, once = (
-        values_of(engine_at(net, batches, loss_fn=loss_fn, stderr=True))
-        for loss_fn in (twice, lambda model, batch: CRITERION(model(batch[0]), batch[1]))
+        values_of(engine_at(net, batches, **loss, stderr=True))
+        for loss in ({"loss_fn": twice}, {"batch_loss": of_model})
     )
     np.testing.assert_allclose(found["loss"], once["loss"], rtol=1e-6)
     np.testing.assert_allclose(found["stderr"], once["stderr"], rtol=1e-4)
@@ -313,7 +319,7 @@ def test_batch_statistics_are_those_of_each_batch_and_leave_the_running_ones(cho
         model.train()
         return CRITERION(model(batch[0]), batch[1])
 
-    expected = values_of(engine_at(net, batches, EngineChoice(engine="naive"), loss_fn=in_training))
+    expected = values_of(engine_at(net, batches, EngineChoice(engine="naive"), batch_loss=in_training))
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=5e-6)
     assert fingerprint(net) == before
     assert abs(found["loss"] / values_of(engine_at(net, batches, choice))["loss"] - 1).max() > 1e-3
@@ -337,7 +343,7 @@ def test_recomputed_statistics_are_those_of_all_batches_at_each_point() -> None:
         model.eval()
         return CRITERION(model(batch[0]), batch[1])
 
-    expected = values_of(engine_at(net, batches, EngineChoice(engine="naive"), loss_fn=two_passes))["loss"]
+    expected = values_of(engine_at(net, batches, EngineChoice(engine="naive"), batch_loss=two_passes))["loss"]
     np.testing.assert_allclose(found, expected, rtol=5e-6)
     assert fingerprint(net) == before
     with pytest.raises(LandscapeError, match="does not recompute"):
@@ -415,7 +421,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     with pytest.raises(InvalidValueError, match="bn_mode must be 'batch' in mode 'mindspore'"):
         engine_at(net, batches, mode="mindspore", bn_mode="eval")
     with pytest.raises(InvalidTypeError, match=r"class need batches \(inputs, labels\)"):
-        engine_at(net, [[b[0]] for b in batches], loss_fn=lambda model, b: model(b[0]).sum(), classes=2)
+        engine_at(net, [[b[0]] for b in batches], batch_loss=lambda model, b: model(b[0]).sum(), classes=2)
     with pytest.raises(InvalidValueError, match="at least one data set"):
         engine_at(net, {})
     with pytest.raises(InvalidValueError, match="at least one batch"):

@@ -25,9 +25,10 @@ def with_gradients(model: Any, batch: Any) -> torch.Tensor:
         return penalised(model, batch)
 
 
-def draw(loss_fn: Any, **more: Any) -> Any:
+def draw(batch_loss: Any, **more: Any) -> Any:
     torch.manual_seed(0)
-    return landscape(Mlp(), loss_fn, golden_batches(), size=3, progress=False, workers=0, **more)
+    given: dict[str, Any] = {"size": 3, "progress": False, "workers": 0}
+    return landscape(Mlp(), batch_loss=batch_loss, batches=golden_batches(), **given, **more)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def in_a_closure(held: nn.Module) -> Callable[..., torch.Tensor]:
         lambda held: {"loss_fn": in_a_closure(nn.Sequential(held))},
         lambda held: {"loss_fn": partial(within, held)},
         lambda held: {"loss_fn": in_a_global(held)},
-        lambda held: {"loss_fn": Holder(held)},
-        lambda held: {"loss_fn": Holder(held).loss},
+        lambda held: {"batch_loss": Holder(held)},
+        lambda held: {"batch_loss": Holder(held).loss},
         lambda held: {"loss_fn": CRITERION, "evaluation": Evaluation(metrics={"noisy": held})},
     ],
     ids=["criterion", "closure", "module", "partial", "global", "object", "method", "metric"],
@@ -115,7 +115,7 @@ def test_one_that_holds_the_model_too_is_given_back() -> None:
     task = Task()
     task.model.d1.eval()
     before = fingerprint(task)
-    landscape(task.model, task.step, golden_batches(), size=3, progress=False, workers=0)
+    landscape(task.model, batch_loss=task.step, batches=golden_batches(), size=3, progress=False, workers=0)
     assert fingerprint(task) == before
 
 
@@ -128,5 +128,5 @@ def test_they_are_given_back_after_an_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(Exception, match="ZeroDivisionError"):
-        landscape(Mlp(), loss_fn, golden_batches(), size=3, progress=False, workers=0)
+        landscape(Mlp(), batch_loss=loss_fn, batches=golden_batches(), size=3, progress=False, workers=0)
     assert fingerprint(held) == before

@@ -33,6 +33,7 @@ from distsummary.landscapes.engines.inference import torch_point as point
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.model.user_code import BatchLoss
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,
@@ -80,14 +81,15 @@ def values_of(
     *,
     names: list[str] | None = None,
     states: tuple[Weights, ...] = (),
-    loss_fn: Any = CRITERION,
+    batch_loss: Any = None,
     mode: str = "standard",
     **evaluation: Any,
 ) -> Any:
     """Everything at XS x (*YS, 0), and of the states between; the centre is what the model holds."""
     centre = OwnState.of(net) if centre is None else centre
+    loss = BatchLoss(batch_loss) if batch_loss else CRITERION
     engine = open_engine(
-        net, loss_fn, batches, names=names or names_of(net), mode=mode, evaluation=Evaluation(**evaluation),
+        net, loss, batches, names=names or names_of(net), mode=mode, evaluation=Evaluation(**evaluation),
         choice=choice,
     )  # fmt: skip
     try:
@@ -238,7 +240,7 @@ def test_parameters_that_stay_are_the_users_own_memory() -> None:
     own = [p.data_ptr() for p in (net.layers[0].bias, net.layers[0].weight)]
     centre, recipe = OwnState.of(net), random_recipe(net)
     engine = open_engine(
-        net, loss_fn, net.batches()[:1], names=names_of(net), mode="standard", choice=INFERENCE
+        net, BatchLoss(loss_fn), net.batches()[:1], names=names_of(net), mode="standard", choice=INFERENCE
     )
     engine.set_plane(centre, recipe)
     engine.row_values(0.5, np.array([0.1, 0.2]))
@@ -305,7 +307,7 @@ def test_whatever_is_raised_leaves_the_model_as_it_was(error: type[BaseException
         return CRITERION(model(batch[0]), batch[1])
 
     with pytest.raises(error, match="in the loss"):
-        values_of(net, net.batches(), INFERENCE, random_recipe(net), loss_fn=loss_fn)
+        values_of(net, net.batches(), INFERENCE, random_recipe(net), batch_loss=loss_fn)
     assert not torch.equal(calls[-1], net.words.weight)
     assert fingerprint(net) == before
     assert hooks_of(net) == hooks == []

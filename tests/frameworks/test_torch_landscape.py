@@ -225,7 +225,7 @@ def test_the_model_is_left_as_it_was_after_an_error_in_the_loss() -> None:
         return CRITERION(model(batch[0]), batch[1])
 
     with pytest.raises(LandscapeError, match="in the loss") as failed:
-        landscape(model, loss_fn, images(), size=3, engine="row", progress=False)
+        landscape(model, batch_loss=loss_fn, batches=images(), size=3, engine="row", progress=False)
     assert isinstance(failed.value.__cause__, ZeroDivisionError)
     assert not torch.equal(calls[-1], model.head.weight)
     assert fingerprint(model) == before
@@ -240,7 +240,7 @@ def test_frozen_parameters_and_buffers_do_not_move() -> None:
         return CRITERION(model(batch[0]), batch[1])
 
     expected = [t.detach().clone() for t in (model.frozen.weight, model.frozen.bias, *model.buffers())]
-    landscape(model, loss_fn, images(), size=3, engine="row", progress=False)
+    landscape(model, batch_loss=loss_fn, batches=images(), size=3, engine="row", progress=False)
     assert len(seen) == 2 * (9 + 2) + 3  # the first batch is tried three times
     for _, fixed in seen:
         assert all(torch.equal(one, other) for one, other in zip(fixed, expected, strict=True))

@@ -62,9 +62,15 @@ class Pooling(Net):
         return torch.randint(0, 9, (rows, 5)), torch.arange(rows) % 3
 
 
-def draw(model: nn.Module, loss_fn: Any, batches: Any, **more: Any) -> Any:
-    given: dict[str, Any] = {"size": 3, "workers": 0, "progress": False, "engine": "row"}
-    return ds.landscape(model, loss_fn, batches, **(given | more))
+def draw(model: nn.Module, batches: Any, **more: Any) -> Any:
+    loss = {} if "batch_loss" in more else {"loss_fn": nn.CrossEntropyLoss()}
+    given: dict[str, Any] = {
+        "size": 3,
+        "workers": 0,
+        "progress": False,
+        "engine": "row",
+    }
+    return ds.landscape(model, batches=batches, **(loss | given | more))
 
 
 def named(pairs: Any) -> list[dict[str, Tensor]]:
@@ -157,14 +163,14 @@ def test_compiled_modules_run_their_own_code_meanwhile(compiled: Callable[..., N
 
     net = make_net(Mlp)
     batches = net.batches()
-    plain = draw(net, nn.CrossEntropyLoss(), batches)
-    eigen = draw(net, nn.CrossEntropyLoss(), batches, directions="hessian")
+    plain = draw(net, batches)
+    eigen = draw(net, batches, directions="hessian")
     compiled(net, backend)
     at_first = fingerprint(net)
     for engine in ("row", "graph", "inference"):
-        found = draw(net, nn.CrossEntropyLoss(), batches, engine=engine)
+        found = draw(net, batches, engine=engine)
         np.testing.assert_allclose(found.z, plain.z, rtol=EXACT)
-    again = draw(net, nn.CrossEntropyLoss(), batches, directions="hessian")
+    again = draw(net, batches, directions="hessian")
     np.testing.assert_allclose(again.z, eigen.z, rtol=1e-4)
     assert not calls
     assert fingerprint(net) == at_first
@@ -188,7 +194,7 @@ class Scaled(nn.Module):
 def test_a_wrapper_that_is_not_of_torch_compile_runs_its_own_code(outside: Any, engine: str) -> None:
     net = outside(Scaled(make_net(Mlp)))
     batch = make_net(Mlp).batches()[0]
-    found = draw(net, nn.CrossEntropyLoss(), [batch], engine=engine)
+    found = draw(net, [batch], engine=engine)
     expected = cross_entropy(net(batch[0]), batch[1]).item()
     np.testing.assert_allclose(found.true_loss, [expected], rtol=EXACT)
 
@@ -197,20 +203,22 @@ def test_a_wrapper_that_is_not_of_torch_compile_runs_its_own_code(outside: Any, 
 def test_a_model_that_computes_its_loss_takes_batches_as_mappings(engine: str) -> None:
     net = make_net(WithLoss)
     pairs = net.batches()
-    expected = draw(net, lambda model, batch: cross_entropy(model(batch[0]).logits, batch[1]), pairs)
-    found = draw(net, lambda model, batch: model(**batch).loss, named(pairs), engine=engine)
+    expected = draw(
+        net, pairs, batch_loss=lambda model, batch: cross_entropy(model(batch[0]).logits, batch[1])
+    )
+    found = draw(net, named(pairs), batch_loss=lambda model, batch: model(**batch).loss, engine=engine)
     np.testing.assert_allclose(found.z, expected.z, rtol=EXACT)
 
 
 def test_the_output_of_such_a_model_is_no_loss_and_nothing_for_a_criterion() -> None:
     net = make_net(WithLoss)
     with pytest.raises(LandscapeError, match=r"got Output\(.*of type Output; return its loss"):
-        draw(net, lambda model, batch: model(**batch), named(net.batches()))
-    with pytest.raises(LandscapeError, match=r"hint: .*return model\(\*\*batch\)\.loss"):
-        draw(net, nn.CrossEntropyLoss(), net.batches())
+        draw(net, named(net.batches()), batch_loss=lambda model, batch: model(**batch))
+    with pytest.raises(LandscapeError, match=r"hint: .*batch_loss=lambda .*: model\(\*\*batch\)\.loss"):
+        draw(net, net.batches())
 
 
 def test_a_batch_in_the_place_of_batches_is_told() -> None:
     net = make_net(WithLoss)
     with pytest.raises(InvalidTypeError, match=r"names data sets.* got a Tensor for 'x'; .*give \[batch\]"):
-        draw(net, lambda model, batch: model(**batch).loss, named(net.batches())[0])
+        draw(net, named(net.batches())[0], batch_loss=lambda model, batch: model(**batch).loss)

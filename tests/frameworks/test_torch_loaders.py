@@ -70,7 +70,7 @@ def test_all_rows_of_points_see_the_same_augmented_data() -> None:
         return CRITERION(model(batch[0]), batch[1])
 
     ds.landscape(
-        make_net(Mlp), loss_fn, loader(Augmenting()), size=5, engine="row", progress=False,
+        make_net(Mlp), batch_loss=loss_fn, batches=loader(Augmenting()), size=5, engine="row", progress=False,
         evaluation=ds.Evaluation(streamed=True),
     )  # fmt: skip
     assert len(seen) > 25 * 6

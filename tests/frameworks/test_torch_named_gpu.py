@@ -28,6 +28,7 @@ from distsummary.landscapes.engines.graph import torch_cuda_graphs as captured
 from distsummary.landscapes.engines.torch_hessian import TorchHessian
 from distsummary.landscapes.model.torch_loan import portable, seed
 from distsummary.landscapes.model.torch_memory import exceeds_device, is_full, worker_device
+from distsummary.landscapes.model.user_code import BatchLoss
 from tests.frameworks.landscape_nets import (
     CRITERION,
     ON_GPU,
@@ -131,7 +132,7 @@ WITH_WEIGHT = partial(nn.functional.cross_entropy, weight=WEIGHTED.weight)
 def test_batches_of_every_kind_go_to_the_device(engine: str, loss_fn: Any, kind: Any) -> None:
     def draw(net: Any, engine: str) -> Any:
         batches = [kind(*batch) for batch in make_net(Mlp).batches()]
-        return ds.landscape(net, loss_fn, batches, size=3, workers=0, engine=engine)
+        return ds.landscape(net, batch_loss=loss_fn, batches=batches, size=3, workers=0, engine=engine)
 
     grid, expected = draw(to_gpu(make_net(Mlp)), engine), draw(make_net(Mlp), "row")
     np.testing.assert_allclose(grid.z, expected.z, rtol=EXACT)
@@ -316,7 +317,9 @@ def test_second_derivatives_on_a_gpu_are_exact_and_of_what_has_some(
 
     batches = [(torch.randn(6, 3, 4), torch.arange(6) % 3)]
     names = [name for name, _ in model.named_parameters()]
-    with TorchHessian(model, loss_fn, batches, names=names, centre=FRAMEWORK.state(model)) as hessian:
+    with TorchHessian(
+        model, BatchLoss(loss_fn), batches, names=names, centre=FRAMEWORK.state(model)
+    ) as hessian:
         hessian.product(np.ones(sum(parameter.numel() for parameter in model.parameters())))
     assert seen == [(is_by_cudnn, False, True)]
     assert cudnn.enabled

@@ -149,7 +149,7 @@ def test_only_the_parameters_of_a_subspace_move() -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    landscape(model, loss_fn, batches(), size=3, parameters=["lora"], progress=False)
+    landscape(model, batch_loss=loss_fn, batches=batches(), size=3, parameters=["lora"], progress=False)
     changed = {name for values in seen for name, p in values.items() if not torch.equal(p, before[name])}
     assert changed == {"lora_A.weight", "lora_B.weight"}
 

@@ -162,7 +162,8 @@ def stopped(output: Path, **arguments: Any) -> None:
 
 
 def draw(output: Path | None, progress: Any = False, **arguments: Any) -> ds.LossGrid:
-    given = {"model": net(Net), "loss_fn": CRITERION, "batches": shuffled(), "size": 5, "engine": "row"}
+    given = {"model": net(Net), "batches": shuffled(), "size": 5, "engine": "row"}
+    given |= {} if "batch_loss" in arguments else {"loss_fn": CRITERION}
     grid = ds.landscape(**(given | arguments), output=output, progress=progress)
     assert isinstance(grid, ds.LossGrid)
     return grid
@@ -216,7 +217,7 @@ def loss_of_held(model: Any, batch: Held) -> Any:
 def test_of_batches_that_are_objects_nothing_is_mixed_and_the_same_go_on(tmp_path: Path) -> None:
     def given(seed: int) -> dict[str, Any]:
         inputs = torch.randn(30, 6, generator=torch.Generator().manual_seed(seed))
-        return {"batches": [Held(inputs, torch.arange(30) % 3)], "loss_fn": loss_of_held}
+        return {"batches": [Held(inputs, torch.arange(30) % 3)], "batch_loss": loss_of_held}
 
     stopped(tmp_path, **given(0))
     stopped(tmp_path, **given(1))

@@ -88,8 +88,8 @@ def decayed(model: nn.Module, batch: Any) -> Tensor:
 def test_what_counts_once_a_batch_is_not_counted_once_a_tile() -> None:
     net = make_net(Mlp)
     batches = net.batches()
-    values, parts = evaluated(net, batches, loss_fn=decayed)
-    row = engine_at(net, batches, EngineChoice(engine="row"), loss_fn=decayed)
+    values, parts = evaluated(net, batches, batch_loss=decayed)
+    row = engine_at(net, batches, EngineChoice(engine="row"), batch_loss=decayed)
     np.testing.assert_allclose(values[: len(XS)], row.row_values(YS[0], XS), rtol=EXACT)
     row.close()
     assert parts == {1}
@@ -223,8 +223,8 @@ def test_a_number_beside_the_rows_is_that_of_every_tile() -> None:
 
     net = make_net(Mlp)
     batches = [(*batch, torch.tensor(1.5 + n)) for n, batch in enumerate(net.batches())]
-    values, parts = evaluated(net, batches, loss_fn=weighted)
-    row = engine_at(net, batches, EngineChoice(engine="row"), loss_fn=weighted)
+    values, parts = evaluated(net, batches, batch_loss=weighted)
+    row = engine_at(net, batches, EngineChoice(engine="row"), batch_loss=weighted)
     np.testing.assert_allclose(values[: len(XS)], row.row_values(YS[0], XS), rtol=EXACT)
     row.close()
     assert parts == {8, 5}

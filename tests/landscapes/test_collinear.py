@@ -39,11 +39,11 @@ def test_a_single_number_has_a_line_but_no_plane(tmp_path: Path) -> None:
     save_path(run, states, [[1, 2, 3]])
     more: dict[str, Any] = {
         "model": One(),
-        "loss_fn": lambda model, _: float(model.parameters["weight"][0, 0]),
+        "batch_loss": lambda model, _: float(model.parameters["weight"][0, 0]),
     }
-    for centring in ("last", "mean", "mindspore"):
+    for centering in ("last", "mean", "mindspore"):
         with pytest.raises(LandscapeError, match=r"lie on a straight line.*directions='line'"):
-            draw(around=run, centring=centring, **more)
+            draw(around=run, centering=centering, **more)
     with pytest.raises(LandscapeError, match=r"x direction is .* times the y.*\(weight\)"):
         draw(around=run, directions="random", **more)
     assert draw(around=run, directions="line", size=3, **more).z == pytest.approx(
@@ -55,7 +55,7 @@ def test_parameters_without_a_number_have_no_landscape() -> None:
     model = One()
     model.parameters["weight"] = np.zeros((0, 3), np.float32)
     with pytest.raises(LandscapeError, match="without any parameter to move"):
-        draw(model=model, around=None, normalization="none")
+        draw(model=model, batch_loss=lambda model, batch: 0.0, around=None, normalization="none")
 
 
 def test_a_path_loses_its_plane_where_normalization_leaves_one_number(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_path_loses_its_plane_where_normalization_leaves_one_number(tmp_path: 
     save_path(run, states, [[1, 2, 3]])
     model = One()
     model.parameters["bias"] = np.ones(1, np.float32)
-    more: dict[str, Any] = {"model": model, "loss_fn": lambda model, _: 0.0, "around": run}
+    more: dict[str, Any] = {"model": model, "batch_loss": lambda model, _: 0.0, "around": run}
     with pytest.raises(LandscapeError, match=r"after normalization='filter', in all that moves \(weight\)"):
         draw(normalization="filter", **more)
     assert draw(**more).kind == "pca"

@@ -275,11 +275,11 @@ def test_losses_that_are_not_finite_are_told_once(caplog: pytest.LogCaptureFixtu
         loss = float(by_rows(model(batch[0]), batch[1]).mean())
         return loss if loss < limit else float("inf")
 
-    grid = random_plane(loss_fn=some)
+    grid = random_plane(batch_loss=some)
     bad = int(np.isinf(grid.z).sum())
     assert caplog.messages == [f"random: {bad} of 25 computed losses are not finite"]
     caplog.clear()
-    draw(loss_fn=lambda model, batch: float("nan"), directions=("line", "random"))
+    draw(batch_loss=lambda model, batch: float("nan"), directions=("line", "random"))
     [message] = caplog.messages
     assert "line: not one of the 5 computed losses is finite; random: not one of the 25" in message
 

@@ -111,7 +111,7 @@ def test_a_run_has_a_triangle_of_its_first_middle_and_last_checkpoint(tmp_path: 
 def test_several_runs_have_one_plane_with_the_path_of_each(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, seed, count) for name, seed, count in [("a", 1, 3), ("b", 2, 4)]]
     grid = draw(around=None, runs=runs)
-    assert (grid.kind, grid.runs, grid.run_lengths, grid.centring) == ("joint", ("a", "b"), (3, 4), "mean")
+    assert (grid.kind, grid.runs, grid.run_lengths, grid.centering) == ("joint", ("a", "b"), (3, 4), "mean")
     assert grid.numbers == (1, 2, 3, 1, 2, 3, 4)
     assert grid.path[-1].tolist() == [0, 0]
     gap = np.linalg.norm(grid.path[2] - grid.path[3])
@@ -129,10 +129,10 @@ def test_a_joint_plane_of_one_path_cut_in_two_is_its_pca_plane(tmp_path: Path) -
     cut = [RunDir(tmp_path / name).create() for name in "ab"]
     save_path(cut[0], states[:3], [[1, 2, 3]])
     save_path(cut[1], states[3:], [[1, 2, 3]])
-    one, two = draw(around=whole, centring="mean"), draw(around=None, runs=cut)
+    one, two = draw(around=whole, centering="mean"), draw(around=None, runs=cut)
     assert one.z.tobytes() == two.z.tobytes()
     assert one.path.tolist() == two.path.tolist()
-    assert draw(around=None, runs=cut, centring="last").z.tobytes() == draw(around=whole).z.tobytes()
+    assert draw(around=None, runs=cut, centering="last").z.tobytes() == draw(around=whole).z.tobytes()
 
 
 def test_grids_of_every_kind_are_saved_and_loaded(tmp_path: Path) -> None:

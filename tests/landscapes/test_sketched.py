@@ -63,14 +63,14 @@ def errors(points: Any, exact: Any) -> Any:
     return np.linalg.norm(points * signs - exact, axis=0) / np.linalg.norm(exact, axis=0)
 
 
-@pytest.mark.parametrize("centring", ["last", "mean"])
+@pytest.mark.parametrize("centering", ["last", "mean"])
 def test_coordinates_residuals_and_variance_are_those_of_whole_checkpoints(
-    centring: str, tmp_path: Path
+    centering: str, tmp_path: Path
 ) -> None:
     states = descent(20)
-    plane = pca_plane(states, NAMES, centring=centring)
+    plane = pca_plane(states, NAMES, centering=centering)
     exact = locate(states, NAMES, plane.directions)
-    path = sketched_path(write_sketches(tmp_path, states), centring=centring)
+    path = sketched_path(write_sketches(tmp_path, states), centering=centering)
     assert path.steps == tuple(range(1, 21))
     assert errors(path.points, exact.points).max() < 0.02
     np.testing.assert_allclose(path.explained_variance, plane.explained_variance, atol=0.01)
@@ -137,8 +137,8 @@ def test_paths_without_a_plane_are_refused(tmp_path: Path) -> None:
         sketched_path(write_sketches(tmp_path / "two", states[:2]))
     with pytest.raises(LandscapeError, match="all equal"):
         sketched_path(write_sketches(tmp_path / "equal", [states[0]] * 4))
-    with pytest.raises(InvalidValueError, match="centring of sketches must be one of"):
-        sketched_path(write_sketches(tmp_path / "three", states), centring="mindspore")
+    with pytest.raises(InvalidValueError, match="centering of sketches must be one of"):
+        sketched_path(write_sketches(tmp_path / "three", states), centering="mindspore")
 
 
 def fine_walk() -> list[dict[str, Any]]:

@@ -212,10 +212,15 @@ NET = Mlp()
     ids=["a loss function", "with metrics", "with a loss_fn", "the network", "none"],
 )
 def test_mindspores_four_values_tell_the_loss_function(model: Any, metrics: Any) -> None:
-    network, loss_fn, data = parts_of((model, NET, batches, metrics))
-    assert network is NET
-    assert loss_fn is cross_entropy
-    assert data is batches
+    expected = {"model": NET, "loss_fn": cross_entropy, "batches": batches}
+    assert parts_of((model, NET, batches, metrics)) == expected
+
+
+def test_a_function_of_model_and_batch_comes_in_a_dict() -> None:
+    parts = {"model": NET, "batch_loss": max, "batches": batches}
+    assert parts_of(parts) == parts
+    with pytest.raises(InvalidTypeError, match=r"loss_fn or batch_loss.*got a dict"):
+        parts_of({"model": NET, "batches": batches})
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
         loss = cross_entropy(model(batch[0]), batch[1])
         return loss if loss < limit else float("inf")
 
-    grid = draw(around=run_dir, loss_fn=loss_fn, directions="random", normalization="none", output=run_dir)
+    grid = draw(around=run_dir, batch_loss=loss_fn, directions="random", normalization="none", output=run_dir)
     assert np.isinf(grid.z).any()
     assert np.isfinite(grid.z).any()
     assert LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).z.tobytes() == grid.z.tobytes()

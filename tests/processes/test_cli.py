@@ -35,7 +35,7 @@ def loss(model, batch):
     return float((model.parameters["w"] ** 2).sum() + batch.mean())
 
 def parts():
-    return Bowl(), loss, [np.zeros(4)]
+    return {"model": Bowl(), "batch_loss": loss, "batches": [np.zeros(4)]}
 """
 
 
@@ -90,11 +90,11 @@ def drawn(bowl, name):
     return LossGrid.load(RunDir(bowl[1]).landscape_dir / name)
 
 
-def test_the_centring_and_the_subspace_of_a_landscape(bowl, capsys):
-    assert main([*bowl, "--directions", "pca", "--centring", "mean"]) == 0
-    assert drawn(bowl, "landscape_1-3.npz").centring == "mean"
-    assert main([*bowl, "--directions", "line", "--centring", "mean"]) == 1
-    assert "--centring is that of --directions 'pca' alone" in capsys.readouterr().err
+def test_the_centering_and_the_subspace_of_a_landscape(bowl, capsys):
+    assert main([*bowl, "--directions", "pca", "--centering", "mean"]) == 0
+    assert drawn(bowl, "landscape_1-3.npz").centering == "mean"
+    assert main([*bowl, "--directions", "line", "--centering", "mean"]) == 1
+    assert "--centering is that of --directions 'pca' alone" in capsys.readouterr().err
     assert main([*bowl, "--directions", "pca", "--parameters", "w"]) == 0
     assert drawn(bowl, "landscape_only_w_1-3.npz").parameters == ("w",)
     assert main([*bowl, "--parameters", "lora"]) == 1
@@ -134,7 +134,7 @@ def test_one_landscape_through_several_runs(bowl, capsys, tmp_path):
     runs = ["--runs", bowl[1], "--runs", str(other.base)]
     assert main([*bowl, *runs]) == 0
     grid = drawn(bowl, "landscape_joint_1-3.npz")
-    assert (grid.runs, grid.run_lengths, grid.centring) == (("run", "other"), (3, 3), "mean")
+    assert (grid.runs, grid.run_lengths, grid.centering) == (("run", "other"), (3, 3), "mean")
     assert main([*bowl, *runs, "--directions", "line", "--json"]) == 0
     assert drawn(bowl, "landscape_line_3-3.npz").runs == ("run", "other")
     assert main([*bowl, *runs, "--around", bowl[1]]) == 1

@@ -30,6 +30,7 @@ from distsummary.landscapes.engines.chunks import plan_chunks
 from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.quantities import Evaluation
+from distsummary.landscapes.model.user_code import BatchLoss
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.landscapes.run import actor_crew, actor_end, actor_silence, actor_team
 from distsummary.landscapes.run.actor import RayWorkers
@@ -67,12 +68,12 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_team, "START_S", PATIENCE_S)
 
 
-def draw(workers: int | str, loss_fn: Any = None, size: int = 7, **more: Any) -> LossGrid:
-    loss_fn = loss_fn or nn.CrossEntropyLoss()
+def draw(workers: int | str, size: int = 7, **more: Any) -> LossGrid:
+    loss = {} if "batch_loss" in more else {"loss_fn": nn.CrossEntropyLoss()}
     arguments = {
         "batches": batches(), "size": size, "workers": workers, "engine": "row", "progress": False
     }  # fmt: skip
-    grid = landscape(make_model(), loss_fn, **(arguments | more))
+    grid = landscape(make_model(), **(loss | arguments | more))
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -95,8 +96,16 @@ def killer(flag: Path, kills: int, at: float) -> Any:
     return loss_fn
 
 
-def draw_numpy(workers: int, loss_fn: Any = golden_mlp.cross_entropy) -> LossGrid:
-    grid = landscape(golden_mlp.Mlp(), loss_fn, golden_mlp.batches(), size=7, workers=workers, progress=False)
+def draw_numpy(workers: int, batch_loss: Any = None) -> LossGrid:
+    grid = landscape(
+        golden_mlp.Mlp(),
+        golden_mlp.cross_entropy if batch_loss is None else None,
+        golden_mlp.batches(),
+        batch_loss=batch_loss,
+        size=7,
+        workers=workers,
+        progress=False,
+    )
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -148,7 +157,7 @@ def test_a_killed_torch_worker_is_replaced_by_one_that_gives_the_same_bytes(tmp_
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     at = make_model().d1.weight[0, 0].item()
-    grid = draw(1, loss_fn=loss_fn)  # another one might end it all before the death is known
+    grid = draw(1, batch_loss=loss_fn)  # another one might end it all before the death is known
     assert killed.exists()
     assert grid.z.tobytes() == draw(0).z.tobytes()
     assert len(grid.worker_seconds) == 2
@@ -196,7 +205,7 @@ def test_an_error_in_the_loss_is_raised_with_its_place_and_cause(tmp_path: Path)
         r"raised ZeroDivisionError: in the loss in batch 1 at y = .*, x = .*; .* points finished are kept in "
     )
     with pytest.raises(LandscapeError, match=kept) as failed:
-        draw(2, loss_fn=loss_fn, output=tmp_path)
+        draw(2, batch_loss=loss_fn, output=tmp_path)
     assert type(failed.value.__cause__) is ZeroDivisionError
     assert "loss_fn" in str(failed.value.__cause__.__cause__)  # the worker's traceback
     assert "\n" not in str(failed.value)
@@ -233,7 +242,7 @@ def test_an_error_in_a_product_with_the_hessian_is_told_in_one_line() -> None:
         with pytest.raises(
             LandscapeError, match=r"ZeroDivisionError: in the loss in batch \d in a product"
         ) as failed:
-            product(loss_fn, workers)
+            product(BatchLoss(loss_fn), workers)
         assert type(failed.value.__cause__) is ZeroDivisionError
 
 
@@ -247,7 +256,7 @@ def test_errors_in_other_products_are_not_printed_by_ray(monkeypatch: pytest.Mon
 
     told = told_by_ray(monkeypatch)
     with pytest.raises(LandscapeError, match="ZeroDivisionError"):
-        product(loss_fn, 2)
+        product(BatchLoss(loss_fn), 2)
     gc.collect()  # of errors that nobody has read Ray tells when they are gone
     assert told == []
 
@@ -273,7 +282,7 @@ def test_errors_in_other_workers_are_not_printed_by_ray(
     answer, told = actor_crew._answer, told_by_ray(monkeypatch)
     monkeypatch.setattr(actor_crew, "_answer", late)
     with pytest.raises(LandscapeError, match="ZeroDivisionError"):
-        draw(2, loss_fn=loss_fn)
+        draw(2, batch_loss=loss_fn)
     gc.collect()
     assert told == []
 
@@ -293,7 +302,7 @@ def test_what_cannot_be_pickled_is_refused_with_a_remedy(tmp_path: Path) -> None
             return file.fileno()
 
         with pytest.raises(LandscapeError, match=r"\(Cannot pickle .*\); .* workers=0") as refused:
-            draw(1, loss_fn=loss_fn)
+            draw(1, batch_loss=loss_fn)
         assert "\n" not in str(refused.value), "Ray's own text has many"
 
 
@@ -365,7 +374,7 @@ def test_workers_compute_with_one_thread_and_keep_freed_memory() -> None:
         )
         return torch.tensor(float(torch.get_num_threads() if passive and keeps else -1))
 
-    assert (draw(1, loss_fn=loss_fn, size=3).z == 1).all()
+    assert (draw(1, batch_loss=loss_fn, size=3).z == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -532,7 +541,7 @@ def test_a_crew_goes_on_when_what_a_dead_worker_held_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(actor_crew, "START_S", 1.0)
-    task = numpy_task(killer(tmp_path / "kills", kills=1, at=CENTRE_WEIGHT))
+    task = numpy_task(BatchLoss(killer(tmp_path / "kills", kills=1, at=CENTRE_WEIGHT)))
     scheduler = Scheduler(plan_chunks(task.planes))
     with RayWorkers(1) as workers, workers.crew(task) as crew:
         crew._resources["worker-0"] = {"num_cpus": 64.0}  # as if others had taken it
@@ -644,7 +653,7 @@ def ender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ender]:
 def test_a_worker_that_is_silent_is_told_of_with_its_process_and_may_be_killed(
     tmp_path: Path, ender: Ender
 ) -> None:
-    task = numpy_task(stopper(tmp_path / "stopped"))
+    task = numpy_task(BatchLoss(stopper(tmp_path / "stopped")))
     scheduler = Scheduler(plan_chunks(task.planes))
     with RayWorkers(1) as workers, workers.crew(task) as crew:
         crew.run(scheduler, lambda worker, chunk, result: scheduler.done(worker, chunk, result.measured))
@@ -699,7 +708,7 @@ def test_a_worker_that_waited_for_its_place_was_not_silent(
 
 
 def test_what_a_worker_died_of_before_its_calls_makes_none_of_them_a_suspect(tmp_path: Path) -> None:
-    task = numpy_task(killer(tmp_path / "kills", kills=1, at=CENTRE_WEIGHT))
+    task = numpy_task(BatchLoss(killer(tmp_path / "kills", kills=1, at=CENTRE_WEIGHT)))
     planned = plan_chunks(task.planes)
     harmless = [chunk for chunk in planned if chunk.kind == "path"]
     with RayWorkers(1) as workers, workers.crew(task) as crew:
@@ -779,9 +788,9 @@ def test_a_killed_worker_of_the_hessian_is_replaced(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     driver = os.getpid()
-    found = product(loss_fn, 2)
+    found = product(BatchLoss(loss_fn), 2)
     assert killed.exists()
-    assert found == product(loss_fn, 0)
+    assert found == product(BatchLoss(loss_fn), 0)
 
 
 def test_too_little_memory_on_a_worker_goes_on_with_a_smaller_engine() -> None:
@@ -790,7 +799,7 @@ def test_too_little_memory_on_a_worker_goes_on_with_a_smaller_engine() -> None:
             raise MemoryError("too small")
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    grid = draw(1, loss_fn=loss_fn, engine="torch-graph x2")
+    grid = draw(1, batch_loss=loss_fn, engine="torch-graph x2")
     assert grid.engine == "torch-row"
     assert grid.z.tobytes() == draw(0).z.tobytes()
 

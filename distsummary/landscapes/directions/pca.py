@@ -3,7 +3,7 @@
 Notation: theta_1 .. theta_n the checkpoints, theta_n the centre, d_k = theta_k - theta_n (n x D). The last
 checkpoint is subtracted BEFORE anything is multiplied: a raw Gram matrix loses all digits when the path is
 short against the weights. G = d d^T and s_k = sum_i d_ki are sums over parameters, so they add up over blocks
-and over shards (`add_grams`). Every centring follows from the same G and s:
+and over shards (`add_grams`). Every centering follows from the same G and s:
 
     "last"       G                                  directions v = d^T q / sigma
     "mean"       J G J,  J = I - 1 1^T / n           directions v = d^T J q / sigma
@@ -25,7 +25,7 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.collinear import ONE_ROW, is_rounding
 from distsummary.landscapes.directions.displacements import displacements, shape_of
 from distsummary.landscapes.directions.finite import refuse_diverged
-from distsummary.landscapes.directions.names import CENTRINGS
+from distsummary.landscapes.directions.names import CENTERINGS
 from distsummary.landscapes.directions.products import combine_rows, inner
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights, check_fit
 
@@ -98,14 +98,14 @@ class Path:
 
 
 def pca_plane(
-    states: Sequence[Weights], names: Sequence[str], *, centring: str = "last", labels: Sequence[str] = ()
+    states: Sequence[Weights], names: Sequence[str], *, centering: str = "last", labels: Sequence[str] = ()
 ) -> Plane:
     """The plane of the path `states` over the parameters `names`, through the last state.
 
     Raises LandscapeError when the path has no two directions: less than 3 checkpoints, equal ones, a line;
     and for one that is not finite, which it calls by its label.
     """
-    check_choice("centring", centring, CENTRINGS)
+    check_choice("centering", centering, CENTERINGS)
     if len(states) < 3:
         raise LandscapeError(
             f"a PCA plane needs at least 3 checkpoints, got {len(states)}; "
@@ -113,7 +113,7 @@ def pca_plane(
         )
     total = gram(states, names)
     refuse_diverged(total.products, states, names, labels)
-    axes = pca_axes(total, centring=centring)
+    axes = pca_axes(total, centering=centering)
     length, width = axes.singular_values
     if width < NARROW * length and is_rounding(width, states, names):
         raise _no_plane(len(states), "lie on a straight line, but for their rounding")
@@ -146,24 +146,24 @@ def add_grams(parts: Iterable[Gram]) -> Gram:
     return first
 
 
-def pca_axes(total: Gram, *, centring: str = "last") -> Axes:
+def pca_axes(total: Gram, *, centering: str = "last") -> Axes:
     """The two leading directions by the eigenvectors of the centred Gram matrix.
 
     Raises LandscapeError when the checkpoints are equal, lie on a line, or hold NaN or Inf.
     """
-    check_choice("centring", centring, CENTRINGS)
+    check_choice("centering", centering, CENTERINGS)
     if not (np.isfinite(total.products).all() and np.isfinite(total.sums).all()):
         raise LandscapeError("a checkpoint holds NaN or Inf; leave it out")
     n = len(total.products)
-    centred = _centre(total, centring)
+    centred = _centre(total, centering)
     values, vectors = np.linalg.eigh(centred)
     largest = float(values[-1])
     if largest <= 0 or len(values) < 2 or values[-2] <= RANK_TOLERANCE * n * largest:
         raise _no_plane(n, "lie on a straight line" if total.products.any() else "are all equal")
     singular = np.sqrt(values[[-1, -2]])
-    offsets = total.sums / total.size if centring == "mindspore" else np.zeros(n)
+    offsets = total.sums / total.size if centering == "mindspore" else np.zeros(n)
     return Axes(
-        weights=_row_weights(vectors[:, [-1, -2]].T, singular, centring),
+        weights=_row_weights(vectors[:, [-1, -2]].T, singular, centering),
         offsets=offsets,
         singular_values=singular,
         explained_variance=values[[-1, -2]] / np.trace(centred),
@@ -249,19 +249,19 @@ def _no_plane(count: int, why: str) -> LandscapeError:
     )
 
 
-def _centre(total: Gram, centring: str) -> Array:
-    if centring == "last":
+def _centre(total: Gram, centering: str) -> Array:
+    if centering == "last":
         return total.products
-    if centring == "mean":
+    if centering == "mean":
         rows = total.products - total.products.mean(axis=0)
         return np.asarray(rows - rows.mean(axis=1, keepdims=True))
     return np.asarray((total.products - np.outer(total.sums, total.sums) / total.size)[:-1, :-1])
 
 
-def _row_weights(vectors: Array, singular: Array, centring: str) -> Array:
+def _row_weights(vectors: Array, singular: Array, centering: str) -> Array:
     """What each checkpoint's displacement contributes to the two directions, (2, n)."""
-    if centring == "last":
+    if centering == "last":
         return np.asarray(vectors / singular[:, None])
-    if centring == "mean":
+    if centering == "mean":
         return np.asarray((vectors - vectors.mean(axis=1, keepdims=True)) / singular[:, None])
     return np.hstack((vectors, np.zeros((2, 1))))

@@ -49,11 +49,11 @@ class PlanePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is asked of a landscape, checked. Empty `centring` and `normalization` mean the usual one."""
+    """What is asked of a landscape, checked. Empty `centering` and `normalization` mean the usual one."""
 
     size: int
     mode: str = "standard"
-    centring: str = ""
+    centering: str = ""
     normalization: str = ""
     seed: int = 0
     unit: str = "step"
@@ -89,14 +89,14 @@ def prepare_pca(
 ) -> Prepared:
     """The PCA plane of a path; raises LandscapeError when the path has none."""
     usual = "mindspore" if settings.mode == "mindspore" else "last"
-    centring = settings.centring or usual
+    centering = settings.centering or usual
     labels = [f"checkpoint {number}" for number in numbers]
-    found = pca_plane(states, names, centring=centring, labels=labels)
+    found = pca_plane(states, names, centering=centering, labels=labels)
     known = {
         "kind": "pca",
         "decomposition": "PCA",
         "explained_variance": found.explained_variance,
-        "centring": centring,
+        "centering": centering,
     }
     return _prepare_path(states, numbers, names, found.directions, settings, known)
 
@@ -108,16 +108,16 @@ def prepare_joint(
 
     The grid's centre is the last checkpoint of the last run.
     """
-    centring = settings.centring or "mean"
+    centering = settings.centering or "mean"
     states = [state for run in runs.values() for state in run]
     whose = [label for label, run in runs.items() for _ in run]
     labels = [f"checkpoint {n} of {run}" if n else run for n, run in zip(numbers, whose, strict=True)]
-    found = pca_plane(states, names, centring=centring, labels=labels)
+    found = pca_plane(states, names, centering=centering, labels=labels)
     known = {
         "kind": "joint",
         "decomposition": "PCA",
         "explained_variance": found.explained_variance,
-        "centring": centring,
+        "centering": centering,
         "runs": tuple(runs),
         "run_lengths": tuple(map(len, runs.values())),
     }

@@ -13,7 +13,7 @@ import numpy as np
 
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
 from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
-from distsummary.checks import check_choice
+from distsummary.checks import check_choice, renamed
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, pca_axes, solve
 from distsummary.landscapes.directions.products import combine_rows, inner
@@ -21,7 +21,7 @@ from distsummary.landscapes.directions.recipe import Array, Directions, Weights
 from distsummary.landscapes.directions.sources import ckpt_dir_of
 from distsummary.run_dir import RunDir
 
-CENTRINGS = ("last", "mean")  # MindSpore's subtracts a mean over parameters, which a sketch does not know
+CENTERINGS = ("last", "mean")  # MindSpore's subtracts a mean over parameters, which a sketch does not know
 MAX_ROWS = 2048  # steps that the axes are found from: eigenvectors of more take minutes
 _BLOCK_BYTES = 1 << 23
 
@@ -53,19 +53,19 @@ class SketchedPath:
         return f"SketchedPath({len(self.steps)} steps, explained variance {shares}{lost})"
 
 
-def sketched_path(sketches: Sketches, *, centring: str = "last") -> SketchedPath:
+def sketched_path(sketches: Sketches, *, centering: str = "last") -> SketchedPath:
     """The PCA coordinates of all steps; the plane is that of at most `MAX_ROWS` of them, evenly spread.
 
     Steps whose parameters were not finite are left out, with a line in the log. Raises LandscapeError when
     the others span no plane.
     """
-    check_choice("centring of sketches", centring, CENTRINGS)
+    check_choice("centering of sketches", centering, CENTERINGS)
     _tell_diverged(sketches)
     chosen = _spread(sketches.steps, MAX_ROWS)
     total = np.zeros((len(chosen), len(chosen)))
     for block in _displacements(sketches, chosen):
         total += inner(block, block)
-    axes = pca_axes(Gram(products=total, sums=np.zeros(len(chosen)), size=BUCKETS), centring=centring)
+    axes = pca_axes(Gram(products=total, sums=np.zeros(len(chosen)), size=BUCKETS), centering=centering)
     directions = np.concatenate(
         [combine_rows(axes.weights, block) for block in _displacements(sketches, chosen)], axis=1
     )
@@ -97,7 +97,8 @@ def _tell_diverged(sketches: Sketches) -> None:
         raise LandscapeError(f"a path needs at least 3 sketches, got {left}; train longer")
 
 
-def training_path(around: RunDir | str | os.PathLike[str], *, centring: str = "last") -> SketchedPath:
+@renamed(centring="centering")
+def training_path(around: RunDir | str | os.PathLike[str], *, centering: str = "last") -> SketchedPath:
     """`sketched_path` of a run (or its directory, or its ckpt_dir) that kept sketches.
 
         path = training_path("runs/digits")
@@ -105,7 +106,7 @@ def training_path(around: RunDir | str | os.PathLike[str], *, centring: str = "l
 
     Raises MissingFileError and DamagedFileError where there are none, and as `sketched_path`.
     """
-    return sketched_path(read_sketches(ckpt_dir_of(around, has_sketches)), centring=centring)
+    return sketched_path(read_sketches(ckpt_dir_of(around, has_sketches)), centering=centering)
 
 
 def path_in_plane(

@@ -23,6 +23,7 @@ from distsummary.landscapes.model.user_code import (
     batch_name,
     bind_loss,
     in_batch,
+    loss_name,
     loss_shape_error,
     metric_shape_error,
     no_number_error,
@@ -53,7 +54,7 @@ class NumpyEngine:
         self._evaluation, self._mode = evaluation or Evaluation(), mode
         refuse_unfit(self._evaluation, mode, is_torch=False)
         self._data = data_sets(batches, streamed=self._evaluation.streamed)
-        self._loss = bind_loss(model, loss_fn)
+        self._loss_name, self._loss = loss_name(loss_fn), bind_loss(model, loss_fn)
         name = next(iter(self._data))
         self.samples = sum(facts.rows for _, facts, _ in self._batches(name))
         self.quantities = quantity_names(self._evaluation, list(self._data))
@@ -120,9 +121,9 @@ class NumpyEngine:
 
     def _reading(self, batch: Any) -> Array:
         loss, outputs, targets = self._loss(batch)
-        losses = _numbers("loss_fn", loss)
+        losses = _numbers(self._loss_name, loss)
         if losses.ndim > 1:
-            raise LandscapeError(loss_shape_error(losses.shape))
+            raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
         rows = _sums(losses, batch_rows(batch)) if self._evaluation.wants_rows else []
         metrics = [
             _metric(name, apply_metric(f, outputs, targets)) for name, f in self._evaluation.metrics.items()

@@ -62,7 +62,7 @@ class TorchEngine:
 
     Args:
         model: moved to `device` if one is given, else it stays where it is.
-        loss_fn, batches: see `engines.bind_loss`; batches may be data sets by name. They are kept on the
+        loss_fn, batches: see `user_code.bind_loss`; batches may be data sets by name. They are kept on the
             model's device, or read once for each call of `row_values` (`Evaluation.streamed`).
         names: the parameters that move. All others, and the buffers, keep the values of the centre.
         mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).

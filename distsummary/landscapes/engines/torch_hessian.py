@@ -33,7 +33,7 @@ class TorchHessian:
     "mindspore" in training mode.
 
     Args:
-        model, loss_fn: see `engines.bind_loss`.
+        model, loss_fn: see `user_code.bind_loss`.
         batches: lists are kept on the device where they fit, others are read again for each group.
         centre: values by name; what it does not name keeps the model's.
         device: to move the model to; None: it stays where it is.
@@ -146,8 +146,8 @@ class TorchHessian:
         loss, _, _ = self._loss(batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise LandscapeError(
-                "directions='hessian' needs a loss_fn that returns one tensor with a gradient for a batch; "
-                "return the mean over the batch, not detached"
+                "directions='hessian' needs a loss function that returns one tensor with a gradient for "
+                "a batch; return the mean over the batch, not detached"
             )
         gradient = torch.autograd.grad(loss, self._moved, create_graph=True, materialize_grads=True)
         slopes = [(g * v).sum().to(loss.device) for g, v in zip(gradient, along, strict=True)]

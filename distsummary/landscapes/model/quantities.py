@@ -252,5 +252,5 @@ def is_apart(loss: Array, mean: Array, square: Array) -> Array:
 
 CLASSES_NEED_MEANS = (
     "losses by class need a loss that is the mean of its rows' losses, got a criterion with weights or rows "
-    "left out; use one without, or a loss_fn(model, batch) that returns the loss of each row"
+    "left out; use one without, or a batch_loss= of (model, batch) that returns the loss of each row"
 )

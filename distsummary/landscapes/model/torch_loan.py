@@ -18,6 +18,7 @@ from distsummary.landscapes.directions.recipe import Weights, check_fit
 from distsummary.landscapes.directions.torch_parameters import named_tensors, sharing, tie, unwrap
 from distsummary.landscapes.model.torch_backends import backends
 from distsummary.landscapes.model.torch_memory import as_tensor, gpus_of, in_dtype, spread, to_device
+from distsummary.landscapes.model.user_code import BatchLoss
 
 DROPOUT_SEED = 0
 _NOTHING = np.empty(0)
@@ -206,6 +207,8 @@ def placed(
             return to_device(held, at, dtype)
         return held if dtype is None else in_dtype(held, dtype)
 
+    if isinstance(function, BatchLoss):
+        return BatchLoss(placed(function.function, model, device, dtype))
     if isinstance(function, partial):
         inner = placed(function.func, model, device, dtype)
         return partial(inner, *moved(function.args), **moved(function.keywords))

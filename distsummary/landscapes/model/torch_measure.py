@@ -18,6 +18,7 @@ from distsummary.landscapes.model.user_code import (
     apply_metric,
     bind_loss,
     hint,
+    loss_name,
     loss_shape_error,
     metric_shape_error,
     no_number_error,
@@ -41,6 +42,7 @@ class Measure:
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
         self._evaluation, self._device = evaluation, device
+        self._loss_name = loss_name(loss_fn)
         self._loss = bind_loss(model, loss_fn, _beside if spread(model) else None)
         self._by_rows = _by_rows(loss_fn) if evaluation.wants_rows else None
         self._autocast = AUTOCAST.get(evaluation.precision)
@@ -91,15 +93,15 @@ class Measure:
             return losses.mean(), losses if len(losses) == count else None
         if self._by_rows is None:
             return losses, None
-        rows = self._tensor("loss_fn", self._by_rows(outputs, targets))
+        rows = self._tensor(self._loss_name, self._by_rows(outputs, targets))
         has_rows = rows.dim() > 0 and len(rows) == count
         return losses, rows.reshape(count, -1).mean(1) if has_rows else None
 
     def _losses(self, found: Any) -> Tensor:
         """What a loss function gave: one number or one for each row."""
-        losses = self._tensor("loss_fn", found)
+        losses = self._tensor(self._loss_name, found)
         if losses.dim() > 1:
-            raise LandscapeError(loss_shape_error(losses.shape))
+            raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
         return losses if losses.is_floating_point() else losses.double()
 
     def _metric(self, name: str, found: Any) -> Tensor:

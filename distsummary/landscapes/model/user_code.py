@@ -2,73 +2,114 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distsummary.errors import InvalidTypeError
 
 HINT = "hint: "  # how notes begin that an error of the user's code is given, see `hint`
 IN = "in batch "  # how the note begins that says in which one, see `in_batch`
-NAME_IT = "a loss function of model and batch must call its first parameter model"
+AS_BATCH_LOSS = "pass a function of (model, batch) as batch_loss=, not as loss_fn="
+AS_LOSS_FN = "batch_loss is called with (model, batch); pass a criterion of (output, target) as loss_fn="
 OWN_LOSS = (
-    "the model returns more than a criterion takes; where it computes the loss itself, give batches of its "
-    "arguments and def loss(model, batch): return model(**batch).loss"
+    "the model returns more than a criterion takes; where it computes the loss itself, pass batches of its "
+    "arguments and batch_loss=lambda model, batch: model(**batch).loss"
 )
-NO_OUTPUTS = "metrics need a loss function of model and batch to return (loss, outputs)"
+NO_OUTPUTS = "metrics need a batch_loss that returns (loss, outputs)"
 CLASSES_NEED_ROWS = (
-    "losses by class need a loss_fn that returns one loss for each row of the batch (reduction='none')"
+    "losses by class need a loss_fn or batch_loss that returns one loss for each row of the batch "
+    "(reduction='none')"
 )
 SHOWN = 60  # characters of a wrong value
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class BatchLoss:
+    """A loss that is called with (model, batch). A bare function in its place is a criterion."""
+
+    function: Callable[[Any, Any], Any]
+
+
+def loss_name(loss: Any) -> str:
+    """The argument by which the user passed a loss, for messages."""
+    return "batch_loss" if isinstance(loss, BatchLoss) else "loss_fn"
+
+
+def check_loss(model: Any, loss_fn: Any, batch_loss: Any) -> Any:
+    """The loss that the engines take, a criterion or a `BatchLoss`; raises unless exactly one is usable."""
+    both = "loss_fn=, a criterion of (output, target), and batch_loss=, a function of (model, batch)"
+    if loss_fn is not None and batch_loss is not None:
+        raise InvalidTypeError(f"{both}, exclude each other; leave one of them out")
+    if loss_fn is None and batch_loss is None:
+        raise InvalidTypeError(f"one of {both}, is required, got neither")
+    name, function = ("loss_fn", loss_fn) if batch_loss is None else ("batch_loss", batch_loss)
+    if not callable(function):
+        signature = "(output, target)" if batch_loss is None else "(model, batch)"
+        raise InvalidTypeError(
+            f"{name} must be callable with {signature}, got {shown(function)}; pass a function"
+        )
+    if batch_loss is not None:
+        return BatchLoss(batch_loss)
+    if _parameters(loss_fn)[:1] == ["model"]:
+        raise InvalidTypeError(
+            "loss_fn is called with (output, target), but the first parameter of "
+            f"{getattr(loss_fn, '__name__', type(loss_fn).__name__)} is called model; "
+            f"{AS_BATCH_LOSS}"
+        )
+    if not callable(model):
+        raise InvalidTypeError(
+            f"loss_fn needs a model that can be called with the inputs, got a {type(model).__name__}; "
+            f"{AS_BATCH_LOSS}"
+        )
+    return loss_fn
+
+
 def bind_loss(
-    model: Any, loss_fn: Any, beside: Callable[[Any, Any], Any] | None = None
+    model: Any, loss: Any, beside: Callable[[Any, Any], Any] | None = None
 ) -> Callable[[Any], tuple[Any, Any, Any]]:
-    """How a batch becomes (loss, outputs, targets), told by the first parameter of `loss_fn`.
+    """The function that turns a batch into (loss, outputs, targets).
 
-    Called `model`: `loss_fn(model, batch)` returns the loss or (loss, outputs); the batch counts as the
-    targets. Anything else is a criterion: each batch is a pair (inputs, targets), and the loss is
-    `loss_fn(model(inputs), targets)`. A loss is the mean over the rows of the batch, or one number for each
-    row. `beside(targets, outputs)` gives a criterion's targets where the outputs are.
+    With a `BatchLoss` the user's function gets (model, batch) and returns the loss or (loss, outputs); the
+    batch itself stands for the targets. Any other `loss` is a criterion: each batch is a pair
+    (inputs, targets), and the loss is `loss(model(inputs), targets)`. A loss is the mean over the rows of the
+    batch, or one number for each row. `beside(targets, outputs)` moves a criterion's targets to the device
+    of the outputs.
     """
-    check_loss(loss_fn)
-    parameters = _parameters(loss_fn)
-    if parameters[:1] == ["model"] or not callable(model):
+    if isinstance(loss, BatchLoss):
+        function = loss.function
 
-        def whole(batch: Any) -> tuple[Any, Any, Any]:
-            found = loss_fn(model, batch)
+        def of_batch(batch: Any) -> tuple[Any, Any, Any]:
+            try:
+                found = function(model, batch)
+            except (TypeError, AttributeError) as error:
+                if _parameters(function)[:1] != ["model"]:
+                    hint(error, AS_LOSS_FN)
+                raise
             return (*found, batch) if isinstance(found, tuple) and len(found) == 2 else (found, None, batch)
 
-        return whole
+        return of_batch
 
-    def criterion(batch: Any) -> tuple[Any, Any, Any]:
+    def of_pair(batch: Any) -> tuple[Any, Any, Any]:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise InvalidTypeError(
-                f"a criterion needs batches (inputs, targets), got a {type(batch).__name__}; "
-                "for others give a function whose first parameter is called model: def loss(model, batch)"
+                f"loss_fn needs batches that are pairs (inputs, targets), got a {type(batch).__name__}; "
+                "for other batches pass a function of (model, batch) as batch_loss="
             )
         outputs, targets = model(batch[0]), batch[1]
         if beside is not None:
             targets = beside(targets, outputs)
         try:
-            return loss_fn(outputs, targets), outputs, targets
-        except (TypeError, AttributeError) as error:  # outputs are neither called nor asked for modules
-            if inspect.isfunction(loss_fn) and len(parameters) == 2:
-                hint(error, NAME_IT)
+            return loss(outputs, targets), outputs, targets
+        except (TypeError, AttributeError) as error:  # perhaps it was called with what it does not expect
+            if inspect.isfunction(loss) and len(_parameters(loss)) == 2:
+                hint(error, AS_BATCH_LOSS)
             elif holds_loss(outputs):
                 hint(error, OWN_LOSS)
             raise
 
-    return criterion
-
-
-def check_loss(loss_fn: Any) -> None:
-    """Raise InvalidTypeError for what cannot be called."""
-    if not callable(loss_fn):
-        raise InvalidTypeError(
-            f"loss_fn must be callable, got {shown(loss_fn)}; give a criterion or def loss(model, batch)"
-        )
+    return of_pair
 
 
 def _parameters(function: Any) -> list[str]:
@@ -139,9 +180,9 @@ def metric_shape_error(name: str, shape: Sequence[int]) -> str:
     )
 
 
-def loss_shape_error(shape: Sequence[int]) -> str:
+def loss_shape_error(what: str, shape: Sequence[int]) -> str:
     """What is said of a loss that is neither a number nor one number per row."""
     return (
-        f"loss_fn must return one number for a batch, or one for each row, got shape {tuple(shape)}; "
+        f"{what} must return one number for a batch, or one for each row, got shape {tuple(shape)}; "
         "return the mean over the batch"
     )

@@ -64,7 +64,7 @@ class LossGrid:
         decomposition: what viewers are told: "PCA", "Random" or "Hessian".
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
-        centring, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
+        centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
         parameters: the patterns that said what moves; empty where all trainable parameters do.
         filter_axis: of filter normalization, the axes by parameter that are not 0.
         directions: a blake2b hash of what moves and of the directions: of random ones the recipe (names,
@@ -107,7 +107,7 @@ class LossGrid:
     eigenvalue_errors: tuple[float, ...] = ()
     unit: str = "step"
     step_per_epoch: int = 1
-    centring: str = ""
+    centering: str = ""
     normalization: str = "none"
     mode: str = "standard"
     seed: int | None = None

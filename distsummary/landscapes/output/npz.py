@@ -43,6 +43,8 @@ def from_npz(data: bytes) -> LossGrid:
             measured = {n.removeprefix(QUANTITY): saved[n] for n in saved if n.startswith(QUANTITY)}
         if meta.pop("format") != FORMAT:
             raise ValueError("it was written by a newer version")
+        if "centring" in meta:  # as this field was called at first
+            meta["centering"] = meta.pop("centring")
         meta |= {name: tuple(value) for name, value in meta.items() if isinstance(value, list)}
         return LossGrid(**meta, **arrays, quantities=measured)
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, BadZipFile) as error:

@@ -82,7 +82,7 @@ def send(value: Any) -> Any:
     except Exception as error:  # pickle raises whatever the object raises; Ray puts an essay before it
         what = first_line(error.__cause__ or error)
         raise LandscapeError(
-            f"the model, loss_fn or batches cannot be sent to workers ({what}); "
+            f"the model, loss function or batches cannot be sent to workers ({what}); "
             "use functions and classes of a module, or workers=0 to stay in this process"
         ) from error
 

@@ -13,7 +13,7 @@ PLANNING = (
     "while engines were tried, with the model as it is and then at points of the grid's first and last row; "
     f"{MEND}"
 )
-CODE = "the model, loss_fn or a metric"
+CODE = "the model, the loss function or a metric"
 READING = "when it was read; mend what raises"
 OPENING = "when its engine was opened; mend what raises"
 HESSIAN = "in a product with the Hessian; mend what raises"

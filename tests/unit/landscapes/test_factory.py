@@ -19,6 +19,14 @@ def make_parts_and_more() -> tuple[Any, Any, Any, Evaluation]:
     return *make_parts(), Evaluation(stderr=True)
 
 
+def make_named_parts() -> dict[str, Any]:
+    return {"model": Mlp(), "batch_loss": max, "batches": batches()}
+
+
+def make_parts_without_loss() -> dict[str, Any]:
+    return {"model": Mlp(), "batches": batches()}
+
+
 def make_with_an_error() -> Any:
     return {}["parts"]
 
@@ -46,12 +54,13 @@ def test_a_module_that_raises_is_told_by_its_line(
 
 
 def test_a_factory_is_found_by_name() -> None:
-    (model, loss_fn, data), evaluation = load_factory(FACTORY)
-    assert isinstance(model, Mlp)
-    assert loss_fn is cross_entropy
-    assert len(data) == 3
-    assert evaluation is None
-    assert load_factory(FACTORY + "_and_more")[1] == Evaluation(stderr=True)
+    parts = load_factory(FACTORY)
+    assert isinstance(parts["model"], Mlp)
+    assert parts["loss_fn"] is cross_entropy
+    assert len(parts["batches"]) == 3
+    assert "evaluation" not in parts
+    assert load_factory(FACTORY + "_and_more")["evaluation"] == Evaluation(stderr=True)
+    assert load_factory(FACTORY.replace("make_parts", "make_named_parts"))["batch_loss"] is max
 
 
 @pytest.mark.parametrize(
@@ -63,10 +72,11 @@ def test_a_factory_is_found_by_name() -> None:
         ("no_such_module_here:f", InvalidValueError, "cannot be found"),
         ("math:no_such_name", InvalidValueError, "cannot be found"),
         (FACTORY.replace("make_parts", "make_nothing"), InvalidTypeError, "must return"),
+        (FACTORY + "_without_loss", InvalidTypeError, "must return .*loss_fn or batch_loss"),
         (
             FACTORY.replace("make_parts", "make_with_an_error"),
             LandscapeError,
-            r"raised KeyError: 'parts' \(line 23 of",
+            r"raised KeyError: 'parts' \(line 31 of",
         ),
         ("json:dumps", LandscapeError, r"raised TypeError: .*'obj'; mend"),
     ],

@@ -43,8 +43,7 @@ def draw(**changes: Any) -> Any:
         "size": 5,
         "progress": False,
         "model": model,
-        "loss_fn": loss_fn,
-    }
+    } | ({} if "batch_loss" in changes else {"loss_fn": loss_fn})
     return landscape(**(arguments | {"batches": data} | changes))
 
 
@@ -92,7 +91,7 @@ def test_one_direction_gives_a_grid_and_several_a_dict(run_dir: RunDir) -> None:
         "standard",
         "eval",
     )
-    assert (single.centring, single.normalization, single.engine) == ("last", "none", "numpy-naive")
+    assert (single.centering, single.normalization, single.engine) == ("last", "none", "numpy-naive")
     both = draw(around=str(run_dir.base), directions=("pca", "random"), seed=4)
     assert list(both) == ["pca", "random"]
     assert both["pca"].z.tobytes() == single.z.tobytes()
@@ -145,7 +144,7 @@ def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
         return cross_entropy(model(batch[0]), batch[1])
 
     with pytest.raises(LandscapeError, match="in the loss"):
-        draw(model=model, loss_fn=loss_fn)
+        draw(model=model, batch_loss=loss_fn)
     assert calls[-1] != before["d1.bias"][1]
     assert {name: (id(a), a.tobytes()) for name, a in model.parameters.items()} == before
 
@@ -171,7 +170,16 @@ CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"loss_fn": 3}, "loss_fn must be callable"),
+        ({"loss_fn": 3}, "loss_fn must be callable with .output, target., got 3"),
+        ({"loss_fn": None, "batch_loss": 3}, "batch_loss must be callable with .model, batch., got 3"),
+        ({"loss_fn": None}, "one of loss_fn=, .* and batch_loss=, .*, is required, got neither"),
+        ({"loss_fn": max, "batch_loss": max}, "exclude each other; leave one of them out"),
+        (
+            {"loss_fn": lambda model, batch: 0.0},
+            "called model; pass a function of",
+        ),
+        ({"batches": None}, "batches is required"),
+        ({"centring": "mean"}, "^centring= is now centering=; pass it by that name"),
         ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
         ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
         ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),
@@ -214,16 +222,16 @@ def test_a_loss_that_raises_is_told_with_its_batch(data: Any, name: str) -> None
         return cross_entropy(model(batch[0]), batch[1])
 
     with pytest.raises(LandscapeError, match=rf"raised ValueError: no labels in {name} at checkpoint 1 of"):
-        draw(loss_fn=loss_fn, batches=data, around=None)
+        draw(batch_loss=loss_fn, batches=data, around=None)
 
 
 def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
     with pytest.raises(LandscapeError) as failed:
-        draw(loss_fn=raising_at(CENTRE), around=None)
+        draw(batch_loss=raising_at(CENTRE), around=None)
     assert isinstance(failed.value.__cause__, ValueError)
     assert str(failed.value) == (
-        "the model, loss_fn or a metric raised ValueError: not positive definite in batch 1 at y = -1, "
-        "x = -1 to 1; mend what raises, or return NaN there "
+        "the model, the loss function or a metric raised ValueError: not positive definite in batch 1 at "
+        "y = -1, x = -1 to 1; mend what raises, or return NaN there "
         "(the 2 points finished are lost; with output= they would be kept)"
     )
 
@@ -231,9 +239,9 @@ def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
 def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(tmp_path: Path) -> None:
     arguments = {"around": None, "output": tmp_path}
     with pytest.raises(LandscapeError, match=r"the 2 points finished are kept in .*journal-"):
-        draw(loss_fn=raising_at(CENTRE), **arguments)
+        draw(batch_loss=raising_at(CENTRE), **arguments)
     told: list[Progress] = []
-    grid = draw(loss_fn=raising_at(np.inf), **arguments, progress=told.append)
+    grid = draw(batch_loss=raising_at(np.inf), **arguments, progress=told.append)
     assert (told[-1].fresh, told[-1].done) == (25, 27)
     assert grid.z.tobytes() == draw(around=None).z.tobytes()
 
@@ -244,9 +252,9 @@ def test_a_landscape_that_goes_on_elsewhere_says_so(
     arguments = {"around": None, "output": tmp_path}
     here = draw(around=None).hardware
     with pytest.raises(LandscapeError, match="are kept"):
-        draw(loss_fn=raising_at(CENTRE), **arguments)
+        draw(batch_loss=raising_at(CENTRE), **arguments)
     monkeypatch.setattr(numpy_engine, "processor", lambda: "another machine")
-    grid = draw(loss_fn=raising_at(np.inf), **arguments)
+    grid = draw(batch_loss=raising_at(np.inf), **arguments)
     there = draw(around=None).hardware
     assert there != here
     [record] = [record for record in caplog.records if "last bits" in record.message]
@@ -261,8 +269,8 @@ def test_a_function_of_model_and_batch_takes_batches_of_any_kind() -> None:
         return cross_entropy(model(batch["x"]), batch["y"])
 
     named = [{"x": x, "y": y} for x, y in batches()]
-    assert draw(loss_fn=loss_fn, batches=named, around=None).z.tobytes() == draw(around=None).z.tobytes()
-    with pytest.raises(InvalidTypeError, match="first parameter is called model"):
+    assert draw(batch_loss=loss_fn, batches=named, around=None).z.tobytes() == draw(around=None).z.tobytes()
+    with pytest.raises(InvalidTypeError, match=r"pass a function of .model, batch. as batch_loss="):
         draw(batches=named, around=None)
 
 
@@ -306,14 +314,13 @@ def test_a_side_has_51_points_where_nothing_is_said() -> None:
         ({"directions": ()}, InvalidValueError, "at least one"),
         ({"directions": "pca", "around": None}, InvalidValueError, "needs around="),
         ({"normalization": "weight"}, InvalidValueError, "normalization must be one of"),
-        ({"centring": "first"}, InvalidValueError, "centring must be one of"),
+        ({"centering": "first"}, InvalidValueError, "centering must be one of"),
         ({"mode": "fast"}, InvalidValueError, "mode must be one of"),
         ({"workers": -1}, InvalidValueError, "workers"),
         ({"workers": "all"}, InvalidTypeError, "workers"),
         ({"seed": 2**63}, InvalidValueError, "seed"),
         ({"batches": []}, InvalidValueError, "at least one batch"),
         ({"batches": 3}, InvalidTypeError, "batches must be iterable"),
-        ({"loss_fn": "mse"}, InvalidTypeError, "loss_fn must be callable"),
         ({"around": 3}, InvalidTypeError, "around must be"),
         ({"around": "nowhere"}, MissingFileError, "nowhere does not exist; check the path"),
         ({"around": "."}, MissingFileError, "train with collect_landscape="),
@@ -392,7 +399,7 @@ def test_what_is_no_model_is_refused_by_type(model: Any) -> None:
 
 
 def test_a_class_in_the_place_of_an_instance_is_refused_by_its_name() -> None:
-    for field in ("model", "loss_fn"):
+    for field in ("model", "loss_fn", "batch_loss"):
         with pytest.raises(
             InvalidTypeError, match=rf"^{field} must be an instance, got the class Mlp; give Mlp"
         ):
@@ -420,7 +427,9 @@ def test_an_output_that_is_taken_by_something_else_is_told_before_anything_is_co
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     make(tmp_path / name)
     with pytest.raises((RunDirError, NotADirectoryPathError), match=f"{name} (is none|cannot be written)"):
-        draw(loss_fn=lambda model, batch: 1 / 0, around=None, output=tmp_path / "run")  # it would raise, too
+        draw(
+            batch_loss=lambda model, batch: 1 / 0, around=None, output=tmp_path / "run"
+        )  # it would raise, too
 
 
 @pytest.mark.parametrize("around", ["", "plain.txt", {3: np.ones(2)}, 3])

@@ -36,7 +36,7 @@ def make_grid(**changes: Any) -> LossGrid:
         "explained_variance": np.array([0.8, 0.15]),
         "unit": "epoch",
         "step_per_epoch": 7,
-        "centring": "last",
+        "centering": "last",
         "seed": 3,
         "engine": "numpy-naive",
         "samples": 16,

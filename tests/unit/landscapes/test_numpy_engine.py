@@ -10,7 +10,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeErr
 from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.model.user_code import NAME_IT, NO_OUTPUTS
+from distsummary.landscapes.model.user_code import AS_BATCH_LOSS, AS_LOSS_FN, NO_OUTPUTS, BatchLoss
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
 
@@ -35,7 +35,7 @@ def accuracy(logits: Any, labels: Any) -> float:
     return float((logits.argmax(axis=1) == labels).mean())
 
 
-def wrong_name(net: Any, batch: Any) -> Any:
+def of_model(net: Any, batch: Any) -> Any:
     return cross_entropy(net(batch[0]), batch[1])
 
 
@@ -44,22 +44,23 @@ def without_outputs(model: Any, batch: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("loss_fn", "more", "expected"),
+    ("loss", "more", "expected"),
     [
-        (wrong_name, {}, ["hint: " + NAME_IT]),
-        (without_outputs, {"metrics": {"accuracy": accuracy}}, ["hint: " + NO_OUTPUTS]),
-        (lambda outputs, targets: outputs.none, {}, ["hint: " + NAME_IT]),
+        (of_model, {}, ["hint: " + AS_BATCH_LOSS]),
+        (BatchLoss(lambda outputs, targets: outputs - targets), {}, ["hint: " + AS_LOSS_FN]),
+        (BatchLoss(without_outputs), {"metrics": {"accuracy": accuracy}}, ["hint: " + NO_OUTPUTS]),
+        (lambda outputs, targets: outputs.none, {}, ["hint: " + AS_BATCH_LOSS]),
         (lambda outputs, targets: 1 / 0, {}, []),
-        (partial(wrong_name), {}, []),
+        (partial(of_model), {}, []),
         (cross_entropy, {"metrics": {"accuracy": lambda outputs, targets: outputs.none}}, []),
-        (lambda model, batch: model.none, {}, []),
+        (BatchLoss(lambda model, batch: model.none), {}, []),
     ],
 )
 def test_what_looks_like_another_kind_of_loss_function_gets_a_hint(
-    loss_fn: Any, more: Any, expected: list[str]
+    loss: Any, more: Any, expected: list[str]
 ) -> None:
     with pytest.raises((TypeError, AttributeError, ZeroDivisionError)) as failed:
-        opened(loss_fn, **more).row_values(0.0, np.zeros(1))
+        opened(loss, **more).row_values(0.0, np.zeros(1))
     assert [note for note in failed.value.__notes__ if note.startswith("hint: ")] == expected
     assert failed.value.__notes__[-1] == "in batch 1"
 
@@ -139,4 +140,4 @@ def test_a_random_loss_is_refused() -> None:
         return cross_entropy(model(batch[0]), batch[1]) + draws.normal()
 
     with pytest.raises(LandscapeError, match="other losses for the same parameters"):
-        opened(loss_fn)
+        opened(BatchLoss(loss_fn))

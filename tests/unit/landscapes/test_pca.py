@@ -9,7 +9,7 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions import displacements, products
 from distsummary.landscapes.directions.normalization import normalize
 from distsummary.landscapes.directions.pca import (
-    CENTRINGS,
+    CENTERINGS,
     Plane,
     add_grams,
     combine,
@@ -66,15 +66,15 @@ def flat(direction: Mapping[str, Any]) -> Any:
     return np.concatenate([direction[name].reshape(-1) for name in NAMES])
 
 
-@pytest.mark.parametrize("centring", CENTRINGS)
-def test_the_worked_example_of_four_points_in_three_dimensions(centring: str) -> None:
-    expected, plane = EXPECTED[centring], pca_plane(SMALL, NAMES, centring=centring)
+@pytest.mark.parametrize("centering", CENTERINGS)
+def test_the_worked_example_of_four_points_in_three_dimensions(centering: str) -> None:
+    expected, plane = EXPECTED[centering], pca_plane(SMALL, NAMES, centering=centering)
     np.testing.assert_allclose(plane.singular_values**2, expected["eigenvalues"], atol=1e-6)
     np.testing.assert_allclose(plane.explained_variance, expected["explained"], atol=1e-6)
     np.testing.assert_allclose(flat(plane.directions.x), expected["x"], atol=1e-6)
     np.testing.assert_allclose(flat(plane.directions.y), expected["y"], atol=1e-6)
     directions = plane.directions
-    if centring == "mindspore":
+    if centering == "mindspore":
         directions = Directions(
             x=normalize(directions.x, SMALL[-1], "mindspore"),
             y=normalize(directions.y, SMALL[-1], "mindspore"),
@@ -93,8 +93,8 @@ def test_the_gram_matrix_is_that_of_the_worked_example() -> None:
     assert total.size == 3
 
 
-@pytest.mark.parametrize("centring", CENTRINGS)
-def test_shards_of_the_parameters_add_up_to_the_plane_of_the_whole(centring: str) -> None:
+@pytest.mark.parametrize("centering", CENTERINGS)
+def test_shards_of_the_parameters_add_up_to_the_plane_of_the_whole(centering: str) -> None:
     states = random_path(5, 0.1)
     names = ["a.weight", "a.bias"]
     cut = [0, 300, 420, 700]  # rows of a.weight by rank; a.bias is on the last one
@@ -102,11 +102,11 @@ def test_shards_of_the_parameters_add_up_to_the_plane_of_the_whole(centring: str
         [{"a.weight": s["a.weight"][a:b]} | ({"a.bias": s["a.bias"]} if b == 700 else {}) for s in states]
         for a, b in itertools.pairwise(cut)
     ]
-    axes = pca_axes(add_grams(gram(shard, list(shard[0])) for shard in shards), centring=centring)
+    axes = pca_axes(add_grams(gram(shard, list(shard[0])) for shard in shards), centering=centering)
     parts = [combine(shard, list(shard[0]), axes) for shard in shards]
     extremes = [extreme for _, extreme in parts]
     directions = [orient(part, extremes) for part, _ in parts]
-    whole = pca_plane(states, names, centring=centring)
+    whole = pca_plane(states, names, centering=centering)
     np.testing.assert_allclose(axes.singular_values, whole.singular_values, rtol=1e-12)
     for axis in ("x", "y"):
         got = np.concatenate([getattr(part, axis)["a.weight"] for part in directions])
@@ -134,14 +134,14 @@ def random_path(n: int, step: float, seed: int = 0) -> list[dict[str, Any]]:
     return states
 
 
-def svd_plane(states: States, centring: str) -> tuple[Any, Any]:
+def svd_plane(states: States, centering: str) -> tuple[Any, Any]:
     """Singular values and unit directions (2, D) by numpy's SVD in float64."""
     rows = np.stack(
         [np.concatenate([s["a.weight"].reshape(-1), s["a.bias"]]).astype(np.float64) for s in states]
     )
     d = rows - rows[-1]
     matrix = {"last": d, "mean": d - d.mean(axis=0), "mindspore": (d - d.mean(axis=1, keepdims=True))[:-1]}[
-        centring
+        centering
     ]
     _, s, v = np.linalg.svd(matrix, full_matrices=False)
     v = v[:2] * np.sign(v[:2][[0, 1], np.abs(v[:2]).argmax(axis=1)])[:, None]
@@ -215,8 +215,8 @@ def test_paths_without_a_plane_are_refused_by_name() -> None:
 def test_checkpoints_of_another_model_are_refused_by_name() -> None:
     with pytest.raises(InvalidValueError, match=r"checkpoint 1.*two\.bias"):
         pca_plane([SMALL[0], {"one.weight": SMALL[1]["one.weight"]}, *SMALL[2:]], NAMES)
-    with pytest.raises(InvalidValueError, match=r"centring must be one of"):
-        pca_plane(SMALL, NAMES, centring="middle")
+    with pytest.raises(InvalidValueError, match=r"centering must be one of"):
+        pca_plane(SMALL, NAMES, centering="middle")
 
 
 def test_the_plane_does_not_depend_on_how_parameters_are_cut_into_tensors() -> None:
@@ -227,11 +227,11 @@ def test_the_plane_does_not_depend_on_how_parameters_are_cut_into_tensors() -> N
     np.testing.assert_allclose(one.explained_variance, other.explained_variance, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("centring", "shares"), [("last", (0.81, 0.09)), ("mean", (0.61, 0.15))])
+@pytest.mark.parametrize(("centering", "shares"), [("last", (0.81, 0.09)), ("mean", (0.61, 0.15))])
 def test_a_random_walk_has_the_shares_that_the_documents_warn_of(
-    centring: str, shares: tuple[float, float]
+    centering: str, shares: tuple[float, float]
 ) -> None:
     steps = np.random.default_rng(0).normal(size=(200, 10_000))
     walk = [{"w": at} for at in np.cumsum(steps, axis=0)]
-    found = pca_plane(walk, ["w"], centring=centring).explained_variance
+    found = pca_plane(walk, ["w"], centering=centering).explained_variance
     np.testing.assert_allclose(found, shares, atol=0.01)

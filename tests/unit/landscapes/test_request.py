@@ -15,7 +15,7 @@ from tests.unit.landscapes.golden_mlp import Mlp
 
 GIVEN = Directions(x={"d2.bias": np.arange(3.0)}, y={"d2.bias": np.ones(3)})
 USUAL: dict[str, Any] = {
-    "size": 5, "seed": 0, "mode": "standard", "normalization": None, "centring": None, "workers": 0,
+    "size": 5, "seed": 0, "mode": "standard", "normalization": None, "centering": None, "workers": 0,
     "gpus_per_worker": None, "refine": None, "unit": None, "step_per_epoch": None,
 }  # fmt: skip
 
@@ -75,16 +75,16 @@ def test_a_run_that_is_given_twice_is_refused(nasty_tmp_path: Path) -> None:
 
 
 NOTHING: dict[str, Any] = {
-    "mode": "standard", "normalization": None, "centring": None, "filter_axis": None,
+    "mode": "standard", "normalization": None, "centering": None, "filter_axis": None,
 }  # fmt: skip
 
 
 def test_arguments_that_no_direction_takes_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="normalization= has no meaning for directions='line'"):
         refuse_unused(["line"], **NOTHING | {"normalization": "filter"})
-    with pytest.raises(InvalidValueError, match="centring= is that of directions='pca' alone"):
-        refuse_unused(["random", GIVEN], **NOTHING | {"centring": "mean"})
-    refuse_unused(["line", "pca"], **NOTHING | {"normalization": "filter", "centring": "mean"})
+    with pytest.raises(InvalidValueError, match="centering= is that of directions='pca' alone"):
+        refuse_unused(["random", GIVEN], **NOTHING | {"centering": "mean"})
+    refuse_unused(["line", "pca"], **NOTHING | {"normalization": "filter", "centering": "mean"})
 
 
 @pytest.mark.parametrize(
