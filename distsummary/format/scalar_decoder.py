@@ -1,104 +1,162 @@
-"""Events of scalars read straight from their bytes, without message objects: most events are nothing else."""
+"""Events that hold only scalars, as most do, decoded straight from their bytes without message objects."""
 
 import struct
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.format.frames import HEADER_BYTES
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Value
+from distsummary.format.wire import read_varint
 
-# The layout that all writers make of such an event (fields in the order of their numbers):
+# All writers lay such an event out in one way (fields in the order of their numbers):
 #   09 f64 wall_time | 10 varint step | 2a length { 0a length { 0a length tag | 1d or 15 f32 } ... }
-#   and ours also the identity: c1 3e u64 run_id | c8 3e varint attempt | d0 3e varint seq
-# Whatever differs in one byte is left to protobuf.
+#   and ours add the identity: c1 3e u64 run_id | c8 3e varint attempt | d0 3e varint seq
+# An event that differs from this in any byte is left to protobuf.
 _SCALAR_KEYS = {MINDSPORE: 0x1D, TENSORBOARD: 0x15}  # field 3 or 2, four bytes
 _OWNER_KEYS = (b"\xc1\x3e", b"\xc8\x3e")
+_OWNER_BYTES = 13  # run id and attempt
+_MAX_VARINT = 9  # bytes; a longer one is negative
 _DOUBLE = struct.Struct("<d")
 _SINGLE = struct.Struct("<f")
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
+_new = tuple.__new__  # takes half the time of a NamedTuple's own constructor
 _NOBODY = ("", 0, 0)
 
-# run id, attempt, seq, step, wall time, values: the fields of EventIds and Event, not yet put into them
+# Run id, attempt, seq, step, wall time, values: the fields of EventIds and Event, as one plain tuple.
 Fields: TypeAlias = tuple[str, int, int, int, float, list[Value]]
 
 
-def quick_event(payload: bytes, dialect: str) -> Fields | None:
-    """What `decode_event` of the dialect makes of an event of scalars; None for any other."""
+def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
+    """What `decode_event` of the dialect makes of an event of scalars; None for any other event."""
     scalar_key = _SCALAR_KEYS.get(dialect)
     if scalar_key is None or payload[:1] != b"\x09" or len(payload) < 20:
         return None
     try:
-        return _read(payload, scalar_key)
-    except (IndexError, struct.error, UnicodeDecodeError):
-        return None
-
-
-def _read(payload: bytes, scalar_key: int) -> Fields | None:
-    wall_time = _DOUBLE.unpack_from(payload, 1)[0]
-    position, step = 9, 0
-    if payload[9] == 0x10:
-        step, position = _varint(payload, 10)
-    if payload[position] != 0x2A:
-        return None
-    position += 2
-    length = payload[position - 1]
-    if length > 0x7F:
-        length, position = _varint(payload, position - 1)
-    end = position + length
-    if end > len(payload):
-        return None
-    values: list[Value] = []
-    while position < end:
-        size, tag_size = payload[position + 1], payload[position + 3]
-        number = position + 4 + tag_size
-        if size != tag_size + 7 or size > 0x7F or payload[number] != scalar_key:
+        wall_time = _DOUBLE.unpack_from(payload, 1)[0]
+        position, step = 9, 0
+        if payload[9] == 0x10:
+            step, position = read_varint(payload, 10)
+            if position > 10 + _MAX_VARINT:
+                return None
+        if payload[position] != 0x2A:
             return None
-        if payload[position] != 0x0A or payload[position + 2] != 0x0A:
+        length, position = read_varint(payload, position + 1)
+        end = position + length
+        if end > len(payload):
             return None
-        tag = _text(payload[position + 4 : number])
-        scalar = ("scalar", tag, _SINGLE.unpack_from(payload, number + 1)[0], None)
-        values.append(_new(Value, scalar))
-        position = number + 5
-    if position != end:
+        values: list[Value] = []
+        while position < end:
+            size, tag_size = payload[position + 1], payload[position + 3]
+            number = position + 4 + tag_size
+            if size != tag_size + 7 or size > 0x7F or payload[number] != scalar_key:
+                return None
+            if payload[position] != 0x0A or payload[position + 2] != 0x0A:
+                return None
+            tag = _text(payload[position + 4 : number])
+            values.append(_new(Value, ("scalar", tag, _SINGLE.unpack_from(payload, number + 1)[0], None)))
+            position = number + 5
+        if position != end:
+            return None
+        if end == len(payload):
+            return (*_NOBODY, step, wall_time, values)
+        owner = _owner(payload[end : end + _OWNER_BYTES])
+        if owner is None:
+            return None
+        seq, end = 0, end + _OWNER_BYTES
+        if payload[end : end + 2] == b"\xd0\x3e":
+            start = end + 2
+            seq, end = read_varint(payload, start)
+            if end > start + _MAX_VARINT:
+                return None
+        return (*owner, seq, step, wall_time, values) if end == len(payload) else None
+    except (IndexError, struct.error, ValueError):  # cut short, or a tag that is not UTF-8
         return None
-    ids = _NOBODY if end == len(payload) else _identity(payload, end)
-    return None if ids is None else (*ids, step, wall_time, values)
-
-
-def _identity(payload: bytes, position: int) -> tuple[str, int, int] | None:
-    owner = _owner(payload[position : position + 13])
-    if owner is None:
-        return None
-    seq, end = 0, position + 13
-    if payload[end : end + 2] == b"\xd0\x3e":
-        seq, end = _varint(payload, end + 2)
-    return (*owner, seq) if end == len(payload) else None
 
 
 @lru_cache(maxsize=64)
 def _owner(encoded: bytes) -> tuple[str, int] | None:
-    """Run id and attempt of the fields 1000 and 1001; None for other fields, and attempts from 128 on."""
-    if len(encoded) < 13 or (encoded[:2], encoded[10:12]) != _OWNER_KEYS or encoded[12] > 0x7F:
+    """Run id and attempt of the fields 1000 and 1001; None for other fields, and for attempts from 128 on."""
+    if len(encoded) < _OWNER_BYTES or (encoded[:2], encoded[10:12]) != _OWNER_KEYS or encoded[12] > 0x7F:
         return None
     run_id = int.from_bytes(encoded[2:10], "little")
     return f"{run_id:016x}" if run_id else "", encoded[12]
 
 
-def _varint(payload: bytes, position: int) -> tuple[int, int]:
-    """A number below 2**63 and the position behind it; IndexError for a longer one."""
-    number = payload[position]
-    position += 1
-    if number < 0x80:
-        return number, position
-    number &= 0x7F
-    for shift in range(7, 63, 7):
-        octet = payload[position]
-        position += 1
-        number |= (octet & 0x7F) << shift
-        if octet < 0x80:
-            return number, position
-    raise IndexError("a negative number, or none")
-
-
 @lru_cache(maxsize=4096)
 def _text(encoded: bytes) -> str:
     return encoded.decode()
+
+
+# --- the same for many frames at once: frames that agree in all bytes but those of the fields
+
+
+Octets: TypeAlias = NDArray[np.uint8]
+Column: TypeAlias = NDArray[Any]  # int64 or float64
+
+
+class FieldPlaces(NamedTuple):
+    """Where the fields of a frame of scalars lie: bytes from its beginning.
+
+    `constant` and `high_bits`, bool (length of a frame), say which bytes, and which bytes' high bits, another
+    frame must share for its fields to lie in the same places: a varint may change, but not its length.
+    """
+
+    owner: tuple[str, int]  # run id and attempt
+    step: range
+    seq: range
+    tags: list[range]
+    numbers: list[int]
+    constant: NDArray[np.bool_]
+    high_bits: NDArray[np.bool_]
+
+
+def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
+    """The places in this frame; None if `decode_scalars` does not decode its payload."""
+    fields = decode_scalars(frame[HEADER_BYTES:-4], dialect)
+    if fields is None:
+        return None
+    run_id, attempt, _, _, _, values = fields
+    position = HEADER_BYTES + 9
+    step = range(position, position)
+    if frame[position] == 0x10:
+        step = range(position + 1, read_varint(frame, position + 1)[1])
+    _, position = read_varint(frame, step.stop + 1)  # the key and the length of the summary
+    tags, numbers = [], []
+    for _ in values:
+        tags.append(range(position + 4, position + 4 + frame[position + 3]))
+        numbers.append(tags[-1].stop + 1)
+        position = numbers[-1] + 4
+    end = len(frame) - 4
+    seq = range(min(position + _OWNER_BYTES + 2, end), end)
+    high_bits = np.zeros(len(frame), np.bool_)
+    for span in (step, seq):
+        high_bits[span.start : span.stop] = True
+    constant = ~high_bits
+    for span in (range(HEADER_BYTES + 1, HEADER_BYTES + 9), *tags, *(range(n, n + 4) for n in numbers)):
+        constant[span.start : span.stop] = False
+    constant[end:] = False
+    return FieldPlaces((run_id, attempt), step, seq, tags, numbers, constant, high_bits)
+
+
+def numbers_at(frames: Octets, place: int, dtype: str) -> Column:
+    """The number of a dtype at `place` in each of the frames, uint8 (n, length), contiguous."""
+    return np.ndarray((len(frames),), dtype, frames.data, place, (frames.shape[1],))
+
+
+def varints_at(frames: Octets, span: range) -> Column:
+    """The varints that fill `span` in each of the frames; 0 for an empty span."""
+    numbers = np.zeros(len(frames), np.int64)
+    for shift, place in enumerate(span):
+        numbers |= (frames[:, place] & np.uint8(0x7F)).astype(np.int64) << np.int64(7 * shift)
+    return numbers
+
+
+def texts_at(frames: Octets, span: range) -> list[bytes]:
+    """The bytes of `span` in each of the frames."""
+    if not span:
+        return [b""] * len(frames)
+    texts = np.ndarray((len(frames),), f"V{len(span)}", frames.data, span.start, (frames.shape[1],))
+    found: list[bytes] = texts.tolist()
+    return found

@@ -1,25 +1,34 @@
-"""The protobuf wire format, as far as the hot messages need it: fields to bytes without message objects."""
+"""The protobuf wire format: fields to bytes without message objects, and payloads checked without them."""
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
-from distsummary.errors import InvalidValueError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from distsummary.errors import DamagedFileError, InvalidValueError
 from distsummary.format.frames import Part
-from distsummary.format.records import EventIds
+from distsummary.format.records import EventIds, Value
 
-VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+Descriptor: TypeAlias = Any  # its class differs between the implementations of protobuf
+
+MAX_OBJECTS = 1 << 20  # messages, strings and integers of one event; each costs tens of bytes of memory
+SMALL = 1 << 19  # bytes; a smaller payload cannot hold enough of them to matter
+
+VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
 _WIDTHS = {FIXED64: 8, FIXED32: 4}
 _ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _UINT64 = (1 << 64) - 1
 
 
 def varint(number: int) -> bytes:
-    """`number` as a varint; negative ones as the 64-bit two's complement (ten bytes), as protobuf does."""
+    """`number` as a varint; a negative one as its 64-bit two's complement (ten bytes), as in protobuf."""
     if 0 <= number <= 0x7F:  # nearly always
         return _ONE_BYTE[number]
-    if 0 < number <= 0x3FFF:  # two and three bytes, as most steps take: 0.7 of the loop's time
+    if 0 < number <= 0x3FFF:  # two and three bytes, like most steps: 0.7 of the time of the loop below
         return bytes((number & 0x7F | 0x80, number >> 7))
     if 0 < number <= 0x1FFFFF:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
@@ -34,7 +43,7 @@ def varint(number: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def key(field: int, wire_type: int) -> bytes:
-    """What stands before a field: its number and wire type."""
+    """The key of a field: its number and wire type."""
     return varint(field << 3 | wire_type)
 
 
@@ -49,7 +58,7 @@ def double(field: int, number: float) -> bytes:
 
 
 def single(field: int, number: float) -> bytes:
-    """A float field; what exceeds float32 becomes infinite."""
+    """A float field; numbers beyond float32 become infinite."""
     try:
         return key(field, FIXED32) + struct.pack("<f", number)
     except OverflowError:
@@ -67,7 +76,7 @@ def delimited(field: int, payload: bytes) -> bytes:
 
 
 def message(field: int, parts: Iterable[Part]) -> list[Part]:
-    """A message field whose payload is in parts, none of which is copied."""
+    """A message field whose payload is given in parts; none of them is copied."""
     parts = list(parts)
     return [key(field, LENGTH_DELIMITED) + varint(sum(map(len, parts))), *parts]
 
@@ -80,7 +89,7 @@ def text(field: int, string: str) -> bytes:
 def identity(ids: EventIds | None) -> bytes:
     """Fields 1000 to 1002 of an event of either dialect; nothing for None.
 
-    Every other reader skips these numbers. A seq of 0 is left out: version records and lineage have none.
+    Other readers skip these unknown fields. A seq of 0 is left out: version records and lineage have none.
     Raises InvalidValueError for a run id that is not 16 hex digits.
     """
     if ids is None:
@@ -97,18 +106,18 @@ def _owner(run_id: str, attempt: int) -> bytes:
 def read_identity(payload: bytes) -> EventIds:
     """The identity in an event of any dialect; an empty run id, 0 and 0 for an event of another writer.
 
-    Raises ValueError when the payload is no protobuf message.
+    Raises ValueError if the payload is not a protobuf message.
     """
     found = {1000: 0, 1001: 0, 1002: 0}
     position = 0
     while position < len(payload):
-        head, position = _read_varint(payload, position)
+        head, position = read_varint(payload, position)
         field, wire_type = head >> 3, head & 7
         start = position
         if wire_type == VARINT:
-            number, position = _read_varint(payload, position)
+            number, position = read_varint(payload, position)
         elif wire_type == LENGTH_DELIMITED:
-            length, position = _read_varint(payload, position)
+            length, position = read_varint(payload, position)
             number, position = 0, position + length
         elif wire_type in _WIDTHS:
             position += _WIDTHS[wire_type]
@@ -122,22 +131,26 @@ def read_identity(payload: bytes) -> EventIds:
     return EventIds(f"{found[1000]:016x}" if found[1000] else "", found[1001], found[1002])
 
 
-def _read_varint(payload: bytes, position: int) -> tuple[int, int]:
-    """The number at `position`, and the position behind it."""
-    number = shift = 0
-    while True:
-        if position >= len(payload) or shift > 63:
-            raise ValueError("a number goes beyond the end of its event")
-        byte = payload[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-        shift += 7
+def read_varint(payload: bytes, position: int) -> tuple[int, int]:
+    """The number at `position`, and the position after it; ValueError if none ends in ten bytes."""
+    try:
+        number = payload[position]
+        if number < 0x80:  # nearly always
+            return number, position + 1
+        number &= 0x7F
+        for shift in range(7, 70, 7):
+            position += 1
+            octet = payload[position]
+            number |= (octet & 0x7F) << shift
+            if octet < 0x80:
+                return number, position + 1
+    except IndexError:
+        pass
+    raise ValueError("a number goes beyond the end of its event")
 
 
 def parse_run_id(run_id: str) -> int:
-    """The 64 bits of a run id; raises InvalidValueError unless it is 16 hex digits."""
+    """The 64 bits of a run id; raises InvalidValueError unless the run id is 16 hex digits."""
     try:
         if len(run_id) != 16:
             raise ValueError(run_id)
@@ -146,3 +159,112 @@ def parse_run_id(run_id: str) -> int:
         raise InvalidValueError(
             f"run_id must be 16 hex digits, got {run_id!r}; take the one of run.json"
         ) from None
+
+
+# --- checks of payloads before and after the parser
+
+
+def refuse_bombs(payload: bytes, message: Descriptor) -> None:
+    """Raise DamagedFileError for a payload that the parser would turn into more than MAX_OBJECTS objects.
+
+    Two bytes can be an empty message that takes fifty in memory: 64 MiB of them would fill gigabytes. A
+    payload that is not a message passes, since the parser refuses it.
+    """
+    if len(payload) < SMALL:
+        return
+    try:
+        left = _count(payload, 0, len(payload), message, MAX_OBJECTS, _MAX_DEPTH)
+    except ValueError:
+        return  # not a message; up to here the parser would not make too many objects
+    if left < 0:
+        raise DamagedFileError(
+            f"the event of {len(payload)} bytes holds more than {MAX_OBJECTS} objects; "
+            "no writer makes such an event"
+        )
+
+
+_MAX_DEPTH = 100  # of nested messages: protobuf's own limit
+_FIXED_TYPES = {
+    FieldDescriptor.TYPE_DOUBLE,
+    FieldDescriptor.TYPE_FIXED64,
+    FieldDescriptor.TYPE_SFIXED64,
+    FieldDescriptor.TYPE_FLOAT,
+    FieldDescriptor.TYPE_FIXED32,
+    FieldDescriptor.TYPE_SFIXED32,
+}
+_BYTE_TYPES = {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES}
+
+
+class _Kind(NamedTuple):
+    """What a length-delimited field holds: a message, packed integers, or neither."""
+
+    message: Descriptor | None
+    is_packed: bool
+
+
+@lru_cache(maxsize=256)
+def _kinds(message: Descriptor) -> dict[int, _Kind]:
+    """The kind of each field of a message, by its number."""
+    return {
+        field.number: _Kind(field.message_type, field.type not in _FIXED_TYPES | _BYTE_TYPES)
+        for field in message.fields
+    }
+
+
+def _count(payload: bytes, position: int, end: int, message: Descriptor, left: int, depth: int) -> int:
+    """How many of `left` objects remain after this message; below 0 if they are not enough.
+
+    Raises ValueError where the payload is not a message.
+    """
+    kinds = _kinds(message)
+    while position < end and left >= 0 and depth:
+        head, position = read_varint(payload, position)
+        wire_type = head & 7
+        left -= 1
+        if wire_type == VARINT:
+            _, position = read_varint(payload, position)
+        elif wire_type in _WIDTHS:
+            position += _WIDTHS[wire_type]
+        elif wire_type == LENGTH_DELIMITED:
+            length, start = read_varint(payload, position)
+            position = start + length
+            kind = kinds.get(head >> 3)
+            if position > end or kind is None:
+                continue
+            if kind.message is not None:
+                left = _count(payload, start, position, kind.message, left, depth - 1)
+            elif kind.is_packed:
+                left -= length
+        elif wire_type not in (START_GROUP, END_GROUP):  # the parser skips groups, and reads what follows
+            raise ValueError(f"wire type {wire_type} at byte {position} of an event is unknown")
+    return left
+
+
+def refuse_bad_text(values: Iterable[Value]) -> None:
+    """Raise DamagedFileError for a tag, or a string of a lineage message, that is not UTF-8.
+
+    The parser does not: it checks the strings of proto2 only when they are accessed.
+    """
+    try:
+        for value in values:
+            texts = _texts_in(value.data) if isinstance(value.data, Message) else ()
+            for text in (value.tag, *texts):
+                if not isinstance(text, str):
+                    raise DamagedFileError(f"a text of the event is not UTF-8: {text!r}")
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"a text of the event is not UTF-8: {error}") from error
+
+
+def _texts_in(message: Message) -> Iterator[str | bytes]:
+    """Every string of a message and of the messages in it; bytes where it is not UTF-8."""
+    for field, found in message.ListFields():
+        items: Iterable[Any] = [found]  # Any: whatever a field holds
+        if hasattr(found, "items"):
+            items = [part for pair in found.items() for part in pair]
+        elif hasattr(found, "extend") or hasattr(found, "add"):
+            items = found
+        for item in items:
+            if isinstance(item, Message):
+                yield from _texts_in(item)
+            elif isinstance(item, str) or (isinstance(item, bytes) and field.type != field.TYPE_BYTES):
+                yield item

@@ -15,16 +15,14 @@ from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.format import mindspore_format, tensorboard_format, wire
 from distsummary.format.frames import MAX_PAYLOAD, Frame
 from distsummary.format.lineage import Lineage, decode_lineage_event, updated_lineage
-from distsummary.format.parts import Descriptor, refuse_bombs
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Value
-from distsummary.format.scalar_decoder import quick_event
-from distsummary.format.text import refuse_bad_text
+from distsummary.format.scalar_decoder import decode_scalars
+from distsummary.format.wire import Descriptor, refuse_bad_text, refuse_bombs
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.deduplicate import Seen
-from distsummary.reading.pieces import read_pieces
-from distsummary.reading.scalar_columns import ScalarColumns
+from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import dialect_of, lineage_files, segments
 
 MODES = ("strict", "skip", "tail")
@@ -131,7 +129,7 @@ def _read_file(
                 skipping.tell()
                 yield piece
                 continue
-            if piece.damage is None and (fields := quick_event(piece.payload, dialect)) is not None:
+            if piece.damage is None and (fields := decode_scalars(piece.payload, dialect)) is not None:
                 skipping.tell()
                 yield _new_event((*fields, path, piece.offset, piece.end))
                 continue
@@ -180,7 +178,7 @@ def decode_frame(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
 
     Raises DamagedFileError.
     """
-    if frame.damage is None and (fields := quick_event(frame.payload, dialect)) is not None:
+    if frame.damage is None and (fields := decode_scalars(frame.payload, dialect)) is not None:
         return EventIds(*fields[:3]), Event(*fields[3:])
     return _decode(frame, dialect)
 

@@ -1,23 +1,42 @@
-"""Events of scalars read in columns, many frames at a time: the mirror image of `scalars.ScalarEncoder`."""
+"""Reads a file as events of scalars in columns, many frames at a time, and everything else frame by frame."""
 
+import os
+import struct
 from collections.abc import Iterable, Iterator
-from itertools import repeat
-from typing import NamedTuple
+from itertools import islice, repeat
+from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from distsummary.format.crc import crc_changes, unmasked
-from distsummary.format.frames import HEADER_BYTES
-from distsummary.format.layouts import Columns, Layout, Octets, layout_of, numbers_at, texts_at, varints_at
+from distsummary.format.crc import crc_changes, masked_crc, unmasked
+from distsummary.format.frames import HEADER_BYTES, MAX_PAYLOAD, OVERHEAD, Frame, FrameReader, opened
+from distsummary.format.records import DIALECTS
+from distsummary.format.scalar_decoder import (
+    Column,
+    FieldPlaces,
+    Octets,
+    decode_scalars,
+    numbers_at,
+    places_of_fields,
+    texts_at,
+    varints_at,
+)
 
-_MAX_LAYOUTS = 8  # of frames of one length in a block, and
-_MIN_ROWS = 32  # frames of one layout on average: below, columns cost more than they spare
+FEW = 64  # events; fewer together cost less frame by frame
+_FIRST_LOOK = 4 * FEW  # frames that are tried as columns at first,
+_LONGEST_LOOK = 1 << 13  # and at most, where that went well
+_LONGEST_PAUSE = 1 << 17  # frames until columns are tried again where they never paid
+_MAX_LENGTH = 1 << 12  # bytes of an event; larger ones are read frame by frame
+_MAX_HEADERS = 4096
+_MAX_GROUPS = 8  # of frames of one length in a block
+_MIN_GROUP = 32  # frames of one group on average: with fewer, columns cost more than they save
+_HEADER = struct.Struct("<QI")
 
 
 class ScalarColumns(NamedTuple):
-    """Events of one attempt that hold scalars alone, in the order of their file.
+    """Events of one attempt that hold only scalars, in the order of their file.
 
     For each event, (n,): `seqs`, `steps` int64, `wall_times` float64, `offsets` and `ends` of its frame
     (bytes) int64, `counts` of its values. For each value, (m,): `numbers` float64, `tag_numbers` into `tags`.
@@ -25,14 +44,14 @@ class ScalarColumns(NamedTuple):
 
     run_id: str
     attempt: int
-    seqs: Columns
-    steps: Columns
-    wall_times: Columns
-    offsets: Columns
-    ends: Columns
-    counts: Columns
-    numbers: Columns
-    tag_numbers: Columns
+    seqs: Column
+    steps: Column
+    wall_times: Column
+    offsets: Column
+    ends: Column
+    counts: Column
+    numbers: Column
+    tag_numbers: Column
     tags: list[str]
 
     def tag_texts(self) -> Iterable[str]:
@@ -41,7 +60,7 @@ class ScalarColumns(NamedTuple):
             return repeat(self.tags[0], self.numbers.size)
         return map(self.tags.__getitem__, self.tag_numbers.tolist())
 
-    def chosen(self, mask: Columns) -> "ScalarColumns":
+    def chosen(self, mask: Column) -> "ScalarColumns":
         """The events where `mask`, bool (n,), is set."""
         values = np.repeat(mask, self.counts)
         return self._replace(
@@ -56,17 +75,102 @@ class ScalarColumns(NamedTuple):
         )
 
 
-class _Part(NamedTuple):
-    """Frames of one layout: their places among all (r,), bytes (r, length) and tag numbers (r, values)."""
+def read_pieces(
+    source: str | os.PathLike[str] | BinaryIO,
+    dialect: str,
+    *,
+    start: int = 0,
+    max_payload: int = MAX_PAYLOAD,
+    resync: bool = False,
+) -> Iterator[ScalarColumns | Frame]:
+    """The frames that `read_frames` gives, but with events of scalars in columns wherever many are adjacent.
 
-    layout: Layout
-    places: Columns
-    rows: Octets
-    tag_numbers: Columns
+    Columns hold only events whose CRCs are right and that `decode_scalars` decodes. Damaged and all other
+    events come as frames.
+
+    Args:
+        dialect: of the file, as `segments.dialect_of` gives it.
+        source, start, max_payload, resync: as in `read_frames`.
+    """
+    with opened(source) as file:
+        reader = FrameReader(file, max_payload, resync=resync)
+        if dialect not in DIALECTS:
+            yield from reader.frames(start)
+            return
+        walker = _Walker(dialect, min(max_payload, _MAX_LENGTH))
+        offset, most, pause = start, _FIRST_LOOK, FEW
+        while True:
+            base, block = reader.window(offset)
+            starts = walker.starts(block, offset - base, most)
+            walked, taken = len(starts) - 1, 0
+            columns = scalar_columns(block, base, starts, dialect) if walked >= FEW else None
+            if columns is not None and (taken := columns.seqs.size) >= FEW:
+                yield columns
+                offset, pause = base + starts[taken], FEW
+            if taken < walked or walked < most:
+                # The next frame does not fit the columns: read it alone. Where no columns came, go on frame
+                # by frame, for twice as long each time that columns do not pay.
+                count = 1
+                if taken < FEW:
+                    count = max(walked, pause)
+                    pause = min(2 * count, _LONGEST_PAUSE)
+                for frame in islice(reader.frames(offset), count):
+                    yield frame
+                    offset, count = frame.end, count - 1
+                if count:
+                    return
+            most = min(4 * most, _LONGEST_LOOK) if taken in (0, walked) else _FIRST_LOOK
+
+
+class _Walker:
+    """Finds adjacent frames that may be events of scalars, by their headers, of which it keeps the length."""
+
+    def __init__(self, dialect: str, max_length: int) -> None:
+        self._dialect, self._max_length = dialect, max_length
+        self._lengths: dict[bytes, int] = {}  # of a frame, by its header
+
+    def starts(self, block: bytes, position: int, most: int) -> list[int]:
+        """Where each of up to `most` whole frames begins from `position` on, and where the last one ends."""
+        lengths, size = self._lengths, len(block)
+        length_of = lengths.get
+        starts = [position]
+        for _ in range(most):
+            header = block[position : position + HEADER_BYTES]
+            length = length_of(header)
+            if length is None:  # a new header: is it one of a whole frame of scalars?
+                if len(header) < HEADER_BYTES:
+                    break
+                payload_length, crc = _HEADER.unpack(header)
+                length = OVERHEAD + payload_length
+                end = position + length
+                if payload_length > self._max_length or end > size or crc != masked_crc(header[:8]):
+                    break
+                if decode_scalars(block[position + HEADER_BYTES : end - 4], self._dialect) is None:
+                    break
+                if len(lengths) >= _MAX_HEADERS:
+                    lengths.clear()
+                lengths[header] = length
+            position += length
+            if position > size:
+                break
+            starts.append(position)
+        return starts
+
+
+class _Group(NamedTuple):
+    """Frames whose fields lie in the same places: which of all they are (r,), their bytes (r, length).
+
+    `tag_numbers` has the tag of each of their values, (r, values).
+    """
+
+    fields: FieldPlaces
+    places: Column
+    frames: Octets
+    tag_numbers: Column
 
 
 class _Tags(dict[bytes, int]):
-    """The number of each tag, in the order of their coming; -1 for bytes that are no text."""
+    """The number of each tag, in the order of their first appearance; -1 for bytes that are not UTF-8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,10 +186,10 @@ class _Tags(dict[bytes, int]):
 
 
 def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> ScalarColumns | None:
-    """The events of the frames that stand in `block` one behind the other, up to the first unusual one.
+    """The events of adjacent frames in `block`, up to the first one that does not fit.
 
-    Unusual is a frame with a wrong CRC, one that `quick_event` does not read, of another attempt than the
-    first, or of one layout too many.
+    A frame does not fit if its CRC is wrong, if `decode_scalars` does not decode it, if it is of another
+    attempt than the first one, or if the frames have too many different layouts.
 
     Args:
         base: where the block begins in the file.
@@ -93,119 +197,101 @@ def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> 
         dialect: of the file.
 
     Returns:
-        None if the first one is unusual, or if the frames are so different that columns would not pay.
+        None if the first frame does not fit, or if the frames are so different that columns would not pay.
     """
     bounds = np.array(starts, np.int64)
     lengths = np.diff(bounds)
-    found = np.unique(lengths)
-    if found.size * _MIN_ROWS > lengths.size:
+    different = np.unique(lengths)
+    if different.size * _MIN_GROUP > lengths.size:
         return None
+    octets = np.frombuffer(block, np.uint8)
     tags = _Tags()
-    parts: list[_Part] = []
-    for length in found.tolist():
+    groups: list[_Group] = []
+    for length in different.tolist():
         places = np.flatnonzero(lengths == length)
-        parts += _parts(places, _rows(block, bounds[:-1][places], length), dialect, tags)
-        if len(parts) * _MIN_ROWS > lengths.size:
+        at = bounds[:-1][places]
+        if at[-1] - at[0] == length * (at.size - 1):  # adjacent: no copy
+            frames = octets[at[0] : at[-1] + length].reshape(-1, length)
+        else:
+            frames = sliding_window_view(octets, length)[at]
+        groups += _groups(places, frames, dialect, tags)
+        if len(groups) * _MIN_GROUP > lengths.size:
             return None
-    first = next((part for part in parts if part.places.size and part.places[0] == 0), None)
+    first = next((group for group in groups if group.places.size and group.places[0] == 0), None)
     if first is None:
         return None
-    parts = [part for part in parts if part.layout.owner == first.layout.owner]
-    is_usual = np.zeros(lengths.size + 1, np.bool_)
-    for part in parts:
-        is_usual[part.places] = True
-    parts = [_up_to(part, int(is_usual.argmin())) for part in parts]
-    return _joined([part for part in parts if part.places.size], bounds + base, tags.texts)
+    groups = [group for group in groups if group.fields.owner == first.fields.owner]
+    fits = np.zeros(lengths.size + 1, np.bool_)
+    for group in groups:
+        fits[group.places] = True
+    stop = int(fits.argmin())  # the first frame that does not fit, or the number of frames
+    kept = []
+    for group in groups:
+        count = int(group.places.searchsorted(stop))
+        if count:
+            kept.append(_Group(group.fields, *(column[:count] for column in group[1:])))
+    return _joined(kept, bounds + base, tags.texts)
 
 
-def _rows(block: bytes, starts: Columns, length: int) -> Octets:
-    """The frames that begin at `starts`, uint8 (n, length), contiguous."""
-    octets = np.frombuffer(block, np.uint8)
-    if starts[-1] - starts[0] == length * (starts.size - 1):
-        return octets[starts[0] : starts[-1] + length].reshape(-1, length)
-    rows: Octets = sliding_window_view(octets, length)[starts]
-    return rows
-
-
-def _parts(places: Columns, rows: Octets, dialect: str, tags: _Tags) -> Iterator[_Part]:
-    """The intact frames by their layouts; each layout is that of the first frame that is left."""
-    for _ in range(_MAX_LAYOUTS):
+def _groups(places: Column, frames: Octets, dialect: str, tags: _Tags) -> Iterator[_Group]:
+    """The intact frames among frames of one length, grouped by where their fields lie."""
+    for _ in range(_MAX_GROUPS):
         if not places.size:
             return
-        layout = layout_of(rows[0].tobytes(), dialect)
-        if layout is None:
-            places, rows = places[1:], rows[1:]
+        fields = places_of_fields(frames[0].tobytes(), dialect)
+        if fields is None:
+            places, frames = places[1:], frames[1:]
             continue
-        differences = rows ^ rows[0]
+        differences = frames ^ frames[0]
         varying = np.bitwise_or.reduce(differences, axis=0)
-        fits = _fits(differences, varying, layout)
-        good = fits & _intact(rows, differences, varying)
+        # Which frames have their fields in the same places as the first one, bool (n,).
+        others = differences[:, fields.constant & (varying != 0)].any(axis=1)
+        longer = (differences[:, fields.high_bits & (varying > 0x7F)] > 0x7F).any(axis=1)
+        fits = np.logical_not(others | longer)
+        # Which of them have the right CRC, computed from that of the first one.
+        payload = slice(HEADER_BYTES, frames.shape[1] - 4)
+        crc = np.uint32(google_crc32c.value(frames[0, payload].tobytes()))
+        crcs = crc ^ crc_changes(differences[:, payload], np.flatnonzero(varying[payload]))
+        good = fits & (unmasked(numbers_at(frames, payload.stop, "<u4")) == crcs)
         if good.any():
-            found = _where(good, places, rows)
-            numbers = _tag_numbers(found[1], varying, layout, tags)
-            yield _Part(layout, *_where(numbers.min(axis=1, initial=0) >= 0, *found, numbers))
-        places, rows = _where(~fits, places, rows)
+            its_places, its_frames = _where(good, places, frames)
+            numbers = np.empty((len(its_frames), len(fields.tags)), np.int32)
+            for value, span in enumerate(fields.tags):
+                if varying[span.start : span.stop].any():
+                    texts = texts_at(its_frames, span)
+                    numbers[:, value] = np.fromiter(map(tags.__getitem__, texts), np.int32, len(texts))
+                else:
+                    numbers[:, value] = tags[its_frames[0, span.start : span.stop].tobytes()]
+            is_text = numbers.min(axis=1, initial=0) >= 0
+            yield _Group(fields, *_where(is_text, its_places, its_frames, numbers))
+        places, frames = _where(~fits, places, frames)
 
 
-def _where(mask: Columns, *columns: Columns) -> tuple[Columns, ...]:
-    """The columns where the mask is set; nothing is copied if it is everywhere."""
+def _where(mask: Column, *columns: Column) -> tuple[Column, ...]:
+    """The columns where the mask is set; nothing is copied if it is set everywhere."""
     return columns if mask.all() else tuple(column[mask] for column in columns)
 
 
-def _fits(differences: Octets, varying: Octets, layout: Layout) -> Columns:
-    """Which frames have the layout of the first one, bool (n,)."""
-    others = differences[:, layout.constant & (varying != 0)].any(axis=1)
-    longer = (differences[:, layout.varints & (varying > 0x7F)] > 0x7F).any(axis=1)
-    return np.logical_not(others | longer)
-
-
-def _intact(rows: Octets, differences: Octets, varying: Octets) -> Columns:
-    """Which frames hold the CRC of their payload, bool (n,)."""
-    payload = slice(HEADER_BYTES, rows.shape[1] - 4)
-    first = np.uint32(google_crc32c.value(rows[0, payload].tobytes()))
-    crcs = first ^ crc_changes(differences[:, payload], np.flatnonzero(varying[payload]))
-    intact: Columns = unmasked(numbers_at(rows, payload.stop, "<u4")) == crcs
-    return intact
-
-
-def _tag_numbers(rows: Octets, varying: Octets, layout: Layout, tags: _Tags) -> Columns:
-    """The numbers of the tags, int32 (n, values)."""
-    numbers = np.empty((len(rows), len(layout.tags)), np.int32)
-    for value, span in enumerate(layout.tags):
-        if varying[span.start : span.stop].any():
-            texts = texts_at(rows, span)
-            numbers[:, value] = np.fromiter(map(tags.__getitem__, texts), np.int32, len(texts))
-        else:
-            numbers[:, value] = tags[rows[0, span.start : span.stop].tobytes()]
-    return numbers
-
-
-def _up_to(part: _Part, stop: int) -> _Part:
-    """The frames before the place `stop`."""
-    count = int(part.places.searchsorted(stop))
-    return _Part(part.layout, part.places[:count], part.rows[:count], part.tag_numbers[:count])
-
-
-def _joined(parts: list[_Part], bounds: Columns, tags: list[str]) -> ScalarColumns:
-    """The parts in the order of their frames, all of one owner; the first of them is never empty."""
-    count = sum(part.places.size for part in parts)
+def _joined(groups: list[_Group], bounds: Column, tags: list[str]) -> ScalarColumns:
+    """The events of all groups in the order of their frames; the groups are of one attempt."""
+    count = sum(group.places.size for group in groups)
     seqs, steps, counts = (np.zeros(count, np.int64) for _ in range(3))
     wall_times = np.empty(count)
-    for layout, places, rows, _ in parts:
-        seqs[places] = varints_at(rows, layout.seq)
-        steps[places] = varints_at(rows, layout.step)
-        wall_times[places] = numbers_at(rows, HEADER_BYTES + 1, "<f8")
-        counts[places] = len(layout.numbers)
+    for fields, places, frames, _ in groups:
+        seqs[places] = varints_at(frames, fields.seq)
+        steps[places] = varints_at(frames, fields.step)
+        wall_times[places] = numbers_at(frames, HEADER_BYTES + 1, "<f8")
+        counts[places] = len(fields.numbers)
     firsts = np.cumsum(counts) - counts
     numbers = np.empty(int(counts.sum()))
     tag_numbers = np.empty(numbers.size, np.int32)
-    for layout, places, rows, tag_columns in parts:
-        for value, place in enumerate(layout.numbers):
+    for fields, places, frames, tag_columns in groups:
+        for value, place in enumerate(fields.numbers):
             with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-                numbers[firsts[places] + value] = numbers_at(rows, place, "<f4")
+                numbers[firsts[places] + value] = numbers_at(frames, place, "<f4")
             tag_numbers[firsts[places] + value] = tag_columns[:, value]
     return ScalarColumns(
-        *parts[0].layout.owner,
+        *groups[0].fields.owner,
         seqs,
         steps,
         wall_times,

@@ -25,9 +25,8 @@ from distsummary.format.records import (
     Value,
 )
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.reading.pieces import read_pieces
 from distsummary.reading.reader import ReadValue, decode_frame, values_of
-from distsummary.reading.scalar_columns import ScalarColumns
+from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import all_event_files, dialect_of
 
 Json: TypeAlias = Any  # what json.dumps takes: JSON has no better type in Python

@@ -7,7 +7,6 @@ from random import Random
 
 from distsummary.format import wire
 from distsummary.format.frames import frame, read_frames
-from distsummary.format.parts import MAX_PARTS
 from distsummary.reading.reader import Damage, read_file, read_values
 from distsummary.tools.fsck import fsck
 from tests.unit.reading.test_reader import MINDSPORE, TENSORBOARD, scalar_frames, write
@@ -74,11 +73,11 @@ def test_any_mutation_is_checked_and_repaired_without_a_crash(nasty_tmp_path: Pa
 
 
 def test_an_event_that_would_fill_the_memory_is_damage(nasty_tmp_path: Path):
-    bomb = wire.double(1, 1.0) + wire.delimited(5, b"\n\x00" * (MAX_PARTS + 1))
+    bomb = wire.double(1, 1.0) + wire.delimited(5, b"\n\x00" * (wire.MAX_OBJECTS + 1))
     for dialect, name in (("mindspore", MINDSPORE), ("tensorboard", TENSORBOARD)):
         frames = [frame(bomb), *scalar_frames(dialect, range(1, 2))]
         path = write(nasty_tmp_path, name.format(17), frames)
         skipped: list[Damage] = []
         assert [event.seq for event in read_file(path, "skip", skipped=skipped)] == [1]
         assert [damage.offset for damage in skipped] == [0]
-        assert "parts" in skipped[0].reason
+        assert "objects" in skipped[0].reason

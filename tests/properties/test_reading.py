@@ -17,14 +17,11 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.framing import EventEncoder
-from distsummary.format.parts import refuse_bombs
 from distsummary.format.records import DIALECTS, Event, EventIds, Value
-from distsummary.format.text import refuse_bad_text
-from distsummary.format.wire import read_identity
+from distsummary.format.wire import read_identity, refuse_bad_text, refuse_bombs
 from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
-from distsummary.reading.pieces import read_pieces
 from distsummary.reading.reader import Damage, read_directory, read_file, read_last_seq, read_values
-from distsummary.reading.scalar_columns import ScalarColumns
+from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import dialect_of
 from distsummary.reading.series import read_scalars
 from distsummary.tools.dump import dump

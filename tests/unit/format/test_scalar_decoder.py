@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.records import DIALECTS, Event, EventIds, Value
-from distsummary.format.scalar_decoder import Fields, quick_event
+from distsummary.format.scalar_decoder import Fields, decode_scalars
 from tests.unit.format import samples
 
 DECODE = {"mindspore": mindspore_format.decode_event, "tensorboard": tensorboard_format.decode_event}
@@ -35,7 +35,7 @@ def same(fields: Fields, decoded: tuple[EventIds, Event] | None) -> bool:
 def test_scalars_are_read_as_protobuf_reads_them(scalars, step, wall_time, ids, dialect):
     event = Event(step, wall_time, [Value("scalar", tag, number) for tag, number in scalars])
     encoded = payload(event, ids, dialect)
-    quick = quick_event(encoded, dialect)
+    quick = decode_scalars(encoded, dialect)
     if (
         step >= 0
         and wall_time
@@ -53,6 +53,6 @@ def test_other_events_are_left_to_protobuf(dialect: str):
             continue
         event = Event(1, 1.0, [Value("scalar", "loss", np.float32(1)), value])
         encoded = payload(event, samples.IDS, dialect)
-        assert quick_event(encoded, dialect) is None
-    assert quick_event(b"", dialect) is None
-    assert quick_event(b"\x09" * 19, dialect) is None
+        assert decode_scalars(encoded, dialect) is None
+    assert decode_scalars(b"", dialect) is None
+    assert decode_scalars(b"\x09" * 19, dialect) is None

@@ -1,4 +1,4 @@
-"""The identity of an event, written and read without message objects."""
+"""The wire format without message objects: fields, the identity of an event, and what a payload may hold."""
 
 import contextlib
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distsummary.errors import InvalidValueError
+from distsummary.errors import DamagedFileError, InvalidValueError
 from distsummary.format import wire
 from distsummary.format.records import EventIds
-from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
+from distsummary.pb import mindspore_lineage_pb2, mindspore_summary_pb2, tensorboard_pb2
 
 IDS = st.builds(
     EventIds,
@@ -54,3 +54,70 @@ def test_numbers_have_the_bytes_of_protobuf(number: int):
     field = {"step": number} if number < 2**63 else {"seq": number}
     event = mindspore_summary_pb2.Event(**field)
     assert event.SerializePartialToString() == wire.integer(2 if number < 2**63 else 1002, number)
+
+
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=3))
+def test_a_number_is_read_back(number: int, rest: bytes):
+    encoded = wire.varint(number)
+    assert wire.read_varint(b"x" + encoded + rest, 1) == (number, 1 + len(encoded))
+    with pytest.raises(ValueError, match="beyond the end"):
+        wire.read_varint(encoded[:-1], 0)
+
+
+# --- what would fill the memory is counted before it is parsed, wherever in the event it stands
+
+
+EVENT = mindspore_summary_pb2.Event.DESCRIPTOR
+MANY, SMALL = 10_001, 1000
+
+
+@pytest.fixture
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of the code, a hundred times lower: counting in Python takes its time."""
+    monkeypatch.setattr(wire, "MAX_OBJECTS", MANY - 1)
+    monkeypatch.setattr(wire, "SMALL", SMALL)
+
+
+def value(field: int, payload: bytes) -> bytes:
+    """An event of one value that has `payload` in its field."""
+    return wire.delimited(5, wire.delimited(1, wire.text(1, "tag") + wire.delimited(field, payload)))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        wire.delimited(5, b"\x0a\x00" * MANY),
+        wire.delimited(4, b"\x0a\x00" * MANY),
+        value(9, b"\x0a\x00" * MANY),
+        value(8, b"\x08\x01" * MANY),
+        value(8, wire.delimited(5, b"\x01" * MANY)),
+        wire.key(2000, wire.START_GROUP)
+        + wire.key(2000, wire.END_GROUP)
+        + wire.delimited(5, b"\x0a\x00" * MANY),
+    ],
+    ids=["values", "nodes", "buckets", "dims", "packed integers", "values after a group"],
+)
+@pytest.mark.usefixtures("low_limits")
+def test_an_event_of_too_many_objects_is_refused(payload: bytes):
+    with pytest.raises(DamagedFileError, match="objects"):
+        wire.refuse_bombs(payload, EVENT)
+
+
+@pytest.mark.usefixtures("low_limits")
+def test_arrays_of_fixed_width_and_bytes_are_not_counted():
+    wire.refuse_bombs(value(8, wire.delimited(3, bytes(8 * MANY))), EVENT)
+    wire.refuse_bombs(value(4, wire.delimited(4, bytes(8 * MANY))), EVENT)
+
+
+@pytest.mark.usefixtures("low_limits")
+@pytest.mark.parametrize("garbage", [b"\xff" * SMALL, b"\x0b" * SMALL, b"\x0a" + b"\xff" * SMALL])
+def test_bytes_that_are_not_a_message_are_left_to_the_parser(garbage: bytes):
+    wire.refuse_bombs(garbage, EVENT)
+
+
+@pytest.mark.usefixtures("low_limits")
+def test_nesting_ends_somewhere():
+    nested = b""
+    for _ in range(200):
+        nested = wire.delimited(1, nested + wire.delimited(15, bytes(4096)))
+    wire.refuse_bombs(wire.delimited(9, nested), mindspore_lineage_pb2.LineageEvent.DESCRIPTOR)

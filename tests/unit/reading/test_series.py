@@ -11,8 +11,8 @@ from distsummary.format.frames import frame
 from distsummary.format.records import Event, EventIds, Value
 from distsummary.reading.reader import Damage
 from distsummary.reading.series import read_scalars
-from tests.unit.reading.test_pieces import RUN, run
 from tests.unit.reading.test_reader import MINDSPORE, TENSORBOARD, flip, write
+from tests.unit.reading.test_scalar_columns import RUN, run
 
 
 def single(seq: int, *values: Value) -> bytes:

@@ -10,8 +10,7 @@ from distsummary.format import mindspore_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import Frame, frame
 from distsummary.format.records import DIALECTS, Event, EventIds, Value
-from distsummary.reading.pieces import FEW, read_pieces
-from distsummary.reading.scalar_columns import ScalarColumns
+from distsummary.reading.scalar_columns import FEW, ScalarColumns, read_pieces
 
 RUN = "0123456789abcdef"
 VERSION = frame(mindspore_format.encode_version(1.0, EventIds(RUN, 0)))
