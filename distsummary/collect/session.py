@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from distsummary.checkpoints.sketch.keeper import SketchKeeper
+from distsummary.checkpoints.sketch.parts import ModelParts
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
-from distsummary.checkpoints.sketch.sketching import (
-    ModelParts,
-    open_sketching,
-    parameters_digest,
-)
+from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.checkpoints.trajectory import LandscapeSpec
 from distsummary.collect.background import Background
 from distsummary.collect.export import Exports, written_as_events
@@ -163,7 +160,7 @@ class Session:
         parts = ModelParts(framework, network, is_mine=share.holds)
         header = SketchHeader(
             run_id=self._registration.run_id,
-            parameters=parameters_digest(framework, network),
+            parameters=parts.digest,
             attempt=attempt,
             rank=share.part.rank if share.part else 0,
             parts=share.part.ranks if share.part else 1,

@@ -1,28 +1,42 @@
-"""What a framework must tell us: a Protocol of a few functions, and how to find whose an object is."""
+"""The Protocol that each framework implements, and the look-up of the framework that owns an object."""
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.errors import InvalidTypeError, MissingExtraError
+from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError
 from distsummary.format.records import Shard
 
 Array = NDArray[Any]
 
 
 class ArraySpec(NamedTuple):
-    """What array a tensor becomes, known before it is copied."""
+    """The array that a tensor becomes, known before it is copied."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
+class Pending(Protocol):
+    """A value that may still be under way from a device."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it holds."""
+
+    def result(self) -> Any:
+        """Wait for the value and return it: an array, unless the function that made it says otherwise."""
+
+
 class Framework(Protocol):
-    """One module of this folder satisfies it (`numpy.py` is the reference); tensors and models are opaque."""
+    """Implemented by one module of this folder per framework; `numpy.py` is the reference.
+
+    Tensors and models are opaque to callers.
+    """
 
     name: str
 
@@ -30,58 +44,91 @@ class Framework(Protocol):
         """Whether `value` is a tensor of this framework."""
 
     def array_spec(self, tensor: Any) -> ArraySpec:
-        """The shape and dtype of what `to_numpy` would give; nothing is copied.
+        """The shape and dtype of the array that `to_numpy` would return; nothing is copied.
 
-        Raises InvalidTypeError for a tensor that is no array, InvalidValueError for one without values.
+        Raises InvalidTypeError for a tensor that cannot become an array, InvalidValueError for one without
+        values.
         """
 
     def to_numpy(self, tensor: Any) -> Array:
-        """A host copy of the same shape; of a sharded tensor the local part.
+        """A host copy of the same shape; of a sharded tensor, a copy of the local part.
 
-        The dtype stays, in native byte order, but small numbers that NumPy does not know (bfloat16, float8
+        The dtype is kept, in native byte order, except that small numbers unknown to NumPy (bfloat16, float8
         ...) become float32, which holds all their values.
         """
 
-    def snapshot(self, tensor: Any) -> Any:
-        """A copy that in-place changes do not touch, or what nobody can change; no device is waited for.
+    def snapshot(self, tensor: Any) -> Pending:
+        """A copy that in-place changes do not affect (or the tensor itself, if it is read-only).
 
-        It has `result() -> Array`, which waits, and `nbytes`, the bytes of that array.
+        The device is not waited for; `nbytes` is the size of the array that `result()` returns.
         """
 
-    def histogram(self, tensor: Any) -> Any:
-        """What the histogram of the tensor as it is now is made of; no device is waited for.
+    def histogram(self, tensor: Any) -> Pending:
+        """The histogram of the tensor as it is now, or the array to count; the device is not waited for.
 
-        `result()` waits and gives a Histogram, counted where the tensor lies so that only the counts leave
-        it, or the array to count, whichever costs less; `nbytes` is what is held until then. Either way it
-        becomes what `events.histogram.count_histogram` makes of the same values.
+        `result()` returns a Histogram that was counted on the tensor's device, so that only the counts leave
+        it, or a copy of the values, whichever costs less. Either way the histogram equals that of
+        `format.histogram.count_histogram` for the same values.
         """
 
     def shard(self, tensor: Any) -> Shard | None:
-        """The slice that this rank holds, None for a tensor that is whole here."""
+        """The slice of a sharded tensor that this rank holds; None for a tensor that is whole here."""
 
     def split_axes(self, tensor: Any) -> tuple[str, ...]:
-        """The axes of the mesh (see `mesh`) that split the tensor: along others ranks hold copies."""
+        """The axes of the mesh (see `mesh`) that split the tensor; along the others, ranks hold copies."""
 
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The trainable parameters of a model, in the model's order."""
 
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """Parameters and buffers by name, in place: what `state` copies."""
+        """The model's own parameters and buffers by name, which `state` copies."""
+
+    def watch(self, model: Any) -> Callable[[], bool]:
+        """A quick check whether the model still holds the same tensors, with the same shapes, trained or not.
+
+        It may return False for an unchanged model, which must then be looked through again.
+        """
 
     def state(self, model: Any) -> dict[str, Array]:
-        """Parameters and buffers by name, copied to the host: what a checkpoint holds."""
+        """Parameters and buffers by name, copied to the host: the content of a checkpoint."""
 
     def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
-        """Put values back by name; raises InvalidValueError naming missing, unknown or misshapen ones."""
+        """Write values into the model's tensors by name; raises as `check_state`, before any change."""
 
     def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
-        """The mesh that the model is distributed over: axis name to (coordinate, size); empty for none."""
+        """The mesh over which the model is distributed, {axis: (coordinate, size)}; empty without one."""
 
-    def learning_rate(self, optimizer: Any) -> Any:
-        """The learning rate now (of the first group), None if the optimizer does not tell.
+    def learning_rate(self, optimizer: Any) -> float | Pending | None:
+        """The current learning rate of the first parameter group, None if the optimizer has none.
 
-        A float; one that lies on a device as `snapshot` gives it, since no device is waited for.
+        A rate on a device is returned as a `snapshot`, so that the device is not waited for.
         """
+
+
+def check_state(
+    expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], state: Mapping[str, Array]
+) -> None:
+    """Raise InvalidValueError unless `state` fits a model: its names and shapes, and dtypes that can be cast.
+
+    `expected` is (shape, dtype) by name. A cast may change the precision (float32 to float16) but not the
+    kind (float to integer).
+    """
+    faults = [f"{name} is missing" for name in expected if name not in state]
+    faults += [f"{name} is unknown to the model" for name in state if name not in expected]
+    for name, (shape, dtype) in expected.items():
+        if name not in state:
+            continue
+        value = np.asarray(state[name])
+        if value.shape != shape:
+            faults.append(f"{name} has the shape {value.shape} instead of {shape}")
+        elif not np.can_cast(value.dtype, dtype, casting="same_kind"):
+            faults.append(f"{name} has the dtype {value.dtype}, which does not become {dtype}")
+    if faults:
+        more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
+        raise InvalidValueError(
+            f"the state does not fit the model: {'; '.join(faults[:10])}{more}; "
+            "load the state of the same model"
+        )
 
 
 def load(name: str) -> Framework:
@@ -101,11 +148,11 @@ def load(name: str) -> Framework:
 
 
 def framework_of(value: object) -> Framework:
-    """The framework that owns a tensor or model, told by its type alone: asking imports no other."""
+    """The framework that owns a tensor or model, found by its type; no other framework is imported."""
     return _framework_of_type(type(value))  # type: ignore[arg-type]  # mypy doubts that types are hashable
 
 
-@lru_cache(maxsize=256)  # asked for every logged tensor
+@lru_cache(maxsize=256)  # called for every logged tensor
 def _framework_of_type(owned: type) -> Framework:
     for kind in owned.__mro__:
         if kind.__module__.split(".")[0] == "torch":

@@ -1,10 +1,10 @@
-"""NumPy as a framework: the reference for what the others must do.
+"""NumPy as a framework: the reference implementation of `base.Framework`.
 
 A model is any callable object with `parameters`, a dict of arrays by name, and optionally `buffers`, another
-(or None).
+such dict or None.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
-from distsummary.frameworks.base import ArraySpec
+from distsummary.frameworks.base import ArraySpec, check_state
 from distsummary.frameworks.staging import is_frozen, staged
-from distsummary.frameworks.state import refuse_misfit
 
 Array = NDArray[Any]
 
 
 class HostCopy:
-    """A copy of an array, made when it was asked for."""
+    """A `base.Pending` that is complete: an array on the host."""
 
     __slots__ = ("_array",)
 
@@ -29,11 +28,11 @@ class HostCopy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copy."""
+        """The bytes of the array."""
         return self._array.nbytes
 
     def result(self) -> Array:
-        """The copy."""
+        """The array."""
         return self._array
 
 
@@ -47,7 +46,7 @@ class NumpyFramework:
         return isinstance(value, np.ndarray | np.generic)
 
     def array_spec(self, tensor: Any) -> ArraySpec:
-        """Its shape, and its dtype after `known_numbers`; a masked array is refused."""
+        """Its shape, and its dtype after `known_numbers`; raises InvalidTypeError for a masked array."""
         if isinstance(tensor, np.ma.MaskedArray):
             raise InvalidTypeError("a masked array has places without a value; fill them: array.filled(...)")
         return ArraySpec(tensor.shape, _known(tensor.dtype))
@@ -57,13 +56,13 @@ class NumpyFramework:
         return np.array(tensor, order="C", dtype=_known(tensor.dtype))
 
     def snapshot(self, tensor: Any) -> HostCopy:
-        """A copy with `result()`; of an array that nobody can write to the array itself."""
+        """A copy; a read-only array is returned as it is."""
         array = np.asarray(tensor)
         known = known_numbers(array)
         return HostCopy(known if known is not array or is_frozen(array) else staged(array))
 
     def histogram(self, tensor: Any) -> HostCopy:
-        """A copy: to count takes 30 times as long as to copy, and is left to the writer thread."""
+        """A copy: counting takes 30 times as long as copying and is left to the writer thread."""
         return self.snapshot(tensor)
 
     def shard(self, tensor: Any) -> Shard | None:
@@ -79,17 +78,21 @@ class NumpyFramework:
         return _parameters(model).items()
 
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """Parameters and buffers; an array under two names is listed under its first one."""
+        """Parameters and buffers; an array with two names is listed under its first one."""
         return _entries(model).items()
+
+    def watch(self, model: Any) -> Callable[[], bool]:
+        """Always False: listing the parameters is as quick as any check."""
+        return lambda: False
 
     def state(self, model: Any) -> dict[str, Array]:
         """Copies of parameters and buffers."""
         return {name: self.to_numpy(array) for name, array in self.tensors(model)}
 
     def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
-        """Write into the model's own arrays; nothing is changed when the state does not fit."""
+        """Write into the model's own arrays; a state that does not fit changes nothing."""
         entries = _entries(model)
-        refuse_misfit({name: (array.shape, array.dtype) for name, array in entries.items()}, state)
+        check_state({name: (array.shape, array.dtype) for name, array in entries.items()}, state)
         for name, array in entries.items():
             np.copyto(array, state[name], casting="same_kind")
 
@@ -98,7 +101,7 @@ class NumpyFramework:
         return {}
 
     def learning_rate(self, optimizer: Any) -> float | None:
-        """`optimizer.learning_rate` or `optimizer.lr`, where that is a number."""
+        """`optimizer.learning_rate` or `optimizer.lr`, whichever is a number."""
         for field in ("learning_rate", "lr"):
             value = getattr(optimizer, field, None)
             if isinstance(value, int | float | np.number) or (
@@ -109,12 +112,12 @@ class NumpyFramework:
 
 
 def known_numbers(array: Array) -> Array:
-    """The array itself, in native byte order; ml_dtypes' small numbers as float32, which holds them all."""
+    """The array in native byte order; small numbers of ml_dtypes become float32, which holds them all."""
     return array.astype(_known(array.dtype), copy=False)
 
 
 def _known(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    # 2: registered by another package. bfloat16, float8_e4m3fn, int4 ... all say that float32 is a safe cast.
+    # isbuiltin == 2: registered by another package; bfloat16, float8_e4m3fn, int4 ... cast safely to float32
     is_small = dtype.isbuiltin == 2 and np.can_cast(dtype, np.float32, casting="safe")
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return np.dtype(np.float32) if is_small else native

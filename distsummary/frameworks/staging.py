@@ -1,4 +1,4 @@
-"""Copies of host arrays in memory that is used again: page faults cost ten times a copy into it."""
+"""Copies of host arrays in reused memory: page faults of new memory cost ten times the copy itself."""
 
 import math
 import threading
@@ -11,20 +11,20 @@ Array = NDArray[Any]
 
 SMALLEST = 64 << 10  # bytes; below, the allocator's own memory is warm
 LARGEST = 64 << 20
-KEPT_BYTES = 64 << 20  # what may lie unused
+KEPT_BYTES = 64 << 20  # of unused blocks
 
 
 def staged(array: Array) -> Array:
-    """A copy in C order and native byte order, see `blank`."""
+    """A copy in C order and native byte order, in memory of `blank`."""
     copy = blank(array.shape, array.dtype.newbyteorder("="))
     np.copyto(copy, array)
     return copy
 
 
 def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array to be filled; its memory is taken back once nobody holds it or a view of it.
+    """An uninitialized array; its memory is reused once the array and all its views are gone.
 
-    Python and NumPy objects, and dtypes that hold any, lie in ordinary memory.
+    Very small and very large arrays, and dtypes with Python objects, get ordinary memory.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if not SMALLEST <= nbytes <= LARGEST or dtype.hasobject:
@@ -33,7 +33,7 @@ def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def is_frozen(array: Array) -> bool:
-    """Whether nobody can write to the array: neither it nor what it is a view of is writeable."""
+    """Whether the array is read-only for everybody: it and all arrays that it is a view of."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
@@ -43,18 +43,18 @@ def is_frozen(array: Array) -> bool:
 
 
 def size_class(nbytes: int) -> int:
-    """The next larger block size: four to each power of two, so that at most a fifth is wasted."""
+    """`nbytes` rounded up to a block size; four sizes per power of two waste at most a fifth."""
     step = 1 << max(0, (nbytes - 1).bit_length() - 3)
     return -(-nbytes // step) * step
 
 
 class _Pool:
-    """Blocks of memory by size, unused ones up to KEPT_BYTES in all."""
+    """Unused blocks of memory by size, at most KEPT_BYTES in all."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Array]] = {}
         self._kept_bytes = 0
-        self._lock = threading.RLock()  # a lease may end in the middle of a call, in the same thread
+        self._lock = threading.RLock()  # a lease may end during a call of the same thread
 
     def take(self, size: int) -> Array:
         with self._lock:
@@ -72,7 +72,7 @@ class _Pool:
 
 
 class _Lease:
-    """What an array of a block stands on: when the array and all its views are gone, the block is free."""
+    """The base object of an array on a block; gives the block back once the array and its views are gone."""
 
     __slots__ = ("__array_interface__", "_block")
 

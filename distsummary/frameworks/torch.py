@@ -1,6 +1,7 @@
-"""PyTorch as a framework: modules, plain, in DDP, FSDP2 or tensor parallel. Nothing here is a collective."""
+"""PyTorch as a framework: plain, DDP, FSDP2 and tensor parallel modules. Nothing here is a collective."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,15 +12,14 @@ from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
-from distsummary.frameworks.base import ArraySpec
+from distsummary.frameworks.base import ArraySpec, check_state
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank
-from distsummary.frameworks.state import refuse_misfit
 from distsummary.frameworks.torch_histogram import CountedHistogram, count
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Placement
+    from torch.distributed.tensor import DTensor
 
 Array = NDArray[Any]
 
@@ -28,7 +28,7 @@ _UNCOUNTED_ON = ("cpu", "mps")  # MPS has no float64
 
 
 class TorchCopy:
-    """A copy of a tensor, complete once its device has done it; only `result` waits, for this copy alone."""
+    """A copy of a tensor that its device may still be making; `result` waits for this copy alone."""
 
     __slots__ = ("_copy", "_done")
 
@@ -38,7 +38,7 @@ class TorchCopy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array that `result` gives."""
+        """The bytes of the array that `result` returns."""
         return self._copy.numel() * _array_dtype(self._copy.dtype).itemsize
 
     def result(self) -> Array:
@@ -46,14 +46,14 @@ class TorchCopy:
         if self._done is None:
             return _array(self._copy.cpu())
         self._done.synchronize()
-        return _array(self._copy.clone())  # so that the pinned memory is free for the next copy
+        return _array(self._copy.clone())  # frees the pinned memory for the next copy
 
 
 class TorchFramework:
     """See `base.Framework` for what the methods promise.
 
-    Of an FSDP2 or tensor parallel model, `state` and `load_state` see this rank's local parts only; call them
-    between steps, when FSDP2 holds its parameters sharded.
+    For an FSDP2 or tensor parallel model, `state` and `load_state` see only this rank's local parts; call
+    them between steps, when FSDP2 holds its parameters sharded.
     """
 
     name = "torch"
@@ -70,7 +70,7 @@ class TorchFramework:
             )
         if tensor.is_meta:
             raise InvalidValueError("a tensor on the device meta has no values; materialize it first")
-        return ArraySpec(tuple(_part(tensor).shape), _array_dtype(tensor.dtype))
+        return ArraySpec(tuple(local_part(tensor).shape), _array_dtype(tensor.dtype))
 
     def to_numpy(self, tensor: Tensor) -> Array:
         """A host copy (of a DTensor's local part); bfloat16 and smaller floats become float32."""
@@ -78,54 +78,55 @@ class TorchFramework:
         return _copied(local).result() if local.device.type == "cpu" else _array(local.cpu())
 
     def snapshot(self, tensor: Tensor) -> HostCopy | TorchCopy:
-        """A copy that later in-place changes on this stream do not touch; the device is not waited for."""
+        """A copy that later in-place changes on this stream do not affect; the device is not waited for."""
         return _copied(_local(tensor))
 
     def histogram(self, tensor: Tensor) -> HostCopy | TorchCopy | CountedHistogram:
-        """Counts made on an accelerator; of a tensor on the host a copy, for the writer thread to count.
+        """Counts made on an accelerator; for a tensor on the host a copy, which the writer thread counts.
 
-        Counting here on the host would hold the training up 20 to 200 times as long as the copy, and takes
-        twice as long as NumPy's way.
+        Counting it here would delay the training 20 to 200 times as long as the copy does, and torch takes
+        twice as long as NumPy to count.
         """
         local = _local(tensor)
         return _copied(local) if local.device.type in _UNCOUNTED_ON else counted(local)
 
     def shard(self, tensor: Tensor) -> Shard | None:
-        """The slice of a DTensor that lies here, None if no mesh axis of more than one rank splits it.
+        """The slice of a DTensor on this rank; None if no mesh axis of more than one rank splits it.
 
-        Raises InvalidValueError for a DTensor that is a pending sum, or whose mesh this rank is not in.
+        Raises InvalidValueError for a DTensor that is a pending sum, or whose mesh does not have this rank.
         """
         dtensor = _as_dtensor(tensor)
-        split = [] if dtensor is None else _split_placements(dtensor)
-        if dtensor is None or not split:
+        if dtensor is None or not self.split_axes(tensor):
             return None
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        if any(placement.is_partial() for placement in split):
+        mesh, placements, global_shape = dtensor.device_mesh, dtensor.placements, tuple(dtensor.shape)
+        sizes = zip(placements, mesh.shape, strict=True)
+        if any(placement.is_partial() for placement, size in sizes if size > 1):
             raise InvalidValueError(
-                f"the tensor is a pending sum over its mesh ({dtensor.placements}); redistribute it first"
+                f"the tensor is a pending sum over its mesh ({placements}); redistribute it first"
             )
-        global_shape = tuple(dtensor.shape)
-        _, offset = compute_local_shape_and_global_offset(
-            global_shape, dtensor.device_mesh, dtensor.placements
-        )
+        try:  # private, seen in torch 2.13: DTensor has no other function for offsets
+            from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+        except ImportError:  # the protocol of distributed checkpoints, which takes long to import
+            offset = tuple(dtensor.__create_chunk_list__()[0].offsets)  # type: ignore[no-untyped-call]
+        else:
+            offset = compute_local_shape_and_global_offset(global_shape, mesh, placements)[1]
         if len(offset) != len(global_shape):
             raise InvalidValueError("the tensor has no part on this rank, which is not in its mesh; skip it")
         return Shard(global_shape=global_shape, offset=tuple(int(start) for start in offset))
 
     def split_axes(self, tensor: Tensor) -> tuple[str, ...]:
-        """The axes of a DTensor's mesh, of more than one rank, along which it is no replica."""
+        """The axes of a DTensor's mesh with more than one rank, except those along which it is replicated."""
         dtensor = _as_dtensor(tensor)
         if dtensor is None:
             return ()
-        mesh, placements = dtensor.device_mesh, dtensor.placements
-        axes = zip(_axis_names(mesh), mesh.shape, placements, strict=True)
+        mesh = dtensor.device_mesh
+        axes = zip(_axis_names(mesh), mesh.shape, dtensor.placements, strict=True)
         return tuple(name for name, size, placed in axes if size > 1 and not placed.is_replicate())
 
     def named_parameters(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         """The parameters that require a gradient, by their names in the unwrapped model, tied ones once.
 
-        Those that look at one memory alike are tied, too.
+        Parameters that view the same memory in the same way count as tied.
         """
         module, _ = _unwrap(model)
         trained = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
@@ -136,14 +137,31 @@ class TorchFramework:
         """All parameters and persistent buffers, tied ones once under their first name."""
         return entries(model)
 
+    def watch(self, model: nn.Module) -> Callable[[], bool]:
+        """Compares the modules' own dicts: listing the parameters takes a third of a small model's sketch."""
+        try:  # private, seen in torch 2.13: the dicts of a module's children and parameters
+            dicts = [of for module in model.modules() for of in (module._modules, module._parameters)]
+        except AttributeError:
+            return lambda: False
+        held = [(of, list(of), list(of.values())) for of in dicts]
+        known = [(p, p.shape, p.requires_grad) for p in model.parameters()]
+
+        def is_unchanged() -> bool:
+            return all(
+                list(of) == names and all(map(operator.is_, of.values(), values))
+                for of, names, values in held
+            ) and all(p.shape == shape and p.requires_grad == trained for p, shape, trained in known)
+
+        return is_unchanged
+
     def state(self, model: nn.Module) -> dict[str, Array]:
         """Host copies of `tensors`."""
         return {name: self.to_numpy(tensor) for name, tensor in entries(model)}
 
     def load_state(self, model: nn.Module, state: Mapping[str, Array]) -> None:
-        """Write into the model's own tensors; nothing is changed when the state does not fit."""
+        """Write into the model's own tensors; a state that does not fit changes nothing."""
         targets = {name: _local(tensor) for name, tensor in entries(model)}
-        refuse_misfit({name: (tuple(t.shape), _array_dtype(t.dtype)) for name, t in targets.items()}, state)
+        check_state({name: (tuple(t.shape), _array_dtype(t.dtype)) for name, t in targets.items()}, state)
         with torch.no_grad():
             for name, target in targets.items():
                 value = np.asarray(state[name])
@@ -159,12 +177,15 @@ class TorchFramework:
             axes["dp"] = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
         for parameter in module.parameters():
             dtensor = _as_dtensor(parameter)
-            if dtensor is not None:
-                axes = _mesh_axes(dtensor) | axes
+            coordinate = None if dtensor is None else dtensor.device_mesh.get_coordinate()
+            if dtensor is not None and coordinate is not None:  # None: the mesh does not have this rank
+                mesh = dtensor.device_mesh
+                sizes = zip(_axis_names(mesh), zip(coordinate, mesh.shape, strict=True), strict=True)
+                axes = dict(sizes) | axes
         return axes
 
     def learning_rate(self, optimizer: Any) -> float | HostCopy | TorchCopy | None:
-        """`param_groups[0]["lr"]`, a copy under way if that is a tensor of a device."""
+        """`param_groups[0]["lr"]`; a `snapshot` of it if it is a tensor on a device."""
         groups = getattr(optimizer, "param_groups", None)
         rate = groups[0].get("lr") if groups else None
         if isinstance(rate, Tensor) and rate.device.type != "cpu":
@@ -173,21 +194,21 @@ class TorchFramework:
 
 
 def counted(tensor: Tensor) -> CountedHistogram:
-    """The histogram of a dense tensor, counted on its device, with `result() -> Histogram`."""
+    """The histogram of a dense tensor, counted on its device."""
     return CountedHistogram(_copied(count(tensor)), tensor)
 
 
 def _copied(local: Tensor) -> HostCopy | TorchCopy:
     """A copy of a dense tensor as it is now."""
     if local.device.type == "cuda":
-        # Ordered on the current stream: after what made the tensor, before what will change it.
+        # on the current stream, that is after the kernels that made the tensor, before those that change it
         pinned = torch.empty(local.shape, dtype=local.dtype, pin_memory=True)
         pinned.copy_(local, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         done.record(torch.cuda.current_stream(local.device))
         return TorchCopy(pinned, done)
     if local.device.type == "cpu" and not _becomes_float32(local):
-        # not by local.numpy(): after it nobody can resize the memory, as FSDP does with gathered parameters
+        # local.numpy() would forbid to resize the memory, as FSDP does with gathered parameters
         copy = blank(tuple(local.shape), _array_dtype(local.dtype))
         torch.from_numpy(copy).copy_(local)
         return HostCopy(copy)
@@ -196,27 +217,27 @@ def _copied(local: Tensor) -> HostCopy | TorchCopy:
 
 def _as_dtensor(tensor: Tensor) -> "DTensor | None":
     if type(tensor) in (Tensor, nn.Parameter):
-        return None  # most are, and importing DTensor takes a second
+        return None  # the usual case, without the second that importing DTensor takes
     from torch.distributed.tensor import DTensor
 
     return tensor if isinstance(tensor, DTensor) else None
 
 
-def _part(tensor: Tensor) -> Tensor:
-    """The part of the tensor that this rank holds, detached, sharing its memory."""
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of the tensor that this rank holds, detached; it shares its memory."""
     detached = tensor.detach()
     dtensor = _as_dtensor(detached)
     return detached if dtensor is None else dtensor.to_local()
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The same, dense: sharing its memory where it can."""
-    part = _part(tensor)
+    """The local part as a dense tensor, which shares the memory if it was dense."""
+    part = local_part(tensor)
     return part if part.layout == torch.strided else part.to_dense()
 
 
 def _array(host: Tensor) -> Array:
-    """A host tensor of our own as an array in C order, without another copy where there is a NumPy dtype."""
+    """A host tensor as an array in C order, not copied if NumPy has its dtype."""
     tensor = host.resolve_conj().resolve_neg()
     if _becomes_float32(tensor):
         tensor = tensor.float()
@@ -230,7 +251,7 @@ def _becomes_float32(tensor: Tensor) -> bool:
 
 @cache
 def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """The dtype on the host; raises InvalidTypeError for numbers that nothing can be made of (bits, int4)."""
+    """The dtype on the host; raises InvalidTypeError for those that cannot be converted (bits, int4)."""
     try:
         return _array(torch.empty(1, dtype=dtype)).dtype
     except (TypeError, RuntimeError) as error:
@@ -252,26 +273,28 @@ def _unwrap(model: nn.Module) -> tuple[nn.Module, nn.parallel.DistributedDataPar
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """What DDP, DataParallel or torch.compile has wrapped in this module; None for any other."""
+    """The module that DDP, DataParallel or torch.compile wrapped in this one; None for any other module."""
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return cast(nn.Module, module.module)
     return compiled_from(module)
 
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
-    """What torch.compile has made this module of; None for any other, also one that calls its own so."""
-    inner = dict(module.named_children()).get("_orig_mod")
-    return inner if inner is not None and isinstance(module, torch._dynamo.OptimizedModule) else None
+    """The module from which torch.compile made this one; None for any other module."""
+    # Private names, seen in torch 2.13; elsewhere a compiled module is taken for a plain one. A user's own
+    # child may be called _orig_mod, too. By name, since torch._dynamo takes a second to import.
+    kinds = {(kind.__module__.partition("._dynamo")[0], kind.__name__) for kind in type(module).__mro__}
+    return dict(module.named_children()).get("_orig_mod") if ("torch", "OptimizedModule") in kinds else None
 
 
 def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then persistent buffers; not by state_dict(), whose hooks may be collectives."""
+    """Parameters, then persistent buffers, without state_dict(), whose hooks may be collectives."""
     module, _ = _unwrap(model)
     yield from module.named_parameters()
     transient = {
         f"{path}.{name}" if path else name
         for path, part in module.named_modules(remove_duplicate=False)
-        for name in part._non_persistent_buffers_set
+        for name in getattr(part, "_non_persistent_buffers_set", ())  # private, seen in torch 2.13
     }
     for name, buffer in module.named_buffers():
         if name not in transient:
@@ -279,32 +302,22 @@ def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def memory(tensor: Tensor) -> Hashable:
-    """What is equal for tensors that look at one memory alike; the object itself where it has none."""
+    """A key that is equal for tensors that view the same memory in the same way.
+
+    The id of the tensor if it has no memory of its own.
+    """
     if not has_addresses(tensor):
         return id(tensor)
     return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def has_addresses(tensor: Tensor) -> bool:
-    """Whether a tensor is a plain one with values that lie somewhere."""
+    """Whether this is a plain dense tensor whose values are at an address."""
     if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
         return False
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return False
     return tensor.data_ptr() != 0  # FSDP frees the memory of what it has gathered
-
-
-def _split_placements(dtensor: "DTensor") -> "list[Placement]":
-    sizes = dtensor.device_mesh.shape
-    return [p for p, size in zip(dtensor.placements, sizes, strict=True) if size > 1 and not p.is_replicate()]
-
-
-def _mesh_axes(dtensor: "DTensor") -> dict[str, tuple[int, int]]:
-    mesh = dtensor.device_mesh
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return {}  # this rank is not in the mesh
-    return {name: (coordinate[axis], mesh.size(axis)) for axis, name in enumerate(_axis_names(mesh))}
 
 
 def _axis_names(mesh: "DeviceMesh") -> tuple[str, ...]:

@@ -1,42 +1,34 @@
-"""Counting a tensor into MindSpore's bins on its own device: only the counts leave it, nothing waits."""
+"""Counts a tensor into MindSpore's bins on its own device: only the counts leave it, without waiting."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from distsummary.errors import InvalidTypeError
 from distsummary.format.records import Histogram
+from distsummary.frameworks.base import Pending
 
 MAX_BINS = 90
 _CHUNK = 1 << 24  # elements counted at a time: bounds the memory of their bin numbers, 8 bytes each
 _NUMBERS = 7  # nan, +inf, -inf, bins as integers; low, high, sum as the bits of float64
 
 
-class Copy(Protocol):
-    """A copy of a device tensor on its way to the host."""
-
-    def result(self) -> NDArray[Any]:
-        """The array, waited for."""
-
-
 class CountedHistogram:
-    """The histogram of a tensor of `size` elements, from a copy of what `count` packed."""
+    """The histogram of `tensor`, unpacked from a copy of what `count` returned for it."""
 
     __slots__ = ("_copy", "_edge_dtype", "_size")
 
     nbytes = 8 * (MAX_BINS + _NUMBERS + MAX_BINS + 1)
 
-    def __init__(self, copy: Copy, tensor: Tensor) -> None:
+    def __init__(self, copy: Pending, tensor: Tensor) -> None:
         self._copy = copy
         self._size = tensor.numel()
         self._edge_dtype = np.dtype(str(_edge_dtype(tensor.dtype)).removeprefix("torch."))
 
     def result(self) -> Histogram:
-        """Equal to `count_histogram` of the same values, but for the last bits of the sum."""
+        """Equal to `count_histogram` of the same values, except for the last bits of the sum."""
         packed = self._copy.result()
         nan, pos_inf, neg_inf, bins = packed[MAX_BINS : MAX_BINS + 4].tolist()
         floats = packed[MAX_BINS + 4 :].view(np.float64)
@@ -59,10 +51,10 @@ class CountedHistogram:
 
 
 def count(tensor: Tensor) -> Tensor:
-    """Count a dense tensor where it is: int64, packed for `CountedHistogram`, on the same device.
+    """Count a dense tensor on its device; returns int64 numbers there, packed for `CountedHistogram`.
 
-    The rule is that of `events.histogram.count_histogram` without `mindspore_compat`. Not torch.histc, which
-    counts in float32 and is inexact at the edges, nor torch.bincount, which waits for the device.
+    Follows `format.histogram.count_histogram` without `mindspore_compat`. torch.histc would count in float32
+    and be inexact at the edges; torch.bincount would wait for the device.
 
     Raises InvalidTypeError for complex tensors.
     """
@@ -82,7 +74,7 @@ def count(tensor: Tensor) -> Tensor:
         total = total + chunk.where(finite, 0).sum(dtype=torch.float64)
     bins = _bin_count(tensor.numel() - nan - pos_inf - neg_inf)
     edges = _edges(low, high, bins).to(_edge_dtype(tensor.dtype))
-    counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=device)  # and one place for what is outside
+    counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=device)  # the last counts what is outside
     for chunk in _chunks(tensor):
         place = torch.searchsorted(edges, chunk, right=True) - 1
         inside = (chunk >= edges[0]) & (chunk <= high)
@@ -94,7 +86,7 @@ def count(tensor: Tensor) -> Tensor:
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """One-dimensional pieces in the dtype of the edges: small floats as float32, integers as float64."""
+    """1-D pieces in the dtype of the edges: small floats as float32, integers as float64."""
     flat = tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):
         yield flat[start : start + _CHUNK].to(_edge_dtype(tensor.dtype))
@@ -105,14 +97,14 @@ def _edge_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _bin_count(finite: Tensor) -> Tensor:
-    """`events.histogram.bin_count` of a number on the device."""
+    """`format.histogram.bin_count` of a number on the device."""
     bins = torch.where(finite <= 880, finite // 10 + 1, MAX_BINS)
     bins = torch.where(finite <= 10, 3, bins)
     return torch.where(finite <= 5, torch.where(finite == 0, 1, 2), bins)
 
 
 def _edges(low: Tensor, high: Tensor, bins: Tensor) -> Tensor:
-    """`events.histogram.bin_edges` in float64 (MAX_BINS + 1,), infinite behind the last: NumPy's linspace."""
+    """`format.histogram.bin_edges` (NumPy's linspace) in float64 (MAX_BINS + 1,), infinite after the last."""
     is_flat = ~(low < high)
     low, high = torch.where(is_flat, low - 0.5, low), torch.where(is_flat, high + 0.5, high)
     halves = torch.where((high - low).isfinite(), 1.0, 2.0)  # for a span beyond float64

@@ -1,28 +1,17 @@
 """Scalars of a training loop: floats of the host, or copies of device tensors that nobody waits for yet."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.checks import check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.base import ArraySpec, framework_of
+from distsummary.frameworks.base import ArraySpec, Pending, framework_of
 from distsummary.frameworks.numpy import known_numbers
 
 MAX_TAG_BYTES = 1024
-
-
-class Pending(Protocol):
-    """A copy under way."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes it holds."""
-
-    def result(self) -> Any:
-        """Wait for it; an array, or a float."""
 
 
 Scalar: TypeAlias = float | Pending

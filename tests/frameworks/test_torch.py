@@ -207,6 +207,30 @@ def test_a_shard_is_the_slice_of_the_global_tensor_that_lies_here(framework, ran
     assert spec == (local.shape, local.dtype)
 
 
+def test_a_torch_without_its_private_function_tells_the_same_offsets(framework, monkeypatch):
+    from torch.distributed.checkpoint import planner_helpers  # holds the function that is removed below
+
+    assert planner_helpers is not None
+    monkeypatch.delattr("torch.distributed.tensor._utils.compute_local_shape_and_global_offset")
+    with rank_of_four(3) as mesh:
+        shards = [
+            framework.shard(distribute_tensor(torch.ones(5, 3), mesh, placed, src_data_rank=None))
+            for placed in LAYOUTS.values()
+        ]
+    assert [shard.offset for shard in shards] == [(3, 0), (0, 2), (3, 2), (4, 0)]
+
+
+def test_a_torch_with_other_modules_has_them_looked_through_each_time(framework):
+    class Other(nn.Module):
+        def __getattr__(self, name):
+            raise AttributeError(name)
+
+    model = Other()
+    assert framework.watch(model)()
+    del model.__dict__["_parameters"]
+    assert not framework.watch(model)()
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_an_fsdp2_and_tensor_parallel_model_is_read_shard_by_shard(framework, rank):
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module

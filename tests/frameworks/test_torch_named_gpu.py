@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distsummary as ds
-from distsummary.checkpoints.sketch.sketching import ModelParts, open_sketching
+from distsummary.checkpoints.sketch.parts import ModelParts
+from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.frameworks.base import load
 from distsummary.frameworks.torch import FRAMEWORK, counted
 from distsummary.landscapes.engines import torch_engines, torch_hessian

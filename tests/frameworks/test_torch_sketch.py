@@ -14,12 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.checkpoints.sketch import torch_sketch
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, CHUNK, Sketcher, signs
-from distsummary.checkpoints.sketch.sketching import (
-    ModelParts,
-    SketchedPart,
-    open_sketching,
-    parameters_digest,
-)
+from distsummary.checkpoints.sketch.parts import ModelParts, SketchedPart
+from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.checkpoints.sketch.torch_sketch import GROUP, SUMMED, on_device
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import load
@@ -307,7 +303,7 @@ def test_the_shards_of_ranks_add_up_to_the_whole() -> None:
             parts = ModelParts(framework, model, is_mine=any if rank else lambda axes: True)
             assert len(list(parts)) == (2 if rank else 4)
             total += open_sketching(framework, parts).take().result()
-            assert parameters_digest(framework, model) == parameters_digest(framework, plain)
+            assert ModelParts(framework, model).digest == ModelParts(framework, plain).digest
     np.testing.assert_allclose(total, reference(plain), atol=1e-6)
 
 
@@ -334,7 +330,7 @@ def test_parameters_that_look_at_one_memory_are_sketched_once() -> None:
         open_sketching(framework, ModelParts(framework, model)).take().result() for model in (one, other)
     ]
     np.testing.assert_array_equal(*sketches)
-    assert parameters_digest(framework, one) == parameters_digest(framework, other)
+    assert ModelParts(framework, one).digest == ModelParts(framework, other).digest
     for layer in (one["a"], one["b"]):
         layer.bias.untyped_storage().resize_(0)  # as FSDP frees what it has gathered: they are at no address
     assert {"a.bias", "b.bias"} < dict(framework.named_parameters(one)).keys()
@@ -342,6 +338,6 @@ def test_parameters_that_look_at_one_memory_are_sketched_once() -> None:
 
 def test_the_digest_is_of_trainable_names_and_shapes() -> None:
     framework = load("torch")
-    one = parameters_digest(framework, network())
-    assert one == parameters_digest(framework, nn.DataParallel(network()))
-    assert one != parameters_digest(framework, network().requires_grad_(True))
+    one = ModelParts(framework, network()).digest
+    assert one == ModelParts(framework, nn.DataParallel(network())).digest
+    assert one != ModelParts(framework, network().requires_grad_(True)).digest

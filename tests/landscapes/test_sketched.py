@@ -16,9 +16,9 @@ from distsummary.checkpoints.sketch.sketch_file import (
     SketchWriter,
     read_sketches,
 )
-from distsummary.checkpoints.sketch.sketching import TakenSketch
 from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
+from distsummary.frameworks.numpy import HostCopy
 from distsummary.landscapes.directions import sketched
 from distsummary.landscapes.directions.pca import locate, pca_plane
 from distsummary.landscapes.directions.recipe import Directions, RandomDirections
@@ -53,7 +53,7 @@ def write_sketches(
     sketcher = Sketcher()
     writer = SketchWriter(directory, SketchHeader(**({"run_id": "0" * 16} | header)))
     steps = steps or range(1, len(states) + 1)
-    writer.write([(n, TakenSketch(sketcher.sketch(s))) for n, s in zip(steps, states, strict=True)])
+    writer.write([(n, HostCopy(sketcher.sketch(s))) for n, s in zip(steps, states, strict=True)])
     return read_sketches(directory)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
-from tests.unit.checkpoints.test_count_sketch import vectors
+from tests.unit.checkpoints.sketch.test_count_sketch import vectors
 
 
 @pytest.mark.parametrize("kind", ["normal", "constant", "column", "outer"])

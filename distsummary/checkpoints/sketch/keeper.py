@@ -1,4 +1,4 @@
-"""Keeps sketches of a training's parameters step by step, for at most a hundredth of its time."""
+"""Keeps sketches of a training step by step, for at most a hundredth of its time."""
 
 import time
 from collections import deque
@@ -8,33 +8,35 @@ from statistics import fmean
 from typing import Protocol
 
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS
-from distsummary.checkpoints.sketch.sketch_file import Pending, SketchWriter
+from distsummary.checkpoints.sketch.sketch_file import SketchWriter
 from distsummary.checkpoints.sketch.sketching import Sketching
+from distsummary.frameworks.base import Pending
 
-SHARE = 0.008  # of the time between two steps; what the background thread does makes it a hundredth
-ROWS = 16  # sketches that are written at a time: one megabyte
-FIRST_STRIDE = 8  # until it is known what a step and a sketch take
-LOWERED = 0.8  # of what is allowed: below, steps come closer together again
-_STEPS, _COSTS = 32, 8  # steps and sketches whose times are looked at
+SHARE = 0.008  # of the time between two steps; the work of the background thread makes it a hundredth
+ROWS = 16  # sketches written at a time: one megabyte
+FIRST_STRIDE = 8  # until the times of a step and of a sketch are known
+LOWERED = 0.8  # below this part of the allowed cost, sketches come closer together again
+_STEPS, _COSTS = 32, 8  # steps and sketches whose times are averaged
 
 
 class Submit(Protocol):
     """`Background.submit`."""
 
     def __call__(self, name: str, job: Callable[[], object], *, nbytes: int = 0) -> None:
-        """Have `job()` run."""
+        """Run `job()` later."""
 
 
 class Pace:
-    """Which steps are worth a sketch: every n-th, n the least power of two that keeps within `share`.
+    """Decides which steps get a sketch: every n-th, n the least power of two whose cost stays within `share`.
 
-    Powers of two, because the parts of a model are sketched by ranks that do not ask each other: the steps of
-    the slowest one are then steps of all.
+    Powers of two, because ranks sketch their parts of a model without asking each other: the steps of the
+    slowest rank are then steps of all ranks.
 
     Args:
-        every: a number n is kept to, whatever it costs; 0 lets the costs decide.
+        every: a fixed n, whatever it costs; 0 lets the costs decide.
+        share: the part of the training's time that sketches may take.
 
-    The first step gets one, too: from there on an attempt takes the place of those before it.
+    The first step always gets a sketch: from it on an attempt replaces the attempts before.
     """
 
     def __init__(self, every: int = 0, share: float = SHARE) -> None:
@@ -51,14 +53,14 @@ class Pace:
         return is_first or (number - 1) % self.stride == 0
 
     def learn(self, step_s: float | None, cost_s: float | None) -> None:
-        """Take in how long a step took without its sketch, and what a sketch cost; None: not known."""
+        """Note the seconds of a step without its sketch, and of a sketch; None if unknown."""
         if step_s is not None:
             self._steps.append(step_s)
         if cost_s is None:
             return
         if self._is_warm:
             self._costs.append(cost_s)
-        self._is_warm = True  # the first one made tables and threads
+        self._is_warm = True  # the first sketch also made tables and threads
         if self._every or not self._steps or not self._costs:
             return
         cost, allowed = fmean(self._costs), self._share * max(fmean(self._steps), 1e-9)
@@ -69,11 +71,11 @@ class Pace:
 
 
 class SketchKeeper:
-    """Takes the sketches that are due and hands them to a background thread, many at a time.
+    """Takes the sketches that are due and hands them to a background thread, ROWS at a time.
 
     Args:
-        sketching, writer: where sketches come from, and where they go to.
-        submit: has a job run in the background.
+        sketching, writer: take and write the sketches.
+        submit: runs a job in the background.
         every: see `Pace`.
         clock: seconds.
     """
@@ -95,20 +97,20 @@ class SketchKeeper:
         self._has_file = False
 
     def end_step(self, number: int) -> None:
-        """Sketch the parameters as step `number` left them, if that is due."""
+        """Sketch the parameters as step `number` left them, if a sketch is due."""
         start = self._clock()
         step_s = None if self._ended_at is None else start - self._ended_at
         cost_s = None
         if self._pace.is_due(number):
             self._rows.append((number, self._sketching.take()))
-            if len(self._rows) >= ROWS or not self._has_file:  # a file, and be it for a killed attempt
+            if len(self._rows) >= ROWS or not self._has_file:  # the first at once, in case of a kill
                 self.flush()
             cost_s = self._clock() - start
         self._pace.learn(step_s, cost_s)
         self._ended_at = self._clock()
 
     def flush(self) -> None:
-        """Have what was taken written."""
+        """Submit the sketches taken so far for writing."""
         rows, self._rows = self._rows, []
         if rows:
             self._has_file = True

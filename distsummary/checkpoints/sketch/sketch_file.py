@@ -1,13 +1,13 @@
-"""The sketches of a training, step by step, in files that a crash cannot spoil and shards can share.
+"""Files of sketches, step by step, that survive a crash; one for each rank that sketches a part of the model.
 
-A file is one part (rank) of one attempt, `sketch_00000_rank_00002.frames` in the ckpt_dir, of TFRecord
-frames:
+A file belongs to one part (rank) of one attempt, `sketch_00000_rank_00002.frames` in the ckpt_dir, and
+consists of TFRecord frames:
 
     first    u32 length | JSON of the header | K float64: S(theta) at the first step of the file
     others   int64 step | float64 scale | K int16: (S(theta) - the first) / scale, rounded
 
-all little endian; a scale of NaN stands for parameters that are not finite. Relative to the first step a
-number of 16 bits loses nothing against the error of the sketch. A frame takes 63,846 bytes.
+all little endian; a scale of NaN marks parameters that are not finite. Rounding the displacement from the
+first step to 16 bits loses nothing against the error of the sketch itself. A frame takes 63,846 bytes.
 """
 
 import json
@@ -16,10 +16,10 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from distsummary.checkpoints.sketch.count_sketch import BUCKETS, SKETCH
 from distsummary.checks import check_int
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError, RunDirError
 from distsummary.format.frames import HEADER_BYTES, frame, read_frames
+from distsummary.frameworks.base import Pending
 from distsummary.publish import ensure_directory
 
 Array = NDArray[Any]
@@ -43,18 +44,11 @@ _LARGEST = 32767
 _log = logging.getLogger(__name__)
 
 
-class Pending(Protocol):
-    """A sketch that may still be under way on a device."""
-
-    def result(self) -> Array:
-        """float64 (BUCKETS,); waits for it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchHeader:
-    """Whose sketches a file holds: part `rank` of `parts` that add up, of one attempt of a run.
+    """Whose sketches a file holds: those of part `rank` of `parts` that add up, in one attempt of a run.
 
-    `parameters` is the `sketch.digest` of what is sketched.
+    `parameters` is the `count_sketch.digest` of the parameters.
     """
 
     run_id: str
@@ -65,19 +59,19 @@ class SketchHeader:
     seed: int = 0
 
     def is_of(self, other: "SketchHeader") -> bool:
-        """Whether both are of one run, and of the same parameters."""
+        """Whether both are of one run and of the same parameters."""
         return (self.run_id, self.parameters, self.seed) == (other.run_id, other.parameters, other.seed)
 
     def file(self, ckpt_dir: Path) -> Path:
-        """Where it is kept."""
+        """The path of the file."""
         return ckpt_dir / f"sketch_{self.attempt:05d}_rank_{self.rank:05d}.frames"
 
 
 class SketchWriter:
-    """Appends sketches to the file of one part; made, or made anew, at the first. Not for several threads.
+    """Appends sketches to the file of one part, which the first `write` creates or replaces. Not thread-safe.
 
-    Every call of `write` is one write to the file: what was written before survives a crash, and a write that
-    fails leaves no trace.
+    Every call of `write` is one write to the file: what was written before survives a crash, and a failed
+    write leaves no trace.
     """
 
     def __init__(self, ckpt_dir: str | os.PathLike[str], header: SketchHeader) -> None:
@@ -87,51 +81,42 @@ class SketchWriter:
         self._end = 0
 
     def write(self, rows: Sequence[tuple[int, Pending]]) -> None:
-        """Append the sketches of these steps; raises RunDirError when the system refuses."""
-        sketches = [(step, pending.result()) for step, pending in rows]
+        """Append the sketches of these steps; raises RunDirError if the file system refuses."""
+        sketches = [(step, np.asarray(pending.result(), np.float64)) for step, pending in rows]
         if not sketches:
             return
-        is_new = self._first is None
-        first = _finite(sketches[0][1]) if self._first is None else self._first
-        frames = [_header_frame(self._header, first)] if is_new else []
-        frames += [_row_frame(step, sketch - first) for step, sketch in sketches]
-        if is_new:
+        frames, first = [], self._first
+        if first is None:
+            first = sketches[0][1]
+            if not np.isfinite(first).all():
+                first = np.zeros_like(first)  # no displacement can be counted from what is not finite
+            header = json.dumps(
+                {"format": FORMAT, "sketch": SKETCH, "buckets": BUCKETS, **asdict(self._header)}
+            ).encode()
+            frames.append(frame(_LENGTH.pack(len(header)) + header + first.astype("<f8").tobytes()))
             ensure_directory(self._path.parent)
+        data = b"".join((*frames, *(_row_frame(step, sketch - first) for step, sketch in sketches)))
         try:
-            with open(self._path, "wb" if is_new else "r+b", buffering=0) as file:
-                self._append(file, b"".join(frames))
+            with open(self._path, "wb" if self._first is None else "r+b", buffering=0) as file:
+                file.seek(self._end)
+                rest = memoryview(data)
+                try:
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                except OSError:
+                    file.truncate(self._end)
+                    raise
         except OSError as error:
             raise RunDirError(
                 f"{self._path} cannot be written: {error.strerror or error}; "
                 "free space or mend the permissions"
             ) from error
-        self._first = first
-
-    def _append(self, file: BinaryIO, data: bytes) -> None:
-        file.seek(self._end)
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            file.truncate(self._end)
-            raise
-        self._end += len(data)
-
-
-def _finite(sketch: Array) -> Array:
-    """What displacements are counted from; parameters that are not finite cannot be."""
-    return sketch if np.isfinite(sketch).all() else np.zeros_like(sketch)
-
-
-def _header_frame(header: SketchHeader, first: Array) -> bytes:
-    told = json.dumps({"format": FORMAT, "sketch": SKETCH, "buckets": BUCKETS, **asdict(header)}).encode()
-    return frame(_LENGTH.pack(len(told)) + told + first.astype("<f8").tobytes())
+        self._first, self._end = first, self._end + len(data)
 
 
 def _row_frame(step: int, displacement: Array) -> bytes:
-    """The frame of a displacement, which is used up."""
-    scale = float(max(displacement.max(), -displacement.min())) / _LARGEST  # NaN where one value is
+    """The frame of one step; overwrites `displacement`."""
+    scale = float(max(displacement.max(), -displacement.min())) / _LARGEST  # NaN if one value is
     if not np.isfinite(scale):
         return frame(_ROW.pack(step, float("nan")) + bytes(2 * BUCKETS))
     if scale > 0:
@@ -141,8 +126,8 @@ def _row_frame(step: int, displacement: Array) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """One row of one part where it lies: first + scale * numbers."""
+class _Row:
+    """The sketch of one step in one file: first + scale * the numbers at `offset` of `data`."""
 
     first: Array
     data: mmap.mmap
@@ -158,14 +143,14 @@ class _Stored:
 class Sketches:
     """The sketches of a training by step, in mapped files.
 
-    `steps` ascend; `diverged` are those whose parameters were not finite, which have no sketch. `header` is
-    that of one part of the last attempt.
+    `steps` ascend. `diverged` are the steps whose parameters were not finite and which have no sketch.
+    `header` is that of one part of the last attempt.
     """
 
     steps: tuple[int, ...]
     diverged: tuple[int, ...]
     header: SketchHeader
-    _rows: Mapping[int, Sequence[_Stored]]
+    _rows: Mapping[int, Sequence[_Row]]
 
     def read(self, step: int, start: int = 0, stop: int = BUCKETS) -> Array:
         """Buckets start .. stop-1 of S(theta) at a step, float64."""
@@ -177,37 +162,49 @@ class Sketches:
 
 
 def has_sketches(ckpt_dir: str | os.PathLike[str]) -> bool:
-    """Whether a training left sketches there."""
-    directory = Path(ckpt_dir)
-    return directory.is_dir() and any(_NAME.fullmatch(path.name) for path in directory.iterdir())
+    """Whether a directory exists and has sketch files."""
+    return bool(_sketch_paths(Path(ckpt_dir)))
+
+
+def _sketch_paths(directory: Path) -> list[Path]:
+    entries = directory.iterdir() if directory.is_dir() else ()
+    return sorted(path for path in entries if _NAME.fullmatch(path.name))
 
 
 def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
-    """The sketches that a run's attempts and ranks left in `ckpt_dir`.
+    """The sketches that the attempts and ranks of a run left in `ckpt_dir`.
 
-    A later attempt takes the place of earlier ones from its first step on. Damaged and torn frames are left
-    out. Raises MissingFileError when there are none, DamagedFileError when no file can be used.
+    A later attempt replaces the steps of earlier ones from its own first step on. Damaged and torn frames are
+    skipped. Raises MissingFileError if there are no sketch files, DamagedFileError if none can be used.
     """
     directory = Path(ckpt_dir)
-    files = sorted(path for path in _entries(directory) if _NAME.fullmatch(path.name))
-    if not files:
+    paths = _sketch_paths(directory)
+    if not paths:
         refuse_absent_run(directory)
         raise MissingFileError(
             f"{directory} holds no sketches; train with collect_landscape={{'sketch': True}} to have some"
         )
-    parts = [part for path in files if (part := _read_part(path)) is not None]
-    if not parts:
+    files = [file for path in paths if (file := _read_file(path)) is not None]
+    if not files:
         raise DamagedFileError(f"no sketch file in {directory} can be read; train again")
-    newest = _newest(parts)
-    rows: dict[int, list[_Stored]] = {}
-    for attempt in sorted({part.header.attempt for part in parts}):
-        mine = [p for p in parts if p.header.attempt == attempt and p.header.is_of(newest)]
-        added = _add_up(mine)
-        first = min(added, default=None)
-        rows = {step: row for step, row in rows.items() if first is None or step < first} | added
+    # Modification times only decide between runs: copying a run gives its files new ones in any order.
+    run_id = max(files, key=lambda file: file.modified).header.run_id
+    newest = max((f.header for f in files if f.header.run_id == run_id), key=lambda header: header.attempt)
+    rows: dict[int, list[_Row]] = {}
+    for attempt in sorted({file.header.attempt for file in files}):
+        parts = [f for f in files if f.header.attempt == attempt and f.header.is_of(newest)]
+        ranks = {file.header.rank for file in parts}
+        if parts and len(ranks) < parts[0].header.parts:
+            _log.warning(
+                "attempt %d has sketches of %d of %d parts of the model; they are left out",
+                attempt, len(ranks), parts[0].header.parts,
+            )  # fmt: skip
+        elif parts and (steps := sorted(set.intersection(*(set(part.rows) for part in parts)))):
+            rows = {step: row for step, row in rows.items() if step < steps[0]}
+            rows |= {step: [part.rows[step] for part in parts] for step in steps}
     if not rows:
         raise DamagedFileError(f"{directory} holds no step that all parts of the model have; train again")
-    finite = {step: row for step, row in sorted(rows.items()) if all(np.isfinite(s.scale) for s in row)}
+    finite = {step: row for step, row in sorted(rows.items()) if all(np.isfinite(r.scale) for r in row)}
     return Sketches(
         steps=tuple(finite),
         diverged=tuple(sorted(rows.keys() - finite.keys())),
@@ -217,74 +214,42 @@ def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _SketchFile:
     header: SketchHeader
-    rows: Mapping[int, _Stored]
+    rows: Mapping[int, _Row]
     modified: float
 
 
-def _newest(parts: Sequence[_Part]) -> SketchHeader:
-    """That of the last attempt: a copy of a run has times of its own, so they tell runs apart alone."""
-    run_id = max(parts, key=lambda part: part.modified).header.run_id
-    headers = (part.header for part in parts if part.header.run_id == run_id)
-    return max(headers, key=lambda header: header.attempt)
-
-
-def _entries(directory: Path) -> Iterable[Path]:
-    return directory.iterdir() if directory.is_dir() else ()
-
-
-def _add_up(parts: Sequence[_Part]) -> dict[int, list[_Stored]]:
-    """The steps that all parts of one attempt have; none if a part is missing."""
-    if not parts:
-        return {}
-    header = parts[0].header
-    ranks = {part.header.rank for part in parts}
-    if len(ranks) < header.parts:
-        _log.warning(
-            "attempt %d has sketches of %d of %d parts of the model; they are left out",
-            header.attempt, len(ranks), header.parts,
-        )  # fmt: skip
-        return {}
-    steps = set.intersection(*(set(part.rows) for part in parts))
-    return {step: [part.rows[step] for part in parts] for step in sorted(steps)}
-
-
-def _read_part(path: Path) -> _Part | None:
-    """One file; None, and a line in the log, where its beginning cannot be read."""
+def _read_file(path: Path) -> _SketchFile | None:
+    """One file; None, with a warning in the log, if its first frame cannot be read."""
     frames = read_frames(path, resync=True)
     try:
         head = next(frames, None)
         if head is None or head.damage is not None:
-            raise DamagedFileError("its first frame is damaged or not there")
-        header, first = _read_header(head.payload)
+            raise DamagedFileError("its first frame is damaged or missing")
+        (length,) = _LENGTH.unpack_from(head.payload)
+        fields = json.loads(head.payload[_LENGTH.size : _LENGTH.size + length])
+        known = (fields.pop("format"), fields.pop("sketch"), fields.pop("buckets"))
+        if known != (FORMAT, SKETCH, BUCKETS):
+            raise DamagedFileError(f"it was written by another version: {known}")
+        header = SketchHeader(**fields)
+        check_int("attempt", header.attempt, low=0)
+        check_int("rank", header.rank, low=0)
+        check_int("parts", header.parts, low=1)
+        first = np.frombuffer(head.payload, "<f8", count=BUCKETS, offset=_LENGTH.size + length)
         data = map_file(path)
     except (DamagedFileError, InvalidValueError, ValueError, TypeError, KeyError) as error:
         _log.warning("%s holds no sketches: %s", path, error)
         return None
-    rows: dict[int, _Stored] = {}
+    rows: dict[int, _Row] = {}
     last = -1
     for found in frames:
         if found.damage is not None or len(found.payload) != _ROW.size + 2 * BUCKETS:
             _log.warning("%s: left out at byte %d: %s", path, found.offset, found.damage or "another size")
             continue
         step, scale = _ROW.unpack_from(found.payload)
-        if step <= last:  # steps that were taken again
+        if step <= last:  # the training repeated steps
             rows = {other: row for other, row in rows.items() if other < step}
-        rows[step] = _Stored(first, data, found.offset + HEADER_BYTES + _ROW.size, scale)
+        rows[step] = _Row(first, data, found.offset + HEADER_BYTES + _ROW.size, scale)
         last = step
-    return _Part(header=header, rows=rows, modified=path.stat().st_mtime)
-
-
-def _read_header(payload: bytes) -> tuple[SketchHeader, Array]:
-    (length,) = _LENGTH.unpack_from(payload)
-    told = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
-    known = (told.pop("format"), told.pop("sketch"), told.pop("buckets"))
-    if known != (FORMAT, SKETCH, BUCKETS):
-        raise DamagedFileError(f"it was written by another version: {known}")
-    header = SketchHeader(**told)
-    for name in ("attempt", "rank"):
-        check_int(name, getattr(header, name), low=0)
-    check_int("parts", header.parts, low=1)
-    first = np.frombuffer(payload, "<f8", count=BUCKETS, offset=_LENGTH.size + length)
-    return header, first
+    return _SketchFile(header=header, rows=rows, modified=path.stat().st_mtime)

@@ -1,177 +1,142 @@
-"""Sketches of torch parameters: in place on the host, by a few kernels on a device."""
+"""Sketches of torch parameters: in place on the host, with a few kernels on a device."""
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, CHUNK, Sketcher, signs
-from distsummary.checkpoints.sketch.sketch_file import Pending
-from distsummary.checkpoints.sketch.sketching import SketchedPart, TakenSketch
+from distsummary.checkpoints.sketch.parts import SketchedPart
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.torch import FRAMEWORK
+from distsummary.frameworks.base import Pending
+from distsummary.frameworks.numpy import HostCopy
+from distsummary.frameworks.torch import FRAMEWORK, local_part
 
-GROUP = 16  # whole chunks at a time: 8 million elements, 65 MB of workspace
-SUMMED = 64  # additions to sums of 32 bits, before these are added to sums of 64
+GROUP = 16  # whole chunks added at a time on a device: 8 million elements, 65 MB of workspace
+SUMMED = 64  # additions to float32 sums before these are added to float64 ones
 LANES = 4  # sums of each bucket on the host: fewer and longer additions, which torch shares among its threads
+
+_Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, values, signs: buckets += values * signs
 
 
 class TorchSketching:
-    """See `sketching.Sketching`. The parameters lie on one device at a time; they may be DTensors."""
+    """See `sketching.Sketching`. At any one time all parameters are on one device; they may be DTensors."""
 
     def __init__(self, parts: Iterable[SketchedPart], seed: int = 0) -> None:
         self._parts = parts
         self._sketcher = Sketcher(seed)
         self._signs = torch.from_numpy(signs(seed))
-        self._host = _Host(self._sketcher, self._signs)
+        self._host = _HostSketcher(self._sketcher, self._signs)
 
     def take(self) -> Pending:
         """See Sketching; raises InvalidValueError for parameters without values."""
         parts = list(self._parts)
-        device = _local(parts[0].tensor).device if parts else torch.device("cpu")
+        device = local_part(parts[0].tensor).device if parts else torch.device("cpu")
         if device.type == "meta":
-            raise InvalidValueError(f"{parts[0].name} is on the device meta and has no values")
+            raise InvalidValueError(
+                f"{parts[0].name} is on the device meta and has no values; materialize it first"
+            )
         if device.type == "cpu":
-            return TakenSketch(self._host.take(parts).numpy())
+            return HostCopy(self._host.take(parts).numpy())
         if self._signs.device != device:
             self._signs = self._signs.to(device)
         return FRAMEWORK.snapshot(on_device(self._sketcher, self._signs, parts))
 
 
-class _Host:
-    """Sketches of parameters in the host's memory: additions of signed values to buckets, made ready once.
+class _HostSketcher:
+    """Sketches parameters in host memory by additions of signed values that are prepared once.
 
-    What is ready looks at the parameters' memory, and is made anew for one that has other memory, another
-    shape in it or another dtype. One that must be copied to be read (bfloat16, channels_last) is so each
-    time. Sums are of 64 bits where a parameter is: steps that are small against it would be lost in their
-    rounding.
+    Prepared additions are views of a parameter's memory; they are prepared again once the parameter has other
+    memory, another shape or another dtype. A parameter that must be copied to be read (bfloat16,
+    channels_last) is copied and prepared each time. Sums are float64 if any parameter is, because rounding to
+    float32 would lose small steps of it.
     """
 
     def __init__(self, sketcher: Sketcher, table: Tensor) -> None:
         self._sketcher, self._table = sketcher, table
         self._sums = torch.zeros(LANES * BUCKETS)
-        self._ready: dict[str, tuple[Tensor, list[_Addition]]] = {}  # what is added looks at the tensor
+        self._prepared: dict[str, tuple[Tensor, list[_Addition]]] = {}
 
     def take(self, parts: Sequence[SketchedPart]) -> Tensor:
-        """The sketch now (BUCKETS,), of 32 bits where few additions make it."""
+        """The sketch now (BUCKETS,), float32 if few additions make it."""
         is_double = any(part.tensor.dtype == torch.float64 for part in parts)
         if is_double != (self._sums.dtype == torch.float64):
-            self._sums, self._ready = self._sums.to(torch.float64 if is_double else torch.float32), {}
+            self._sums, self._prepared = self._sums.to(torch.float64 if is_double else torch.float32), {}
         total, count = None, 0
         self._sums.zero_()
         for part in parts:
-            for buckets, values, flipping in self._additions(part, _local(part.tensor)):
+            for buckets, values, flips in self._additions(part):
                 if count == SUMMED:
-                    total, count = self._with_sums(total), 0
+                    total, count = self._plus_sums(total), 0
                     self._sums.zero_()
-                buckets.addcmul_(values, flipping)
+                buckets.addcmul_(values, flips)
                 count += 1
-        return self._with_sums(total)
+        return self._plus_sums(total)
 
-    def _with_sums(self, total: Tensor | None) -> Tensor:
+    def _plus_sums(self, total: Tensor | None) -> Tensor:
         sums = self._sums.view(LANES, BUCKETS).sum(0)
         return sums if total is None else total.double().add_(sums)
 
-    def _additions(self, part: SketchedPart, local: Tensor) -> "list[_Addition]":
-        if part.name in self._ready:
-            seen, additions = self._ready[part.name]
+    def _additions(self, part: SketchedPart) -> list[_Addition]:
+        """The additions for this part, prepared before or now."""
+        local = local_part(part.tensor)
+        if part.name in self._prepared:
+            seen, additions = self._prepared[part.name]
             if seen.dtype == local.dtype and seen.is_set_to(local):
                 return additions
-            del self._ready[part.name]
-        flat = _flat(part.name, local)
-        additions = list(self._make(part, flat))
-        if flat.data_ptr() == local.data_ptr():
-            self._ready[part.name] = local, additions
-        return additions
-
-    def _make(self, part: SketchedPart, flat: Tensor) -> "Iterator[_Addition]":
+            del self._prepared[part.name]
+        flat, additions = _flat(part.name, local), []
         for start, run in part.runs:
             for piece, place, _, where in self._sketcher.pieces(part.name, flat[run], start):
-                flipping, at = self._table[where], 0
+                flips, at = self._table[where], 0
                 while at < len(piece):
                     stop = min(at + len(self._sums) - place, len(piece))
-                    yield self._sums[place : place + stop - at], piece[at:stop], flipping[at:stop]
+                    additions.append((self._sums[place : place + stop - at], piece[at:stop], flips[at:stop]))
                     at, place = stop, 0
-
-
-_Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, and what is added: values times signs
-
-
-def watch(model: nn.Module) -> Callable[[], bool]:
-    """What tells whether a model still has the modules and parameters of now, of equal shapes, trained alike.
-
-    To ask for all parameters by name takes a third of a small model's sketch.
-    """
-    held = [(of, list(of), list(of.values())) for module in model.modules() for of in _held(module)]
-    known = [(p, p.shape, p.requires_grad) for p in model.parameters()]
-
-    def is_same() -> bool:
-        return all(
-            list(of) == names and all(map(operator.is_, of.values(), values)) for of, names, values in held
-        ) and all(p.shape == shape and p.requires_grad == trained for p, shape, trained in known)
-
-    return is_same
-
-
-def _held(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    return module._modules, module._parameters
+        if flat.data_ptr() == local.data_ptr():
+            self._prepared[part.name] = local, additions
+        return additions
 
 
 def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) -> Tensor:
     """The sketch of the parts, float64 (BUCKETS,) on the device of `table`, which holds all signs.
 
-    Without atomic additions, so that equal parameters have equal sketches.
+    It uses no atomic additions, so that equal parameters have equal sketches.
     """
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=table.device)
-    windows = table.unfold(0, CHUNK, 1)  # the signs from each offset on; no memory
     for part in parts:
-        flat = _flat(part.name, _local(part.tensor))
+        flat = _flat(part.name, local_part(part.tensor))
         for start, run in part.runs:
-            _add_run(total, sketcher, table, windows, part.name, flat[run], start)
+            whole: list[tuple[Tensor, int, int]] = []  # chunks of the run: values, bucket, offset
+            for piece, place, _, where in sketcher.pieces(part.name, flat[run], start):
+                if len(piece) == CHUNK:
+                    whole.append((piece, place, where.start))
+                    continue
+                rows = -(-len(piece) // BUCKETS)
+                padded = torch.zeros(rows * BUCKETS, dtype=piece.dtype, device=table.device)
+                padded[: len(piece)] = piece * table[where]
+                total += torch.roll(padded.view(rows, BUCKETS).sum(0), place)
+            for at in range(0, len(whole), GROUP):
+                _add_chunks(total, table, whole[at : at + GROUP])
     return total
 
 
-def _add_run(
-    total: Tensor, sketcher: Sketcher, table: Tensor, windows: Tensor, name: str, flat: Tensor, start: int
-) -> None:
-    whole: list[tuple[Tensor, int, int]] = []  # chunks that follow each other: values, bucket, offset
-
-    def add_whole() -> None:
-        if whole:
-            values = torch.cat([piece for piece, _, _ in whole]) if len(whole) > 1 else whole[0][0]
-            places, offsets = (_numbers(tuple(of), table.device) for of in list(zip(*whole, strict=True))[1:])
-            _add_chunks(total, values, places, windows.index_select(0, offsets))
-            whole.clear()
-
-    for piece, place, _, where in sketcher.pieces(name, flat, start):
-        if len(piece) == CHUNK:
-            whole.append((piece, place, where.start))
-            if len(whole) == GROUP:
-                add_whole()
-            continue
-        rows = -(-len(piece) // BUCKETS)
-        padded = torch.zeros(rows * BUCKETS, dtype=piece.dtype, device=table.device)
-        padded[: len(piece)] = piece * table[where]
-        folded = padded.view(rows, BUCKETS).sum(0)
-        total += torch.roll(folded, place)
-    add_whole()
+def _add_chunks(total: Tensor, table: Tensor, chunks: Sequence[tuple[Tensor, int, int]]) -> None:
+    """Add consecutive whole chunks, each from its own bucket on, to the sketch `total`."""
+    pieces, buckets, offsets = zip(*chunks, strict=True)
+    values = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+    flips = table.unfold(0, CHUNK, 1).index_select(0, _on(table.device, offsets))  # the windows are views
+    folded = (values.view(len(pieces), CHUNK) * flips).view(len(pieces), -1, BUCKETS).sum(1)
+    turned = (torch.arange(BUCKETS, device=total.device) - _on(table.device, buckets)[:, None]) % BUCKETS
+    total += folded.gather(1, turned).sum(0, dtype=torch.float64)
 
 
 @cache
-def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """They are the same at every step, and to take them to a device is to wait for it."""
+def _on(device: torch.device, values: tuple[int, ...]) -> Tensor:
+    """The same at every step, and copying to a device waits for it."""
     return torch.tensor(values).to(device)
-
-
-def _add_chunks(total: Tensor, values: Tensor, places: Tensor, flipping: Tensor) -> None:
-    """Add whole chunks (n * CHUNK,) with their signs (n, CHUNK), each from its own bucket on."""
-    count = len(places)
-    folded = (values.view(count, CHUNK) * flipping).view(count, -1, BUCKETS).sum(1)
-    turned = (torch.arange(BUCKETS, device=total.device) - places[:, None]) % BUCKETS
-    total += folded.gather(1, turned).sum(0, dtype=torch.float64)
 
 
 def _flat(name: str, local: Tensor) -> Tensor:
@@ -186,10 +151,3 @@ def _flat(name: str, local: Tensor) -> Tensor:
         )
     flat = local.reshape(-1)
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The part that lies here, sharing its memory."""
-    detached = tensor.detach()
-    to_local = getattr(detached, "to_local", None)  # a DTensor's, whose class takes a second to import
-    return detached if to_local is None else to_local()

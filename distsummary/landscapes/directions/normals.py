@@ -1,6 +1,6 @@
 """`philox-bm-v1`: random normals that are a function of (seed, axis, parameter name, index) alone.
 
-    words    = random_bits.philox(seed, axis, name, block).random_raw()      block = index // 2^16
+    words    = count_sketch.philox(seed, axis, name, block).random_raw()      block = index // 2^16
     u, w     = words 2j and 2j+1 of the block as (w >> 11) / 2^53, u shifted to (0, 1]
     normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)                            elements 2j and 2j+1, in float64
 
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.checkpoints.random_bits import philox
+from distsummary.checkpoints.sketch.count_sketch import philox
 
 Array: TypeAlias = NDArray[Any]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from distsummary.checkpoints.random_bits import philox
+from distsummary.checkpoints.sketch.count_sketch import philox
 from distsummary.landscapes.directions.normals import BLOCK
 
 PIECE = 1 << 22  # normals at a time: each operation has much to do, and the workspace has a bound

@@ -1,6 +1,6 @@
 import numpy as np
 
-from distsummary.checkpoints.random_bits import philox
+from distsummary.checkpoints.sketch.count_sketch import philox
 from distsummary.landscapes.directions.normals import (
     BLOCK,
     _cosine_and_sine,

@@ -1,9 +1,10 @@
 """Sketches on disk: parts that add up, attempts that replace each other, crashes and full disks."""
 
-import errno
 import logging
 import os
+import resource
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -184,37 +185,27 @@ def test_files_that_hold_no_sketches_are_refused_by_name(tmp_path, caplog):
         caplog.clear()
 
 
-class HalfFile:
-    """A file on a disk that is full after half of the first write."""
-
-    def __init__(self, file):
-        self._file = file
-
-    def write(self, data):
-        self._file.write(data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, "full")
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
-
-
-class FullDisk(SketchWriter):
-    is_full = False
-
-    def _append(self, file, data):
-        super()._append(HalfFile(file) if self.is_full else file, data)
+@contextmanager
+def file_size_limit(limit):
+    """No file can grow beyond so many bytes, as on a full disk: a write is cut short, the next one fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_write_that_fails_leaves_no_trace_and_the_next_one_goes_on(tmp_path, first):
-    writer = FullDisk(tmp_path, SketchHeader(run_id=RUN))
-    writer.is_full = first
+    header = SketchHeader(run_id=RUN)
+    writer = SketchWriter(tmp_path, header)
     if not first:
         writer.write([(1, Taken(sketch_at(1)))])
-        writer.is_full = True
-    with pytest.raises(RunDirError, match="full"):
+    size = 0 if first else header.file(tmp_path).stat().st_size
+    with file_size_limit(size + 1000), pytest.raises(RunDirError, match="cannot be written: File too large"):
         writer.write([(2, Taken(sketch_at(2)))])
-    writer.is_full = False
+    assert header.file(tmp_path).stat().st_size == size
     writer.write([])
     writer.write([(3, Taken(sketch_at(3)))])
     assert read_sketches(tmp_path).steps == ((3,) if first else (1, 3))

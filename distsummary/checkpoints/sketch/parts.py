@@ -1,0 +1,99 @@
+"""The parameters of a model, or shards of them, that this rank adds to the sketch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from distsummary.checkpoints.sketch.count_sketch import digest
+from distsummary.errors import InvalidValueError
+from distsummary.frameworks.base import Framework
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SketchedPart:
+    """A parameter, or this rank's shard of it: `runs` are (first element in the whole, slice of shard)."""
+
+    name: str
+    tensor: Any
+    runs: tuple[tuple[int, slice], ...] = ((0, slice(None)),)
+
+
+class ModelParts:
+    """The trained parameters and shards of a model for which `is_mine(split_axes)` holds.
+
+    Each iteration gives the tensors that the model holds at that time under the names that were trained at
+    the beginning. A parameter that FSDP2 has gathered since is still given as the shard.
+
+    Iterating raises InvalidValueError once the names or shapes of the trained parameters have changed.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        network: Any,
+        *,
+        is_mine: Callable[[tuple[str, ...]], bool] = lambda _: True,
+    ) -> None:
+        self._framework, self._network = framework, network
+        trained = dict(framework.named_parameters(network))
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in trained.items()}
+        self._parts = {
+            name: SketchedPart(name=name, tensor=tensor, runs=_runs(framework, tensor))
+            for name, tensor in trained.items()
+            if is_mine(framework.split_axes(tensor))
+        }
+        self._is_unchanged = framework.watch(network)
+
+    @property
+    def digest(self) -> str:
+        """The `count_sketch.digest` of the trained parameters, those of other ranks included."""
+        return digest(self._shapes)
+
+    def __iter__(self) -> Iterator[SketchedPart]:
+        if self._is_unchanged():
+            return iter(self._parts.values())
+        now = dict(self._framework.named_parameters(self._network))
+        if self._shapes.keys() - now.keys():  # frozen since, or removed
+            others = dict(self._framework.tensors(self._network))
+            now |= {name: others[name] for name in self._shapes if name in others}
+        shapes = {name: tuple(tensor.shape) for name, tensor in now.items()}
+        changed = {name for name, _ in shapes.items() ^ self._shapes.items()}
+        if changed:
+            raise InvalidValueError(
+                f"the trained parameters have changed since the training began: {min(changed)} was added, "
+                "removed, unfrozen or reshaped; begin another attempt to have sketches from here on"
+            )
+        for name, part in self._parts.items():
+            tensor, axes = now[name], self._framework.split_axes
+            if tensor is not part.tensor and bool(axes(tensor)) == bool(axes(part.tensor)):
+                self._parts[name] = replace(part, tensor=tensor, runs=_runs(self._framework, tensor))
+        self._is_unchanged = self._framework.watch(self._network)  # the old one keeps replaced tensors alive
+        return iter(self._parts.values())
+
+
+def _runs(framework: Framework, tensor: Any) -> tuple[tuple[int, slice], ...]:
+    shard = framework.shard(tensor)
+    if shard is None:
+        return ((0, slice(None)),)
+    return tuple(contiguous(framework.array_spec(tensor).shape, shard.global_shape, shard.offset))
+
+
+def contiguous(
+    shape: Sequence[int], global_shape: Sequence[int], offset: Sequence[int]
+) -> Iterator[tuple[int, slice]]:
+    """Cut a slice of a tensor into runs that are contiguous in the slice and in the whole tensor.
+
+    Yields (first element in the whole, the run in the slice).
+    """
+    inner = len(shape)
+    while inner > 0 and shape[inner - 1] == global_shape[inner - 1]:
+        inner -= 1  # the axes from here on are whole
+    inner = max(inner - 1, 0)  # a run extends along this axis, too
+    length = int(np.prod(shape[inner:], dtype=np.int64))
+    strides = [int(np.prod(global_shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
+    for number, index in enumerate(np.ndindex(*shape[:inner])):
+        place = [o + i for o, i in zip(offset, [*index, *[0] * (len(shape) - inner)], strict=True)]
+        first = sum(p * s for p, s in zip(place, strides, strict=True))
+        yield first, slice(number * length, (number + 1) * length)
