@@ -1,11 +1,11 @@
-"""The aggregator as a named Ray actor, and a rank's way to it."""
+"""The aggregator as a named Ray actor, and the client that a rank talks to it with."""
 
 import contextlib
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ray
@@ -20,32 +20,31 @@ from distsummary.topology import Topology
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "distsummary"
-ASIDE = "aside"  # the concurrency group of what is answered while a merge goes on
+ASIDE = "aside"  # concurrency group of the calls that are answered during a merge
 _TRIES = 5
 RETRY_S = 0.5
-REGISTER_S = 60.0  # an aggregator that has not answered by then is done without
-SERVES_S = 15.0  # for which another job's aggregator may keep the end of a launch waiting
-MERGE_S = 600.0  # how long the end of a rank, or of a launch, waits for the merged run
+REGISTER_S = 60.0  # after which a rank goes on without the aggregator's answer
+SERVES_S = 15.0  # how long the end of a launch waits for the aggregators of other jobs
+MERGE_S = 600.0  # how long the end of a rank or of a launch waits for the merged run
 
 
 class _AggregatorActor(Aggregator):
     """Ends itself by `ray.kill`: with max_restarts=-1 an actor that merely exits is started again."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path, on_end=_end_own_actor)
-
-
-def _end_own_actor() -> None:
-    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+    def __init__(self, run_dir: str) -> None:
+        super().__init__(
+            run_dir,
+            on_end=lambda: ray.kill(ray.get_runtime_context().current_actor, no_restart=True),
+        )
 
 
 def actor_name(run_dir: RunDir) -> str:
-    """The run's aggregator is found by this name in the namespace `distsummary`."""
+    """The name of the run's aggregator actor in the namespace `distsummary`."""
     return "aggregator-" + hashlib.blake2b(str(run_dir.base).encode(), digest_size=12).hexdigest()
 
 
 def _get_or_start(run_dir: RunDir) -> Any:
-    """The aggregator, started if there is none; detached, because it must outlive any one rank."""
+    """The run's aggregator, started if there is none; detached, because it must outlive each rank."""
     options = {
         "name": actor_name(run_dir),
         "namespace": NAMESPACE,
@@ -63,15 +62,15 @@ def _get_or_start(run_dir: RunDir) -> Any:
 
 
 class AggregatorClient:
-    """A Coordinator that asks the aggregator actor and renews the run's lease while this process lives.
+    """A Coordinator that calls the aggregator actor and renews the run's lease while this process lives.
 
-    Without an answer in time, or after `ray.shutdown()`, it does with the run dir alone: nothing is lost, but
-    the merged run may have to be written by `distsummary merge`.
+    If the actor does not answer in time, or after `ray.shutdown()`, it works on the run dir alone: nothing is
+    lost, but the merged run may have to be written by `distsummary merge`.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
-        self._local = LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
+        self._local = LocalCoordinator(run_dir, partial(first_free_attempt, run_dir))
         self._handle = _get_or_start(run_dir)
         self._cluster = ray.get_runtime_context().gcs_address
         self._finished = threading.Event()
@@ -80,69 +79,69 @@ class AggregatorClient:
     def register(self, topology: Topology) -> Registration:
         """Join the run; raises WorldMismatchError when the ranks of an attempt disagree on the world size."""
         registration: Registration = self._ask("register", REGISTER_S, topology)
+
+        def renew() -> None:
+            while not self._finished.wait(LEASE_S / 4) and self._is_connected():
+                self._handle.renew.remote()
+
         if self._renewer is None:
-            self._renewer = threading.Thread(target=self._renew, name="distsummary-renew", daemon=True)
+            self._renewer = threading.Thread(target=renew, name="distsummary-renew", daemon=True)
             self._renewer.start()
         return registration
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Send the rank's lineage without waiting for the answer."""
-        if self._is_connected():  # else the rank's own file holds it
+        if self._is_connected():  # otherwise the rank's own file holds it, for the merge
             self._handle.lineage.remote(topology, attempt, lineage)
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-        """Leave the run; the last rank waits until the merged run is written."""
+        """Leave the run; for the last rank this waits until the merged run is written."""
         self._finished.set()
         self._ask("finish", MERGE_S, topology, attempt, health)
 
     def _ask(self, method: str, timeout_s: float, *args: object) -> Any:
-        """The aggregator's answer, else that of the run dir; raises what the aggregator raised."""
-        if self._is_connected():
-            try:
-                return self._call(method, time.monotonic() + timeout_s, args)
-            except RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, Exception) else error) from None
-            except RayError as error:
-                reason = f"no answer from the aggregator ({type(error).__name__}: {error})"
-        else:
-            reason = "Ray was shut down before the run was closed"
+        """The answer of the aggregator, or else of the run dir; raises what the aggregator raised."""
+        deadline = time.monotonic() + timeout_s
+        reason = "Ray was shut down before the run was closed"
+        try:
+            for left in reversed(range(_TRIES if self._is_connected() else 0)):
+                try:
+                    reference = getattr(self._handle, method).remote(*args)
+                    return ray.get(reference, timeout=max(RETRY_S, deadline - time.monotonic()))
+                except RayTaskError:  # raised by the aggregator's code; it may wrap a RayActorError
+                    raise
+                except RayActorError:
+                    if not left:
+                        raise
+                    logger.warning("%s: the aggregator ended; asking the next one", self._run_dir)
+                    time.sleep(RETRY_S)
+                    self._handle = _get_or_start(self._run_dir)
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except RayError as error:
+            reason = f"no answer from the aggregator ({type(error).__name__}: {error})"
         logger.warning(
             "%s: %s; %s without it. If there is no merged run later: distsummary merge %s",
             self._run_dir, reason, method, self._run_dir.base,
         )  # fmt: skip
         return getattr(self._local, method)(*args)
 
-    def _call(self, method: str, deadline: float, args: tuple[object, ...]) -> Any:
-        """Call and wait; an aggregator that ended or restarts meanwhile is looked up, or started, again."""
-        for left in reversed(range(_TRIES)):
-            try:
-                reference = getattr(self._handle, method).remote(*args)
-                return ray.get(reference, timeout=max(RETRY_S, deadline - time.monotonic()))
-            except RayTaskError:
-                raise
-            except RayActorError:
-                if not left:
-                    raise
-                logger.warning("%s: the aggregator went away; asking its next life", self._run_dir)
-                time.sleep(RETRY_S)
-                self._handle = _get_or_start(self._run_dir)
-
     def _is_connected(self) -> bool:
         # A call without a connection would start a cluster, and in another one the handle means nothing.
         return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
 
-    def _renew(self) -> None:
-        while not self._finished.wait(LEASE_S / 4) and self._is_connected():
-            self._handle.renew.remote()
-
 
 def settle(launch_id: str) -> None:
-    """Have the aggregators that served a launch write their merged runs now: its ranks have ended.
+    """Have the aggregators that served a launch write their merged runs now, because its ranks have ended.
 
-    Never raises, and waits SERVES_S for other jobs' aggregators and MERGE_S for its own at most.
+    Never raises. Waits at most SERVES_S for the aggregators of other jobs and MERGE_S for its own.
     """
     try:
-        found = list(_aggregators())
+        found = []
+        for entry in ray.util.list_named_actors(all_namespaces=True):
+            if entry["namespace"] == NAMESPACE and entry["name"].startswith("aggregator-"):
+                with contextlib.suppress(ValueError):  # it ended after it was listed
+                    found.append(ray.get_actor(entry["name"], namespace=NAMESPACE))
         asked = [actor.serves.options(concurrency_group=ASIDE).remote(launch_id) for actor in found]
         answers = _answers(asked, SERVES_S)
         own = [actor for actor, reference in zip(found, asked, strict=True) if answers.get(reference)]
@@ -151,15 +150,8 @@ def settle(launch_id: str) -> None:
         logger.exception("the merged run may be missing; run: distsummary merge")
 
 
-def _aggregators() -> Iterator[Any]:
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        if entry["namespace"] == NAMESPACE and entry["name"].startswith("aggregator-"):
-            with contextlib.suppress(ValueError):  # it ended between our look and our call
-                yield ray.get_actor(entry["name"], namespace=NAMESPACE)
-
-
 def _answers(references: list[Any], timeout_s: float) -> dict[Any, Any]:
-    """What came in time; the rest is logged."""
+    """Reference -> answer, for those that come in time; failures and late ones are logged."""
     if not references:
         return {}
     ready, late = ray.wait(references, num_returns=len(references), timeout=timeout_s)
@@ -168,7 +160,7 @@ def _answers(references: list[Any], timeout_s: float) -> dict[Any, Any]:
         try:
             found[reference] = ray.get(reference, timeout=RETRY_S)
         except RayActorError as error:
-            logger.debug("an aggregator ended between our look and our call: %s", error)
+            logger.debug("an aggregator ended before it answered: %s", error)
         except RayError as error:
             logger.warning("an aggregator failed: %s; if its run has no merged one: distsummary merge", error)
     if late:

@@ -1,15 +1,15 @@
-"""The lineages of the ranks to the lineage of the run."""
+"""Merge the lineages of the ranks into the lineage of the run."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from distsummary.format.lineage import Lineage, merge_custom
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
 Json: TypeAlias = str | int | float | bool | None
-ByRank: TypeAlias = dict[int, Any]  # Any: whatever the field of a message holds
+ByRank: TypeAlias = dict[int, Any]  # Any: the value of any field of a message
 
 MAX_INT32 = 2**31 - 1
 _MAX_EXACT = 2**53  # integers up to here are exact as floats
@@ -26,30 +26,32 @@ _COUNTED = (("hyper_parameters", "batch_size"), ("train_dataset", "train_dataset
 
 
 class Conflict(NamedTuple):
-    """A field that the ranks do not agree on, or that has no value to write; what each rank says, as JSON."""
+    """A field on which the ranks disagree, or whose value cannot be written; what each rank says, as JSON."""
 
     field: str
     by_rank: dict[int, Json]
 
     def as_json(self) -> dict[str, Any]:
-        """For the manifest; non-finite numbers are strings there."""
+        """The conflict as it stands in the manifest; numbers that are not finite are strings."""
         return {"field": self.field, "by_rank": {str(rank): value for rank, value in self.by_rank.items()}}
 
 
 def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lineage, list[Conflict]]:
-    """One lineage of the run out of the ranks' own, and where they disagree.
+    """The lineage of the run, and the conflicts between the lineages of its ranks.
 
-    - Names, paths, learning rate and epochs must agree; else the lowest rank's is taken, a conflict listed.
+    - Names, paths, learning rate and epochs must agree; otherwise the lowest rank's value is taken.
     - `device_num` is the world size.
-    - Batch and dataset sizes are summed when the dataset is split over the ranks (`is_split`); of replicas
-      they must agree. A sum beyond int32, which the file cannot hold, is left out and listed.
-    - The loss, and each evaluation metric, is the mean over the ranks that have one.
-    - The model is that of the lowest rank that saved one, the dataset graph that of the lowest with one.
-    - Custom information is joined; of a key with two values the lowest rank's is taken, a conflict listed.
-    - A number that is not finite is left out and listed: MindInsight answers in JSON, which has none.
+    - Batch and dataset sizes are summed if the dataset is split over the ranks (`is_split`); of replicas they
+      must agree. A sum beyond int32, which the file cannot hold, is left out.
+    - The loss and each evaluation metric is the mean over the ranks that have one.
+    - The model comes from the lowest rank that saved one, the dataset graph from the lowest that has one.
+    - Custom information is joined; of a key with two values the lowest rank's is taken.
+    - A number that is not finite is left out: MindInsight answers in JSON, which has none.
+
+    Every disagreement and everything that was left out is a Conflict.
 
     Args:
-        lineages: by rank; ranks without any may be absent.
+        lineages: rank -> its lineage; ranks without one may be absent.
         world_size: of the attempt that the lineages belong to.
     """
     ranks = dict(sorted(lineages.items()))
@@ -69,30 +71,17 @@ def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lin
 
 
 def is_split(graph: lineage_pb2.DatasetGraph) -> bool:
-    """Whether each rank reads a part of its own: a sampler called "...distributed...", or num_shards above 1.
+    """Whether each rank reads its own part of a dataset.
 
-    `DistributedSampler` is its name in MindSpore and in torch; MindSpore's datasets also take num_shards.
+    It does with num_shards above 1 (MindSpore's datasets), or a sampler whose name contains "distributed":
+    `DistributedSampler` is the name in MindSpore and in torch.
     """
-    for parameter in _parameters(graph):
-        if parameter.mapInt.get("num_shards", 1) > 1:
-            return True
-    for node in _nodes(graph):
-        texts = node.sampler.operationParam.mapStr.values()
-        if any("distributed" in text.lower() for text in texts):
-            return True
-    return False
-
-
-def _nodes(graph: lineage_pb2.DatasetGraph) -> Iterator[lineage_pb2.DatasetGraph]:
-    yield graph
-    for child in graph.children:
-        yield from _nodes(child)
-
-
-def _parameters(graph: lineage_pb2.DatasetGraph) -> Iterator[lineage_pb2.OperationParameter]:
-    for node in _nodes(graph):
-        yield node.parameter
-        yield node.sampler.operationParam
+    sampler = graph.sampler.operationParam
+    return (
+        any(parameters.mapInt.get("num_shards", 1) > 1 for parameters in (graph.parameter, sampler))
+        or any("distributed" in text.lower() for text in sampler.mapStr.values())
+        or any(is_split(child) for child in graph.children)
+    )
 
 
 def _merge_train(
@@ -117,11 +106,38 @@ def _merge_evaluation(
     messages: dict[int, lineage_pb2.EvaluationLineage], split: bool, conflicts: list[Conflict]
 ) -> lineage_pb2.EvaluationLineage:
     merged = lineage_pb2.EvaluationLineage()
-    metrics = _merge_metrics(
-        {rank: message.metric for rank, message in messages.items() if message.HasField("metric")}, conflicts
-    )
-    if metrics is not None:
-        merged.metric = json.dumps(metrics, allow_nan=False)
+    by_metric: dict[str, ByRank] = {}
+    unreadable: dict[int, Json] = {}  # rank -> a text that is no JSON object
+    texts = {rank: message.metric for rank, message in messages.items() if message.HasField("metric")}
+    for rank, text in texts.items():
+        try:
+            metrics = json.loads(text)
+        except ValueError:
+            metrics = None
+        if isinstance(metrics, dict):
+            for name, metric in metrics.items():
+                by_metric.setdefault(name, {})[rank] = metric
+        else:
+            unreadable[rank] = text
+    if unreadable:
+        conflicts.append(Conflict("metric", unreadable))
+    written = {}
+    for name, values in by_metric.items():
+        are_numbers = all(
+            isinstance(value, float) or (type(value) is int and abs(value) <= _MAX_EXACT)
+            for value in values.values()
+        )
+        value = (_mean if are_numbers else _agreed)(f"metric.{name}", values, conflicts)
+        if value is None:
+            continue
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:  # a number somewhere in it is not finite
+            conflicts.append(Conflict(f"metric.{name}", {rank: _as_json(v) for rank, v in values.items()}))
+        else:
+            written[name] = value
+    if len(texts) > len(unreadable):
+        merged.metric = json.dumps(written, allow_nan=False)
     group = "valid_dataset"
     path, size = (_collect(messages, group, f"valid_dataset_{name}") for name in ("path", "size"))
     _set(merged, group, "valid_dataset_path", _agreed(f"{group}.valid_dataset_path", path, conflicts))
@@ -130,61 +146,17 @@ def _merge_evaluation(
     return merged
 
 
-def _merge_metrics(texts: dict[int, str], conflicts: list[Conflict]) -> dict[str, Any] | None:
-    """The metrics that can be written, None when no rank has any; text that is no JSON object is listed."""
-    by_name: dict[str, ByRank] = {}
-    readable = False
-    damaged: dict[int, Json] = {}
-    for rank, text in texts.items():
-        metrics = _json_object(text)
-        if metrics is None:
-            damaged[rank] = text
-            continue
-        readable = True
-        for name, metric in metrics.items():
-            by_name.setdefault(name, {})[rank] = metric
-    if damaged:
-        conflicts.append(Conflict("metric", damaged))
-    merged = {}
-    for name, values in by_name.items():
-        merge = _mean if all(_is_number(value) for value in values.values()) else _agreed
-        value = merge(f"metric.{name}", values, conflicts)
-        if value is not None and _is_strict_json(value):
-            merged[name] = value
-        elif value is not None:
-            conflicts.append(Conflict(f"metric.{name}", {rank: _as_json(v) for rank, v in values.items()}))
-    return merged if readable else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (type(value) is int and abs(value) <= _MAX_EXACT)
-
-
-def _json_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _is_strict_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        return False
-    return True
-
-
 def _merge_custom(
     messages: dict[int, lineage_pb2.UserDefinedInfo], conflicts: list[Conflict]
 ) -> lineage_pb2.UserDefinedInfo:
     by_key: dict[str, ByRank] = {}
     entries: dict[str, lineage_pb2.UserDefinedInfo] = {}
     for rank, message in messages.items():
-        for key, value, entry in _custom_entries(message):
-            by_key.setdefault(key, {})[rank] = value
-            entries.setdefault(key, entry)
+        for entry in merge_custom(None, message).user_info:  # an entry has one key, in one of its maps
+            for values in (entry.map_int32, entry.map_str, entry.map_double, entry.map_dict):
+                for key, value in values.items():
+                    by_key.setdefault(key, {})[rank] = value
+                    entries.setdefault(key, entry)
     kept = [
         entries[key]
         for key, values in by_key.items()
@@ -193,18 +165,8 @@ def _merge_custom(
     return lineage_pb2.UserDefinedInfo(user_info=kept)
 
 
-def _custom_entries(
-    message: lineage_pb2.UserDefinedInfo,
-) -> Iterator[tuple[str, Any, lineage_pb2.UserDefinedInfo]]:
-    """Each key with its value and the message that holds nothing else."""
-    for entry in merge_custom(None, message).user_info:
-        for values in (entry.map_int32, entry.map_str, entry.map_double, entry.map_dict):
-            for key, value in values.items():
-                yield key, value, entry
-
-
 def _collect(messages: Mapping[int, Any], group: str, name: str) -> ByRank:
-    """The ranks' values of `<group>.<name>`, of those that set it."""
+    """Rank -> value of `<group>.<name>`, for the ranks that set it."""
     return {
         rank: getattr(getattr(message, group), name)
         for rank, message in messages.items()
@@ -218,7 +180,7 @@ def _set(message: Any, group: str, name: str, value: Any) -> None:
 
 
 def _agreed(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> Any:
-    """The lowest rank's value; None for no rank's, and for a number that is not finite."""
+    """The lowest rank's value; None if there is none, or if it is a number that is not finite."""
     if not by_rank:
         return None
     said = {rank: _as_json(value) for rank, value in by_rank.items()}
@@ -246,7 +208,7 @@ def _mean(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> float | Non
     if not all(math.isfinite(value) for value in values):
         conflicts.append(Conflict(field, {rank: _as_json(value) for rank, value in by_rank.items()}))
         return None
-    # fsum / n of equal numbers may be off by a bit
+    # fsum / n may differ from equal numbers by a bit
     return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values)
 
 

@@ -1,10 +1,9 @@
-"""The files of a merged run: written where no reader looks, then put in the place of the older ones."""
+"""The event files of a merged run: written to a staging directory, then put in place of the older ones."""
 
 import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +24,7 @@ _MERGED_NAME = re.compile(rf"summary\.\d{{1,10}}\.{SOURCE}\.|tfevents\.\d{{1,10}
 
 
 def is_merged(path: Path) -> bool:
-    """Whether an event file was written by a merge, told by its name."""
+    """Whether an event file was written by a merge, according to its name."""
     return _MERGED_NAME.search(path.name) is not None
 
 
@@ -35,15 +34,16 @@ def other_segments(directory: Path) -> list[Path]:
 
 
 class MergedFiles:
-    """The next merged files of a directory, in both dialects; no reader sees one before `publish`.
+    """The new merged files of a directory, in both dialects; no reader sees them before `publish`.
 
-    A killed merge leaves a temporary directory in which nothing has the name of an event file; the next
-    one removes it. Use it as a context manager, under the run's merge lock.
+    They are written to a staging directory, whose files do not have the names of event files. If a merge is
+    killed, the next one removes its staging directory. A context manager, to be used under the run's merge
+    lock.
 
     Args:
-        directory: the run dir.
+        directory: the run dir, or its directory for the role eval.
         run_id, attempt: the identity of the events; their seq counts from 1.
-        files: the operating system; a test passes a double.
+        files: the operating system; tests pass a double.
     """
 
     def __init__(self, directory: Path, *, run_id: str, attempt: int = 0, files: Files | None = None) -> None:
@@ -52,8 +52,10 @@ class MergedFiles:
         self._files = files or Files()
         self._run_id, self._attempt, self._seq = run_id, attempt, 0
         self._segments: dict[str, Segment] = {}
-        for left in _stagings(directory):
-            shutil.rmtree(left)
+        for path in directory.iterdir():
+            is_staging = path.name.startswith(TEMPORARY) and path.is_dir() and not path.is_symlink()
+            if is_staging and {inner.name for inner in path.iterdir()} <= {*DIALECTS, _LINEAGE}:
+                shutil.rmtree(path)  # of a merge that was killed
         self._staging = temporary_name(directory)
         try:
             self._staging.mkdir()
@@ -63,49 +65,46 @@ class MergedFiles:
             ) from error
 
     def write(self, event: Event) -> None:
-        """Append an event to the files; what could not be written of it is in `refused`."""
+        """Append an event to the files; values that cannot be written are added to `refused`."""
         self._seq += 1
         payloads, refused = encode_event(event, self._ids(self._seq))
         self.refused += refused
         for dialect, payload in payloads.items():
             if payload is not None:
-                self._open(dialect, event.step).append(frame(payload))
+                if dialect not in self._segments:
+                    self._begin(dialect, event.step)
+                self._segments[dialect].append(frame(payload))
 
     def write_lineage(self, lineage: Lineage) -> None:
-        """Write the lineage of the run; one without anything is no file."""
+        """Write the lineage of the run; an empty one makes no file."""
         payloads = encode_lineage(lineage, self._files.now(), self._ids(0))
         if payloads:
-            self._segment(_LINEAGE).append(b"".join(frame(payload) for payload in payloads))
+            segment = self._segments[_LINEAGE] = Segment(self._staging / _LINEAGE, self._files)
+            segment.append(b"".join(frame(payload) for payload in payloads))
 
     def _ids(self, seq: int) -> EventIds:
         return EventIds(self._run_id, self._attempt, seq)
 
-    def _segment(self, kind: str) -> Segment:
-        segment = Segment(self._staging / kind, self._files)
-        self._segments[kind] = segment
-        return segment
-
-    def _open(self, dialect: str, first_step: int) -> Segment:
-        if dialect in self._segments:
-            return self._segments[dialect]
-        segment = self._segment(dialect)
+    def _begin(self, dialect: str, first_step: int) -> None:
+        """Start the file of a dialect with its head."""
+        segment = self._segments[dialect] = Segment(self._staging / dialect, self._files)
         now, ids = self._files.now(), self._ids(0)
         if dialect == MINDSPORE:
             segment.append(frame(mindspore_format.encode_version(now, ids)))
-        else:  # a running TensorBoard forgets what it read in the files that these replace
-            head = (
-                tensorboard_format.encode_version(now, ids),
-                tensorboard_format.encode_session_start(first_step, now, ids),
+        else:
+            # A session start makes a running TensorBoard drop what it read from the files that are replaced.
+            segment.append(
+                frame(tensorboard_format.encode_version(now, ids))
+                + frame(tensorboard_format.encode_session_start(first_step, now, ids))
             )
-            segment.append(b"".join(frame(payload) for payload in head))
-        return segment
 
     def publish(self) -> tuple[Path, ...]:
-        """Make the new files durable and seen, then remove the older merged ones; returns the new."""
+        """Make the new files durable and visible, then remove the older merged ones; returns the new ones."""
         for segment in self._segments.values():
             segment.sync()
             segment.close()
-        older = [path for path in _event_files(self._directory) if is_merged(path)]
+        older = [path for dialect in DIALECTS for path in segments(self._directory, dialect)]
+        older = [path for path in (*older, *lineage_files(self._directory)) if is_merged(path)]
         stamp = next_stamp(self._directory, self._files.now())
         name = SegmentName(source=SOURCE, host=self._files.host(), pid=self._files.pid())
         published = []
@@ -125,26 +124,8 @@ class MergedFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what was not published."""
+        """Remove everything that was not published."""
         for segment in self._segments.values():
-            with contextlib.suppress(OSError):  # of a file that is removed in the next line
+            with contextlib.suppress(OSError):  # of a file that is about to be removed
                 segment.close()
         shutil.rmtree(self._staging, ignore_errors=True)
-
-
-def _event_files(directory: Path) -> Iterator[Path]:
-    for dialect in DIALECTS:
-        yield from segments(directory, dialect)
-    yield from lineage_files(directory)
-
-
-def _stagings(directory: Path) -> list[Path]:
-    """What killed merges left: directories with a temporary name and nothing but a merge's files."""
-    return [
-        path
-        for path in directory.iterdir()
-        if path.name.startswith(TEMPORARY)
-        and path.is_dir()
-        and not path.is_symlink()
-        and {inner.name for inner in path.iterdir()} <= {*DIALECTS, _LINEAGE}
-    ]

@@ -1,4 +1,4 @@
-"""Statistics of one tag over the ranks, step by step."""
+"""Statistics of a scalar over the ranks, at each step."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,14 +20,13 @@ KEY_TAGS = frozenset(
         "perf/data_wait_s",
     )
 )
-PARTS = ("min", "median", "max", "argmax_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatistics:
-    """One tag over the ranks that recorded it: `steps` int64 (S,), rising; the rest (S,) too.
+    """One tag over the ranks that recorded it, at each step; all arrays are (S,).
 
-    `mean`, `min`, `median`, `max` are float64, `argmax_rank` is int64.
+    `steps` int64, rising; `mean`, `min`, `median`, `max` float64; `argmax_rank` int64.
     """
 
     steps: Ints
@@ -39,7 +38,7 @@ class RankStatistics:
 
 
 def last_recorded(ranks: Ints, steps: Ints) -> Ints:
-    """Which of the values (N,), in order of recording, are the last of their rank and step: int64 (M,)."""
+    """Indices, int64 (M,), of the last value of each rank and step, for (N,) values in order of recording."""
     order = np.lexsort((np.arange(len(ranks)), steps, ranks))
     if not len(order):
         return order
@@ -48,16 +47,17 @@ def last_recorded(ranks: Ints, steps: Ints) -> Ints:
 
 
 def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
-    """Mean, min, median, max and the rank of the maximum at each step, of the ranks that have the step.
+    """Mean, min, median, max and the rank of the maximum at each step, over the ranks that have the step.
 
-    A NaN of any rank is visible: the mean is NaN and `argmax_rank` names the lowest rank that has one, while
-    min, median and max are those of the ranks that have a number (NaN when none has). Infinities are numbers.
-    Equal maxima name the lowest rank. Computed in float64; the order of the values makes no difference.
+    A NaN of any rank shows: the mean is NaN and `argmax_rank` is the lowest rank that has a NaN, while min,
+    median and max are taken over the ranks that have a number (NaN if none has). Infinities are numbers. Of
+    equal maxima the lowest rank counts. Computed in float64; the order of the values makes no difference.
 
     Args:
-        ranks, steps: int64 (N,). values: float64 (N,). A pair of rank and step stands at most once.
+        ranks, steps: int64 (N,); each pair of them at most once.
+        values: float64 (N,).
     """
-    # Within a step by value, NaN last; of equal values the lowest rank last: the end of a step names a rank.
+    # By step, then value with NaN last, then falling rank: the last entry of a step has its argmax_rank.
     order = np.lexsort((-ranks, values, steps))
     ranks, steps, values = ranks[order], steps[order], values[order]
     unique, starts, counts = np.unique(steps, return_index=True, return_counts=True)
@@ -68,12 +68,12 @@ def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
             steps=unique, mean=empty, min=empty, median=empty, max=empty, argmax_rank=unique.copy()
         )
     numbers = counts - np.add.reduceat(np.isnan(values), starts, dtype=np.int64)
-    highest = starts + np.maximum(numbers - 1, 0)  # without a number: one of the NaNs
+    highest = starts + np.maximum(numbers - 1, 0)  # a NaN if the step has no number
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
         low, high = values[starts + (highest - starts) // 2], values[starts + numbers // 2]
         median = np.where(low == high, low, low / 2 + high / 2)
         mean = np.add.reduceat(values, starts) / counts
-    # Ranks that agree have their value as their mean, to the last bit.
+    # Where all ranks agree the mean is their value, to the last bit.
     mean = np.where((numbers == counts) & (values[starts] == values[highest]), values[starts], mean)
     return RankStatistics(
         steps=unique,
@@ -88,17 +88,17 @@ def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
 def named_series(
     tag: str, statistics: RankStatistics, *, is_key: bool, taken: Collection[str] = ()
 ) -> dict[str, Floats]:
-    """What is written of a tag: the mean under its name; of a key tag also `<tag>/min` and the other PARTS.
+    """Tag -> float64 (S,), as written: the mean as `tag`, and of a key tag also `<tag>/min` and the others.
 
-    Each (S,) float64. A part whose name a rank recorded itself (`taken`) is left out.
+    A name under which a rank recorded values itself (`taken`) is left out.
     """
     series = {tag: statistics.mean}
     if is_key:
-        parts: dict[str, Floats] = {
-            "min": statistics.min,
-            "median": statistics.median,
-            "max": statistics.max,
-            "argmax_rank": statistics.argmax_rank.astype(np.float64),
+        others: dict[str, Floats] = {
+            f"{tag}/min": statistics.min,
+            f"{tag}/median": statistics.median,
+            f"{tag}/max": statistics.max,
+            f"{tag}/argmax_rank": statistics.argmax_rank.astype(np.float64),
         }
-        series |= {f"{tag}/{part}": parts[part] for part in PARTS if f"{tag}/{part}" not in taken}
+        series |= {name: values for name, values in others.items() if name not in taken}
     return series
