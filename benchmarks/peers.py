@@ -9,7 +9,6 @@ import os
 import resource
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,9 +114,10 @@ class OursSync(Ours):
 
     def open(self, directory: str) -> None:
         """Begin a run in an empty directory."""
+        from distsummary.writing.spec import WriterSpec
         from distsummary.writing.writer import RankWriter
 
-        self.record = RankWriter(directory, run_id=uuid.uuid4().hex[:16])
+        self.record = RankWriter(WriterSpec(directory=directory))
         self.seq = 0
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
@@ -133,9 +133,7 @@ class OursSync(Ours):
         self.seq += 1
         event = Event(step, time.time(), [Value(*value) for value in values])
         writer = self.record
-        writer.write(
-            Batch(run_id=writer.run_id, attempt=writer.attempt, rank=0, first_seq=self.seq, events=[event])
-        )
+        writer.write(Batch(run_id=writer.spec.run_id, attempt=0, rank=0, first_seq=self.seq, events=[event]))
 
 
 class Torch:

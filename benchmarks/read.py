@@ -101,10 +101,11 @@ PEERS: dict[str, Callable[[str], Sums]] = {
 def write_ours(directory: Path, size_bytes: int, tags: int = 1) -> None:
     """One or several scalars a step, as `SummaryRecord` writes them in TensorBoard's dialect."""
     from distsummary.format.records import Batch, Event, Value
+    from distsummary.writing.spec import WriterSpec
     from distsummary.writing.writer import RankWriter
 
     names = ["loss", *(f"train/metric_{number}" for number in range(1, tags))]
-    writer = RankWriter(directory, run_id=RUN, dialects=("tensorboard",))
+    writer = RankWriter(WriterSpec(directory=directory, run_id=RUN, formats=("tensorboard",)))
     first = 1
     while _size(directory) < size_bytes:
         events = [

@@ -24,6 +24,7 @@ from distsummary.format.lineage import Lineage, lineage_values
 from distsummary.format.records import Batch, Event
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 logger = logging.getLogger(__name__)
@@ -107,10 +108,11 @@ class Aggregator:
             merged, _ = merge_lineage(self._lineages, topology.world_size)
             now = time.time()
             events = [Event(0, now, [value]) for value in lineage_values(merged)]
+            run_id = manifest["run_id"]
             writer = RankWriter(
-                self._run_dir.base, run_id=manifest["run_id"], attempt=attempt, source="merged"
+                WriterSpec(directory=self._run_dir.base, run_id=run_id, attempt=attempt, source="merged")
             )
-            writer.write(Batch(run_id=writer.run_id, attempt=attempt, rank=0, first_seq=1, events=events))
+            writer.write(Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=1, events=events))
             writer.close()
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
 
-from distsummary.collect.rank_collector import RankCollector, WriterSpec
+from distsummary.collect.open_writer import RankCollector
 from distsummary.errors import StaleAttemptError, WriteError
 from distsummary.format.records import QUEUED, SYNCED, Batch, Health
+from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class RemoteWriter:
         self._process = greeting.host, greeting.pid
 
     def _end_life(self) -> None:
-        """End a collector that hangs, so that Ray starts its next life; one that still starts is let be."""
+        """End a collector that hangs, so that Ray restarts it; one that is still starting is left alone."""
         host, pid = self._process
         if not host:
             return

@@ -10,10 +10,10 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
 from distsummary.format.records import PLUGINS, Landscape, Value
-from distsummary.frameworks.base import ArraySpec, framework_of
+from distsummary.frameworks.base import ArraySpec, framework_of, spec_of
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
 from distsummary.pb import mindspore_lineage_pb2 as lineage
-from distsummary.training.values import check_tag, scalar, spec_of
+from distsummary.training.values import check_tag, scalar
 
 LINEAGE_CLASSES: dict[str, type] = {
     "dataset_graph": lineage.DatasetGraph,

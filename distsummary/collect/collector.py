@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -9,7 +10,6 @@ from typing import Any, Self
 
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.collect.guard import Guard
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
 from distsummary.collect.open_writer import COLLECTORS
 from distsummary.collect.options import (
@@ -24,7 +24,7 @@ from distsummary.collect.options import (
     with_landscape,
 )
 from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
-from distsummary.collect.session import Session, SessionOptions
+from distsummary.collect.session import Session
 from distsummary.collect.step_values import (
     Parameters,
     image_values,
@@ -34,13 +34,18 @@ from distsummary.collect.step_values import (
 )
 from distsummary.coordination import Coordinator
 from distsummary.errors import ClosedError, InvalidValueError
-from distsummary.format.records import WRITTEN, Health, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext
 from distsummary.training.values import mean_of, resolve, scalar
+from distsummary.writing.health import Failures
+from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
+
+# Above so many ranks the default for rank directories is the MindSpore format alone; the merged run has both.
+BOTH_FORMATS_UP_TO = 16
 
 
 class SummaryCollector(Callback):
@@ -118,84 +123,90 @@ class SummaryCollector(Callback):
         specified = with_landscape(collect_specified_data, collect_landscape)
         self._collected = check_specified(specified, keep_default_action, mindspore_compat=mindspore_compat)
         self._custom = check_custom_lineage(custom_lineage_data)
-        self._options = SessionOptions(
-            formats=None if formats is None else check_formats(formats),
-            collectors=collectors,
+        # The spec of every writer behind this; the session adds which directory and whose events.
+        self._spec = WriterSpec(
+            directory="",
+            formats=DIALECTS if formats is None else check_formats(formats),
             limits=check_limits(
                 check_max_file_size(max_file_size, negative_is_unlimited=False), rotate_bytes, rotate_s
             ),
             delivery=check_delivery(delivery),
-            exports_npy=check_export_options(export_options),
             mindspore_compat=mindspore_compat,
             raise_exception=raise_exception,
         )
+        self._has_default_formats = formats is None
+        self._collectors, self._exports_npy = collectors, check_export_options(export_options)
         self._freq, self._tensor_freq = collect_freq, collect_tensor_freq
         self._deal, self._compat = deal, mindspore_compat
         self._topology, self._coordinator = topology, coordinator
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
-        self._health = Health()
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Be as new, for the next training."""
-        self._guard = Guard(self._health, logger, raise_exception=self._options.raise_exception)
+    def _reset(self) -> None:
+        """Start anew, for the next training."""
+        self._health = Health()
+        self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
         self._group = Group()
         self._regular = regular_steps(self._freq)
         self._tensors = tensor_steps(None, self._freq, self._tensor_freq)
         self._histograms: Parameters | None = None
         self._whole: Parameters | None = None
-        self._last: int | None = None
+        self._last: int | None = None  # the newest recorded step
+        self._plain_before = -math.inf  # steps before this one record nothing but what was logged
         self._takes_images = self._collected.input_data
-        self._told: CallbackParams | None = None  # what the training under way tells
-        self._taken: object = None  # what of its `logged` is recorded
-        self._rate: list[Value] = []
+        self._params: CallbackParams | None = None  # of the training under way
+        self._taken: object = None  # which of its `logged` is recorded
+        self._rate: list[Value] | None = []  # None: not looked up at the begin of this step
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for what cannot be opened."""
-        self._begin(run_context.original_args(), "train")
+        params = run_context.original_args()
+        session = self._begin(params, "train")
+        self._params = params
+        network = params.get("network")
+        if network is not None:
+            self._failures.call("the parameters", self._watch, session, network, params)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        """Join the run if no training around has."""
+        """Join the run unless a training around the evaluation has."""
         self._begin(run_context.original_args(), "eval")
 
-    def _begin(self, told: CallbackParams, expected: str) -> None:
-        if told.get("mode") != expected:
-            raise InvalidValueError(f"mode must be {expected!r}, got {told.get('mode')!r}; use train or eval")
-        _refuse_twins(told.get("list_callback"))
-        if self._session is None:
-            self._session = self._join(told)
-        network = told.get("network")
-        if expected == "train":
-            self._told = told
-        if expected == "train" and network is not None:
-            self._guard.call("the parameters", self._watch, self._session, network, told)
-
-    def _join(self, told: CallbackParams) -> Session:
-        self._health = Health()
-        self._forget()
-        topology = self._place(told)
-        self._group = self._guard.call("the mesh", dealing_group, topology) or Group()
-        return Session(
+    def _begin(self, params: CallbackParams, expected: str) -> Session:
+        if params.get("mode") != expected:
+            raise InvalidValueError(
+                f"mode must be {expected!r}, got {params.get('mode')!r}; use train or eval"
+            )
+        callbacks = params.get("list_callback")
+        listed = getattr(callbacks, "callbacks", None) or getattr(callbacks, "_callbacks", None) or []
+        if sum(isinstance(callback, SummaryCollector) for callback in listed) > 1:
+            raise InvalidValueError(
+                "callbacks must hold one SummaryCollector, got several; remove all but one"
+            )
+        if self._session is not None:
+            return self._session
+        self._reset()
+        topology = self._topology or params.get("topology")
+        if topology is None:
+            topology = topologies.detect(role=expected)
+        network = params.get("network")
+        if not topology.mesh and network is not None:
+            mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
+            topology = dataclasses.replace(topology, mesh=mesh or {})
+        self._group = self._failures.call("the mesh", dealing_group, topology) or Group()
+        is_large = self._has_default_formats and topology.world_size > BOTH_FORMATS_UP_TO
+        self._session = Session(
             self.run_dir,
             topology,
-            self._options,
+            dataclasses.replace(self._spec, formats=(MINDSPORE,)) if is_large else self._spec,
+            collectors=self._collectors,
+            exports_npy=self._exports_npy,
             coordinator=self._coordinator,
-            guard=self._guard,
-            health=self._health,
+            failures=self._failures,
         )
+        return self._session
 
-    def _place(self, told: CallbackParams) -> Topology:
-        topology = self._topology or told.get("topology")
-        if topology is None:
-            topology = topologies.detect(role="eval" if told.get("mode") == "eval" else "train")
-        network = told.get("network")
-        if topology.mesh or network is None:
-            return topology
-        mesh = self._guard.call("the mesh", framework_of(network).mesh, network)
-        return dataclasses.replace(topology, mesh=mesh or {})
-
-    def _watch(self, session: Session, network: object, told: CallbackParams) -> None:
+    def _watch(self, session: Session, network: object, params: CallbackParams) -> None:
         def parameters(pattern: str | None) -> Parameters | None:
             if pattern is None:
                 return None
@@ -204,107 +215,124 @@ class SummaryCollector(Callback):
                 pattern,
                 group=self._group,
                 deal=self._deal,
-                exports=self._options.exports_npy,
+                exports=self._exports_npy,
                 mindspore_compat=self._compat,
             )
 
-        self._histograms, self._whole = (
-            parameters(self._collected.histogram),
-            parameters(self._collected.tensor),
-        )
+        self._histograms = parameters(self._collected.histogram)
+        self._whole = parameters(self._collected.tensor)
         if self._collected.landscape is not None:
-            session.keep_trajectory(
-                self._collected.landscape, network, self._group, told.get("batch_num") or 0
-            )
+            steps = params.get("batch_num") or 0
+            session.keep_trajectory(self._collected.landscape, network, self._group, steps)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Plan the steps that get whole parameters, as far as the length of the training is known."""
-        self._guard.call("steps of tensors", self._plan_tensors, run_context.original_args())
+        self._failures.call("steps of tensors", self._plan_tensors, run_context.original_args())
+
+    def _plan_tensors(self, params: CallbackParams) -> None:
+        epochs, steps = params.get("epoch_num") or 0, params.get("batch_num") or 0
+        total = epochs if _is_sink(params) else epochs * steps
+        # Loops give 0 or -1 for a length that they do not know.
+        self._tensors = tensor_steps(total if total > 0 else None, self._freq, self._tensor_freq)
+        self._plan_next(params)
+
+    def _plan_next(self, params: CallbackParams) -> None:
+        if self._last is None or _is_sink(params) or "logged" not in params:
+            self._plain_before = -math.inf
+        else:
+            self._plain_before = self._regular.after(self._last)
+            if self._whole is not None:
+                self._plain_before = min(self._plain_before, self._tensors.after(self._last))
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Note the learning rate of this step: by its end a scheduler may have set the next one's."""
-        if self._collected.metric:
-            told = run_context.original_args()
-            self._rate = self._guard.call("learning rate", learning_rate_values, told) or []
+        """Note the learning rate of a step that records it: by its end a scheduler may have set the next."""
+        params = run_context.original_args()
+        try:
+            # Some loops count the step only later: the next one must be plain, too.
+            if params["cur_step_num"] + 1 < self._plain_before or not self._collected.metric:
+                self._rate = None
+                return
+        except (KeyError, TypeError):
+            pass  # a loop that does not count steps as ours does
+        self._rate = self._failures.call("learning rate", learning_rate_values, params) or []
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Record the step."""
-        told = run_context.original_args()
-        self._guard.call("step", self._end_step, told)
-        self._guard.call("trajectory", self._save_checkpoint, "step", told)
+        params, session = run_context.original_args(), self._session
+        try:
+            step = params["cur_step_num"]
+            if type(step) is int and step < self._plain_before and session is not None:
+                self._last, self._taken = step, params["logged"]
+                if not session.write_scalars(step, params["logged"]):
+                    session.write(step, [], params["logged"])
+            elif not _is_sink(params):
+                self._record_step(params, int(step))
+        except Exception as error:
+            self._failures.fail("step", error)
+        if session is not None and session.keeps_checkpoints:
+            self._failures.call("trajectory", self._save_checkpoint, "step", params)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Record what was logged since the last step, and the epoch's checkpoint."""
-        told = run_context.original_args()
-        self._guard.call("epoch", self._end_epoch, told)
-        self._guard.call("trajectory", self._save_checkpoint, "epoch", told)
+        params = run_context.original_args()
+        self._failures.call("epoch", self._end_epoch, params)
+        self._failures.call("trajectory", self._save_checkpoint, "epoch", params)
+
+    def _end_epoch(self, params: CallbackParams) -> None:
+        if _is_sink(params):
+            self._record_step(params, int(params.cur_epoch_num))
+            return
+        self._taken = logged = params.get("logged", {})
+        values, step = [], int(params.cur_step_num)
+        if self._compat:  # MindSpore records the last step of an epoch again when it was due
+            values += self._regular_values(params, step) if self._regular.holds_multiple(step) else []
+            values += self._tensor_values(step) if self._tensors.holds_multiple(step) else []
+        self._open_session().write(step, values, logged)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Record what was logged last, and the complete lineage."""
-        told = run_context.original_args()
-        self._guard.call("values", self._record_rest, told)
-        self._guard.call("lineage", self._record_lineage, told, is_final=True)
+        params = run_context.original_args()
+        self._failures.call("values", self._record_rest, params)
+        self._failures.call("lineage", self._record_lineage, params, is_final=True)
 
     def on_eval_end(self, run_context: RunContext) -> None:
         """Record the metrics as scalars and as lineage."""
-        told = run_context.original_args()
-        self._guard.call("metrics", self._record_metrics, told)
+        params = run_context.original_args()
+        self._failures.call("metrics", self._record_metrics, params)
         if self._collected.eval_lineage:
-            self._guard.call("eval lineage", self._record_eval_lineage, told)
+            self._failures.call("eval lineage", self._record_eval_lineage, params)
 
-    def _plan_tensors(self, told: CallbackParams) -> None:
-        epochs, steps = told.get("epoch_num") or 0, told.get("batch_num") or 0
-        total = epochs if _is_sink(told) else epochs * steps
-        # Loops tell 0 or -1 for a length that they do not know.
-        self._tensors = tensor_steps(total if total > 0 else None, self._freq, self._tensor_freq)
-
-    def _end_step(self, told: CallbackParams) -> None:
-        if not _is_sink(told):
-            self._record_step(told, int(told.cur_step_num))
-
-    def _end_epoch(self, told: CallbackParams) -> None:
-        if _is_sink(told):
-            self._record_step(told, int(told.cur_epoch_num))
-        else:
-            self._record_between(told)
-
-    def _record_step(self, told: CallbackParams, number: int) -> None:
-        values = self._take_logged(told)
-        is_first = self._last is None
-        if self._regular.due(self._last, number):
-            values += self._regular_values(told, number)
-        if self._tensors.due(self._last, number):
+    def _record_step(self, params: CallbackParams, number: int) -> None:
+        """Record a step, or in sink mode an epoch, at which more may be due than what was logged."""
+        self._taken = logged = params.get("logged", {})
+        last, self._last = self._last, number
+        values: list[Value] = []
+        if self._regular.due(last, number):
+            values += self._regular_values(params, number)
+        if self._whole is not None and self._tensors.due(last, number):
             values += self._tensor_values(number)
-        self._last = number
-        self._write(told, values)
-        if is_first:
-            self._guard.call("lineage", self._record_lineage, told, is_final=False)
+        self._plan_next(params)
+        self._open_session().write(int(params["cur_step_num"]), values, logged)
+        if last is None:
+            self._failures.call("lineage", self._record_lineage, params, is_final=False)
 
-    def _record_between(self, told: CallbackParams) -> None:
-        values, number = self._take_logged(told), int(told.cur_step_num)
-        if self._compat:  # MindSpore records the last step of an epoch again when it was due
-            values += self._regular_values(told, number) if self._regular.holds_multiple(number) else []
-            values += self._tensor_values(number) if self._tensors.holds_multiple(number) else []
-        self._write(told, values)
+    def _record_rest(self, params: CallbackParams) -> None:
+        self._taken = logged = params.get("logged", {})
+        self._open_session().write(int(params.cur_step_num), [], logged)
 
-    def _take_logged(self, told: CallbackParams) -> list[Value]:
-        """What the loop logged, under its own names."""
-        self._taken = logged = told.get("logged", {})
-        return [Value("scalar", tag, value) for tag, value in logged.items()]
-
-    def _record_rest(self, told: CallbackParams) -> None:
-        self._write(told, self._take_logged(told))
-
-    def _regular_values(self, told: CallbackParams, number: int) -> list[Value]:
-        call, values = self._guard.call, []
+    def _regular_values(self, params: CallbackParams, number: int) -> list[Value]:
+        call, values = self._failures.call, []
         if self._collected.metric:
-            values += call("loss", loss_values, told) or []
-            values += unless_logged(self._rate, told)
+            values += call("loss", loss_values, params) or []
+            rate = self._rate
+            if rate is None:
+                rate = call("learning rate", learning_rate_values, params) or []
+            values += unless_logged(rate, params) if rate else []
         if self._histograms is not None:
             take = self._histograms.values
-            values += call("histograms", take, "histogram", self._regular, number, self._guard) or []
+            values += call("histograms", take, "histogram", self._regular, number, self._failures) or []
         if self._takes_images:
-            batch = told.get("train_dataset_element")
+            batch = params.get("train_dataset_element")
             images = call("input_data", image_values, batch, mindspore_compat=self._compat) or []
             self._takes_images = bool(images)  # a batch of something else: do not look again
             values += images
@@ -313,48 +341,42 @@ class SummaryCollector(Callback):
     def _tensor_values(self, number: int) -> list[Value]:
         if self._whole is None:
             return []
-        return (
-            self._guard.call("tensors", self._whole.values, "tensor", self._tensors, number, self._guard)
-            or []
-        )
+        take = self._whole.values
+        return self._failures.call("tensors", take, "tensor", self._tensors, number, self._failures) or []
 
-    def _record_lineage(self, told: CallbackParams, *, is_final: bool) -> None:
+    def _record_lineage(self, params: CallbackParams, *, is_final: bool) -> None:
         values = []
         if self._collected.train_lineage:
-            output = (
-                mean_of(told.get("net_outputs")) if is_final else None
-            )  # not waited for at the first step
+            # not waited for at the first step
+            output = mean_of(params.get("net_outputs")) if is_final else None
             loss = None if output is None else resolve(output)
             topology = self._open_session().topology
-            message = train_lineage(told, topology, loss=loss, mindspore_compat=self._compat)
+            message = train_lineage(params, topology, loss=loss, mindspore_compat=self._compat)
             values.append(Value("train_lineage", "", message))
         if not is_final and self._collected.dataset_graph:
-            graph = dataset_graph(told.get("train_dataset"), told.get("batch_num") or 0)
+            graph = dataset_graph(params.get("train_dataset"), params.get("batch_num") or 0)
             values.append(Value("dataset_graph", "", graph))
         if not is_final:
             custom = custom_lineage(self._custom, topologies.hyper_config())
             values += [Value("custom_lineage_data", "", custom)] if custom.user_info else []
-        self._open_session().report(int(told.cur_step_num), values)
+        self._open_session().report(int(params.cur_step_num), values)
 
-    def _record_eval_lineage(self, told: CallbackParams) -> None:
-        message = evaluation_lineage(told, mindspore_compat=self._compat)
-        self._open_session().report(_step_of(told), [Value("eval_lineage", "", message)])
+    def _record_eval_lineage(self, params: CallbackParams) -> None:
+        message = evaluation_lineage(params, mindspore_compat=self._compat)
+        self._open_session().report(_step_of(params), [Value("eval_lineage", "", message)])
 
-    def _record_metrics(self, told: CallbackParams) -> None:
-        metrics = told.get("metrics")
+    def _record_metrics(self, params: CallbackParams) -> None:
+        metrics = params.get("metrics")
         named = metrics if isinstance(metrics, Mapping) else {}
         values = []
         for name, metric in named.items():
-            value = self._guard.call("metric", scalar, f"metric {name!r}", metric)
+            value = self._failures.call("metric", scalar, f"metric {name!r}", metric)
             if value is not None:
                 values.append(Value("scalar", f"eval/{name}", value))
-        self._open_session().write(_step_of(told), values)
+        self._open_session().write(_step_of(params), values)
 
-    def _write(self, told: CallbackParams, values: list[Value]) -> None:
-        self._open_session().write(int(told.cur_step_num), values)
-
-    def _save_checkpoint(self, unit: str, told: CallbackParams) -> None:
-        number = told.cur_step_num if unit == "step" else told.cur_epoch_num
+    def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
+        number = params.cur_step_num if unit == "step" else params.cur_epoch_num
         self._open_session().save_checkpoint(unit, int(number))
 
     def _open_session(self) -> Session:
@@ -369,6 +391,7 @@ class SummaryCollector(Callback):
     def close(self, *, has_failed: bool = False) -> None:
         """Write everything, close the files and leave the run; a second call does nothing."""
         session, self._session = self._session, None
+        self._plain_before = -math.inf
         if session is not None:
             self._health = session.close(has_failed=has_failed)
 
@@ -378,23 +401,22 @@ class SummaryCollector(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        told = self._told
-        if kind is not None and told is not None and told.get("logged") and told.logged is not self._taken:
-            self._guard.call("values", self._record_rest, told)  # of the step that the error ended
+        params = self._params
+        if (
+            kind is not None
+            and params is not None
+            and params.get("logged")
+            and params.logged is not self._taken
+        ):
+            self._failures.call("values", self._record_rest, params)  # of the step that the error ended
         self.close(has_failed=kind is not None)
 
 
-def _step_of(told: CallbackParams) -> int:
+def _step_of(params: CallbackParams) -> int:
     """The training's step during an evaluation; 0 where there is no training around."""
-    return int(told.get("global_step", 0))
+    return int(params.get("global_step", 0))
 
 
-def _is_sink(told: CallbackParams) -> bool:
+def _is_sink(params: CallbackParams) -> bool:
     """Whether the loop hands whole epochs to the device, so that steps are not seen."""
-    return bool(told.get("dataset_sink_mode"))
-
-
-def _refuse_twins(callbacks: object) -> None:
-    listed = getattr(callbacks, "callbacks", None) or getattr(callbacks, "_callbacks", None) or []
-    if sum(isinstance(callback, SummaryCollector) for callback in listed) > 1:
-        raise InvalidValueError("callbacks must hold one SummaryCollector, got several; remove all but one")
+    return bool(params.get("dataset_sink_mode"))

@@ -1,6 +1,7 @@
 """Tensors as .npy files beside the events."""
 
 import hashlib
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from distsummary.collect.background import Background
 from distsummary.collect.checked_values import OnlyExported
 from distsummary.errors import RunDirError
-from distsummary.format.records import Value
+from distsummary.format.records import Event, Value
 from distsummary.publish import ensure_directory, replacing
 from distsummary.run_dir import export_dir
+from distsummary.writing.writer import EventWriter
 
 MAX_NAME = 200  # bytes; file systems take 255
 _CUT = "%~"  # stands in no quoted tag, so that a cut one is no other's
@@ -46,9 +48,13 @@ class Exports:
         export_npy(self._exported, value.tag, step, np.asarray(value.data.result()))
 
 
-def written_as_events(values: list[Value]) -> list[Value]:
-    """The values without the tensors that can only be exported."""
-    return [value for value in values if not isinstance(value.data, OnlyExported)]
+def write_values(writer: EventWriter, exports: Exports | None, step: int, values: list[Value]) -> None:
+    """Write values as one event, without the tensors that only a .npy file can hold; export the tensors."""
+    written = [value for value in values if not isinstance(value.data, OnlyExported)]
+    if written:
+        writer.write(Event(step, time.time(), written))
+    if exports is not None:
+        exports.export(step, values)
 
 
 def export_npy(directory: Path, tag: str, step: int, array: NDArray[Any]) -> Path:

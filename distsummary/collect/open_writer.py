@@ -1,100 +1,86 @@
-"""The way from a training thread to its files: through the rank's collector actor, or from this process."""
+"""The collector of one rank, and the way to it from the training thread: through Ray or in this process."""
 
+import os
+import platform
 import uuid
-from pathlib import Path
+from typing import NamedTuple
 
 from distsummary import topology as topologies
-from distsummary.checks import check_choice
-from distsummary.collect.rank_collector import WriterSpec
-from distsummary.coordination import Registration
-from distsummary.errors import InvalidValueError
-from distsummary.format.records import DIALECTS, WRITTEN
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.errors import InvalidValueError, StaleAttemptError
+from distsummary.format.records import Batch, Health
 from distsummary.writing.async_writer import AsyncWriter
-from distsummary.writing.event_files import Limits
-from distsummary.writing.writer import NO_LIMITS, RankWriter, Writer
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter, Writer
 
 COLLECTORS = ("auto", "rank", "process")
 
 
-def open_writer(
-    directory: str | Path,
-    *,
-    formats: tuple[str, ...] = DIALECTS,
-    limits: Limits = NO_LIMITS,
-    delivery: str = WRITTEN,
-    prefix: str = "events",
-    suffix: str = "_MS",
-    raise_exception: bool = False,
-) -> tuple[AsyncWriter, RankWriter]:
-    """A writer of a directory that is no run of ours, and the one behind it that knows its files.
-
-    It has a run id of its own, and this process writes the files.
-    """
-    spec = WriterSpec(
-        directory=str(directory),
-        run_id=uuid.uuid4().hex[:16],
-        dialects=formats,
-        prefix=prefix,
-        suffix=suffix,
-        limits=limits,
-        delivery=delivery,
-    )
-    files = spec.open()
-    writer = AsyncWriter(files, run_id=spec.run_id, delivery=delivery, raise_exception=raise_exception)
-    return writer, files
-
-
-def open_rank_writer(
-    run_dir: RunDir,
-    topology: Topology,
-    registration: Registration,
-    *,
-    formats: tuple[str, ...] = DIALECTS,
-    collectors: str = "auto",
-    limits: Limits = NO_LIMITS,
-    delivery: str = WRITTEN,
-    mindspore_compat: bool = False,
-    raise_exception: bool = False,
-) -> AsyncWriter:
-    """The way from a rank's training thread to its files.
+def open_writer(spec: WriterSpec, collectors: str) -> AsyncWriter:
+    """The writer for a rank's training thread.
 
     Args:
-        collectors: "rank": a Ray actor of this rank on its node writes; "process": this process does; "auto":
-            the actor when this process is connected to Ray.
+        collectors: one of COLLECTORS. "rank": a Ray actor of this rank on its node writes the files;
+            "process": this process does; "auto": the actor when this process is connected to Ray.
 
     Raises:
-        RunDirError: the rank's directory cannot be made or written.
+        RunDirError: the directory cannot be made or written.
     """
-    check_choice("collectors", collectors, COLLECTORS)
-    spec = WriterSpec(
-        directory=str(run_dir.writer_dir(topology.role, topology.rank, topology.world_size)),
-        run_id=registration.run_id,
-        attempt=registration.attempt,
-        rank=topology.rank,
-        dialects=formats,
-        limits=limits,
-        delivery=delivery,
-        mindspore_compat=mindspore_compat,
-    )
-    return AsyncWriter(
-        _writer(spec, collectors),
-        run_id=spec.run_id,
-        attempt=spec.attempt,
-        rank=spec.rank,
-        delivery=delivery,
-        raise_exception=raise_exception,
-    )
-
-
-def _writer(spec: WriterSpec, collectors: str) -> Writer:
-    if collectors == "rank" and not topologies.in_ray():
+    is_in_ray = topologies.in_ray()
+    if collectors == "rank" and not is_in_ray:
         raise InvalidValueError(
             'collectors must be "auto" or "process" here, got "rank": this process is not connected to Ray'
         )
-    if collectors == "process" or (collectors == "auto" and not topologies.in_ray()):
-        return spec.open()
-    from distsummary.collect.actor import RemoteWriter  # Ray is imported only where it is used
+    if collectors == "process" or not is_in_ray:
+        writer: Writer = RankWriter(spec)
+    else:
+        from distsummary.collect.actor import RemoteWriter  # Ray is imported only where it is used
 
-    return RemoteWriter(spec)
+        writer = RemoteWriter(spec)
+    return AsyncWriter(writer, spec)
+
+
+class Greeting(NamedTuple):
+    """The collector's session, its process, and the counters of its files."""
+
+    session: str
+    host: str
+    pid: int
+    health: Health
+
+
+class RankCollector:
+    """Writes one rank's batches; `actor.py` runs it as a Ray actor.
+
+    `session` changes with every start and every failed write, so that no batch is written before an earlier
+    one. An acknowledged batch is in the files: it survives the death of any process.
+    """
+
+    def __init__(self, spec: WriterSpec) -> None:
+        self._writer = RankWriter(spec)
+        self.session = uuid.uuid4().hex
+
+    def hello(self) -> Greeting:
+        """Who answers, and the counters with the last seq in the files."""
+        return Greeting(self.session, platform.node(), os.getpid(), self._writer.health())
+
+    def write(self, session: str, batch: Batch) -> Health:
+        """Write and acknowledge; raises StaleAttemptError for a batch sent to an earlier session."""
+        if session != self.session:
+            raise StaleAttemptError(
+                f"batch from seq {batch.first_seq} was sent to an earlier session; say hello again"
+            )
+        try:
+            self._writer.write(batch)
+        except OSError:
+            self.session = uuid.uuid4().hex  # what was sent after this batch must not be written before it
+            raise
+        return self._writer.health()
+
+    def flush(self) -> None:
+        """Return when what was acknowledged is delivered, durable if that was asked for; raises OSError."""
+        self._writer.flush()
+
+    def close(self) -> Health:
+        """Make the files durable and close them."""
+        self._writer.close()
+        return self._writer.health()

@@ -12,7 +12,7 @@ from distsummary.checks import check_choice, check_int, check_keys, check_text, 
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
 from distsummary.run_dir import RunDir
-from distsummary.writing.event_files import Limits
+from distsummary.writing.spec import Limits
 
 logger = logging.getLogger(__name__)
 

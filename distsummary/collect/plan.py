@@ -55,9 +55,17 @@ class Steps:
         multiples = self._multiples(step)
         return max(1, multiples) if self.every == 1 else 1 + multiples
 
+    def after(self, step: int) -> float:
+        """The first of these steps after `step`, infinity if there is none."""
+        if step < 1:
+            return 1
+        number = step // self.every  # of multiples so far, not counting `stop`
+        following = self.every * (1 << number.bit_length() if self.doubling else number + 1)
+        return following if self.stop is None or following < self.stop else math.inf
+
     def due(self, last: int | None, step: int) -> bool:
         """Whether one of these steps was reached since `last` (steps may jump); the first call is due."""
-        return last is None or self.count(step) > self.count(last)
+        return last is None or step >= self.after(last)
 
     def turn(self, step: int, group: "Group") -> bool:
         """Whether it is this rank's turn: the r-th of W ranks takes every W-th of these steps from its r-th.

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.background import Background
 from distsummary.collect.checked_values import checked_value
-from distsummary.collect.export import Exports, written_as_events
-from distsummary.collect.open_writer import open_writer
+from distsummary.collect.export import Exports, write_values
 from distsummary.collect.options import (
     check_delivery,
     check_export_options,
@@ -24,34 +23,17 @@ from distsummary.collect.options import (
     check_summary_dir,
 )
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
-from distsummary.format.records import DIALECTS, WRITTEN, Event, Health, Value
-from distsummary.format.scalar_rows import Row, row_struct
+from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
+from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
+from distsummary.writing.async_writer import AsyncWriter
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import EventWriter, RankWriter
 
 logger = logging.getLogger(__name__)
 
 MIN_STEP, MAX_STEP = -(2**63), 2**63 - 1  # int64 in the files
-MAX_PACKERS = 1024
-
-
-class EventWriter(Protocol):
-    """What events are written to: an AsyncWriter, or a test's double of one."""
-
-    def write(self, event: Event) -> None:
-        """Take an event; it is written in the background."""
-
-    def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
-        """Take an event of scalars alone, packed by `rows.row_struct`."""
-
-    def flush(self) -> None:
-        """Return when every event taken so far is in the files."""
-
-    def close(self) -> None:
-        """Flush, then never again; a second call does nothing."""
-
-    def health(self) -> Health:
-        """Counters so far."""
 
 
 class SummaryRecord:
@@ -109,7 +91,7 @@ class SummaryRecord:
         check_delivery(delivery)
         check_type("raise_exception", raise_exception, bool)
         exports = check_export_options(export_options)
-        dialects = check_formats(formats)
+        chosen = check_formats(formats)
         self._directory = check_summary_dir(log_dir).base
         self._scalars: dict[str, float] = {}  # what the next record() takes
         self._known: set[str] = set()  # names of scalars that were checked
@@ -124,16 +106,18 @@ class SummaryRecord:
         )
         self._event_file: Callable[[], Path] | None = None
         if writer is None:
-            writer, files = open_writer(
-                self._directory,
-                formats=dialects,
+            spec = WriterSpec(
+                directory=self._directory,
+                formats=chosen,
                 limits=limits,
                 delivery=delivery,
                 prefix=prefix,
                 suffix=suffix,
                 raise_exception=raise_exception,
             )
-            self._event_file = partial(files.path, dialects[0])
+            files = RankWriter(spec)
+            self._event_file = partial(files.path, chosen[0])
+            writer = AsyncWriter(files, spec)
         self._writer: EventWriter = writer
 
     @property
@@ -165,21 +149,20 @@ class SummaryRecord:
         try:
             tags, pack = self._packers[(*values,)]
             row = pack(time.time(), step, *values.values())
-        except Exception:  # the checked way says what is wrong, or is the first with these names
-            tags, row = self._packed(step, values)
+        except Exception:  # the checked way says what is wrong, or these names come for the first time
+            self._check_open()
+            check_int("step", step, low=MIN_STEP, high=MAX_STEP)
+            numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
+            if not numbers:
+                raise InvalidValueError(
+                    "values must hold at least one scalar, got none; leave the call out"
+                ) from None
+            if len(self._packers) >= MAX_PACKERS:
+                self._packers.clear()
+            tags = tuple(numbers)
+            tags, pack = self._packers.setdefault(tags, (tags, row_struct(len(tags)).pack))
+            row = pack(time.time(), step, *numbers.values())
         self._writer.write_row(tags, row)
-
-    def _packed(self, step: int, values: Mapping[str, float]) -> Row:
-        self._check_open()
-        check_int("step", step, low=MIN_STEP, high=MAX_STEP)
-        numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
-        if not numbers:
-            raise InvalidValueError("values must hold at least one scalar, got none; leave the call out")
-        tags, pack = tuple(numbers), row_struct(len(numbers)).pack
-        if len(self._packers) >= MAX_PACKERS:
-            self._packers.clear()
-        tags, pack = self._packers.setdefault(tags, (tags, pack))
-        return tags, pack(time.time(), step, *numbers.values())
 
     def add_value(self, plugin: str, name: str | None, value: Any) -> None:
         """Collect a value for the next `record()`; of two of one plugin and name the last counts.
@@ -228,15 +211,9 @@ class SummaryRecord:
             self.scalars(step, numbers)
             return True
         values = [*(Value("scalar", tag, number) for tag, number in numbers.items()), *pool.values()]
-        self._write(step, [v for v in values if plugin_filter is None or plugin_filter(v.plugin)])
+        kept = [v for v in values if plugin_filter is None or plugin_filter(v.plugin)]
+        write_values(self._writer, self._exports, step, kept)
         return True
-
-    def _write(self, step: int, values: list[Value]) -> None:
-        events = written_as_events(values)
-        if events:
-            self._writer.write(Event(step, time.time(), events))
-        if self._exports is not None:
-            self._exports.export(step, values)
 
     def flush(self) -> None:
         """Return when everything recorded is in the files; after close it only logs that it is closed."""

@@ -1,10 +1,12 @@
 """What a collector holds open while it records: its place in the run, its files, its lineage."""
 
 import os
+import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from distsummary.checkpoints.sketch.keeper import SketchKeeper
 from distsummary.checkpoints.sketch.parts import ModelParts
@@ -12,39 +14,25 @@ from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWrite
 from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.checkpoints.trajectory import LandscapeSpec
 from distsummary.collect.background import Background
-from distsummary.collect.export import Exports, written_as_events
-from distsummary.collect.guard import Guard
-from distsummary.collect.open_writer import open_rank_writer
+from distsummary.collect.export import Exports, write_values
+from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
 from distsummary.coordination import Coordinator, LocalCoordinator, find_attempt
 from distsummary.errors import WriteError
 from distsummary.format.lineage import Lineage, updated_lineage
-from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Event, Health, Value
+from distsummary.format.records import Event, Health, Value
+from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology
-from distsummary.writing.event_files import Limits
-from distsummary.writing.writer import NO_LIMITS
+from distsummary.writing.health import Failures
+from distsummary.writing.spec import WriterSpec
 
-# Above this many ranks the directory of each holds the MindSpore dialect alone; the merged run holds both.
-BOTH_DIALECTS_UP_TO = 16
+NOTHING: Mapping[str, object] = MappingProxyType({})
 # Nobody can record a checkpoint again later: training waits so long for a slow disk, for a dead one once.
 CHECKPOINT_WAIT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """Arguments of the collector that are about its files."""
-
-    formats: tuple[str, ...] | None = None
-    collectors: str = "auto"
-    limits: Limits = NO_LIMITS
-    delivery: str = WRITTEN
-    exports_npy: bool = False
-    mindspore_compat: bool = False
-    raise_exception: bool = False
 
 
 class Session:
@@ -52,8 +40,10 @@ class Session:
 
     Args:
         run_dir, topology: which run, and which rank of it.
+        spec: how its files are written; where, and whose they are, is known when it has joined.
+        collectors: see `open_writer`. exports_npy: whether tensors are exported, too.
         coordinator: makes one run of all ranks; None: the run dir itself.
-        guard: keeps failures away from the training. health: where the session's own failures are counted.
+        failures: where the session's own failures are counted.
 
     Raises what the coordinator's `register` and opening the files raise.
     """
@@ -62,85 +52,105 @@ class Session:
         self,
         run_dir: RunDir,
         topology: Topology,
-        options: SessionOptions,
+        spec: WriterSpec,
         *,
+        collectors: str,
+        exports_npy: bool,
         coordinator: Coordinator | None,
-        guard: Guard,
-        health: Health,
+        failures: Failures,
     ) -> None:
         self.topology = topology
         self._run_dir = run_dir
         self._coordinator = LocalCoordinator(run_dir) if coordinator is None else coordinator
-        self._guard, self._health = guard, health
+        self._failures = failures
         self._registration = self._coordinator.register(topology)
-        both = DIALECTS if topology.world_size <= BOTH_DIALECTS_UP_TO else (MINDSPORE,)
-        self._writer = open_rank_writer(
-            run_dir,
-            topology,
-            self._registration,
-            formats=both if options.formats is None else options.formats,
-            collectors=options.collectors,
-            limits=options.limits,
-            delivery=options.delivery,
-            mindspore_compat=options.mindspore_compat,
-            raise_exception=options.raise_exception,
-        )
-        self._files = Background(health, raise_exception=options.raise_exception)
-        # git and the coordinator may be slow, and a checkpoint must not wait for them
-        self._errand = Background(health, raise_exception=options.raise_exception)
-        self._pid = os.getpid()
         rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
-        stamp = int(time.time())
-        self._exports = Exports(rank_dir, stamp, self._files) if options.exports_npy else None
+        spec = replace(
+            spec,
+            directory=str(rank_dir),
+            run_id=self._registration.run_id,
+            attempt=self._registration.attempt,
+            rank=topology.rank,
+        )
+        self._writer = open_writer(spec, collectors)
+        self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
+        self._files = Background(failures.health, raise_exception=spec.raise_exception)
+        # git and the coordinator may be slow, and a checkpoint must not wait for them
+        self._errand = Background(failures.health, raise_exception=spec.raise_exception)
+        self._pid = os.getpid()
+        self._exports = Exports(rank_dir, int(time.time()), self._files) if exports_npy else None
         self._lineage = Lineage()
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
+        self.keeps_checkpoints = False  # or sketches
         if topology.rank == 0:
-            self._errand.submit("provenance", self._tell_provenance)
+            self._errand.submit("provenance", self._record_provenance)
 
-    def _tell_provenance(self) -> None:
+    def _record_provenance(self) -> None:
         """Put it into the attempt's entry; a coordinator that keeps its manifest elsewhere has none here."""
         role, attempt = self.topology.role, self._registration.attempt
-        told = provenance()
+        found = provenance()
 
         def change(manifest: Manifest) -> None:
-            find_attempt(manifest, role, attempt)["provenance"] = told
+            find_attempt(manifest, role, attempt)["provenance"] = found
 
         known = self._run_dir.read_manifest()["attempts"]
         if any((entry["role"], entry["attempt"]) == (role, attempt) for entry in known):
             self._run_dir.update_manifest(change)
 
-    def write(self, step: int, values: list[Value]) -> None:
-        """Record values as one event; nothing for none."""
-        events = written_as_events(values)
-        if events:
-            self._writer.write(Event(step, time.time(), events))
-        if self._exports is not None:
-            self._exports.export(step, values)
+    def write_scalars(self, step: int, numbers: Mapping[str, object]) -> bool:
+        """Record numbers of the host as one event, without an object for each; nothing for none.
+
+        False, and nothing recorded, if one of them is something else (a device copy under way).
+        """
+        try:
+            tags, pack = self._packers[(*numbers,)]
+        except KeyError:
+            if not numbers:
+                return True
+            if len(self._packers) >= MAX_PACKERS:
+                self._packers.clear()
+            tags = (*numbers,)
+            _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
+        try:
+            row = pack(time.time(), step, *numbers.values())
+        except (struct.error, OverflowError):
+            return False
+        self._writer.write_row(tags, row)
+        return True
+
+    def write(self, step: int, values: list[Value], logged: Mapping[str, object] = NOTHING) -> None:
+        """Record what was logged, by name, and then the values, all as one event; nothing for none."""
+        numbers = {**logged, **{value.tag: value.data for value in values if value.plugin == "scalar"}}
+        if len(numbers) == len(logged) + len(values) and self.write_scalars(step, numbers):
+            return
+        scalars = [Value("scalar", tag, number) for tag, number in logged.items()]
+        write_values(self._writer, self._exports, step, [*scalars, *values])
 
     def report(self, step: int, values: list[Value]) -> None:
-        """Record lineage, and have the coordinator told the state of it, in the order of the calls."""
+        """Record lineage, and send its state to the coordinator, in the order of the calls."""
         if not values:
             return
         self._writer.write(Event(step, time.time(), values))
         for value in values:
             self._lineage = updated_lineage(self._lineage, value)
         state = self._lineage.to_bytes()
-        tell = partial(self._coordinator.lineage, self.topology, self._registration.attempt, state)
-        self._errand.submit("telling the lineage", tell, nbytes=len(state))
+        send = partial(self._coordinator.lineage, self.topology, self._registration.attempt, state)
+        self._errand.submit("telling the lineage", send, nbytes=len(state))
 
     def keep_trajectory(
         self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
     ) -> None:
-        """Keep checkpoints and sketches of the network from now on: rank 0 what is whole there, each rank its
-        shards.
+        """Keep checkpoints and sketches of the network from now on.
+
+        Rank 0 keeps what is replicated; each rank keeps its shards.
         """
         if self.topology.role != "train":
             return
         if spec.sketch is not None:
-            self._guard.call("no sketches are kept", self._keep_sketches, spec.sketch, network, group)
+            self._failures.call("no sketches are kept", self._keep_sketches, spec.sketch, network, group)
         if spec.intervals:
-            self._trajectory = self._guard.call(
+            self._trajectory = self._failures.call(
                 "no trajectory is kept",
                 keep_trajectory,
                 spec,
@@ -151,6 +161,7 @@ class Session:
                 self._registration,
                 step_per_epoch=step_per_epoch,
             )
+        self.keeps_checkpoints = self._trajectory is not None or self._sketches is not None
 
     def _keep_sketches(self, every: int, network: object, group: Group) -> None:
         framework, attempt = framework_of(network), self._registration.attempt
@@ -172,7 +183,7 @@ class Session:
     def save_checkpoint(self, unit: str, number: int) -> None:
         """Keep the checkpoint of this step or epoch, if it is one of the trajectory's; and a sketch."""
         if unit == "step" and self._sketches is not None:
-            self._guard.call("sketch", self._sketches.end_step, number)
+            self._failures.call("sketch", self._sketches.end_step, number)
         kept = self._trajectory
         if kept is not None and kept.due(unit, number):
             save, nbytes = kept.take(number)  # now: the next step changes it
@@ -182,7 +193,7 @@ class Session:
 
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
-        return self._writer.health().plus(self._health)
+        return self._writer.health().plus(self._failures.health)
 
     def close(self, *, has_failed: bool = False) -> Health:
         """Write everything, close everything even if a part fails, and leave the run; the final health.
@@ -190,9 +201,9 @@ class Session:
         Does nothing in a process that was forked from the one that joined the run.
         """
         if os.getpid() != self._pid:
-            return self._health
+            return self._failures.health
         errors: list[WriteError] = []
-        final = self._health
+        final = self._failures.health
 
         def count() -> None:
             nonlocal final
@@ -212,7 +223,7 @@ class Session:
         ]
         for what, part in parts:
             try:
-                self._guard.call(what, part)
+                self._failures.call(what, part)
             except WriteError as error:
                 errors.append(error)
         if errors:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from distsummary.collect.checked_values import is_real, taken
-from distsummary.collect.guard import Guard
 from distsummary.collect.plan import Group, Steps, share
 from distsummary.errors import InvalidValueError
 from distsummary.format.png import layout_of
 from distsummary.format.records import Shard, Value
-from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.base import framework_of, spec_of
 from distsummary.training.callbacks import CallbackParams
-from distsummary.training.values import Mean, mean_of, spec_of
+from distsummary.training.values import Mean, mean_of
+from distsummary.writing.health import Failures
 
 LOSS_TAG = "loss/auto"
 LEARNING_RATE_TAG = "learning_rate/auto"
@@ -24,17 +24,17 @@ FIRST_PARAMETERS = 5  # histograms of so many parameters, unless a pattern says 
 MAX_IMAGES = 8
 
 
-def loss_values(told: CallbackParams) -> list[Value]:
+def loss_values(params: CallbackParams) -> list[Value]:
     """The loss, unless the loop logged one under its own name."""
-    if "loss" in told.get("logged", {}):
+    if "loss" in params.get("logged", {}):
         return []
-    loss = mean_of(told.get("net_outputs"))
+    loss = mean_of(params.get("net_outputs"))
     return [] if loss is None else [Value("scalar", LOSS_TAG, loss)]
 
 
-def learning_rate_values(told: CallbackParams) -> list[Value]:
+def learning_rate_values(params: CallbackParams) -> list[Value]:
     """The learning rate that the optimizer has now."""
-    optimizer = told.get("optimizer")
+    optimizer = params.get("optimizer")
     if optimizer is None:
         return []
     rate = framework_of(optimizer).learning_rate(optimizer)
@@ -43,9 +43,9 @@ def learning_rate_values(told: CallbackParams) -> list[Value]:
     return [Value("scalar", LEARNING_RATE_TAG, rate if isinstance(rate, float) else Mean(rate))]
 
 
-def unless_logged(rate: list[Value], told: CallbackParams) -> list[Value]:
+def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
     """The learning rate, unless the loop logged one under its own name."""
-    logged = told.get("logged", {})
+    logged = params.get("logged", {})
     return [] if "lr" in logged or "learning_rate" in logged else rate
 
 
@@ -100,17 +100,17 @@ class Parameters:
         self._group = group if deal != "all" else Group()
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
-    def values(self, plugin: str, steps: Steps, step: int, guard: Guard) -> list[Value]:
+    def values(self, plugin: str, steps: Steps, step: int, failures: Failures) -> list[Value]:
         """Snapshots of this rank's parameters at a step; one that cannot be taken costs itself alone."""
         values = []
         wanted = self._wanted()
-        facts = {name: guard.call(f"shard of {name}", self._facts, tensor) for name, tensor in wanted}
+        facts = {name: failures.call(f"shard of {name}", self._facts, tensor) for name, tensor in wanted}
         found = {name: fact for name, fact in facts.items() if fact is not None}
         mine = self._mine({name: size for name, (shard, size) in found.items() if shard is None}, steps, step)
         for name, tensor in wanted:
             shard, _ = found.get(name, (None, 0))
             if name in mine or shard is not None:
-                data = guard.call(f"{plugin} of {name}", self._taken, plugin, name, tensor)
+                data = failures.call(f"{plugin} of {name}", self._taken, plugin, name, tensor)
                 values.append(Value(plugin, f"{name}/auto", data, shard))
         return [value for value in values if value.data is not None]
 

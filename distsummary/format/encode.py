@@ -1,7 +1,12 @@
-"""One event to the payloads of every dialect; what the dialects share is computed once."""
+"""Numbered events to their frames in every format: scalars as columns, everything else one by one.
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+What the formats share (PNG bytes, bin counts) is computed once.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -9,27 +14,30 @@ from google.protobuf.message import DecodeError
 from distsummary.checks import check_choice, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_format, tensorboard_format
-from distsummary.format.frames import MAX_PAYLOAD, Part
+from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.png import encode_image
 from distsummary.format.records import (
     DIALECTS,
+    LINEAGE_PLUGINS,
+    MAX_TAG_BYTES,
     PLUGINS,
     SUMMARY_PLUGINS,
-    Array,
     Event,
     EventIds,
     Histogram,
     Image,
     Landscape,
+    Scalars,
     Value,
 )
+from distsummary.format.scalar_encoder import ScalarEncoder
+from distsummary.format.scalar_rows import events_of
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
-MAX_TAG = 1024  # bytes
-_ENVELOPE = 256  # bytes of an event beside its values, and of
-_VALUE_ENVELOPE = 16  # a value beside its encoding: more than there ever are
+_ENVELOPE = 256  # upper bound of an event's bytes beside its values, and of
+_VALUE_ENVELOPE = 16  # a value's bytes beside its encoding
 _VALUE_ENCODERS: dict[str, Callable[[Value], list[Part] | None]] = {
     "mindspore": mindspore_format.value_parts,
     "tensorboard": tensorboard_format.value_parts,
@@ -47,27 +55,27 @@ class Refusal(NamedTuple):
 def encode_event(
     event: Event,
     ids: EventIds | None,
-    dialects: tuple[str, ...] = DIALECTS,
+    formats: tuple[str, ...] = DIALECTS,
     *,
     mindspore_compat: bool = False,
     max_payload: int = MAX_PAYLOAD,
 ) -> tuple[dict[str, bytes | None], list[Refusal]]:
-    """The payload of an event in each of `dialects`, None where it has nothing to say; and what was refused.
+    """The payload of an event in each of `formats` (None: it cannot show the event), and the refused values.
 
-    A bad value costs that value only. A summary whose values were all refused is still an event of the
-    MindSpore dialect, as MindSpore writes it: it keeps the numbering whole. Lineage is a state with a file
-    of its own (`lineage.encode_lineage`): a value of it is refused here. A graph stands alone in
-    its event (`records.split_event`): beside other values it is refused.
+    A bad value does not affect the others. A summary whose values were all refused is still written in the
+    MindSpore dialect, as MindSpore does, so that the numbering has no gaps. Lineage values are refused here:
+    lineage is a state with a file of its own (`lineage.encode_lineage`). A graph must be the only
+    value of its event (`records.split_event`).
 
     Args:
-        event: values may hold arrays, finished records or anything with `result()`.
-        ids: written into each payload; None writes what MindSpore itself would.
-        dialects: of "mindspore" and "tensorboard".
+        event: its values hold arrays or finished records; a writer thread has waited for device copies.
+        ids: written into each payload; None writes what MindSpore itself would write.
+        formats: of "mindspore" and "tensorboard".
         mindspore_compat: histogram edges and image scaling as MindSpore computes them.
-        max_payload: a value that would make the event larger (bytes) is refused, since no reader takes it.
+        max_payload: in bytes; a value that would make the event larger is refused, since no reader takes it.
     """
     payloads, refused = event_parts(
-        event, ids, dialects, mindspore_compat=mindspore_compat, max_payload=max_payload
+        event, ids, formats, mindspore_compat=mindspore_compat, max_payload=max_payload
     )
     return {name: None if parts is None else b"".join(parts) for name, parts in payloads.items()}, refused
 
@@ -75,7 +83,7 @@ def encode_event(
 def event_parts(
     event: Event,
     ids: EventIds | None,
-    dialects: tuple[str, ...] = DIALECTS,
+    formats: tuple[str, ...] = DIALECTS,
     *,
     mindspore_compat: bool = False,
     max_payload: int = MAX_PAYLOAD,
@@ -85,144 +93,188 @@ def event_parts(
     Arrays of float32 and encoded pictures are not copied: they must not change before the parts are written.
     """
     refused: list[Refusal] = []
-    encoded: dict[str, list[list[Part]]] = {dialect: [] for dialect in dialects}
+    encoded: dict[str, list[list[Part]]] = {dialect: [] for dialect in formats}
     graph: bytes | None = None
-    room = {dialect: max_payload - _ENVELOPE for dialect in dialects}
+    room = {dialect: max_payload - _ENVELOPE for dialect in formats}
     for value in event.values:
         try:
-            if value.plugin not in PLUGINS:  # asked first, since the check itself is slow
+            if value.plugin not in PLUGINS:  # asked first, because the check itself is slow
                 check_choice("the plugin of a value", value.plugin, PLUGINS)
+            parts: dict[str, list[Part] | None]
             if value.plugin == "graph":
-                _refuse_company(event)
-                graph = _finish_graph(_resolve(value.data))
-                _take_room(room, {dialect: [graph] for dialect in dialects})
-                continue
-            finished = finish_value(value, mindspore_compat=mindspore_compat, max_payload=max_payload)
-            parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in dialects}
-            _take_room(room, parts)
-        except Exception as error:  # reported: a device copy or an array of others may fail in any way
+                if len(event.values) > 1:
+                    raise InvalidValueError(
+                        f"a graph must be alone in its event, got {len(event.values)} values; "
+                        "use records.split_event"
+                    )
+                check_type("the data of a graph", value.data, bytes)
+                try:
+                    anf_ir_pb2.GraphProto.FromString(value.data)
+                except DecodeError as error:
+                    raise InvalidValueError(
+                        f"the data of a graph must be a serialised GraphProto ({error})"
+                    ) from error
+                checked = bytes(value.data)
+                parts = {dialect: [checked] for dialect in formats}
+            else:
+                finished = finish_value(value, mindspore_compat=mindspore_compat, max_payload=max_payload)
+                parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in formats}
+            needs = {
+                d: sum(map(len, part)) + _VALUE_ENVELOPE for d, part in parts.items() if part is not None
+            }
+            for dialect, need in needs.items():
+                if need > room[dialect]:
+                    raise InvalidValueError(
+                        f"the value needs {need} bytes, and the event has {room[dialect]} left; "
+                        "record less at a step"
+                    )
+        except Exception as error:  # reported: an array of another library may fail in any way
             refused.append(Refusal(value.plugin, str(value.tag), f"{type(error).__name__}: {error}"))
+            continue
+        for dialect, need in needs.items():
+            room[dialect] -= need
+        if value.plugin == "graph":
+            graph = checked
+            continue
+        for dialect, part in parts.items():
+            if part is not None:
+                encoded[dialect].append(part)
+
+    payloads: dict[str, list[Part] | None] = {}
+    holds_summary = not event.values or any(value.plugin in SUMMARY_PLUGINS for value in event.values)
+    for dialect, values in encoded.items():
+        if dialect == "tensorboard":
+            payloads[dialect] = (
+                tensorboard_format.summary_parts(event.step, event.wall_time, values, ids) if values else None
+            )
+        elif graph is not None:
+            payloads[dialect] = [mindspore_format.encode_graph(graph, event.wall_time, ids)]
+        elif holds_summary:
+            payloads[dialect] = mindspore_format.summary_parts(event.step, event.wall_time, values, ids)
         else:
-            for dialect, part in parts.items():
-                if part is not None:
-                    encoded[dialect].append(part)
-    payloads = {dialect: _payload(dialect, event, ids, encoded[dialect], graph) for dialect in dialects}
+            payloads[dialect] = None
     return payloads, refused
 
 
 def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: int = MAX_PAYLOAD) -> Value:
     """The same value with finished data: a float, an array, Histogram, Image or Landscape.
 
-    Raises InvalidTypeError or InvalidValueError for what the plugin cannot hold, and what `result()` raises.
+    Raises InvalidTypeError or InvalidValueError for what the plugin cannot hold.
     """
     check_type("the tag of a value", value.tag, str)
     length = len(value.tag.encode())
-    if not 0 < length <= MAX_TAG:
-        raise InvalidValueError(f"a tag must have 1 to {MAX_TAG} bytes, got {length}; choose another name")
+    if not 0 < length <= MAX_TAG_BYTES:
+        raise InvalidValueError(
+            f"a tag must have 1 to {MAX_TAG_BYTES} bytes, got {length}; choose another name"
+        )
     if value.plugin not in SUMMARY_PLUGINS:
         raise InvalidValueError(
-            f"{value.plugin} is lineage, kept whole in a file of its own; it is no part of a summary"
+            f"{value.plugin} is lineage, which has a file of its own; it cannot be part of a summary"
         )
-    data = _resolve(value.data)
+    data = value.data
     match value.plugin:
         case "scalar":
-            data = _finish_scalar(data)
+            if not isinstance(data, (int, float)):
+                data = np.asarray(data)
+                if data.dtype.kind not in "biuf":
+                    raise InvalidTypeError(
+                        f"a scalar must be a number, got {type(value.data).__name__}; convert it with float()"
+                    )
+                if data.size != 1:
+                    raise InvalidValueError(
+                        f"a scalar must be one number, got the shape {data.shape}; "
+                        "reduce it or record a tensor"
+                    )
+                data = data.reshape(-1)[0]
+            data = float(data)
         case "tensor":
-            data = _finish_tensor(data, max_payload)
+            data = np.asarray(data)
+            if data.dtype.name not in DATA_TYPES:
+                raise InvalidTypeError(
+                    f"a tensor must be one of {', '.join(DATA_TYPES)}, got {data.dtype}; "
+                    "convert it (bfloat16 to float32)"
+                )
+            if data.size * 4 > max_payload:
+                raise InvalidValueError(
+                    f"a tensor of {data.size} elements takes {data.size * 4} bytes, more than the "
+                    f"{max_payload} of an event; record a part of it or its histogram"
+                )
         case "histogram" if not isinstance(data, Histogram):
             data = count_histogram(data, mindspore_compat=mindspore_compat)
         case "image" if not isinstance(data, Image):
             data = encode_image(data, mindspore_compat=mindspore_compat)
         case "landscape":
-            _check_landscape(data)
+            check_type("the data of a landscape", data, Landscape)
+            if data.z.shape != data.y.shape + data.x.shape:
+                raise InvalidValueError(
+                    "z of a landscape must have the shape (len(y), len(x)) = "
+                    f"{data.y.shape + data.x.shape}, got {data.z.shape}; transpose it"
+                )
+            if not data.path_x.shape == data.path_y.shape == data.path_z.shape:
+                raise InvalidValueError(
+                    "path_x, path_y and path_z of a landscape must be equally long, got "
+                    f"{data.path_x.shape}, {data.path_y.shape} and {data.path_z.shape}; "
+                    "give one point per checkpoint"
+                )
     return value._replace(data=data)
 
 
-def _resolve(data: Any) -> Any:  # Any: whatever a framework gives, checked by what finishes it
-    return data.result() if hasattr(data, "result") else data
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Frames by dialect, in the order of the events; an event that a dialect cannot show has none in it.
+
+    Lineage has no frames: it is a state, kept whole in a file of its own.
+    """
+
+    framed: dict[str, list[Framed]]
+    lineage: list[Value] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
 
 
-def _finish_scalar(data: Any) -> float:
-    if isinstance(data, (int, float)):
-        return float(data)
-    array = np.asarray(data)
-    if array.dtype.kind not in "biuf":
-        raise InvalidTypeError(
-            f"a scalar must be a number, got {type(data).__name__}; convert it with float()"
-        )
-    if array.size != 1:
-        raise InvalidValueError(
-            f"a scalar must be one number, got the shape {array.shape}; reduce it or record a tensor"
-        )
-    return float(array.reshape(-1)[0])
+class EventEncoder:
+    """Frames of one attempt's events.
 
+    Args:
+        run_id, attempt: the identity in every event.
+        formats: of the frames.
+        mindspore_compat: histogram edges and image scaling as MindSpore computes them.
+    """
 
-def _finish_tensor(data: Any, max_payload: int) -> Array:
-    array = np.asarray(data)
-    if array.dtype.name not in DATA_TYPES:
-        raise InvalidTypeError(
-            f"a tensor must be one of {', '.join(DATA_TYPES)}, got {array.dtype}; "
-            "convert it (bfloat16 to float32)"
-        )
-    if array.size * 4 > max_payload:
-        raise InvalidValueError(
-            f"a tensor of {array.size} elements takes {array.size * 4} bytes, more than the {max_payload} of "
-            "an event; record a part of it or its histogram"
-        )
-    return array
+    def __init__(
+        self, run_id: str, attempt: int, formats: tuple[str, ...], *, mindspore_compat: bool = False
+    ) -> None:
+        self._run_id, self._attempt, self._formats = run_id, attempt, formats
+        self._mindspore_compat = mindspore_compat
+        self._scalars = ScalarEncoder(run_id, attempt, formats)
 
+    def encode(self, first_seq: int, events: Iterable[Event | Scalars]) -> Encoded:
+        """The frames of events first_seq, first_seq + 1, ...; they hold large arrays where these lie."""
+        encoded = Encoded({dialect: [] for dialect in self._formats})
+        seq = first_seq
+        for item in events:
+            if isinstance(item, Scalars):
+                for stretch in self._scalars.encode(seq, item):
+                    if stretch.framed is None:
+                        unusual = islice(events_of(item), stretch.start, stretch.stop)
+                        for number, event in enumerate(unusual, seq + stretch.start):
+                            self._add_event(encoded, number, event)
+                    else:
+                        for dialect, framed in stretch.framed.items():
+                            encoded.framed[dialect].append(framed)
+                seq += item.size
+            else:
+                if item.values and item.values[0].plugin in LINEAGE_PLUGINS:
+                    encoded.lineage.extend(item.values)
+                else:
+                    self._add_event(encoded, seq, item)
+                seq += 1
+        return encoded
 
-def _check_landscape(data: Any) -> None:
-    check_type("the data of a landscape", data, Landscape)
-    if data.z.shape != data.y.shape + data.x.shape:
-        raise InvalidValueError(
-            f"z of a landscape must have the shape (len(y), len(x)) = {data.y.shape + data.x.shape}, "
-            f"got {data.z.shape}; transpose it"
-        )
-    if not data.path_x.shape == data.path_y.shape == data.path_z.shape:
-        raise InvalidValueError(
-            "path_x, path_y and path_z of a landscape must be equally long, got "
-            f"{data.path_x.shape}, {data.path_y.shape} and {data.path_z.shape}; give one point per checkpoint"
-        )
-
-
-def _finish_graph(data: Any) -> bytes:
-    check_type("the data of a graph", data, bytes)
-    try:
-        anf_ir_pb2.GraphProto.FromString(data)
-    except DecodeError as error:
-        raise InvalidValueError(f"the data of a graph must be a serialised GraphProto ({error})") from error
-    return bytes(data)
-
-
-def _refuse_company(event: Event) -> None:
-    if len(event.values) > 1:
-        raise InvalidValueError(
-            f"a graph must be alone in its event, got {len(event.values)} values; use records.split_event"
-        )
-
-
-def _take_room(room: dict[str, int], parts: Mapping[str, list[Part] | None]) -> None:
-    """Take what the parts need from the room in each dialect, or raise and take nothing."""
-    needs = {d: sum(map(len, part)) + _VALUE_ENVELOPE for d, part in parts.items() if part is not None}
-    for dialect, need in needs.items():
-        if need > room[dialect]:
-            raise InvalidValueError(
-                f"the value needs {need} bytes, and the event has {room[dialect]} left; record less at a step"
-            )
-    for dialect, need in needs.items():
-        room[dialect] -= need
-
-
-def _payload(
-    dialect: str, event: Event, ids: EventIds | None, values: list[list[Part]], graph: bytes | None
-) -> list[Part] | None:
-    if dialect == "tensorboard":
-        if not values:
-            return None
-        return tensorboard_format.summary_parts(event.step, event.wall_time, values, ids)
-    if graph is not None:
-        return [mindspore_format.encode_graph(graph, event.wall_time, ids)]
-    if event.values and all(value.plugin not in SUMMARY_PLUGINS for value in event.values):
-        return None
-    return mindspore_format.summary_parts(event.step, event.wall_time, values, ids)
+    def _add_event(self, encoded: Encoded, seq: int, event: Event) -> None:
+        ids = EventIds(self._run_id, self._attempt, seq)
+        payloads, refused = event_parts(event, ids, self._formats, mindspore_compat=self._mindspore_compat)
+        encoded.refused.extend(refused)
+        for dialect, payload in payloads.items():
+            if payload is not None:
+                parts = frame_parts(payload)
+                encoded.framed[dialect].append(Framed(seq, 1, parts, sum(map(len, parts))))

@@ -22,6 +22,7 @@ WRITTEN = "written"
 SYNCED = "synced"
 DELIVERIES = (QUEUED, WRITTEN, SYNCED)
 
+MAX_TAG_BYTES = 1024
 BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape"))
 
 Array: TypeAlias = NDArray[Any]
@@ -148,6 +149,17 @@ class Batch:
     def last_seq(self) -> int:
         """The seq of the last event."""
         return self.first_seq + self.size - 1
+
+    @property
+    def first_step(self) -> int:
+        """The step of the first event, 0 for an empty batch."""
+        for item in self.events[:1]:
+            return (
+                item.step
+                if isinstance(item, Event)
+                else int.from_bytes(item.rows[8:16], "little", signed=True)
+            )
+        return 0
 
     def plugins(self) -> Counter[str]:
         """How many values of each plugin it holds."""

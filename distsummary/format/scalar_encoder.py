@@ -10,9 +10,8 @@ import numpy as np
 
 from distsummary.format import wire
 from distsummary.format.crc import masked
-from distsummary.format.encode import MAX_TAG
 from distsummary.format.frames import HEADER_BYTES, Framed, frame
-from distsummary.format.records import MINDSPORE, TENSORBOARD, Array, EventIds, Scalars
+from distsummary.format.records import MAX_TAG_BYTES, MINDSPORE, TENSORBOARD, Array, EventIds, Scalars
 from distsummary.format.scalar_rows import row_dtype, row_struct
 
 _FEW = 4  # events; fewer are put together one by one, in less time
@@ -52,9 +51,9 @@ class Stretch(NamedTuple):
 class ScalarEncoder:
     """Frames of one attempt's scalar events: the bytes that `encode_event` and `frames.frame` would make."""
 
-    def __init__(self, run_id: str, attempt: int, dialects: tuple[str, ...]) -> None:
+    def __init__(self, run_id: str, attempt: int, formats: tuple[str, ...]) -> None:
         self._owner = wire.identity(EventIds(run_id, attempt))
-        self._dialects = dialects
+        self._formats = formats
         self._layouts: dict[_Key, _Layout | None] = {}
 
     def encode(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
@@ -86,13 +85,16 @@ class ScalarEncoder:
             seq, layout = wire.varint(first_seq + number), None
             if step > 0 and wall_time:
                 layout = self._layout((scalars.tags, len(wire.varint(step)), len(seq)))
-            floats = _floats(numbers) if layout else None
-            if layout is None or floats is None:
+            try:
+                floats = [struct.pack("<f", value) for value in numbers] if layout else []
+            except OverflowError:  # exceeds float32
+                layout = None
+            if layout is None:
                 yield Stretch(number, number + 1, None)
                 continue
             fields = [struct.pack("<d", wall_time), wire.varint(step), *floats, seq]
             framed = {}
-            for dialect in self._dialects:
+            for dialect in self._formats:
                 pairs = zip(layout.constants[dialect], fields, strict=True)
                 data = frame(b"".join([part for pair in pairs for part in pair]))
                 framed[dialect] = Framed(first_seq + number, 1, [data], len(data))
@@ -107,51 +109,48 @@ class ScalarEncoder:
 
     def _frames(self, layout: _Layout, table: Array, seqs: Array) -> dict[str, Framed]:
         """The frames of events of one layout in each dialect."""
-        frames, crcs = _fill(layout, table, seqs)
+        frames = np.tile(layout.template, (seqs.size, 1))  # uint8 (events, length)
+        fields = frames.view(layout.fields)[:, 0]
+        fields["wall_time"] = table["wall_time"]
+        fields["step"] = _varints(table["step"], fields["step"].shape[1])
+        fields["seq"] = _varints(seqs, fields["seq"].shape[1])
+        with np.errstate(over="ignore", under="ignore"):
+            for number, column in enumerate(table["numbers"].T):
+                fields[str(number)] = column
+        length = layout.template.size
+        unsealed = frames.tobytes()
+        crc_of = google_crc32c.value
+        starts = range(HEADER_BYTES, len(unsealed), length)
+        size = length - HEADER_BYTES - 4
+        crcs = np.array([crc_of(unsealed[start : start + size]) for start in starts], np.uint64)
         found = {}
-        for dialect in self._dialects:
+        for dialect in self._formats:
             if dialect == TENSORBOARD:
                 frames[:, layout.keys] = _TENSORBOARD_KEY[0]
                 crcs = crcs ^ np.uint64(layout.crc_change)
-            frames.view(layout.fields)["crc"][:, 0] = masked(crcs)
+            fields["crc"] = masked(crcs)
             found[dialect] = Framed(int(seqs[0]), seqs.size, [frames.tobytes()], frames.nbytes)
         return found
-
-
-def _floats(numbers: list[float]) -> list[bytes] | None:
-    """Each as float32; None when one exceeds it."""
-    try:
-        return [struct.pack("<f", number) for number in numbers]
-    except OverflowError:
-        return None
-
-
-def _fill(layout: _Layout, table: Array, seqs: Array) -> tuple[Array, Array]:
-    """Frames of the MindSpore dialect without their CRC, uint8 (events, length); and the CRCs, uint64."""
-    frames = np.tile(layout.template, (seqs.size, 1))
-    fields = frames.view(layout.fields)[:, 0]
-    fields["wall_time"] = table["wall_time"]
-    fields["step"] = _varints(table["step"], fields["step"].shape[1])
-    fields["seq"] = _varints(seqs, fields["seq"].shape[1])
-    with np.errstate(over="ignore", under="ignore"):
-        for number, column in enumerate(table["numbers"].T):
-            fields[str(number)] = column
-    length = layout.template.size
-    unsealed = frames.tobytes()
-    crc_of = google_crc32c.value
-    starts = range(HEADER_BYTES, len(unsealed), length)
-    size = length - HEADER_BYTES - 4
-    return frames, np.array([crc_of(unsealed[start : start + size]) for start in starts], np.uint64)
 
 
 def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int) -> _Layout | None:
     """None for tags that cannot be written, or not here."""
     try:
-        if not tags or not all(0 < len(str.encode(tag)) <= MAX_TAG for tag in tags):
+        if not tags or not all(0 < len(str.encode(tag)) <= MAX_TAG_BYTES for tag in tags):
             return None
     except (TypeError, UnicodeEncodeError):
         return None
-    pieces = _pieces(owner, tags, step_bytes, seq_bytes)
+    values = [wire.text(1, tag) + _MINDSPORE_KEY for tag in tags]
+    heads = [wire.key(1, wire.LENGTH_DELIMITED) + wire.varint(len(value) + 4) + value for value in values]
+    summary = wire.key(5, wire.LENGTH_DELIMITED) + wire.varint(sum(len(head) + 4 for head in heads))
+    heads[0] = summary + heads[0]
+    # An event as bytes that stay, each with the name and dtype of what is filled in behind them.
+    pieces = [
+        (wire.key(1, wire.FIXED64), "wall_time", "<f8"),
+        (wire.key(2, wire.VARINT), "step", f"({step_bytes},)u1"),
+        *[(head, str(number), "<f4") for number, head in enumerate(heads)],
+        (owner + wire.key(1002, wire.VARINT), "seq", f"({seq_bytes},)u1"),
+    ]
     payload = b"".join([constant + bytes(np.dtype(slot).itemsize) for constant, _, slot in pieces])
     if len(payload) > _MAX_LENGTH:
         return None
@@ -179,22 +178,6 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
     ]
     by_dialect = {MINDSPORE: constants, TENSORBOARD: others}
     return _Layout(np.frombuffer(template, np.uint8), fields, places, crc_change, by_dialect)
-
-
-def _pieces(
-    owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
-) -> list[tuple[bytes, str, str]]:
-    """An event as bytes that stay, each with the name and dtype of what is filled in behind them."""
-    values = [wire.text(1, tag) + _MINDSPORE_KEY for tag in tags]
-    heads = [wire.key(1, wire.LENGTH_DELIMITED) + wire.varint(len(value) + 4) + value for value in values]
-    summary = wire.key(5, wire.LENGTH_DELIMITED) + wire.varint(sum(len(head) + 4 for head in heads))
-    heads[0] = summary + heads[0]
-    return [
-        (wire.key(1, wire.FIXED64), "wall_time", "<f8"),
-        (wire.key(2, wire.VARINT), "step", f"({step_bytes},)u1"),
-        *[(head, str(number), "<f4") for number, head in enumerate(heads)],
-        (owner + wire.key(1002, wire.VARINT), "seq", f"({seq_bytes},)u1"),
-    ]
 
 
 def _varint_lengths(numbers: Array) -> Array:

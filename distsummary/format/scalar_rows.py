@@ -1,23 +1,29 @@
-"""Scalar events as packed rows: what the most frequent events cost least in, from the loop to the file."""
+"""Scalar events as packed rows, the cheapest form from the training loop to the file, and queues of them."""
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from distsummary.format.records import Event, Scalars, Value
+from distsummary.format.records import BULK_PLUGINS, Event, Scalars, Value, split_event
 
 # A row: f64 wall_time | i64 step | f64 number, one for each tag, little-endian.
 HEAD_BYTES = 16
 Row: TypeAlias = tuple[tuple[str, ...], bytes]  # the tags, and one row
+Item: TypeAlias = tuple[Any, Any]  # of a queue: a Row, or an Event and its bytes (an int tells it from a Row)
+ITEM_BYTES = 256  # what an item counts in the budget beside its arrays; a Row counts nothing else
+MAX_ROW_BYTES = 160  # a longer row is queued as an event
+SCALAR_BYTES = 64  # what a value without an array counts in the budget
+FLUSH = Event(0, 0.0, [])  # in the queue: flush the inner writer here
+MAX_PACKERS = 1024  # sets of tags whose packers are remembered
 _NUMBERS = frozenset((float, int, bool, np.float64, np.float32))
 
 
 @lru_cache(maxsize=1024)
 def row_struct(tags: int) -> struct.Struct:
-    """Packs (wall_time, step, *numbers) for so many tags; struct.error or OverflowError for what is none."""
+    """Packs (wall_time, step, *numbers) for so many tags; struct.error or OverflowError for no numbers."""
     return struct.Struct(f"<dq{tags}d")
 
 
@@ -28,7 +34,7 @@ def row_dtype(tags: int) -> np.dtype[Any]:
 
 
 def row_of(event: Event) -> Row | None:
-    """The event as a row when it holds plain scalars alone, else None."""
+    """The event as a row if it holds nothing but plain scalars, else None."""
     tags, numbers = [], []
     for plugin, tag, number, shard in event.values:
         if plugin != "scalar" or shard is not None or type(number) not in _NUMBERS or type(tag) is not str:
@@ -42,33 +48,52 @@ def row_of(event: Event) -> Row | None:
 
 
 def events_of(scalars: Scalars) -> Iterator[Event]:
-    """The same events with an object for each value."""
+    """The same events, with an object for each value."""
     for wall_time, step, *numbers in row_struct(len(scalars.tags)).iter_unpack(scalars.rows):
         values = [Value("scalar", tag, number) for tag, number in zip(scalars.tags, numbers, strict=True)]
         yield Event(step, wall_time, values)
 
 
-def packed(items: Iterable[Event | Scalars]) -> list[Event | Scalars]:
-    """The same events in the same order; neighbours that hold scalars of the same tags become one item."""
-    joined: list[Event | Scalars] = []
+def events_in(item: Item) -> Iterator[Event]:
+    """The event of an item."""
+    head, body = item
+    return events_of(Scalars(head, body)) if isinstance(body, bytes) else iter([head])
+
+
+def size_of(event: Event) -> int:
+    """What an event counts in the budget, beside ITEM_BYTES."""
+    bulk = [value.data for value in event.values if value.plugin in BULK_PLUGINS]
+    return SCALAR_BYTES * len(event.values) + sum(int(getattr(data, "nbytes", 0)) for data in bulk)
+
+
+def joined(items: Iterable[Item], resolved: Callable[[Event], Event]) -> list[Event | Scalars]:
+    """The items of a queue as what a Batch holds, in the same order.
+
+    Every event is split to one frame each, after `resolved` has waited for its device copies; neighbours that
+    hold scalars of the same tags become one Scalars.
+    """
+    found: list[Event | Scalars] = []
     tags: tuple[str, ...] | None = None
     rows: list[bytes] = []
-
-    def end_rows() -> None:
-        nonlocal tags
-        if tags is not None:
-            joined.append(Scalars(tags, b"".join(rows)))
-        tags = None
-        rows.clear()
-
-    for item in items:
-        row = item if isinstance(item, Scalars) else row_of(item)
-        if row is None or row[0] != tags:
-            end_rows()
-        if row is None:
-            joined.append(item)
+    for head, body in items:
+        if head is tags:  # the usual case: a loop that records the same scalars at each step
+            rows.append(body)
+            continue
+        parts: list[Event | Row]
+        if isinstance(body, bytes):
+            parts = [(head, body)]
         else:
-            tags = row[0]
-            rows.append(row[1])
-    end_rows()
-    return joined
+            parts = [row_of(part) or part for part in split_event(resolved(head)) if part.values]
+        for part in parts:
+            if tags is not None and (isinstance(part, Event) or part[0] != tags):
+                found.append(Scalars(tags, b"".join(rows)))
+                tags = None
+            if isinstance(part, Event):
+                found.append(part)
+            elif tags is None:
+                tags, rows = part[0], [part[1]]
+            else:
+                rows.append(part[1])
+    if tags is not None:
+        found.append(Scalars(tags, b"".join(rows)))
+    return found

@@ -152,6 +152,14 @@ def framework_of(value: object) -> Framework:
     return _framework_of_type(type(value))  # type: ignore[arg-type]  # mypy doubts that types are hashable
 
 
+def spec_of(name: str, tensor: Any) -> ArraySpec:
+    """`Framework.array_spec` of a tensor, whose errors then begin with `name`."""
+    try:
+        return framework_of(tensor).array_spec(tensor)
+    except (InvalidTypeError, InvalidValueError) as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
 @lru_cache(maxsize=256)  # called for every logged tensor
 def _framework_of_type(owned: type) -> Framework:
     for kind in owned.__mro__:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from distsummary.checks import check_int, check_type
 from distsummary.errors import InvalidValueError, MissingParameterError
+from distsummary.topology import DATA_AXES, Topology
 from distsummary.training.values import mean_of, resolve
 
 logger = logging.getLogger(__name__)
@@ -22,15 +23,46 @@ class CallbackParams(dict[str, Any]):
     """What the loop tells its callbacks: a dict whose keys can be read and set as attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise MissingParameterError(
-                f"the loop does not tell {name!r}; it tells {sorted(self)}; use .get({name!r})"
-            ) from None
+        return self[name]
+
+    def __missing__(self, name: str) -> Any:
+        raise MissingParameterError(
+            f"the loop does not tell {name!r}; it tells {sorted(self)}; use .get({name!r})"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
+
+
+def common_params(callbacks: object, network: object, topology: Topology) -> dict[str, Any]:
+    """The parameters that training and evaluation have in common, under MindSpore's names."""
+    return {
+        "batch_num": 0,  # unknown
+        "dataset_sink_mode": False,
+        "device_number": topology.world_size,
+        "list_callback": callbacks,
+        "logged": {},
+        "net_outputs": None,
+        "network": network,
+        "parallel_mode": parallel_mode(topology),
+        "topology": topology,
+    }
+
+
+def parallel_mode(topology: Topology) -> str:
+    """How the ranks share the work, as MindSpore names it."""
+    if topology.world_size == 1:
+        return "stand_alone"
+    splits = [axis for axis, (_, extent) in topology.mesh.items() if extent > 1 and axis not in DATA_AXES]
+    return "hybrid_parallel" if splits else "data_parallel"
+
+
+def length(loader: object) -> int:
+    """Steps of a loader, 0 when it has no length."""
+    try:
+        return len(loader)  # type: ignore[arg-type]  # asked of anything iterable, answered or not
+    except (TypeError, NotImplementedError):
+        return 0
 
 
 class RunContext:
@@ -39,7 +71,7 @@ class RunContext:
     def __init__(self, original_args: CallbackParams) -> None:
         check_type("original_args", original_args, dict)
         self._original_args = original_args
-        self._is_stop_requested = False
+        self.is_stop_requested = False
 
     def original_args(self) -> CallbackParams:
         """The parameters of the loop."""
@@ -47,11 +79,11 @@ class RunContext:
 
     def request_stop(self) -> None:
         """Ask the loop to stop after this step; the epoch's and the training's end are still called."""
-        self._is_stop_requested = True
+        self.is_stop_requested = True
 
     def get_stop_requested(self) -> bool:
         """Whether some callback asked to stop."""
-        return self._is_stop_requested
+        return self.is_stop_requested
 
 
 class Callback:
@@ -138,7 +170,9 @@ class Callback:
 
 
 class CallbackList:
-    """Calls the overridden hooks of several callbacks in their order; which ones is looked up once.
+    """Several callbacks in their order, entered and left together.
+
+    `methods` has the overridden methods for each of `HOOKS`, looked up once; to call a hook is to call them.
 
     Args:
         callbacks: one, several, or None.
@@ -153,13 +187,22 @@ class CallbackList:
             check_type("a callback", callback, Callback)
         self.callbacks: list[Callback] = list(listed)
         self._stack = contextlib.ExitStack()
-        self._methods = _methods(self.callbacks)
+        self.methods = _methods(self.callbacks)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self.callbacks = [_entered(stack, callback) for callback in self.callbacks]
+            entered: list[Callback] = []
+            for callback in self.callbacks:
+                given: object = stack.enter_context(callback)
+                if not isinstance(given, Callback):
+                    logger.warning(
+                        "%s.__enter__ returned no callback; the original is used", type(callback).__name__
+                    )
+                    given = callback
+                entered.append(given)
+            self.callbacks = entered
             self._stack = stack.pop_all()
-        self._methods = _methods(self.callbacks)
+        self.methods = _methods(self.callbacks)
         return self
 
     def __exit__(
@@ -167,32 +210,17 @@ class CallbackList:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def call(self, hook: str, run_context: RunContext) -> None:
-        """Call one of `HOOKS`."""
-        for method in self._methods[hook]:
-            method(run_context)
-
-
-def _entered(stack: contextlib.ExitStack, callback: Callback) -> Callback:
-    entered: object = stack.enter_context(callback)
-    if isinstance(entered, Callback):
-        return entered
-    logger.warning("%s.__enter__ returned no callback; the original is used", type(callback).__name__)
-    return callback
-
 
 def _methods(callbacks: list[Callback]) -> dict[str, list[Callable[[RunContext], None]]]:
-    found = {hook: [_method(callback, hook) for callback in callbacks] for hook in HOOKS}
-    return {hook: [method for method in methods if method is not None] for hook, methods in found.items()}
-
-
-def _method(callback: Callback, hook: str) -> Callable[[RunContext], None] | None:
-    """What a hook comes down to: the method itself, the older one that it would call, or nothing."""
-    for name in (hook, hook.split("_", 2)[2]):
-        if getattr(type(callback), name) is not getattr(Callback, name) or name in vars(callback):
-            method: Callable[[RunContext], None] = getattr(callback, name)
-            return method
-    return None
+    """For each hook what it comes down to: a callback's own method, or the older one that it would call."""
+    found: dict[str, list[Callable[[RunContext], None]]] = {hook: [] for hook in HOOKS}
+    for hook, methods in found.items():
+        for callback in callbacks:
+            for name in (hook, hook.split("_", 2)[2]):
+                if getattr(type(callback), name) is not getattr(Callback, name) or name in vars(callback):
+                    methods.append(getattr(callback, name))
+                    break
+    return found
 
 
 class LossMonitor(Callback):

@@ -5,8 +5,7 @@ from typing import Any
 
 from distsummary.errors import ClosedError
 from distsummary.topology import Topology
-from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext
-from distsummary.training.params import common_params, length
+from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
 from distsummary.training.values import Scalar, resolve, scalars
 
 

@@ -13,9 +13,15 @@ from typing import Any, Self
 from distsummary.checks import check_int, check_type
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.topology import Topology, detect
-from distsummary.training.callbacks import Callback, CallbackList, CallbackParams, RunContext
+from distsummary.training.callbacks import (
+    Callback,
+    CallbackList,
+    CallbackParams,
+    RunContext,
+    common_params,
+    length,
+)
 from distsummary.training.evaluation import Evaluation
-from distsummary.training.params import common_params, length
 from distsummary.training.values import Scalar, scalars
 
 logger = logging.getLogger(__name__)
@@ -83,6 +89,7 @@ class Run:
         self._context = RunContext(self._params)
         self._clock = clock
         self._logged: dict[str, Scalar] = {}
+        self._known_names: set[str] = set()  # checked
         self._data_wait_s = self._body_start_s = self._paused_s = 0.0
         self._is_entered = self._is_training = self._is_epoch_begun = self._is_step_open = False
         self._in_epochs = self._is_guarded = self._is_closed = False
@@ -149,17 +156,28 @@ class Run:
             InvalidTypeError: naming the key. ClosedError. InvalidValueError: more than one element, or a name
             logged again while no step is under way, which would lose the first value.
         """
-        self._require_open()
-        given = {**values, **named} if isinstance(values, Mapping) else values or named
-        new = scalars(given)
-        again = sorted(new.keys() & self._logged.keys())
-        if again and not self._is_step_open:
+        if self._is_closed:
+            self._require_open()
+        new: dict[str, Any] = named
+        if values is not None:
+            check_type("values", values, Mapping)
+            new = {**values, **named}
+        loss, known = new.get("loss"), self._known_names
+        for name, value in new.items():
+            if type(value) is not float or name not in known:
+                new = scalars(new)
+                known.update(new)
+                break
+        if not self._is_step_open and (again := sorted(new.keys() & self._logged.keys())):
             raise InvalidValueError(
                 f"{again[0]!r} was logged twice outside of a step; log inside `for x in run.steps(loader):`"
             )
-        self._logged |= new
-        if "loss" in given:
-            self._params.net_outputs = given["loss"]
+        if self._logged:
+            self._logged |= new
+        else:
+            self._logged = new
+        if "loss" in new:
+            self._params["net_outputs"] = loss
 
     @contextlib.contextmanager
     def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[Evaluation]:
@@ -217,46 +235,12 @@ class Run:
             self._params.step_in_epoch = 0
             self._call("on_train_epoch_begin")
 
-    def _next_batch(self, batches: Iterator[Any]) -> Any:
-        if self._is_step_open:
-            self._end_step(self._clock())
-        asked_s = self._clock()
-        try:
-            if self._is_closed or self._context.get_stop_requested():
-                raise StopIteration
-            batch = next(batches)
-        except StopIteration:
-            if not self._in_epochs:
-                self._settle_epoch()
-            raise
-        self._data_wait_s = self._clock() - asked_s
-        self._begin_step(batch)
-        return batch
-
-    def _begin_step(self, batch: object) -> None:
-        params = self._params
-        params.cur_step_num += 1
-        params.step_in_epoch += 1
-        params |= {"train_dataset_element": batch, "net_outputs": None}
-        self._is_step_open = True
-        self._call("on_train_step_begin")
-        self._paused_s = 0.0
-        self._body_start_s = self._clock()
-
-    def _end_step(self, ended_s: float | None) -> None:
-        if ended_s is not None:
-            body_s = ended_s - self._body_start_s - self._paused_s
-            self._logged[STEP_S] = self._data_wait_s + body_s
-            self._logged[DATA_WAIT_S] = self._data_wait_s
-        self._is_step_open = False
-        self._deliver("on_train_step_end")
-
     def _settle_step(self) -> None:
         """End a step that `break` left, without times because nobody saw its end."""
         if not self._is_step_open:
             return
         if self._logged:
-            self._end_step(None)
+            self._deliver("on_train_step_end")
         else:
             self._is_step_open = False
             self._params.cur_step_num -= 1
@@ -272,12 +256,15 @@ class Run:
             self._params.pop("metrics", None)
 
     def _deliver(self, hook: str) -> None:
-        self._params.logged, self._logged = self._logged, {}
+        """Call the hook that ends a step, an epoch or the training, with what was logged until then."""
+        self._is_step_open = False
+        self._params["logged"], self._logged = self._logged, {}
         self._call(hook)
 
     def _call(self, hook: str, context: RunContext | None = None) -> None:
         try:
-            self._callbacks.call(hook, context or self._context)
+            for method in self._callbacks.methods[hook]:
+                method(context or self._context)
         except BaseException as error:
             self._leave(error)
             raise
@@ -328,11 +315,42 @@ class _Steps:
         return self
 
     def __next__(self) -> Any:
-        if self._batches is None:
-            self._batches = _first_asked(self._loader)
-        return self._run._next_batch(self._batches)
-
-
-def _first_asked(loader: Iterable[Any]) -> Iterator[Any]:
-    """The loader's iterator, made when the first batch is asked for: starting workers is waiting for data."""
-    yield from loader
+        """End the step under way, wait for the next batch, and begin its step."""
+        run = self._run
+        clock, params, context, methods = run._clock, run._params, run._context, run._callbacks.methods
+        if run._is_step_open:
+            run._logged[STEP_S] = run._data_wait_s + (clock() - run._body_start_s - run._paused_s)
+            run._logged[DATA_WAIT_S] = run._data_wait_s
+            run._is_step_open = False
+            params["logged"], run._logged = run._logged, {}
+            try:  # as `Run._call`, in half the time
+                for method in methods["on_train_step_end"]:
+                    method(context)
+            except BaseException as error:
+                run._leave(error)
+                raise
+        asked_s = clock()
+        try:
+            if run._is_closed or context.is_stop_requested:
+                raise StopIteration
+            if self._batches is None:
+                self._batches = iter(self._loader)  # only now: starting workers is waiting for data
+            batch = next(self._batches)
+        except StopIteration:
+            if not run._in_epochs:
+                run._settle_epoch()
+            raise
+        run._data_wait_s = clock() - asked_s
+        params["cur_step_num"] += 1
+        params["step_in_epoch"] += 1
+        params["train_dataset_element"], params["net_outputs"] = batch, None
+        run._is_step_open = True
+        try:
+            for method in methods["on_train_step_begin"]:
+                method(context)
+        except BaseException as error:
+            run._leave(error)
+            raise
+        run._paused_s = 0.0
+        run._body_start_s = clock()
+        return batch

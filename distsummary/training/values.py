@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 
 from distsummary.checks import check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.base import ArraySpec, Pending, framework_of
+from distsummary.format.records import MAX_TAG_BYTES
+from distsummary.frameworks.base import Pending, framework_of, spec_of
 from distsummary.frameworks.numpy import known_numbers
-
-MAX_TAG_BYTES = 1024
-
 
 Scalar: TypeAlias = float | Pending
 
@@ -48,14 +46,6 @@ def check_tag(tag: object) -> str:
     if not tag.isascii():
         check_text("the name of a value", tag)
     return tag
-
-
-def spec_of(name: str, tensor: Any) -> ArraySpec:
-    """`Framework.array_spec`, whose errors then begin with `name`."""
-    try:
-        return framework_of(tensor).array_spec(tensor)
-    except (InvalidTypeError, InvalidValueError) as error:
-        raise type(error)(f"{name}: {error}") from error
 
 
 def scalar(name: str, value: object) -> Scalar:
@@ -102,6 +92,8 @@ def mean_of(outputs: object) -> Scalar | None:
     """
     if isinstance(outputs, (list, tuple)):
         outputs = outputs[0] if outputs else None
+    if outputs is None:
+        return None
     if isinstance(outputs, (int, float)):
         return float(outputs)
     framework = framework_of(outputs)

@@ -3,37 +3,22 @@
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.frames import Framed, frame
-from distsummary.format.records import MINDSPORE, TENSORBOARD, EventIds
+from distsummary.format.records import MINDSPORE, SYNCED, TENSORBOARD, EventIds
 from distsummary.publish import ensure_directory, remove_leftovers
 from distsummary.reading.reader import read_last_seq
 from distsummary.reading.segments import SegmentName, next_stamp
 from distsummary.writing.files import Files
-from distsummary.writing.group_sync import GroupSync
 from distsummary.writing.segment import Segment, cut_torn_tails, discard, open_segments
+from distsummary.writing.spec import WriterSpec
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How large and how old the files of a directory grow; None for without limit.
-
-    `max_file_size` (bytes) is MindSpore's: a file whose next event does not fit takes nothing more.
-    `rotate_bytes` and `rotate_s` (seconds) begin new files instead, before a batch that would exceed them.
-    """
-
-    max_file_size: int | None = None
-    rotate_bytes: int | None = None
-    rotate_s: float | None = None
-
-    def is_due(self, length: int, age_s: float, incoming: int) -> bool:
-        """Whether new files are to begin before `incoming` bytes."""
-        is_large = self.rotate_bytes is not None and length + incoming > self.rotate_bytes
-        return is_large or (self.rotate_s is not None and age_s >= self.rotate_s)
+INTERVAL_S = 1.0
+GROUP_BYTES = 8 << 20
+MAX_BYTES = 64 << 20
 
 
 class Appended(NamedTuple):
@@ -46,50 +31,55 @@ class Appended(NamedTuple):
 class EventFiles:
     """Appends frames of one attempt to files of its own; each event at most once to each dialect.
 
-    Args:
-        directory: made if absent; torn frames in the files of dead writers are cut.
-        dialects: one file of each. name: of the files. limits: of their growth.
-        is_synced: make what was appended durable from a thread, within about a second; what a failed sync
-            may have lost is written again to new files.
-        fail: told of failures that nobody waits for. files: the operating system.
+    Torn frames in the files of dead writers are cut. With the delivery "synced" a thread makes durable what
+    was appended, within about a second; what a failed sync may have lost is written again to new files.
 
-    `paths` has the newest file of each dialect; before the first, what it will be unless another writer takes
-    its stamp.
+    Args:
+        spec: where and how to write.
+        files: the operating system.
+        fail: called with failures that nobody waits for.
+
+    Attributes:
+        paths: the newest file of each dialect; before the first, what it will be unless another writer takes
+            its stamp.
+        last_seq: of each dialect, as far as its files are known to hold it.
+        name: of the files. ids: whose they are.
 
     Raises:
         RunDirError: the directory cannot be made or written.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        dialects: tuple[str, ...],
-        *,
-        name: SegmentName,
-        run_id: str,
-        attempt: int,
-        limits: Limits,
-        is_synced: bool,
-        fail: Callable[[str], None],
-        files: Files,
-    ) -> None:
-        self._directory, self._dialects, self._name = directory, dialects, name
-        self._run_id, self._attempt = run_id, attempt
-        self._limits, self._files, self._fail = limits, files, fail
+    def __init__(self, spec: WriterSpec, files: Files, fail: Callable[[str], None]) -> None:
+        self._directory, self._formats, self._limits = Path(spec.directory), spec.formats, spec.limits
+        self._rotates = spec.limits.rotate_bytes is not None or spec.limits.rotate_s is not None
+        self._attempt, self._files, self._fail = spec.attempt, files, fail
+        self.ids = EventIds(run_id=spec.run_id, attempt=spec.attempt, seq=0)
+        self.name = SegmentName(
+            prefix=spec.prefix,
+            suffix=spec.suffix,
+            source=str(spec.rank) if spec.source is None else spec.source,
+            host=files.host(),
+            pid=files.pid(),
+        )
         self._segments: dict[str, Segment] = {}
         self._full: set[str] = set()
         self._doubtful: list[Segment] = []  # closed, and a sync of them failed
         self._must_mend = False
         self._not_durable: OSError | None = None
         self._syncing = threading.Lock()  # held while segments are synced or exchanged
-        self._group = GroupSync(self._sync_group) if is_synced else None
-        ensure_directory(directory)
-        remove_leftovers(directory)
-        cut_torn_tails(directory, files)
-        self.last_seq = {d: read_last_seq(directory, d, run_id, attempt) for d in dialects}
+        self._group = GroupSync(self._sync_group) if spec.delivery == SYNCED else None
+        ensure_directory(self._directory)
+        remove_leftovers(self._directory)
+        cut_torn_tails(self._directory, files)
+        self.last_seq = {dialect: self._last_seq_in_files(dialect) for dialect in self._formats}
         self._named_at: float | None = files.now()  # None once the files are there that are named after it
-        stamp = next_stamp(directory, self._named_at)
-        self.paths = {dialect: directory / name.file_name(dialect, stamp) for dialect in dialects}
+        stamp = next_stamp(self._directory, self._named_at)
+        self.paths = {
+            dialect: self._directory / self.name.file_name(dialect, stamp) for dialect in self._formats
+        }
+
+    def _last_seq_in_files(self, dialect: str) -> int:
+        return read_last_seq(self._directory, dialect, self.ids.run_id, self._attempt)
 
     def append(self, framed: Mapping[str, Sequence[Framed]], first_step: int) -> Appended:
         """Append to each file what it lacks, in one write each; after an OSError it ends in whole frames.
@@ -99,37 +89,45 @@ class EventFiles:
             first_step: where TensorBoard is told that a session starts.
         """
         nbytes = refused = 0
-        self._rotate(framed)
-        for dialect in self._dialects:
+        now = self._files.now()
+        for dialect, segment in self._segments.items() if self._rotates else ():
+            incoming = sum([frames.nbytes for frames in framed[dialect]])
+            if not segment.is_empty and self._limits.is_due(segment.length, now - segment.opened, incoming):
+                self._retire()  # all files, so that they share their stamps; others are opened below
+                break
+        for dialect in self._formats:
             new = self._lacking(dialect, framed[dialect])
             if not new:
                 continue
-            if dialect in self._full:
-                refused += _count(new)
-            else:
-                segment = self._open(first_step)[dialect]
+            fitting: Sequence[Framed] = []
+            if dialect not in self._full:
+                self._open(first_step)
                 new = self._lacking(dialect, new)  # opening may have found more in the files
+                segment = self._segments[dialect]
                 fitting = new if self._limits.max_file_size is None else self._fitting(segment, new)
                 if fitting:
                     segment.extend(fitting)
-                nbytes += _size(fitting)
-                if _count(fitting) < _count(new):
+                    nbytes += sum([frames.nbytes for frames in fitting])
+            if fitting is not new:
+                missing = sum(frames.count for frames in new) - sum(frames.count for frames in fitting)
+                if missing:
                     self._full.add(dialect)
-                    refused += _count(new) - _count(fitting)
+                    refused += missing
             if new:
                 self.last_seq[dialect] = new[-1].last_seq
         if self._group is not None and nbytes:
             self._group.wrote(nbytes)
         return Appended(nbytes, refused)
 
-    def _lacking(self, dialect: str, framed: Sequence[Framed]) -> list[Framed]:
+    def _lacking(self, dialect: str, framed: Sequence[Framed]) -> Sequence[Framed]:
+        """The frames that the files of a dialect do not hold yet."""
         last = self.last_seq[dialect]
         if not framed or framed[0].first_seq > last:
-            return list(framed)
+            return framed
         return [new for frames in framed if (new := frames.behind(last)).count]
 
     def _fitting(self, segment: Segment, framed: Sequence[Framed]) -> list[Framed]:
-        """The frames before the first that the budget has no room for."""
+        """The frames before the first that `max_file_size` has no room for."""
         assert self._limits.max_file_size is not None
         room = self._limits.max_file_size - segment.length
         fitting = []
@@ -142,65 +140,43 @@ class EventFiles:
             room -= frames.nbytes
         return fitting
 
-    def _rotate(self, framed: Mapping[str, Sequence[Framed]]) -> None:
-        """Close the files when they are due; the next append opens others."""
-        now = self._files.now()
-        if any(
-            self._limits.is_due(segment.length, now - segment.opened, _size(framed[dialect]))
-            for dialect, segment in self._segments.items()
-            if not segment.is_empty
-        ):
+    def _open(self, first_step: int) -> None:
+        """Have a live segment of each dialect, each with the frames that begin a file."""
+        if any([segment.is_dead for segment in self._segments.values()]):
             self._retire()
-
-    def _open(self, first_step: int) -> dict[str, Segment]:
-        if any(segment.is_dead for segment in self._segments.values()):
-            self._retire()
-        if not self._segments:
-            ensure_directory(self._directory)
-            self._mend()
-            self._begin(first_step)
-        return self._segments
-
-    def _mend(self) -> None:
-        """After a file was given up: its torn frame goes, its whole frames count."""
-        if not self._must_mend:
+        if self._segments:
             return
-        self._rescue()  # first: it leaves out what the append that failed may have written
-        cut_torn_tails(self._directory, self._files)
-        for dialect in self._dialects:
-            last = read_last_seq(self._directory, dialect, self._run_id, self._attempt)
-            self.last_seq[dialect] = max(self.last_seq[dialect], last)
-        self._must_mend = False
-
-    def _begin(self, first_step: int) -> None:
+        ensure_directory(self._directory)
+        if self._must_mend:  # a file was given up: its torn frame goes, its whole frames count
+            self._rescue()  # first: it leaves out what the append that failed may have written
+            cut_torn_tails(self._directory, self._files)
+            for dialect in self._formats:
+                self.last_seq[dialect] = max(self.last_seq[dialect], self._last_seq_in_files(dialect))
+            self._must_mend = False
         opened = open_segments(
             self._directory,
-            self._dialects,
-            self._name,
+            self._formats,
+            self.name,
             self._files,
             named_at=self._named_at,
             keeps_unsynced=self._group is not None,
         )
+        now = self._files.now()
         try:
             for dialect, segment in opened.items():
-                segment.append(self._head(dialect, first_step))
+                if dialect == MINDSPORE:
+                    head = frame(mindspore_format.encode_version(now, self.ids))
+                else:
+                    head = frame(tensorboard_format.encode_version(now, self.ids))
+                    if self._attempt > 0 and self.last_seq[TENSORBOARD] == 0:  # a later attempt starts here
+                        head += frame(tensorboard_format.encode_session_start(first_step, now, self.ids))
+                segment.append(head)
         except OSError:
             self._must_mend = True
-            discard(opened)  # a segment without its head would not tell whose it is
+            discard(opened)  # a segment without its head would not show whose it is
             raise
         self._segments, self._named_at = opened, None
         self.paths = {dialect: segment.path for dialect, segment in opened.items()}
-
-    def _head(self, dialect: str, first_step: int) -> bytes:
-        """The first frames of a segment: its version and, for TensorBoard, where a later attempt starts."""
-        now = self._files.now()
-        ids = EventIds(run_id=self._run_id, attempt=self._attempt, seq=0)
-        if dialect == MINDSPORE:
-            return frame(mindspore_format.encode_version(now, ids))
-        head = frame(tensorboard_format.encode_version(now, ids))
-        if self._attempt > 0 and self.last_seq[TENSORBOARD] == 0:
-            head += frame(tensorboard_format.encode_session_start(first_step, now, ids))
-        return head
 
     # --- durability
 
@@ -261,9 +237,49 @@ def _try_sync(segment: Segment) -> OSError | None:
     return None
 
 
-def _count(framed: Sequence[Framed]) -> int:
-    return sum(frames.count for frames in framed)
+class GroupSync:
+    """Calls `sync` 1 s after the first write that it has not covered, or at 8 MiB; else it sleeps.
 
+    A disk that does not keep up holds its writer up at 64 MiB. `sync` must not raise: it keeps its own
+    account of failures. The thread starts with the first write.
+    """
 
-def _size(framed: Sequence[Framed]) -> int:
-    return sum(frames.nbytes for frames in framed)
+    def __init__(self, sync: Callable[[], None], *, interval_s: float = INTERVAL_S) -> None:
+        self._sync, self._interval_s = sync, interval_s
+        self._pending = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def wrote(self, nbytes: int) -> None:
+        """Count bytes that wait to be made durable."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="distsummary-sync", daemon=True)
+                self._thread.start()
+            is_first = not self._pending
+            self._pending += nbytes
+            if is_first or self._pending >= GROUP_BYTES:
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._pending < MAX_BYTES or self._is_closed)
+
+    def close(self) -> None:
+        """End the thread, without another sync; a second call does nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:  # sleep until a group is due
+                self._changed.wait_for(lambda: self._pending or self._is_closed)
+                self._changed.wait_for(
+                    lambda: self._pending >= GROUP_BYTES or self._is_closed, timeout=self._interval_s
+                )
+                self._pending = 0
+                self._changed.notify_all()
+                if self._is_closed:
+                    return
+            self._sync()

@@ -1,38 +1,27 @@
 """Writers: anything with write(batch), flush(), close() and health(); behaviour is added by wrapping."""
 
 import logging
-import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from distsummary.errors import ClosedError
+from distsummary.format.encode import EventEncoder
 from distsummary.format.frames import frame
-from distsummary.format.framing import Encoded, EventEncoder
 from distsummary.format.lineage import encode_lineage, updated_lineage
-from distsummary.format.records import (
-    BULK_PLUGINS,
-    DIALECTS,
-    SYNCED,
-    WRITTEN,
-    Batch,
-    Event,
-    EventIds,
-    Health,
-    Scalars,
-    Value,
-)
-from distsummary.format.scalar_rows import events_of
+from distsummary.format.records import BULK_PLUGINS, Batch, Event, Health, Scalars, Value
 from distsummary.publish import publish
 from distsummary.reading.reader import read_lineage
-from distsummary.reading.segments import SegmentName, lineage_files, next_stamp
-from distsummary.writing.event_files import Appended, EventFiles, Limits
+from distsummary.reading.segments import lineage_files, next_stamp
+from distsummary.writing.event_files import EventFiles
 from distsummary.writing.files import Files
+from distsummary.writing.health import Failures
+from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
 MAX_RESERVE = 256 << 20  # bytes of the disk, or a fiftieth of it, that bulk values leave free
-NO_LIMITS = Limits()
 
 
 class Writer(Protocol):
@@ -58,67 +47,51 @@ class Writer(Protocol):
         """Counters so far."""
 
 
+class EventWriter(Protocol):
+    """What stands between the training thread and a Writer: an AsyncWriter, or a test's double of one."""
+
+    def write(self, event: Event) -> None:
+        """Take an event; it is written in the background."""
+
+    def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
+        """Take an event of scalars alone, packed by `scalar_rows.row_struct`."""
+
+    def flush(self) -> None:
+        """Return when every event taken so far is in the files."""
+
+    def close(self) -> None:
+        """Flush, then never again; a second call does nothing."""
+
+    def health(self) -> Health:
+        """Counters so far."""
+
+
 class RankWriter:
     """The one live writer of a directory: each event at most once in each file, whole frames only.
 
-    A restarted writer of the same attempt opens new segments and goes on behind the last seq of each dialect,
+    A restarted writer of the same attempt opens new segments and goes on after the last seq of each dialect,
     so that a batch sent again goes to each file that lacks it and to no other. While the disk is nearly full,
     bulk values are dropped and counted: what is left is for scalars, lineage, and the training itself.
 
     Args:
-        directory: made if absent.
-        run_id: 16 hex digits. attempt: counts from 0. rank: the rank whose events these are.
-        dialects: which kinds of files to write.
-        limits: of the growth of the files.
-        delivery: "written": a returned `write` survives the death of any process; "synced": it is durable
-            about a second later, and a returned `flush` is.
+        spec: where and how to write; a returned `write` is acknowledged as its `delivery` says.
         files: the operating system; a test passes a double.
 
     Raises:
         RunDirError: the directory cannot be made or written.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        run_id: str,
-        attempt: int = 0,
-        rank: int = 0,
-        dialects: tuple[str, ...] = DIALECTS,
-        prefix: str = "events",
-        suffix: str = "_MS",
-        source: str | None = None,
-        limits: Limits = NO_LIMITS,
-        delivery: str = WRITTEN,
-        mindspore_compat: bool = False,
-        files: Files | None = None,
-    ) -> None:
-        self.directory = Path(directory)
-        self.run_id, self.attempt, self.dialects = run_id, attempt, dialects
+    def __init__(self, spec: WriterSpec, files: Files | None = None) -> None:
+        self.spec = spec
+        self.directory = Path(spec.directory)
         self._files = files or Files()
-        self._name = SegmentName(
-            prefix=prefix,
-            suffix=suffix,
-            source=str(rank) if source is None else source,
-            host=self._files.host(),
-            pid=self._files.pid(),
+        self._encoder = EventEncoder(
+            spec.run_id, spec.attempt, spec.formats, mindspore_compat=spec.mindspore_compat
         )
-        self._limits = limits
-        self._encoder = EventEncoder(run_id, attempt, dialects, mindspore_compat=mindspore_compat)
         self._is_closed = False
         self._health = Health()
-        self._event_files = EventFiles(
-            self.directory,
-            dialects,
-            name=self._name,
-            run_id=run_id,
-            attempt=attempt,
-            limits=limits,
-            is_synced=delivery == SYNCED,
-            fail=self._fail,
-            files=self._files,
-        )
+        self._failures = Failures(self._health, logger)
+        self._event_files = EventFiles(spec, self._files, self._failures.count)
         self._health.last_seq = max(self._event_files.last_seq.values(), default=0)
 
     @property
@@ -138,13 +111,37 @@ class RankWriter:
         """Append the batch, one write for each file; raises OSError, the files then end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
-        spared = self._bulk_to_spare(batch)
-        events = [_without_bulk(event) for event in batch.events] if spared else batch.events
+        events, spared = batch.events, self._bulk_to_spare(batch)
+        if spared:
+            events = [
+                event
+                if isinstance(event, Scalars)
+                else event._replace(values=[v for v in event.values if v.plugin not in BULK_PLUGINS])
+                for event in events
+            ]
         encoded = self._encoder.encode(batch.first_seq, events)
-        appended = self._event_files.append(encoded.framed, _first_step(batch))
+        appended = self._event_files.append(encoded.framed, batch.first_step)
         if encoded.lineage:
             self._publish_lineage(encoded.lineage)
-        self._account(batch, encoded, appended, spared)
+
+        health = self._health
+        health.bytes += appended.nbytes
+        last_seq = batch.last_seq
+        if last_seq <= health.last_seq:
+            return  # sent again: it was counted before
+        health.events += last_seq - max(health.last_seq, batch.first_seq - 1)
+        health.last_seq = last_seq
+        for plugin, tag, reason in encoded.refused:
+            health.drop(plugin)
+            health.fail(reason)
+            logger.warning("the %s %r was not recorded: %s", plugin, tag, reason)
+        if spared:
+            reason = f"the disk of {self.directory} is nearly full: bulk values are dropped; free some space"
+            self._failures.count(reason, dropped=Counter(value.plugin for value in spared))
+        if appended.refused:
+            limit = self.spec.limits.max_file_size
+            reason = f"max_file_size of {limit} bytes is reached: events are refused"
+            self._failures.count(reason, appended.refused)
 
     def _bulk_to_spare(self, batch: Batch) -> list[Value]:
         """The bulk values of the batch if the disk has no room for them, else none."""
@@ -160,43 +157,19 @@ class RankWriter:
         try:
             free, size = self._files.free_space(self.directory)
         except OSError:
-            return []  # the write itself will tell what is wrong
+            return []  # the write itself will show what is wrong
         incoming = sum(int(getattr(value.data, "nbytes", 0)) for value in bulk)
         return bulk if free - incoming < min(MAX_RESERVE, size // 50) else []
 
-    def _account(self, batch: Batch, encoded: Encoded, appended: Appended, spared: list[Value]) -> None:
-        """Count what was written, once however often the batch was sent."""
-        self._health.bytes += appended.nbytes
-        if batch.last_seq <= self._health.last_seq:
-            return
-        self._health.events += batch.last_seq - max(self._health.last_seq, batch.first_seq - 1)
-        self._health.last_seq = batch.last_seq
-        for plugin, tag, reason in encoded.refused:
-            self._health.drop(plugin)
-            self._health.fail(reason)
-            logger.warning("the %s %r was not recorded: %s", plugin, tag, reason)
-        for value in spared:
-            self._health.drop(value.plugin)
-        if spared:
-            self._fail(f"the disk of {self.directory} is nearly full: bulk values are dropped; make room")
-        if appended.refused:
-            limit = self._limits.max_file_size
-            self._fail(f"max_file_size of {limit} bytes is reached: events are refused", appended.refused)
-
-    def _fail(self, reason: str, times: int = 1) -> None:
-        if reason not in self._health.errors:
-            logger.warning("%s (said once; counted in health())", reason)
-        self._health.fail(reason, times)
-
     def _publish_lineage(self, values: Sequence[Value]) -> None:
+        """Replace the lineage file of the directory by one with these values, too."""
         lineage = read_lineage(self.directory)
         for value in values:
             lineage = updated_lineage(lineage, value)
-        older = lineage_files(self.directory)
-        stamp = next_stamp(self.directory, self._files.now())
-        ids = EventIds(run_id=self.run_id, attempt=self.attempt, seq=0)
-        payloads = encode_lineage(lineage, self._files.now(), ids)
-        publish(self.directory / self._name.lineage_name(stamp), b"".join(frame(p) for p in payloads))
+        older, now = lineage_files(self.directory), self._files.now()
+        path = self.directory / self._event_files.name.lineage_name(next_stamp(self.directory, now))
+        payloads = encode_lineage(lineage, now, self._event_files.ids)
+        publish(path, b"".join(frame(payload) for payload in payloads))
         for path in older:  # the new file is durable: the older states may go
             path.unlink(missing_ok=True)
 
@@ -213,15 +186,3 @@ class RankWriter:
     def health(self) -> Health:
         """Counters so far."""
         return self._health
-
-
-def _without_bulk(event: Event | Scalars) -> Event | Scalars:
-    if isinstance(event, Scalars):
-        return event
-    return event._replace(values=[value for value in event.values if value.plugin not in BULK_PLUGINS])
-
-
-def _first_step(batch: Batch) -> int:
-    for event in batch.events[:1]:
-        return event.step if isinstance(event, Event) else next(events_of(event)).step
-    return 0

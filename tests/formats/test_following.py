@@ -15,6 +15,7 @@ from distsummary.format.records import DIALECTS, Batch, Event, Value
 from distsummary.reading.reader import Damage, ReadEvent, read_directory
 from distsummary.reading.tail import Tail
 from distsummary.writing.files import Files
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 RUN = "0123456789abcdef"
@@ -42,7 +43,7 @@ def write(directory: str) -> None:
     """A segment for each line of stdin, in batches of any size."""
     random = Random(7)
     for number, _ in enumerate(sys.stdin):
-        writer = RankWriter(directory, run_id=RUN, files=ShortWrites(random))
+        writer = RankWriter(WriterSpec(directory=directory, run_id=RUN), ShortWrites(random))
         seq, last = number * EVENTS + 1, (number + 1) * EVENTS
         while seq <= last:
             stop = min(seq + random.choice((1, 10, 300)), last + 1)

@@ -13,6 +13,7 @@ from distsummary.format.records import Event, Value
 from distsummary.frameworks import base
 from distsummary.reading.reader import read_directory
 from distsummary.writing.async_writer import AsyncWriter
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 
@@ -103,7 +104,7 @@ class FrameworkSuite:
             tensor = given[part].T if array is many else given[part]
             taken = framework.histogram(tensor)
             self.fill(given, 1)
-            found = finish_value(Value("histogram", "h", taken)).data
+            found = finish_value(Value("histogram", "h", taken.result())).data
             expected = count_histogram(array[part].T)
             for name in ("left", "width", "counts"):
                 assert getattr(found, name).tobytes() == getattr(expected, name).tobytes(), name
@@ -112,7 +113,8 @@ class FrameworkSuite:
             assert found.sum == (expected.sum and pytest.approx(expected.sum, rel=1e-9, abs=1e-9))
 
     def test_a_snapshot_counts_in_the_budget_of_a_writer(self, framework, tmp_path):
-        writer = AsyncWriter(RankWriter(tmp_path, run_id="0" * 16), run_id="0" * 16, budget_bytes=4000)
+        spec = WriterSpec(directory=tmp_path, budget_bytes=4000)
+        writer = AsyncWriter(RankWriter(spec), spec)
         for size in (100, 2000):
             snapshot = framework.snapshot(self.make_tensor(np.zeros(size, np.float32)))
             writer.write(Event(size, 1.0, [Value("histogram", "h", snapshot)]))

@@ -15,6 +15,7 @@ from distsummary.format.records import Batch, Event, Value
 from distsummary.publish import is_in_use, temporary_name
 from distsummary.run_dir import RunDir
 from distsummary.tools.fsck import fsck
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 RUN = "00ff00ff00ff00ff"
@@ -52,7 +53,7 @@ def open_run(directory: Path) -> None:
 
 
 def open_writer(directory: Path) -> None:
-    RankWriter(directory, run_id=RUN).close()
+    RankWriter(WriterSpec(directory=directory, run_id=RUN)).close()
 
 
 def save_checkpoint(directory: Path) -> None:
@@ -76,7 +77,7 @@ def test_fsck_tells_what_is_in_use_from_what_is_left(replacer):
     batch = Batch(
         run_id=RUN, attempt=0, rank=0, first_seq=1, events=[Event(1, 1.0, [Value("scalar", "a", 1.0)])]
     )
-    writer = RankWriter(directory, run_id=RUN)
+    writer = RankWriter(WriterSpec(directory=directory, run_id=RUN))
     writer.write(batch)
     writer.close()
     foreign = directory / ".tmp-foreign"

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from distsummary.errors import DamagedFileError
 from distsummary.format import mindspore_format, tensorboard_format
-from distsummary.format.encode import encode_event
+from distsummary.format.encode import EventEncoder, encode_event
 from distsummary.format.frames import frame, read_frames
-from distsummary.format.framing import EventEncoder
 from distsummary.format.records import DIALECTS, Event, EventIds, Value
 from distsummary.format.wire import read_identity, refuse_bad_text, refuse_bombs
 from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2

@@ -19,6 +19,7 @@ from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 
@@ -41,12 +42,13 @@ def place(rank: int, incarnation: str = "launch-1", world_size: int = 2) -> Topo
 
 
 def record(run_dir: RunDir, rank: int, registration, steps: range) -> None:
-    writer = RankWriter(
-        run_dir.writer_dir("train", rank, 2),
+    spec = WriterSpec(
+        directory=run_dir.writer_dir("train", rank, 2),
         run_id=registration.run_id,
         attempt=registration.attempt,
         rank=rank,
     )
+    writer = RankWriter(spec)
     events = [Event(step, float(step), [Value("scalar", "loss", step + 10.0 * rank)]) for step in steps]
     writer.write(
         Batch(run_id=registration.run_id, attempt=registration.attempt, rank=rank, first_seq=1, events=events)

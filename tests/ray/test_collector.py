@@ -10,18 +10,19 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from distsummary.collect.actor import RemoteWriter
-from distsummary.collect.rank_collector import WriterSpec
 from distsummary.errors import WriteError
 from distsummary.format.records import DIALECTS, Event, Value
 from distsummary.reading.reader import read_directory
 from distsummary.writing.async_writer import AsyncWriter
+from distsummary.writing.spec import WriterSpec
 
 RUN_ID = "00000000000000ab"
 
 
 def open_remote(path) -> tuple[RemoteWriter, AsyncWriter]:
-    remote = RemoteWriter(WriterSpec(directory=str(path), run_id=RUN_ID))
-    return remote, AsyncWriter(remote, run_id=RUN_ID, interval_s=0.01)
+    spec = WriterSpec(directory=str(path), run_id=RUN_ID, interval_s=0.01)
+    remote = RemoteWriter(spec)
+    return remote, AsyncWriter(remote, spec)
 
 
 def collector_pid(remote: RemoteWriter) -> int:

@@ -10,6 +10,7 @@ from distsummary.format import records
 from distsummary.format.scalar_rows import row_of
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.files import Files
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter, Writer
 from tests.torture.client import RUN_ID, StuckError, insist, to_event
 from tests.torture.disk import Crash
@@ -46,12 +47,11 @@ class AsyncClient:
         self._random = random.Random(seed * 1_000_003 + self._next)
         self._is_synced = (options or {}).get("delivery") == records.SYNCED
         self._ledger = Ledger(place / "ledger")
-        inner = writer or insist(
-            lambda: RankWriter(place / "events", run_id=RUN_ID, files=files, **options or {})
-        )
-        self._writer = AsyncWriter(
-            inner, run_id=RUN_ID, interval_s=0.002, retry_s=0.001, batch_bytes=4096, budget_bytes=32 << 20
-        )
+        spec = WriterSpec(
+            directory=place / "events", run_id=RUN_ID, interval_s=0.002, retry_s=0.001, batch_bytes=4096,
+            budget_bytes=32 << 20, **options or {},
+        )  # fmt: skip
+        self._writer = AsyncWriter(writer or insist(lambda: RankWriter(spec, files)), spec)
 
     def run(self) -> None:
         """Send everything, then close."""

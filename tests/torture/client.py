@@ -14,6 +14,7 @@ from distsummary.format.scalar_rows import row_of
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.writing.files import Files
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.torture.ledger import ACKED, SENT, SYNCED, Ledger, first_missing, read_account
 from tests.torture.workload import LINEAGE_KEY, EventSpec, ValueSpec, event
@@ -148,9 +149,8 @@ class Client:
 
     def _opened(self) -> RankWriter:
         if self._writer is None:
-            self._writer = RankWriter(
-                self.place / "events", run_id=RUN_ID, files=self._files, **self._options
-            )
+            spec = WriterSpec(directory=self.place / "events", run_id=RUN_ID, **self._options)
+            self._writer = RankWriter(spec, self._files)
         return self._writer
 
     def _abandon(self) -> None:

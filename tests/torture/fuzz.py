@@ -81,10 +81,11 @@ def _write_scalars(directory: Path, seed: int) -> None:
     """Stretches of events of scalars alone, which are read in columns."""
     from distsummary.format.records import Batch, Scalars
     from distsummary.format.scalar_rows import row_struct
+    from distsummary.writing.spec import WriterSpec
     from distsummary.writing.writer import RankWriter
 
     generator = random.Random(seed)
-    writer = RankWriter(directory, run_id=f"{seed:016x}")
+    writer = RankWriter(WriterSpec(directory=directory, run_id=f"{seed:016x}"))
     for step in range(0, 600, 50):
         tags = generator.choice((("loss",), ("loss", "lr"), ("a", "b" * 200, "c/d")))
         pack = row_struct(len(tags)).pack

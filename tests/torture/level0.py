@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.format.records import SYNCED, WRITTEN
-from distsummary.writing.event_files import Limits
+from distsummary.writing.spec import Limits
 from tests.torture.async_client import AsyncClient
 from tests.torture.client import RUN_ID, Client, StuckError
 from tests.torture.disk import Crash, Disk, Fault, FaultyFiles, quiet_crashes
@@ -125,14 +125,14 @@ def options_of(seed: int, rotate_bytes: int = 2500) -> dict[str, Any]:
     """What kind of writer a seed has: dialects, whether its files rotate, how far events are delivered."""
     dialects = (DIALECTS, DIALECTS, DIALECTS[:1], DIALECTS[1:])[seed % 4]
     limits = Limits(rotate_bytes=rotate_bytes) if seed % 2 else Limits()
-    return {"dialects": dialects, "limits": limits, "delivery": SYNCED if seed % 5 == 3 else WRITTEN}
+    return {"formats": dialects, "limits": limits, "delivery": SYNCED if seed % 5 == 3 else WRITTEN}
 
 
 def open_case(place: Path, seed: int, **more: Any) -> None:
     """Make the directory of a case, with what the judge has to know."""
     place.mkdir(parents=True)
     (place / "events").mkdir()
-    dialects = options_of(seed)["dialects"]
+    dialects = options_of(seed)["formats"]
     facts = {"seed": seed, "bulk": BULK, "run_id": RUN_ID, "dialects": dialects}
     facts |= {"seq_is_number": client_of(seed) is Client} | more
     (place / "case.json").write_text(json.dumps(facts))

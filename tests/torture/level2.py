@@ -29,7 +29,7 @@ def kill_collectors(root: Path, kills: int, seed: int) -> Verdict:
     import ray
 
     from distsummary.collect.actor import RemoteWriter
-    from distsummary.collect.rank_collector import WriterSpec
+    from distsummary.writing.spec import WriterSpec
 
     case = seed // 12 * 12 + SEED_OF_BOTH
     place = root / "run-000"

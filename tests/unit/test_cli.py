@@ -14,6 +14,7 @@ from distsummary.format.records import Batch, Event, Value
 from distsummary.landscapes.directions.names import DIRECTIONS
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.interrupts import Dropping, sigint
 from tests.unit.landscapes.test_grid import make_grid
@@ -22,7 +23,9 @@ from tests.unit.landscapes.test_grid import make_grid
 def two_ranks(path) -> RunDir:
     run_dir = RunDir(path).create()
     for rank in range(2):
-        writer = RankWriter(run_dir.writer_dir("train", rank, 2), run_id="00000000000000ab", rank=rank)
+        writer = RankWriter(
+            WriterSpec(directory=run_dir.writer_dir("train", rank, 2), run_id="00000000000000ab", rank=rank)
+        )
         events = [Event(step, 0.0, [Value("scalar", "acc", float(rank))]) for step in (1, 2)]
         writer.write(Batch(run_id="00000000000000ab", attempt=0, rank=rank, first_seq=1, events=events))
         writer.close()

@@ -21,6 +21,7 @@ from distsummary.publish import ensure_directory, publish
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 LOSS_TAGS = ("loss", "loss/auto")  # ours, MindSpore's
@@ -187,7 +188,7 @@ def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
     if not events:
         return
     run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # MindSpore's runs have none
-    writer = RankWriter(run_dir.landscape_dir, run_id=run_id, dialects=(dialect,))
+    writer = RankWriter(WriterSpec(directory=run_dir.landscape_dir, run_id=run_id, formats=(dialect,)))
     try:
         first = writer.last_seq + 1  # those of an older landscape are still there
         writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=first, events=events))

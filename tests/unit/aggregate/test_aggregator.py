@@ -22,6 +22,7 @@ from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 RANKS = [Topology(rank=rank, world_size=2, incarnation="launch-1") for rank in range(2)]
@@ -79,7 +80,7 @@ def join(life: Life, ranks: list[Topology] = RANKS) -> None:
 def record(run_dir: RunDir, topology: Topology, steps: range, attempt: int = 0) -> None:
     run_id = run_dir.read_manifest()["run_id"]
     directory = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
-    writer = RankWriter(directory, run_id=run_id, attempt=attempt, rank=topology.rank)
+    writer = RankWriter(WriterSpec(directory=directory, run_id=run_id, attempt=attempt, rank=topology.rank))
     events = [Event(step, float(step), [Value("scalar", "loss", 1.0)]) for step in steps]
     first = writer.last_seq + 1
     writer.write(Batch(run_id=run_id, attempt=attempt, rank=topology.rank, first_seq=first, events=events))

@@ -21,6 +21,7 @@ from distsummary.reading.segments import lineage_files, segments
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 from distsummary.writing.files import Files
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 NAN = float("nan")
@@ -59,7 +60,9 @@ class Run:
 
     def write(self, rank, events, role="train", **options):
         directory = self.run_dir.writer_dir(role, rank, self.world_size)
-        writer = RankWriter(directory, run_id=self.run_id, attempt=self.attempt, rank=rank, **options)
+        writer = RankWriter(
+            WriterSpec(directory=directory, run_id=self.run_id, attempt=self.attempt, rank=rank, **options)
+        )
         writer.write(
             Batch(
                 run_id=self.run_id,
@@ -224,7 +227,7 @@ def test_attempts_in_different_dialects_are_one_run(run, formats):
             first = 1 + 2 * attempt
             histogram = Value("histogram", "h", np.full(3, float(attempt)))
             events = [scalar(first, loss=rank), Event(first, 1.0, [histogram]), scalar(first + 1, loss=rank)]
-            run.write(rank, events, dialects=dialects)
+            run.write(rank, events, formats=dialects)
         run.start()
     report = run.merge()
     assert run.points("loss") == [(step, 0.5) for step in (1, 2, 3, 4)]
@@ -242,7 +245,7 @@ def test_damage_and_events_of_other_programs_are_told_of_the_files_that_count(ru
     ).SerializeToString()) for _ in range(2))  # fmt: skip
     (rank_dir / "events.out.tfevents.0000000001.host").write_bytes(foreign)
     run.start()
-    run.write(0, [scalar(3, loss=1.0), scalar(4, loss=1.0)], dialects=(TENSORBOARD,))
+    run.write(0, [scalar(3, loss=1.0), scalar(4, loss=1.0)], formats=(TENSORBOARD,))
     [last] = set(segments(rank_dir, TENSORBOARD)) - {twin, rank_dir / "events.out.tfevents.0000000001.host"}
     last.write_bytes(last.read_bytes()[:-2] + b"??")
     report = run.merge()
@@ -255,7 +258,7 @@ def test_files_that_grow_while_they_are_merged_move_nothing(run):
     def histogram(step):
         return Event(step, 1.0, [Value("histogram", "h", np.ones(3))])
 
-    run.write(0, [histogram(1), histogram(2)], dialects=(TENSORBOARD,))
+    run.write(0, [histogram(1), histogram(2)], formats=(TENSORBOARD,))
     run.start()
     run.write(0, [histogram(3)])
     ranks = RankFiles(run.run_dir.rank_dirs())
@@ -441,7 +444,7 @@ def test_two_merges_at_once_are_refused_by_the_lock(run, monkeypatch):
 
 def test_damage_of_a_rank_is_left_out_and_told(run):
     run.write(0, [scalar(1, loss=1.0)])
-    run.write(1, [scalar(1, loss=3.0), scalar(2, loss=4.0)], dialects=(MINDSPORE,))
+    run.write(1, [scalar(1, loss=3.0), scalar(2, loss=4.0)], formats=(MINDSPORE,))
     (path,) = segments(run.run_dir.rank_dirs()[1], MINDSPORE)
     data = bytearray(path.read_bytes())
     data[-6] ^= 1
@@ -455,7 +458,7 @@ def test_damage_of_a_rank_is_left_out_and_told(run):
 
 def test_ranks_that_wrote_tensorboards_dialect_alone_are_merged_too(run):
     for rank in (0, 1):
-        run.write(rank, [scalar(1, loss=float(rank))], dialects=(TENSORBOARD,))
+        run.write(rank, [scalar(1, loss=float(rank))], formats=(TENSORBOARD,))
     run.merge()
     assert run.points("loss") == run.points("loss", TENSORBOARD) == [(1, 0.5)]
 
@@ -501,7 +504,7 @@ def test_a_rank_that_has_written_nothing_yet_is_no_error(run):
 
 def test_event_files_of_others_in_the_run_dir_are_not_mixed_with_the_merged(run):
     run.write(0, [scalar(1, loss=1.0)])
-    writer = RankWriter(run.run_dir.base, run_id=run.run_id)
+    writer = RankWriter(WriterSpec(directory=run.run_dir.base, run_id=run.run_id))
     writer.write(Batch(run_id=run.run_id, attempt=0, rank=0, first_seq=1, events=[scalar(1, loss=2.0)]))
     writer.close()
     with pytest.raises(RunDirError, match="move them"):

@@ -9,10 +9,10 @@ def writers(monkeypatch):
     """What the collectors of a test wrote, in place of the files, by rank."""
     opened = {}
 
-    def open_rank_writer(run_dir, topology, registration, **options):
-        opened[topology.rank] = ListWriter()
-        opened[topology.rank].options = options
-        return opened[topology.rank]
+    def open_writer(spec, collectors):
+        opened[spec.rank] = ListWriter()
+        opened[spec.rank].spec = spec
+        return opened[spec.rank]
 
-    monkeypatch.setattr(session, "open_rank_writer", open_rank_writer)
+    monkeypatch.setattr(session, "open_writer", open_writer)
     return opened

@@ -142,7 +142,7 @@ def test_with_more_than_sixteen_ranks_one_dialect_is_enough(tmp_path, writers):
     for world, formats in ((16, ("mindspore", "tensorboard")), (17, ("mindspore",))):
         topology = Topology(world_size=world)
         train(SummaryCollector(tmp_path, topology=topology, coordinator=ListCoordinator()))
-        assert writers[0].options["formats"] == formats
+        assert writers[0].spec.formats == formats
 
 
 def test_nothing_is_collected_that_was_not_asked_for(tmp_path, writers):

@@ -5,20 +5,20 @@ import numpy as np
 import pytest
 
 from distsummary.collect import step_values as gather
-from distsummary.collect.guard import Guard
 from distsummary.collect.plan import Group, regular_steps
 from distsummary.collect.step_values import Parameters, image_values, learning_rate_values
 from distsummary.errors import WriteError
 from distsummary.format.records import Health, Shard
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.training.callbacks import CallbackParams
+from distsummary.writing.health import Failures
 from tests.unit.collect.doubles import Model
 
 STEPS = regular_steps(10)
 
 
 def guard(health=None, **options):
-    return Guard(health or Health(), logging.getLogger(__name__), **options)
+    return Failures(health or Health(), logging.getLogger(__name__), **options)
 
 
 class HalfSharded(NumpyFramework):

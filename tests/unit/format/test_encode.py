@@ -1,4 +1,4 @@
-"""One event in both dialects, and what happens to values that cannot be written."""
+"""Events in both dialects, alone and numbered, and what happens to values that cannot be written."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,26 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distsummary.format import encode, mindspore_format, tensorboard_format
-from distsummary.format.encode import encode_event, event_parts
-from distsummary.format.frames import frame, frame_parts
-from distsummary.format.records import Event, Value
+from distsummary.format.encode import EventEncoder, encode_event, event_parts
+from distsummary.format.frames import Framed, frame, frame_parts
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Value
+from distsummary.format.scalar_rows import joined
 from tests.unit.format import samples
 
 TRANSPOSED = replace(samples.LANDSCAPE, z=samples.LANDSCAPE.z.T)
 SHORT_PATH = replace(samples.LANDSCAPE, path_z=np.zeros(1))
 BOTH = ("mindspore", "tensorboard")
+RUN = "00000000000000ab"
 
 
-class Late:
-    """A device copy that arrives when it is waited for."""
+class Broken:
+    """An array of another library that cannot be read."""
 
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def result(self) -> Any:
-        if isinstance(self.data, Exception):
-            raise self.data
-        return self.data
+    def __array__(self, *args: Any, **named: Any) -> Any:
+        raise OSError("the device is lost")
 
 
 def read(payloads: dict[str, bytes | None], dialect: str) -> Event:
@@ -93,7 +90,7 @@ def test_an_event_that_tensorboard_cannot_show_is_none_there():
         (Value("train_lineage", "bad", samples.TRAIN), "InvalidValueError: train_lineage is lineage"),
         (Value("audio", "bad", 1.0), "InvalidValueError: the plugin of a value must be one of"),
         (Value("graph", "bad", b""), "InvalidValueError: a graph must be alone in its event"),
-        (Value("scalar", "bad", Late(OSError("the device is lost"))), "OSError: the device is lost"),
+        (Value("scalar", "bad", Broken()), "OSError: the device is lost"),
     ],
 )  # fmt: skip
 def test_a_bad_value_costs_itself_and_nothing_else(bad: Value, reason: str):
@@ -117,18 +114,6 @@ def test_an_event_without_values_keeps_its_number():
     payloads, _ = encode_event(Event(5, 1.0, []), samples.IDS, BOTH)
     assert read(payloads, "mindspore") == Event(5, 1.0, [])
     assert payloads["tensorboard"] is None
-
-
-def test_copies_under_way_are_waited_for():
-    values = [
-        Value("scalar", "s", Late(np.array([[2.0]]))),
-        Value("tensor", "t", Late(np.arange(3.0))),
-        Value("histogram", "h", Late(samples.HISTOGRAM)),
-    ]
-    payloads, refused = encode_event(Event(1, 1.0, values), samples.IDS, BOTH)
-    assert refused == []
-    scalar, tensor, histogram = (value.data for value in read(payloads, "mindspore").values)
-    assert (scalar, tensor.tolist(), histogram.count) == (2.0, [0, 1, 2], 5)
 
 
 def test_scalars_of_every_kind_are_one_number():
@@ -204,3 +189,51 @@ def test_a_large_tensor_is_framed_where_it_lies():
     assert [len(part) for part in framed][1] == array.nbytes
     assert np.shares_memory(np.frombuffer(framed[1], np.float32), array)
     assert len(framed) == 3
+
+
+def mixed() -> list[Event]:
+    events = [Event(n, 9.5 + n, [Value("scalar", "loss", n / 3)]) for n in range(20)]  # step 0 is unusual
+    events.insert(7, Event(7, 1.0, samples.SUMMARY_VALUES))
+    events.insert(9, Event(7, 1.0, [Value("train_lineage", "", samples.TRAIN)]))
+    events.insert(12, Event(9, 1.0, [Value("tensor", "bad", np.array([1j])), Value("scalar", "good", 1.0)]))
+    events.append(Event(3, 1.0, [Value("tensor", "only MindSpore's", np.zeros(3))]))
+    return events
+
+
+def test_frames_are_those_of_each_event_alone_whether_packed_or_not():
+    events = mixed()
+    for items in (events, joined(((event, 0) for event in events), lambda event: event)):
+        encoded = EventEncoder(RUN, 2, DIALECTS).encode(5, items)
+        assert [value.data for value in encoded.lineage] == [samples.TRAIN]
+        assert [refusal.tag for refusal in encoded.refused] == ["bad"]
+        for dialect in DIALECTS:
+            expected = []
+            for seq, event in enumerate(events, 5):
+                if event.values[0].plugin == "train_lineage":
+                    continue
+                payloads, _ = encode_event(event, EventIds(RUN, 2, seq), (dialect,))
+                if (payload := payloads[dialect]) is not None:
+                    expected.append((seq, frame(payload)))
+            found = encoded.framed[dialect]
+            assert b"".join(part for framed in found for part in framed.parts) == b"".join(
+                data for _, data in expected
+            )
+            numbers = [n for f in found for n in range(f.first_seq, f.last_seq + 1)]
+            assert numbers == [seq for seq, _ in expected]
+
+
+def test_a_dialect_without_a_place_for_an_event_has_no_frame_of_it():
+    tensor = Event(1, 1.0, [Value("tensor", "t", np.zeros(3))])
+    framed = EventEncoder(RUN, 0, DIALECTS).encode(1, [tensor]).framed
+    assert (len(framed[MINDSPORE]), framed[TENSORBOARD]) == (1, [])
+
+
+def test_frames_behind_a_seq_are_the_later_ones():
+    framed = Framed(10, 4, [b"aabbccdd"], 8)
+    assert framed.behind(9) is framed
+    later = framed.behind(11)
+    assert (later.first_seq, later.count, later.nbytes, later.last_seq) == (12, 2, 4, 13)
+    assert b"".join(later.parts) == b"ccdd"
+    assert framed.behind(13).count == framed.behind(99).count == 0
+    first = framed.slice(0, 3)
+    assert (first.first_seq, first.count, b"".join(first.parts)) == (10, 3, b"aabbcc")

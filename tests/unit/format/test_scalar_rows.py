@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from distsummary.format.records import Event, Scalars, Shard, Value
-from distsummary.format.scalar_rows import events_of, packed, row_of, row_struct
+from distsummary.format.scalar_rows import FLUSH, Item, events_of, joined, row_of, row_struct
 
 
 def scalar_event(step: int, **numbers: Any) -> Event:
@@ -55,18 +55,25 @@ def test_neighbours_of_the_same_tags_become_one_item_and_the_order_stays():
     tensor = Event(4, 0.0, [Value("tensor", "t", np.zeros(2))])
     events = [scalar_event(1, a=1.0), scalar_event(2, a=2.0), scalar_event(3, b=3.0), tensor, tensor]
     events += [scalar_event(5, b=5.0)]
-    items = packed(events)
-    assert [item.size if isinstance(item, Scalars) else "event" for item in items] == [
-        2,
-        1,
-        "event",
-        "event",
-        1,
-    ]
-    unpacked = [e for item in items for e in ([item] if isinstance(item, Event) else events_of(item))]
-    assert [event.step for event in unpacked] == [1, 2, 3, 4, 4, 5]
-    again = packed(items)
-    assert [item.size for item in again if isinstance(item, Scalars)] == [2, 1, 1]
+    items: list[Item] = [(event, 0) for event in events]
+    items += [(("b",), row_struct(1).pack(1.5, step, 0.5)) for step in (6, 7)]  # equal tags, another tuple
+    found = joined(items, lambda event: event)
+    assert [item.size if isinstance(item, Scalars) else "event" for item in found] == [
+        2, 1, "event", "event", 3,
+    ]  # fmt: skip
+    unpacked = [e for item in found for e in ([item] if isinstance(item, Event) else events_of(item))]
+    assert [event.step for event in unpacked] == [1, 2, 3, 4, 4, 5, 6, 7]
+
+
+def test_a_queue_gives_events_of_one_frame_with_their_copies_waited_for():
+    graph = Value("graph", "g", b"")
+    late = Event(1, 0.0, [Value("scalar", "a", "late"), graph])
+    arrived = Event(1, 0.0, [Value("scalar", "a", 2.0), graph])
+    found = joined([(late, 0), (FLUSH, 0)], lambda event: arrived if event is late else event)
+    assert found[0] == Event(1, 0.0, [graph])
+    assert isinstance(found[1], Scalars)
+    assert [e.values for e in events_of(found[1])] == [[Value("scalar", "a", 2.0)]]
+    assert len(found) == 2
 
 
 def test_a_row_is_as_long_as_it_says():

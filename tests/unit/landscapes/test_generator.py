@@ -26,6 +26,7 @@ from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.landscapes.run.progress import Progress
 from distsummary.run_dir import RunDir
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
@@ -68,7 +69,7 @@ def recorded_run(path: Path) -> RunDir:
     run = RunDir(path).create()
     save_path(run, walk(4), [[1, 2, 3, 4]])
     run_id = run.update_manifest(lambda manifest: None)["run_id"]
-    writer = RankWriter(run.base, run_id=run_id)
+    writer = RankWriter(WriterSpec(directory=run.base, run_id=run_id))
     values = [[Value("scalar", "loss", 3.0 - 0.25 * k), Value("scalar", "lr", 0.1)] for k in range(6)]
     events = [Event(k + 1, 1000.0 + k, values[k]) for k in range(6)]
     writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=1, events=events))

@@ -17,6 +17,7 @@ from distsummary.tools import convert as convert_module
 from distsummary.tools.convert import convert, widened
 from distsummary.tools.fsck import fsck
 from distsummary.writing.files import Files
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.unit.format import samples
 
@@ -25,7 +26,7 @@ RUN = "0123456789abcdef"
 
 
 def write(directory: Path, dialects: tuple[str, ...], *, attempt: int = 0, first_step: int = 1) -> None:
-    writer = RankWriter(directory, run_id=RUN, attempt=attempt, dialects=dialects)
+    writer = RankWriter(WriterSpec(directory=directory, run_id=RUN, attempt=attempt, formats=dialects))
     events = [
         Event(step, float(step), [*samples.SUMMARY_VALUES[:4], Value("scalar", "acc", step / 2)])
         for step in range(first_step, first_step + 5)
@@ -104,7 +105,7 @@ def test_the_ranks_of_a_run_are_converted_and_what_has_both_is_left(nasty_tmp_pa
 
 
 def test_a_live_writer_is_waited_for(nasty_tmp_path: Path):
-    writer = RankWriter(nasty_tmp_path / "run", run_id=RUN, dialects=("mindspore",))
+    writer = RankWriter(WriterSpec(directory=nasty_tmp_path / "run", run_id=RUN, formats=("mindspore",)))
     event = Event(1, 1.0, [Value("scalar", "loss", 0.5)])
     writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=[event]))
     with pytest.raises(RunDirError, match="being written"):

@@ -15,6 +15,7 @@ from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
 from distsummary.format.records import Batch, Event, EventIds, Shard, Value
 from distsummary.tools.dump import dump, to_line
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.unit.format import samples
 from tests.unit.reading.test_reader import LINEAGE, MINDSPORE, RUN, TENSORBOARD, flip, scalar_frames, write
@@ -160,7 +161,7 @@ def test_damage_and_a_torn_end_are_told_with_their_bytes(nasty_tmp_path: Path):
 
 def test_a_run_is_told_with_its_ranks_in_both_dialects(nasty_tmp_path: Path):
     for place in (nasty_tmp_path, nasty_tmp_path / "rank_00000"):
-        writer = RankWriter(place, run_id=RUN)
+        writer = RankWriter(WriterSpec(directory=place, run_id=RUN))
         events = [
             Event(1, 1.0, [Value("scalar", "loss", 0.5)]),
             Event(1, 1.0, [Value("train_lineage", "", samples.TRAIN)]),

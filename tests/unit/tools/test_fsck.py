@@ -18,6 +18,7 @@ from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
 from distsummary.tools.findings import KINDS
 from distsummary.tools.fsck import FsckReport, fsck
+from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.unit.format import samples
 from tests.unit.reading.test_reader import (
@@ -41,7 +42,9 @@ def a_run(base: Path, ranks: int = 1, *, attempt: int = 0, steps: range = range(
     """A clean run as our writers make it, with a manifest."""
     run = RunDir(base).create()
     for rank in range(ranks):
-        writer = RankWriter(run.writer_dir("train", rank, ranks), run_id=RUN, attempt=attempt, rank=rank)
+        writer = RankWriter(
+            WriterSpec(directory=run.writer_dir("train", rank, ranks), run_id=RUN, attempt=attempt, rank=rank)
+        )
         events = [Event(step, float(step), [Value("scalar", "loss", 0.5)]) for step in steps]
         events.append(Event(0, 9.0, [Value("train_lineage", "", samples.TRAIN)]))
         writer.write(Batch(run_id=RUN, attempt=attempt, rank=rank, first_seq=1, events=events))
@@ -122,7 +125,7 @@ def test_a_torn_tail_behind_damage_is_named_and_not_cut(nasty_tmp_path: Path):
 
 
 def test_a_live_writer_is_left_alone(nasty_tmp_path: Path):
-    writer = RankWriter(nasty_tmp_path, run_id=RUN, dialects=("mindspore",))
+    writer = RankWriter(WriterSpec(directory=nasty_tmp_path, run_id=RUN, formats=("mindspore",)))
     event = Event(1, 1.0, [Value("scalar", "loss", 0.5)])
     writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=[event]))
     (path,) = segments(nasty_tmp_path, "mindspore")

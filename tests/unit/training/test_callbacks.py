@@ -39,6 +39,11 @@ def context(**params):
     return RunContext(CallbackParams(params))
 
 
+def call(callbacks: CallbackList, hook: str) -> None:
+    for method in callbacks.methods[hook]:
+        method(context())
+
+
 def test_missing_parameters_raise_both_attribute_and_key_errors():
     told = CallbackParams(batch_num=3)
     told.cur_step_num = 2
@@ -61,23 +66,22 @@ def test_every_on_hook_calls_the_older_name():
         old = hook.split("_", 2)[2]
         callback = type("One", (Callback,), {old: lambda self, _, called=called: called.append(1)})()
         getattr(callback, hook)(context())
-        CallbackList(callback).call(hook, context())
+        call(CallbackList(callback), hook)
         assert called == [1, 1], hook
 
 
 def test_the_newer_name_wins_and_hooks_that_are_not_overridden_are_not_dispatched():
     both = type("Both", (NewNames, OldNames), {})()
     callbacks = CallbackList([both])
-    callbacks.call("on_train_step_end", context())
-    callbacks.call("on_eval_step_end", context())
-    callbacks.call("on_train_begin", context())
+    for hook in ("on_train_step_end", "on_eval_step_end", "on_train_begin"):
+        call(callbacks, hook)
     assert both.seen == ["on_train_step_end", "step_end"]
 
 
 def test_a_hook_put_on_the_instance_is_dispatched():
     callback, seen = Callback(), []
     callback.step_end = seen.append
-    CallbackList(callback).call("on_train_step_end", context())
+    call(CallbackList(callback), "on_train_step_end")
     assert len(seen) == 1
 
 
@@ -100,7 +104,7 @@ def test_entering_keeps_the_original_when_enter_returns_no_callback(caplog):
 
     callback = Forgetful()
     with CallbackList([callback]) as callbacks:
-        callbacks.call("on_train_step_end", context())
+        call(callbacks, "on_train_step_end")
     assert callback.seen[0] == "step_end"
     assert "Forgetful.__enter__ returned no callback" in caplog.text
 

@@ -6,8 +6,7 @@ import pytest
 
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.topology import Topology
-from distsummary.training.callbacks import HOOKS, Callback
-from distsummary.training.params import parallel_mode
+from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
 from distsummary.training.run import DATA_WAIT_S, STEP_S, Run
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from distsummary.errors import ClosedError, WriteError
-from distsummary.format.queued import ITEM_BYTES, MAX_ROW_BYTES
 from distsummary.format.records import QUEUED, Batch, Event, Health, Scalars, Value
-from distsummary.format.scalar_rows import events_of, row_struct
+from distsummary.format.scalar_rows import ITEM_BYTES, MAX_ROW_BYTES, events_of, row_struct
 from distsummary.writing.async_writer import AT_ONCE, AsyncWriter
+from distsummary.writing.spec import WriterSpec
 
 
 class Sink:
@@ -58,7 +58,8 @@ def event(step: int, *values: Value) -> Event:
 
 
 def start(sink: Sink, **options) -> AsyncWriter:
-    return AsyncWriter(sink, run_id="00000000000000ab", interval_s=options.pop("interval_s", 0.0), **options)
+    options = {"interval_s": 0.0, **options}
+    return AsyncWriter(sink, WriterSpec(directory="", run_id="00000000000000ab", **options))
 
 
 def test_events_arrive_in_order_with_consecutive_numbers():

@@ -13,9 +13,9 @@ from distsummary.format.frames import Part, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, Batch, Event, Value
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments, stamp_of
-from distsummary.writing.event_files import Limits
+from distsummary.writing.event_files import GROUP_BYTES, GroupSync
 from distsummary.writing.files import Files
-from distsummary.writing.group_sync import GROUP_BYTES, GroupSync
+from distsummary.writing.spec import Limits, WriterSpec
 from distsummary.writing.writer import RankWriter
 
 RUN_ID = "00000000000000ab"
@@ -68,7 +68,7 @@ def batch(first: int, count: int) -> Batch:
 
 
 def writer(path: Path, files: Files, **options) -> RankWriter:
-    return RankWriter(path, run_id=RUN_ID, files=files, **options)
+    return RankWriter(WriterSpec(directory=path, run_id=RUN_ID, **options), files)
 
 
 def seqs(path: Path, dialect: str = MINDSPORE) -> list[int]:
@@ -113,7 +113,7 @@ def test_files_rotate_when_they_are_old_and_not_while_they_are_empty(tmp_path):
 
 
 def test_what_max_file_size_refuses_is_counted_to_the_last_event(tmp_path):
-    rank_writer = writer(tmp_path, Clock(), dialects=(MINDSPORE,), limits=Limits(max_file_size=1000))
+    rank_writer = writer(tmp_path, Clock(), formats=(MINDSPORE,), limits=Limits(max_file_size=1000))
     for first in range(1, 101, 20):
         rank_writer.write(batch(first, 20))
     rank_writer.close()

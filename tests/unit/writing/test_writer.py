@@ -14,8 +14,8 @@ from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.reading.segments import lineage_files, segments
-from distsummary.writing.event_files import Limits
 from distsummary.writing.files import Files
+from distsummary.writing.spec import Limits, WriterSpec
 from distsummary.writing.writer import RankWriter
 
 RUN_ID = "00000000000000ab"
@@ -56,7 +56,8 @@ def batch(first_seq: int, events: list[Event], attempt: int = 0) -> Batch:
 
 
 def writer(path, **options) -> RankWriter:
-    return RankWriter(path, run_id=RUN_ID, **options)
+    files = options.pop("files", None)
+    return RankWriter(WriterSpec(directory=path, run_id=RUN_ID, **options), files)
 
 
 def recorded(path, dialect=MINDSPORE):
@@ -203,7 +204,7 @@ def test_a_later_attempt_tells_tensorboard_where_it_starts(tmp_path):
 
 
 def test_max_file_size_stops_a_file_at_the_first_frame_that_does_not_fit(tmp_path):
-    rank_writer = writer(tmp_path, dialects=(MINDSPORE,), limits=Limits(max_file_size=250))
+    rank_writer = writer(tmp_path, formats=(MINDSPORE,), limits=Limits(max_file_size=250))
     rank_writer.write(batch(1, scalars(1, 20)))
     rank_writer.write(batch(21, scalars(21, 1)))
     rank_writer.close()

@@ -1,0 +1,85 @@
+"""What keeps failures to record out of the training: counted, logged once, and waits are bounded."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import ParamSpec, TypeVar
+
+from distsummary.errors import WriteError
+from distsummary.format.records import Health
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NONE: Mapping[str, int] = MappingProxyType({})
+
+
+class Failures:
+    """Counts failures by their reason and logs each reason once.
+
+    Args:
+        health: where they are counted.
+        logger: where they are logged, each line beginning with `prefix`.
+        raise_exception: `raise_last` and `call` raise them as WriteError, too.
+    """
+
+    def __init__(
+        self, health: Health, logger: logging.Logger, *, raise_exception: bool = False, prefix: str = ""
+    ) -> None:
+        self.health = health
+        self.last: str | None = None  # the newest reason that was not raised yet
+        self._logger, self._prefix = logger, prefix
+        self._raise_exception = raise_exception
+
+    def count(self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE) -> None:
+        """Count a failure and, by plugin, the values that it cost; from any thread."""
+        if reason not in self.health.errors:
+            self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
+        self.health.fail(reason, times)
+        for plugin, values in dropped.items():
+            self.health.drop(plugin, values)
+        self.last = reason
+
+    def raise_last(self, cause: Exception | None = None) -> None:
+        """Raise the newest failure as WriteError, once, if that was asked for."""
+        if self._raise_exception and self.last is not None:
+            reason, self.last = self.last, None
+            raise WriteError(f"not recorded: {reason}") from cause
+
+    def call(self, what: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
+        """The function's result; None if it failed, which is counted under `what` and may be raised."""
+        try:
+            return function(*args, **named)
+        except Exception as error:
+            self.fail(what, error)
+            return None
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Count an exception under `what`; raise it as WriteError if that was asked for."""
+        if self._raise_exception and isinstance(error, WriteError):
+            raise error
+        self.count(f"{what}: {type(error).__name__}: {error}")
+        self.raise_last(error)
+
+
+class BoundedWait:
+    """Waits for room in a queue, once per stall: a dead disk must not slow down every step.
+
+    Args:
+        changed: notified by the thread that makes room, and held by who waits.
+        done: how much that thread has done so far.
+    """
+
+    def __init__(self, changed: threading.Condition, done: Callable[[], int]) -> None:
+        self._changed, self._done = changed, done
+        self._stalled_at = -1  # what `done` was when a caller last waited in vain
+
+    def wait_for(self, has_room: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether there is room, now or within the timeout."""
+        patience_s = 0.0 if self._stalled_at == self._done() else timeout_s
+        if self._changed.wait_for(has_room, timeout=patience_s):
+            return True
+        if timeout_s:
+            self._stalled_at = self._done()
+        return False

@@ -1,0 +1,67 @@
+"""WriterSpec: everything that one rank's event files are written with."""
+
+import os
+import uuid
+from dataclasses import dataclass, field
+
+from distsummary.format.records import DIALECTS, WRITTEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How large and how old the files of a directory may become; None: without limit.
+
+    `max_file_size` (bytes) is MindSpore's: once an event does not fit, a file takes no more.
+    `rotate_bytes` and `rotate_s` (seconds) begin new files instead, before a batch that would exceed them.
+    """
+
+    max_file_size: int | None = None
+    rotate_bytes: int | None = None
+    rotate_s: float | None = None
+
+    def is_due(self, length: int, age_s: float, incoming: int) -> bool:
+        """Whether new files are to begin before `incoming` bytes."""
+        is_large = self.rotate_bytes is not None and length + incoming > self.rotate_bytes
+        return is_large or (self.rotate_s is not None and age_s >= self.rotate_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSpec:
+    """Built once where a run or record is opened, then handed to every writer; it can be pickled.
+
+    Attributes:
+        directory: of the files; made if absent.
+        run_id: 16 hex digits, by default new ones. attempt: counts from 0. rank: whose events these are.
+        formats: which kinds of files to write, of "mindspore" and "tensorboard".
+        prefix, suffix: of the file names. source: tells the writers of one run apart in them, by default the
+            rank.
+        limits: of the growth of the files.
+        delivery: what an acknowledged event is. "written": safe from the death of any process; "synced":
+            durable about a second later, and at once after a flush; "queued": as "written", but an
+            AsyncWriter drops and counts what the writer behind it cannot take at once.
+        mindspore_compat: histogram edges and image scaling as MindSpore computes them.
+        budget_bytes: how much may wait in an AsyncWriter. When that is full, bulk values are dropped and
+            counted; other events block the caller for at most 0.5 s, once per stall, and are then dropped
+            and counted.
+        interval_s: how long an AsyncWriter gathers events before it writes them.
+        batch_bytes: at this size a batch is written early.
+        retry_s: pause before a failed write is tried again.
+        raise_exception: raise a failure of the background as WriteError on the next call.
+    """
+
+    directory: str | os.PathLike[str]
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    attempt: int = 0
+    rank: int = 0
+    formats: tuple[str, ...] = DIALECTS
+    prefix: str = "events"
+    suffix: str = "_MS"
+    source: str | None = None
+    limits: Limits = Limits()
+    delivery: str = WRITTEN
+    mindspore_compat: bool = False
+    budget_bytes: int = 64 << 20
+    interval_s: float = 0.1
+    batch_bytes: int = 1 << 20
+    retry_s: float = 0.2
+    raise_exception: bool = False
