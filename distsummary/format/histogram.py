@@ -1,14 +1,19 @@
-"""Counting an array into the bins of MindSpore's histogram rule."""
+"""Histograms by MindSpore's rule: how many bins and where, and counting an array into them block by block."""
 
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from distsummary.errors import InvalidTypeError
-from distsummary.format.binning import bin_counts, blocks
 from distsummary.format.records import Array, Histogram
 
-_BLOCK = 1 << 16  # elements; a multiple of 8192
+_BLOCK = 1 << 16  # elements; a multiple of 8192, see `count_histogram`
+SORT_BLOCK = 1 << 16  # elements
+PLACE_BLOCK = 1 << 15  # a block and its scratch arrays fit into the cache
+_MAX_DOUBT = 0.25  # of a bin
 
 
 def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogram:
@@ -28,14 +33,37 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
     flat = values.reshape(-1)
     if flat.dtype.kind == "b":
         flat = flat.view(np.uint8)
-    found = _statistics(flat)
-    finite = flat.size - found.nan_count - found.pos_inf_count - found.neg_inf_count
-    invalid = found._asdict()
-    low, high, total = (invalid.pop(name) for name in ("low", "high", "total"))
-    if not finite:
+    # One pass over the memory for the smallest, the largest, the sum and the non-finite values. The sum is that
+    # of NumPy over the whole array, to the last bit: NumPy sums what it must convert in runs of 8192, one after
+    # the other, so blocks of a multiple of that give the same. It sums float64 pairwise over the whole array,
+    # which therefore stays in one piece.
+    lows, highs = [], []
+    total = -0.0  # NumPy's own start
+    nan = pos_inf = neg_inf = 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in [flat] if flat.dtype == np.float64 else _blocks(flat, _BLOCK):
+            summed = np.add.reduce(block, dtype=np.float64, initial=total)
+            if not np.isfinite(summed):  # a finite sum has finite terms only
+                finite = np.isfinite(block)
+                nan += int(np.count_nonzero(np.isnan(block)))
+                pos_inf += int(np.count_nonzero(block == np.inf))
+                neg_inf += int(np.count_nonzero(block == -np.inf))
+                # Zeros in place of the others: the position of a term decides the last bit of the sum.
+                summed = np.add.reduce(np.where(finite, block, 0), dtype=np.float64, initial=total)
+                block = block[finite]
+            total = summed
+            if block.size:
+                lows.append(block.min())
+                highs.append(block.max())
+    invalid = {"nan_count": nan, "pos_inf_count": pos_inf, "neg_inf_count": neg_inf}
+    finite_count = flat.size - sum(invalid.values())
+    if not finite_count:
         empty = np.empty(0)
         return Histogram(left=empty, width=empty, counts=empty.astype(np.int64), count=flat.size, **invalid)
-    edges = bin_edges(low, high, finite, _edge_dtype(flat.dtype, mindspore_compat))
+    low, high = float(min(lows)), float(max(highs))
+    is_small_float = flat.dtype.kind == "f" and flat.dtype.itemsize <= 4
+    own_dtype = np.dtype(np.float32 if is_small_float else np.float64)
+    edges = bin_edges(low, high, finite_count, flat.dtype if mindspore_compat else own_dtype)
     with np.errstate(over="ignore"):  # the width may wrap in the dtype of the edges
         width = np.diff(edges)
     return Histogram(
@@ -45,54 +73,13 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
         count=flat.size,
         min=low,
         max=high,
-        sum=total,
+        sum=float(total),
         **invalid,
     )
 
 
-class _Statistics(NamedTuple):
-    """Of an array: the non-finite values by kind; of the finite ones the smallest, largest and the sum."""
-
-    nan_count: int
-    pos_inf_count: int
-    neg_inf_count: int
-    low: float
-    high: float
-    total: float
-
-
-def _statistics(flat: Array) -> _Statistics:
-    """One pass over the memory; the sum is that of NumPy over the whole array, to the last bit.
-
-    NumPy sums what it must convert in runs of 8192, one after the other, so that blocks of a multiple change
-    nothing. It sums float64 in pairs over the whole array, which therefore stays in one piece.
-    """
-    lows, highs = [], []
-    total = -0.0  # where NumPy starts
-    nan = pos_inf = neg_inf = 0
-    for block in [flat] if flat.dtype == np.float64 else blocks(flat, _BLOCK):
-        with np.errstate(over="ignore", invalid="ignore"):
-            summed = np.add.reduce(block, dtype=np.float64, initial=total)
-        if not np.isfinite(summed):  # on clean data this tells it all
-            finite = np.isfinite(block)
-            nan += int(np.count_nonzero(np.isnan(block)))
-            pos_inf += int(np.count_nonzero(block == np.inf))
-            neg_inf += int(np.count_nonzero(block == -np.inf))
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # the positions decide the last bit: zeros stay
-                summed = np.add.reduce(np.where(finite, block, 0), dtype=np.float64, initial=total)
-            block = block[finite]
-        total = summed
-        if block.size:
-            lows.append(block.min())
-            highs.append(block.max())
-    low, high = (float(min(lows)), float(max(highs))) if lows else (0.0, 0.0)
-    return _Statistics(nan, pos_inf, neg_inf, low, high, float(total))
-
-
 def bin_count(finite: int) -> int:
-    """How many bins MindSpore gives to this many finite values."""
+    """The number of bins that MindSpore uses for this many finite values."""
     if finite == 0:
         return 1
     if finite <= 5:
@@ -113,7 +100,107 @@ def bin_edges(low: float, high: float, finite: int, dtype: np.dtype[np.generic])
         return np.linspace(low, high, points, dtype=dtype)
 
 
-def _edge_dtype(dtype: np.dtype[np.generic], mindspore_compat: bool) -> np.dtype[np.generic]:
-    if mindspore_compat:
-        return dtype
-    return np.dtype(np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64)
+def bin_counts(flat: Array, edges: Array) -> Array:
+    """How many finite numbers of `flat` (n,) each bin holds, int64 (edges - 1,); the last bin is closed.
+
+    The counts of `np.histogram`, exactly. No finite number may lie outside the edges; NaN and infinities are
+    not counted.
+    """
+    placing = _placing(flat, edges)
+    if placing is None or _sorts_fast():
+        return _count_sorted(flat, edges)
+    return _count_placed(flat, edges, placing)
+
+
+class _Placing(NamedTuple):
+    """A number times `scale` is its place in bins; within `doubt` of an edge, rounding may move it across."""
+
+    scale: float
+    doubt: float
+
+
+def _placing(flat: Array, edges: Array) -> _Placing | None:
+    """How to compute places; None if rounding leaves too many in doubt, or for bytes, which sort faster."""
+    dtype = edges.dtype
+    if flat.itemsize == 1 or dtype not in (np.float32, np.float64) or np.result_type(flat, dtype) != dtype:
+        return None
+    bins = edges.size - 1
+    with np.errstate(all="ignore"):
+        scale = dtype.type(bins) / (edges[-1] - edges[0])
+        # Relative errors of difference, scale and product, and the rounding of the edges themselves.
+        rounding = 4 * float(np.finfo(dtype).eps) * bins
+        doubt = rounding + float(np.spacing(np.abs(edges).max())) * float(scale)
+    if not 0 < scale < np.inf:
+        return None
+    return _Placing(float(scale), doubt) if doubt < _MAX_DOUBT else None
+
+
+def _count_sorted(flat: Array, edges: Array) -> Array:
+    """Sort, then search for the edges; NaN and infinities fall outside of them."""
+    below = np.zeros(edges.size, np.int64)
+    kind: Literal["stable"] | None = "stable" if flat.itemsize == 1 else None  # bytes: 20 times faster
+    for block in _blocks(flat, SORT_BLOCK):
+        ordered = np.sort(block, kind=kind)
+        comparable = ordered.astype(np.result_type(ordered, edges), copy=False)  # once, not in each search
+        below[:-1] += comparable.searchsorted(edges[:-1], "left")
+        below[-1] += comparable.searchsorted(edges[-1], "right")
+    return np.diff(below)
+
+
+def _count_placed(flat: Array, edges: Array, placing: _Placing) -> Array:
+    """Compute each number's bin by one multiplication; those in doubt are compared with their edge."""
+    bins = edges.size - 1
+    counts = np.zeros(bins + 1, np.int64)  # one more for numbers at the last edge
+    scratch, nearest = np.empty((2, PLACE_BLOCK), edges.dtype)
+    short, places = np.empty(PLACE_BLOCK, np.int32), np.empty(PLACE_BLOCK, np.intp)
+    for block in _blocks(flat, PLACE_BLOCK):
+        if block.dtype.kind == "f":
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = np.add.reduce(block, dtype=np.float64)
+            if not np.isfinite(total):
+                block = block[np.isfinite(block)]
+        at, edge, place = scratch[: block.size], nearest[: block.size], places[: block.size]
+        np.multiply(np.subtract(block, edges[0], out=at), edges.dtype.type(placing.scale), out=at)
+        np.copyto(short[: block.size], at, casting="unsafe")  # in two steps: half the time of one
+        np.copyto(place, short[: block.size])
+        np.rint(at, out=edge)
+        np.abs(np.subtract(at, edge, out=at), out=at)
+        doubted = np.flatnonzero((at < placing.doubt) & (edge > 0) & (edge < bins))
+        if doubted.size:
+            number = edge[doubted].astype(np.intp)
+            place[doubted] = number - (block[doubted] < edges[number])
+        counts += np.bincount(place, minlength=bins + 1)
+    counts[-2] += counts[-1]
+    return counts[:-1]
+
+
+def _blocks(flat: Array, size: int) -> Iterator[Array]:
+    """The array in pieces that fit into the cache; float16 as float32, which is three times as fast."""
+    for start in range(0, flat.size, size):
+        block = flat[start : start + size]
+        yield block.astype(np.float32) if block.dtype == np.float16 else block
+
+
+@cache
+def _sorts_fast() -> bool:
+    """Whether sorting is faster than placing on this machine; measured once.
+
+    NumPy's sort with AVX-512 takes 0.7 of the time of placing on processors that run it well, 8 times as much
+    on others.
+    """
+    sample = np.random.default_rng(0).standard_normal(PLACE_BLOCK, np.float32)
+    edges = np.linspace(sample.min(), sample.max(), 91, dtype=np.float32)
+    placing = _placing(sample, edges)
+    assert placing is not None
+    sort_s = _cpu_s(lambda: _count_sorted(sample, edges))
+    return sort_s < _cpu_s(lambda: _count_placed(sample, edges, placing))
+
+
+def _cpu_s(call: Callable[[], object]) -> float:
+    """Seconds of CPU time, the best of three calls."""
+    taken = []
+    for _ in range(3):
+        start = time.thread_time()
+        call()
+        taken.append(time.thread_time() - start)
+    return min(taken)
