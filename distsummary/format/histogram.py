@@ -33,10 +33,10 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
     flat = values.reshape(-1)
     if flat.dtype.kind == "b":
         flat = flat.view(np.uint8)
-    # One pass over the memory for the smallest, the largest, the sum and the non-finite values. The sum is that
-    # of NumPy over the whole array, to the last bit: NumPy sums what it must convert in runs of 8192, one after
-    # the other, so blocks of a multiple of that give the same. It sums float64 pairwise over the whole array,
-    # which therefore stays in one piece.
+    # One pass over the memory for the smallest, the largest, the sum and the non-finite values. The sum is
+    # that of NumPy over the whole array, to the last bit: NumPy sums what it must convert in runs of 8192,
+    # one after the other, so blocks of a multiple of that give the same. It sums float64 pairwise over the
+    # whole array, which therefore stays in one piece.
     lows, highs = [], []
     total = -0.0  # NumPy's own start
     nan = pos_inf = neg_inf = 0

@@ -1,9 +1,8 @@
-"""Values to and from the bytes of the MindSpore dialect (`*_MS` and `*_lineage` files)."""
+"""Encodes and decodes values and events of the MindSpore dialect (`*_MS` files)."""
 
 import math
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -25,7 +24,7 @@ _BUCKET = struct.Struct("<BBBdBdB")
 _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 
 
-# --- encoding: each function returns what protobuf's SerializeToString would
+# --- encoding: each function gives the bytes of protobuf's SerializeToString
 
 
 def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
@@ -36,14 +35,14 @@ def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
 def encode_summary(
     step: int, wall_time: float, values: Iterable[bytes], ids: EventIds | None = None
 ) -> bytes:
-    """The payload of one summary event; `values` come from `encode_value`. The step is written even if 0."""
+    """The payload of one summary event; `values` come from `encode_value`. A step of 0 is written, too."""
     return b"".join(summary_parts(step, wall_time, [[value] for value in values], ids))
 
 
 def summary_parts(
     step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
 ) -> list[Part]:
-    """The same in parts; `values` come from `value_parts`, of which nothing is copied."""
+    """The payload of one summary event in parts; `values` come from `value_parts` and are not copied."""
     head = wire.double(1, wall_time) + wire.integer(2, step)
     summary = [part for value in values for part in wire.message(1, value)]
     return [head, *wire.message(5, summary), wire.identity(ids)]
@@ -55,23 +54,35 @@ def encode_graph(graph: bytes, wall_time: float, ids: EventIds | None = None) ->
 
 
 def encode_value(value: Value) -> bytes:
-    """A `Summary.Value`; `data` is finished: a float, an array, Histogram, Image or Landscape."""
+    """The bytes of a `Summary.Value`; `data` is a float, an array, Histogram, Image or Landscape."""
     return b"".join(value_parts(value))
 
 
 def value_parts(value: Value) -> list[Part]:
-    """The same in parts: a tensor's float32 numbers and a PNG stand in it where they lie in memory."""
-    body = _VALUE_ENCODERS[value.plugin](value.data)
-    shard = [] if value.shard is None else [_encode_shard(value.shard)]
-    return [wire.text(1, value.tag), *body, *shard]
-
-
-def _scalar_parts(scalar: float) -> list[Part]:
-    return [wire.single(3, scalar)]
+    """The same in parts; float32 numbers of a tensor and the bytes of a PNG are not copied."""
+    head = wire.text(1, value.tag)
+    match value.plugin:
+        case "scalar":
+            parts: list[Part] = [head, wire.single(3, value.data)]
+        case "tensor":
+            parts = [head, *wire.message(8, _tensor_parts(value.data))]
+        case "histogram":
+            parts = [head, *_histogram_parts(value.data)]
+        case "image":
+            parts = [head, *image_parts(value.data)]
+        case "landscape":
+            parts = [head, *_landscape_parts(value.data)]
+        case _:
+            raise KeyError(value.plugin)
+    if value.shard is not None:
+        sizes = [wire.integer(1, size) for size in value.shard.global_shape]
+        offsets = [wire.integer(2, first) for first in value.shard.offset]
+        parts.append(wire.delimited(1000, b"".join(sizes + offsets)))
+    return parts
 
 
 def encode_tensor(array: Array) -> bytes:
-    """A `TensorProto`: float32 values whatever the dtype, which `data_type` keeps.
+    """The bytes of a `TensorProto`: the values as float32, and the number of the original dtype.
 
     Raises InvalidTypeError for complex, object and other dtypes that MindSpore has no number for.
     """
@@ -95,7 +106,7 @@ def _tensor_parts(array: Array) -> list[Part]:
 
 
 def to_float32(array: Array) -> Array:
-    """The array as little-endian float32; what exceeds the range becomes infinite."""
+    """The array as little-endian float32; numbers beyond its range become infinite."""
     with np.errstate(over="ignore", under="ignore"):
         return array.astype("<f4", copy=False)
 
@@ -141,20 +152,6 @@ def _set_point(point: summary_pb2.LossLandscape.Point, x: Array, y: Array, z: Ar
         field.MergeFromString(encode_tensor(array))
 
 
-_VALUE_ENCODERS: dict[str, Callable[[Any], list[Part]]] = {  # Any: what the plugin's data is
-    "scalar": _scalar_parts,
-    "tensor": lambda array: wire.message(8, _tensor_parts(array)),
-    "histogram": _histogram_parts,
-    "image": image_parts,
-    "landscape": _landscape_parts,
-}
-
-
-def _encode_shard(shard: Shard) -> bytes:
-    shape = b"".join([wire.integer(1, size) for size in shard.global_shape])
-    return wire.delimited(1000, shape + b"".join([wire.integer(2, first) for first in shard.offset]))
-
-
 # --- decoding
 
 
@@ -171,8 +168,8 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
             return ids, Event(message.step, message.wall_time, [graph])
         if not message.HasField("summary"):
             return None
-        values = [_decode_value(value) for value in message.summary.value]
-        return ids, Event(message.step, message.wall_time, [value for value in values if value is not None])
+        values = [decoded for value in message.summary.value if (decoded := _decode_value(value))]
+        return ids, Event(message.step, message.wall_time, values)
     except (DecodeError, ValueError) as error:
         raise DamagedFileError(f"not an event of MindSpore ({error})") from error
 
@@ -187,60 +184,53 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
         case "tensor":
             return Value("tensor", value.tag, decode_tensor(value.tensor), shard)
         case "histogram":
-            return Value("histogram", value.tag, _decode_histogram(value.histogram), shard)
-        case "image":
-            image = value.image
-            picture = Image(
-                height=image.height,
-                width=image.width,
-                colorspace=image.colorspace,
-                encoded=image.encoded_image,
+            message = value.histogram
+            histogram = Histogram(
+                left=np.array([bucket.left for bucket in message.buckets], np.float64),
+                width=np.array([bucket.width for bucket in message.buckets], np.float64),
+                counts=np.array([bucket.count for bucket in message.buckets], np.int64),
+                count=message.count,
+                nan_count=message.nan_count,
+                pos_inf_count=message.pos_inf_count,
+                neg_inf_count=message.neg_inf_count,
+                min=message.min if message.HasField("min") else None,
+                max=message.max if message.HasField("max") else None,
+                sum=message.sum if message.HasField("sum") else None,
             )
-            return Value("image", value.tag, picture, shard)
+            return Value("histogram", value.tag, histogram, shard)
+        case "image":
+            image = Image(
+                height=value.image.height,
+                width=value.image.width,
+                colorspace=value.image.colorspace,
+                encoded=value.image.encoded_image,
+            )
+            return Value("image", value.tag, image, shard)
         case "loss_landscape":
             return Value("landscape", value.tag, _decode_landscape(value.loss_landscape), shard)
     return None
 
 
 def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
-    """The float32 values of the wire in the dtype that they came from; what int64 lost stays lost.
+    """The numbers of a tensor, stored as float32, in their original dtype; integers saturate at its limits.
 
-    A tensor that was left out is an empty one, shape (0,). Raises DamagedFileError when the numbers do not
-    fill the shape.
+    A tensor without any field is an empty one, shape (0,). Raises DamagedFileError if the numbers do not fill
+    the shape.
     """
     flat = np.array(tensor.float_data, dtype=np.float32)
     shape = tuple(tensor.dims) if tensor.ByteSize() else (0,)
     if min(shape, default=0) < 0 or flat.size != math.prod(shape):
         raise DamagedFileError(f"a tensor of the shape {shape} has {flat.size} numbers")
-    return _from_float32(flat, _DTYPES.get(tensor.data_type, flat.dtype)).reshape(shape)
-
-
-def _from_float32(flat: Array, dtype: np.dtype[Any]) -> Array:
-    """To `dtype`; integers saturate, where a plain cast of a rounded-up maximum would wrap."""
+    dtype = _DTYPES.get(tensor.data_type, flat.dtype)
     if dtype.kind not in "iu":
         with np.errstate(over="ignore"):
-            return flat.astype(dtype)
-    limits = np.iinfo(dtype)
+            return flat.astype(dtype).reshape(shape)
+    limits = np.iinfo(dtype)  # a plain cast would wrap a maximum that float32 rounded up
     inside = (flat > float(limits.min)) & (flat < float(limits.max))
     whole = np.where(inside, flat, 0).astype(dtype)
     whole[flat >= float(limits.max)] = limits.max
     whole[flat <= float(limits.min)] = limits.min
-    return whole
-
-
-def _decode_histogram(message: summary_pb2.Summary.Histogram) -> Histogram:
-    return Histogram(
-        left=np.array([bucket.left for bucket in message.buckets], np.float64),
-        width=np.array([bucket.width for bucket in message.buckets], np.float64),
-        counts=np.array([bucket.count for bucket in message.buckets], np.int64),
-        count=message.count,
-        nan_count=message.nan_count,
-        pos_inf_count=message.pos_inf_count,
-        neg_inf_count=message.neg_inf_count,
-        min=message.min if message.HasField("min") else None,
-        max=message.max if message.HasField("max") else None,
-        sum=message.sum if message.HasField("sum") else None,
-    )
+    return whole.reshape(shape)
 
 
 def _decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:

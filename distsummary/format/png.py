@@ -1,4 +1,4 @@
-"""Pictures: arrays to one RGB canvas to PNG bytes."""
+"""Draws arrays of pictures on one RGB canvas and encodes it as PNG."""
 
 import struct
 import zlib
@@ -10,12 +10,12 @@ import numpy as np
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Array, Image
 
-COLUMNS = 8  # pictures beside each other on a canvas
-LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # number, channels, height, width; of two that fit the first
+COLUMNS = 8  # pictures per row of a canvas
+LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # number, channels, height, width; the first that fits counts
 
 
 def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
-    """Draw pictures on one canvas, eight to a row, free places black.
+    """Draw pictures on one canvas, eight per row; empty places are black.
 
     Their axes are one of LAYOUTS: (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W), with C 1 (grey)
     or 3 (RGB).
@@ -25,18 +25,31 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
     black). NaN and -Inf are black, Inf is white. `mindspore_compat` takes (N, C, H, W) alone and stretches
     the whole canvas, uint8 included, as MindSpore does.
 
-    Raises InvalidTypeError for a dtype, InvalidValueError for a shape that cannot be drawn.
+    Raises InvalidTypeError for a dtype and InvalidValueError for a shape that cannot be drawn.
     """
     pictures = np.asarray(pictures)
     if pictures.dtype.kind not in "biuf" or pictures.dtype.itemsize > 8:
         raise InvalidTypeError(
             f"a picture is bool, integer or float of up to 64 bits, got {pictures.dtype}; convert the array"
         )
-    batch = _as_batch(pictures, layout_of(pictures.shape, mindspore_compat=mindspore_compat))
+    layout = layout_of(pictures.shape, mindspore_compat=mindspore_compat)
+    if layout.endswith("C"):
+        pictures = np.moveaxis(pictures, -1, -3)
+    pictures = pictures[(np.newaxis,) * (4 - len(layout))]  # (N, C, H, W)
     if mindspore_compat:
-        pixels = _stretch_like_mindspore(_canvas(batch.astype(np.float64)))
+        # MindSpore stretches the whole canvas, empty places included.
+        canvas = _canvas(pictures.astype(np.float64)).astype(np.float32)
+        low, high = canvas.min(), canvas.max()
+        with np.errstate(invalid="ignore", over="ignore"):
+            if low >= 0 and high <= 1:
+                canvas = canvas * 255
+            elif low != high:
+                canvas = (canvas - low) * 255 / (high - low + 1)
+            else:
+                canvas = canvas - low
+            pixels = canvas.astype(np.uint8)
     else:
-        pixels = _canvas(_to_uint8(batch))
+        pixels = _canvas(_to_uint8(pictures))
     height, width, _ = pixels.shape
     return Image(height=height, width=width, encoded=encode_png(pixels))
 
@@ -44,8 +57,8 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
 def encode_png(pixels: Array) -> bytes:
     """PNG of (H, W, 3) uint8 pixels.
 
-    The filter "Up" and zlib's run-length strategy: a ninth of the time of zlib's default for a size of +1 %;
-    with the extra `isal` a quarter of that.
+    The filter "Up" and zlib's run-length strategy take a ninth of the time of zlib's default for 1 % more
+    bytes; with the extra `isal` it is a quarter of that.
     """
     height, width, _ = pixels.shape
     rows = pixels.reshape(height, width * 3)
@@ -63,7 +76,7 @@ def encode_png(pixels: Array) -> bytes:
 
 @cache
 def _deflate() -> Callable[[memoryview], bytes]:
-    """The fastest compression to zlib's format that is installed; looked for once."""
+    """The fastest compressor to zlib's format that is installed."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -84,9 +97,9 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def layout_of(shape: Sequence[int], *, mindspore_compat: bool = False) -> str:
-    """Which of LAYOUTS the axes of pictures are; C is 1 or 3, no axis is 0. `mindspore_compat`: NCHW alone.
+    """The first of LAYOUTS that fits a shape: C is 1 or 3, no axis is 0. `mindspore_compat`: only NCHW.
 
-    Raises InvalidValueError for any other shape.
+    Raises InvalidValueError if none fits.
     """
     layouts = LAYOUTS[:1] if mindspore_compat else LAYOUTS
     for layout in layouts:
@@ -97,14 +110,6 @@ def layout_of(shape: Sequence[int], *, mindspore_compat: bool = False) -> str:
     raise InvalidValueError(
         f"pictures must have the shape {shapes}, C 1 or 3 and no axis of 0, got {tuple(shape)}"
     )
-
-
-def _as_batch(pictures: Array, layout: str) -> Array:
-    """The pictures as (N, C, H, W)."""
-    if layout.endswith("C"):
-        pictures = np.moveaxis(pictures, -1, -3)
-    missing = 4 - len(layout)
-    return pictures[(np.newaxis,) * missing]
 
 
 def _canvas(pictures: Array) -> Array:
@@ -121,15 +126,12 @@ def _canvas(pictures: Array) -> Array:
 
 
 def _to_uint8(pictures: Array) -> Array:
+    """uint8 pixels of bool, integer or float pictures, scaled as `encode_image` says."""
     if pictures.dtype.kind == "b":
         return pictures.astype(np.uint8) * np.uint8(255)
     if pictures.dtype.kind in "iu" and pictures.min() >= 0 and pictures.max() <= 255:
         return pictures.astype(np.uint8)
-    return _scale(pictures.astype(np.float64))
-
-
-def _scale(pictures: Array) -> Array:
-    """float64 pictures to uint8."""
+    pictures = pictures.astype(np.float64)
     finite = pictures[np.isfinite(pictures)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     if low >= 0 and high <= 1:
@@ -137,17 +139,3 @@ def _scale(pictures: Array) -> Array:
     half_span = high / 2 - low / 2 or 1.0  # halves, since the span of float64 values may exceed float64
     scaled = (pictures / 2 - low / 2) / half_span * 255
     return np.rint(np.nan_to_num(scaled, nan=0, posinf=255, neginf=0)).astype(np.uint8)
-
-
-def _stretch_like_mindspore(canvas: Array) -> Array:
-    """MindSpore's scaling of the whole canvas, free places included: float64 to uint8, same shape."""
-    canvas = canvas.astype(np.float32)
-    low, high = canvas.min(), canvas.max()
-    with np.errstate(invalid="ignore", over="ignore"):
-        if low >= 0 and high <= 1:
-            canvas = canvas * 255
-        elif low != high:
-            canvas = (canvas - low) * 255 / (high - low + 1)
-        else:
-            canvas = canvas - low
-        return canvas.astype(np.uint8)

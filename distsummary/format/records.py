@@ -1,4 +1,4 @@
-"""What is recorded: values, the events that hold them, and the batches that carry events."""
+"""The data that is recorded: values, events of values, batches of events, and the health of their writers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
 
-# What an acknowledged event is: on its way, and not sent again; safe from the death of any process; safe from
-# a power cut.
+# What a writer promises for an acknowledged event: it is queued and not sent again; it survives the death of
+# any process; it survives a power cut.
 QUEUED = "queued"
 WRITTEN = "written"
 SYNCED = "synced"
@@ -30,7 +30,7 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Which slice of a tensor split over the mesh a value holds (elements along each axis)."""
+    """The slice that a value holds of a tensor that is split over the mesh (elements along each axis)."""
 
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -38,9 +38,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Counted values: `left`, `width` float64 (B,), `counts` int64 (B,); min, max, sum of the finite ones.
+    """B bins: `left`, `width` float64 (B,), `counts` int64 (B,); min, max and sum of the finite values.
 
-    `count` counts all values, also the non-finite. Without finite values B is 0 and min, max, sum are None.
+    `count` includes the non-finite values. Without finite values B is 0 and min, max and sum are None.
     """
 
     left: Array
@@ -67,7 +67,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
-    """A loss grid: `x` (n,), `y` (m,), `z` (m, n); the path (k,) in the same plane, empty for one without."""
+    """A loss grid: `x` (n,), `y` (m,), `z` (m, n); the path (k,) in its plane, empty if there is none."""
 
     x: Array
     y: Array
@@ -87,8 +87,8 @@ class Value(NamedTuple):
 
     `data` by plugin: scalar float; tensor and histogram an array (histogram also a Histogram); image an array
     of one of `png.LAYOUTS`, or an Image; landscape a Landscape; graph the bytes of a GraphProto; lineage
-    plugins their protobuf message. Until a writer thread takes it, data may also be anything with `result()`
-    (a device copy under way).
+    plugins their protobuf message. Until a writer thread resolves it, data may also be anything with
+    `result()` (a device copy in progress).
     """
 
     plugin: str
@@ -98,8 +98,9 @@ class Value(NamedTuple):
 
 
 class Event(NamedTuple):
-    """The values of one `record()` call. Graph and lineage values stand alone in theirs, so that an event is
-    at most one frame in each file. `wall_time` in seconds since the epoch.
+    """The values of one `record()` call; `wall_time` in seconds since the epoch.
+
+    A graph or lineage value is alone in its event, so that an event is at most one frame in each file.
     """
 
     step: int
@@ -108,7 +109,7 @@ class Event(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """Consecutive events of scalars alone, all of the same tags, without an object for each value.
+    """Consecutive events that hold only scalars of the same tags, without an object for each value.
 
     `rows` is one row for each event: f64 wall_time | i64 step | f64 number, one for each tag, little-endian.
     """
@@ -118,12 +119,12 @@ class Scalars(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many events they are."""
+        """The number of events."""
         return len(self.rows) // (16 + 8 * len(self.tags))
 
 
 class EventIds(NamedTuple):
-    """Whose event it is: `run_id` 16 hex digits; `seq` counts from 1, 0 is an event outside the numbering."""
+    """Which event it is: `run_id` has 16 hex digits; `seq` counts from 1, 0 is an event without a number."""
 
     run_id: str
     attempt: int
@@ -142,7 +143,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """How many events it holds."""
+        """The number of events."""
         return sum(1 if isinstance(item, Event) else item.size for item in self.events)
 
     @property
@@ -162,7 +163,7 @@ class Batch:
         return 0
 
     def plugins(self) -> Counter[str]:
-        """How many values of each plugin it holds."""
+        """The number of values by plugin."""
         counted: Counter[str] = Counter()
         for item in self.events:
             if isinstance(item, Event):
@@ -173,7 +174,7 @@ class Batch:
 
 
 def split_event(event: Event) -> list[Event]:
-    """The same values as events of one frame each: graphs, then lineage one by one, then the summary."""
+    """The same values as events of one frame each: graph and lineage values alone, then the summary."""
     alone = [value for value in event.values if value.plugin not in SUMMARY_PLUGINS]
     summary = [value for value in event.values if value.plugin in SUMMARY_PLUGINS]
     singles = [Event(event.step, event.wall_time, [value]) for value in alone]
@@ -202,7 +203,7 @@ class Health:
         self.errors[reason] = self.errors.get(reason, 0) + times
 
     def plus(self, other: "Health") -> "Health":
-        """A copy with the other's failures and drops added: one account of a writer and its wrapper."""
+        """A copy with the other's failures and drops added: the counters of a writer and of its wrapper."""
         total = Health(self.events, self.bytes, self.last_seq, dict(self.dropped), dict(self.errors))
         for mine, theirs in ((total.dropped, other.dropped), (total.errors, other.errors)):
             for key, count in dict(theirs).items():  # another thread may be counting

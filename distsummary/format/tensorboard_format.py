@@ -1,8 +1,7 @@
-"""Values to and from the bytes of the TensorBoard dialect (`tfevents` files)."""
+"""Encodes and decodes values and events of the TensorBoard dialect (`tfevents` files)."""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -15,10 +14,10 @@ from distsummary.format.records import Array, Event, EventIds, Histogram, Image,
 from distsummary.pb import tensorboard_pb2
 
 VERSION = "brain.Event:2"
-_START = 1  # SessionLog.START: TensorBoard then forgets what an earlier session wrote from this step on
+_START = 1  # SessionLog.START: TensorBoard then hides what earlier sessions wrote from this step on
 
 
-# --- encoding: each function returns what protobuf's SerializeToString would
+# --- encoding: each function gives the bytes of protobuf's SerializeToString
 
 
 def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
@@ -27,7 +26,7 @@ def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
 
 
 def encode_session_start(step: int, wall_time: float, ids: EventIds | None = None) -> bytes:
-    """The payload that begins a session: TensorBoard hides what earlier ones wrote at `step` and later."""
+    """The payload that begins a session: TensorBoard hides what earlier sessions wrote from `step` on."""
     log = wire.integer(1, _START)
     return b"".join((_head(step, wall_time), wire.delimited(7, log), wire.identity(ids)))
 
@@ -42,50 +41,42 @@ def encode_summary(
 def summary_parts(
     step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
 ) -> list[Part]:
-    """The same in parts; `values` come from `value_parts`, of which nothing is copied."""
+    """The payload of one summary event in parts; `values` come from `value_parts` and are not copied."""
     summary = [part for value in values for part in wire.message(1, value)]
     return [_head(step, wall_time), *wire.message(5, summary), wire.identity(ids)]
 
 
 def encode_value(value: Value) -> bytes | None:
-    """A `Summary.Value` for a scalar, histogram or image; None for what TensorBoard has no place for."""
+    """The bytes of a `Summary.Value` for a scalar, histogram or image; None for other plugins."""
     parts = value_parts(value)
     return None if parts is None else b"".join(parts)
 
 
 def value_parts(value: Value) -> list[Part] | None:
-    """The same in parts: a PNG stands in it where it lies in memory."""
-    encoder = _VALUE_ENCODERS.get(value.plugin)
-    return None if encoder is None else [wire.text(1, value.tag), *encoder(value.data)]
-
-
-def _scalar_parts(scalar: float) -> list[Part]:
-    return [wire.single(2, scalar)]
-
-
-def _histogram_parts(histogram: Histogram) -> list[Part]:
-    """Finite values only; without any, one empty bin, so that no reader meets an empty list."""
-    right = histogram.left + histogram.width if histogram.left.size else np.zeros(1)
-    counts = histogram.counts if histogram.left.size else np.zeros(1)
-    invalid = histogram.nan_count + histogram.pos_inf_count + histogram.neg_inf_count
-    return wire.message(
-        5,
-        (
-            _double(1, histogram.min or 0.0),
-            _double(2, histogram.max or 0.0),
-            _double(3, float(histogram.count - invalid)),
-            _double(4, histogram.sum or 0.0),
-            wire.delimited(6, right.astype("<f8").tobytes()),
-            wire.delimited(7, counts.astype("<f8").tobytes()),
-        ),
-    )
-
-
-_VALUE_ENCODERS: dict[str, Callable[[Any], list[Part]]] = {  # Any: what the plugin's data is
-    "scalar": _scalar_parts,
-    "histogram": _histogram_parts,
-    "image": image_parts,
-}
+    """The same in parts; the bytes of a PNG are not copied."""
+    head = wire.text(1, value.tag)
+    match value.plugin:
+        case "scalar":
+            return [head, wire.single(2, value.data)]
+        case "image":
+            return [head, *image_parts(value.data)]
+        case "histogram":
+            # Finite values only. Without any there is one empty bin, since readers fail on an empty list.
+            histogram: Histogram = value.data
+            is_empty = not histogram.left.size
+            right = np.zeros(1) if is_empty else histogram.left + histogram.width
+            counts = np.zeros(1) if is_empty else histogram.counts
+            invalid = histogram.nan_count + histogram.pos_inf_count + histogram.neg_inf_count
+            fields = (
+                _double(1, histogram.min or 0.0),
+                _double(2, histogram.max or 0.0),
+                _double(3, float(histogram.count - invalid)),
+                _double(4, histogram.sum or 0.0),
+                wire.delimited(6, right.astype("<f8").tobytes()),
+                wire.delimited(7, counts.astype("<f8").tobytes()),
+            )
+            return [head, *wire.message(5, fields)]
+    return None
 
 
 def _head(step: int, wall_time: float) -> bytes:
@@ -93,7 +84,7 @@ def _head(step: int, wall_time: float) -> bytes:
 
 
 def _double(field: int, number: float) -> bytes:
-    """A double of proto3, which leaves out zero (but not minus zero)."""
+    """A double field of proto3, which omits zero (but not minus zero)."""
     encoded = wire.double(field, number)
     return encoded if any(encoded[-8:]) else b""
 
@@ -110,8 +101,7 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
         message = tensorboard_pb2.Event.FromString(payload)
         if not message.HasField("summary"):
             return None
-        decoded = [_decode_value(value) for value in message.summary.value]
-        values = [value for value in decoded if value is not None]
+        values = [decoded for value in message.summary.value if (decoded := _decode_value(value))]
         return wire.read_identity(payload), Event(message.step, message.wall_time, values)
     except (DecodeError, ValueError) as error:
         raise DamagedFileError(f"not an event of TensorBoard ({error})") from error
@@ -122,27 +112,32 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
         case "simple_value":
             return Value("scalar", value.tag, value.simple_value)
         case "image":
-            image = value.image
-            picture = Image(
-                height=image.height,
-                width=image.width,
-                colorspace=image.colorspace,
-                encoded=image.encoded_image_string,
+            image = Image(
+                height=value.image.height,
+                width=value.image.width,
+                colorspace=value.image.colorspace,
+                encoded=value.image.encoded_image_string,
             )
-            return Value("image", value.tag, picture)
+            return Value("image", value.tag, image)
         case "histo":
             return Value("histogram", value.tag, _decode_histogram(value.histo))
-        case "tensor":
-            return _decode_tensor_value(value)
+        case "tensor":  # scalars of TensorFlow 2 and torch, and any other tensor of floats
+            plugin = value.metadata.plugin_data.plugin_name
+            array = _decode_tensor(value.tensor)
+            if array is None or plugin not in ("", "scalars", "tensor"):
+                return None
+            if array.size == 1 and plugin != "tensor":
+                return Value("scalar", value.tag, float(array.reshape(-1)[0]))
+            return Value("tensor", value.tag, array)
     return None
 
 
 def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
-    """The bins between the outermost that count something, from min to max: what TensorBoard shows."""
+    """The bins from the first to the last that is not empty, from min to max, as TensorBoard shows them."""
     limits, counts = np.array(histo.bucket_limit), np.array(histo.bucket)
     if limits.shape != counts.shape:
         raise DamagedFileError(f"a histogram has {limits.size} limits for {counts.size} counts")
-    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # NaN is not below, either
+    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # nor is NaN smaller
         raise DamagedFileError("the counts of a histogram are not all numbers below 2**63")
     filled = np.flatnonzero(counts)
     if not filled.size:
@@ -161,19 +156,8 @@ def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
     )
 
 
-def _decode_tensor_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
-    """What TensorFlow 2 and torch write as tensors: scalars, and any other tensor of floats."""
-    plugin = value.metadata.plugin_data.plugin_name
-    array = _decode_tensor(value.tensor)
-    if array is None or plugin not in ("", "scalars", "tensor"):
-        return None
-    if array.size == 1 and plugin != "tensor":
-        return Value("scalar", value.tag, float(array.reshape(-1)[0]))
-    return Value("tensor", value.tag, array)
-
-
 def _decode_tensor(tensor: tensorboard_pb2.TensorProto) -> Array | None:
-    """float32 or float64 of its shape, None for other dtypes."""
+    """The tensor as float32 or float64; None for other dtypes."""
     stored = {1: ("<f4", tensor.float_val), 2: ("<f8", tensor.double_val)}.get(tensor.dtype)
     if stored is None:
         return None
