@@ -10,7 +10,7 @@ usage: cluster/job.sh ADDRESS WORKING_DIR [--no-wait] -- COMMAND...
   WORKING_DIR  uploaded to every node; COMMAND runs in it
   COMMAND      for example: python train.py --out /shared/runs/a
 
-A cluster that asks for a token gets it from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token.
+A cluster that requires a token gets it from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token.
 TEXT
 }
 
@@ -37,12 +37,12 @@ shift
 [[ "$address" =~ ^https?://[^/]+$ ]] || fail "ADDRESS must look like http://HEAD:8265, got '$address'"
 [[ -d "$working_dir" ]] || fail "WORKING_DIR must be a directory, got '$working_dir'"
 
-# Having a token does not make Ray 2.60's client send it: without this the answer is 401.
+# Without this mode Ray 2.60's client does not send the token that it has, and the answer is 401.
 if [[ -z "${RAY_AUTH_MODE:-}" ]]; then
   if [[ -n "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" || -f "$HOME/.ray/auth_token" ]]; then
     export RAY_AUTH_MODE=token
   fi
 fi
 
-# Ray joins COMMAND with quotes again, so that arguments with spaces arrive whole.
+# Ray quotes the words of COMMAND again, so that arguments with spaces arrive whole.
 exec ray job submit --address "$address" --working-dir "$working_dir" "${options[@]}" -- "$@"

@@ -1,4 +1,4 @@
-"""Keep the path of a training, then draw the loss around it: `python examples/landscape.py runs/path`"""
+"""Keep checkpoints of a training, then draw the loss around its path: `python examples/landscape.py runs/path`"""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ import distsummary as ds
 
 
 def main(run_dir: str) -> None:
-    """Fit a sine and look at the valley that was walked down."""
+    """Fit a sine, then plot the loss around the path of the training."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -11,12 +11,12 @@ import distsummary as ds
 
 
 def train(run_dir: str, steps: int) -> float:
-    """What each rank runs; `ds.init` finds which one it is."""
+    """The function that each rank runs; `ds.init` finds its rank."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     truth = torch.linspace(-1, 1, 16)
-    data = torch.Generator().manual_seed(100 + torch.distributed.get_rank())  # each rank has its own
+    data = torch.Generator().manual_seed(100 + torch.distributed.get_rank())  # different on each rank
     with ds.init(run_dir, watch=model, optimizer=optimizer, collect_freq=5) as run:
         for _ in run.steps(range(steps)):
             x = torch.randn(32, 16, generator=data)

@@ -9,7 +9,7 @@ import distsummary as ds
 
 
 def main(run_dir: str) -> None:
-    """Learn which half of a picture is the brighter one."""
+    """Learn which half of an image is brighter."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
