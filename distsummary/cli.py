@@ -229,7 +229,7 @@ def refuse_centring(value: str) -> None:
     ),
     argument("--gpus-per-worker", type=float, help="GPUs of each worker, or a share of one (1)"),
     argument("--engine", default="auto", help="auto, row, or the engine that a grid names"),
-    argument("--memory", choices=("inference",), help="inference: move one layer at a time"),
+    argument("--memory", choices=("inference",), help="inference: write points to the model's own memory"),
     argument("--anew", action="store_true", help="start again instead of resuming an interrupted landscape"),
 )
 def landscape(options: argparse.Namespace) -> None:

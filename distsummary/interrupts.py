@@ -1,4 +1,4 @@
-"""A Ctrl-C that Python drops is sent again."""
+"""Ctrl-C: sent again where Python drops it, and held back while something must be finished."""
 
 import signal
 import sys
@@ -7,8 +7,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
+from types import FrameType
 
 RETURN_S = 0.01  # longer than the code that dropped the interrupt takes to return
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until what is inside is finished, such as putting a user's values back."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            handler(*caught[-1])
 
 
 @contextmanager

@@ -160,9 +160,9 @@ def landscape(
             landscape is long enough to pay for that. `LossGrid.engine` names the engine; given here it is
             taken without timing, and gives the same bits on equal hardware. "row" is the model's own code. A
             landscape that goes on keeps the engine it began with.
-        memory: "inference" moves one layer at a time, with random directions made anew as they are needed,
-            and keeps nothing of the model's size: what can be evaluated can be mapped. Slower; same bits as
-            "row".
+        memory: "inference" writes each point to the model's own parameters, with random directions drawn anew
+            for each, so that hardly more memory than a forward pass is needed; the model's own values wait in
+            a temporary file and are put back. Slower; same bits as "row".
         unit, step_per_epoch: what checkpoint numbers count, where the trajectory does not say.
         output: the run dir to write to: events for MindInsight and TensorBoard, .npz and .png, in its
             `landscape/`. Finished points are kept there in a journal until the landscape is complete.

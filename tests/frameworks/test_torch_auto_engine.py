@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 import distsummary as ds
 from distsummary.errors import InvalidValueError
 from distsummary.landscapes.engines import engine_choice as planner
-from distsummary.landscapes.engines import torch_engines
+from distsummary.landscapes.model.torch_loan import Loan
 
 
 def parts():
@@ -77,13 +77,15 @@ def test_memory_inference_gives_the_bits_of_the_row_engine():
 
 
 @pytest.mark.parametrize("engine", ["auto", "row"])
-def test_where_memory_does_not_hold_a_copy_one_layer_at_a_time_is_moved(monkeypatch, caplog, engine):
-    def full(tensors, dtype):
-        if any(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
-            raise MemoryError("for a copy of the model")
-        return ()
+def test_where_memory_does_not_hold_a_copy_the_models_own_is_written_to(monkeypatch, caplog, engine):
+    lend = Loan.__init__
 
-    monkeypatch.setattr(torch_engines, "copies", full)
+    def full(self, *arguments, in_place=False, **more):
+        if not in_place:
+            raise MemoryError("for a copy of the model")
+        lend(self, *arguments, in_place=in_place, **more)
+
+    monkeypatch.setattr(Loan, "__init__", full)
     grid = ds.landscape(*parts(), size=5, workers=0, engine=engine, progress=False)
     assert grid.engine == "torch-inference"
-    assert "one layer at a time" in caplog.text or "go on with torch-inference" in caplog.text
+    assert "model's own memory" in caplog.text or "go on with torch-inference" in caplog.text

@@ -11,14 +11,10 @@ from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.directions.torch_normals import device_normals
 from distsummary.landscapes.directions.torch_parameters import OwnState, filter_axes, named_tensors
 from distsummary.landscapes.directions.torch_rows import rows_on, whole
-from distsummary.landscapes.engines.inference import torch_by_rows as by_rows
-from distsummary.landscapes.engines.inference import torch_filling as filling
-from distsummary.landscapes.engines.inference.torch_point import Point
 from distsummary.landscapes.model import torch_memory
 from tests.frameworks.landscape_nets import Cnn, Mlp, Net, Words, make_net
 from tests.frameworks.test_torch_inference_engine import (
     INFERENCE,
-    Large,
     assert_equal_bits,
     random_recipe,
     values_of,
@@ -33,7 +29,7 @@ LAST_BITS = 3e-7  # of float32
 @pytest.fixture
 def drawn_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the host as on a GPU, in pieces that even small parameters have several of."""
-    for module in (torch_rows, torch_memory, by_rows):
+    for module in (torch_rows, torch_memory):
         monkeypatch.setattr(module, "draws", lambda device: True)
     monkeypatch.setattr(torch_rows, "PIECE", 1 << 10)
     monkeypatch.setattr(torch_normals, "PIECE", 1 << 9)
@@ -77,20 +73,6 @@ def test_directions_are_scaled_there_as_on_the_host(how: str) -> None:
 def test_the_engines_that_draw_there_agree_bit_for_bit(kind: type[Net], normalization: str) -> None:
     net = make_net(kind)
     assert_equal_bits(net, net.batches(), random_recipe(net, normalization))
-
-
-@pytest.mark.usefixtures("drawn_there")
-def test_of_a_large_embedding_the_rows_are_drawn_span_by_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "KEPT_BYTES", 1 << 10)
-    monkeypatch.setattr(by_rows, "LARGE_BYTES", 1 << 12)
-    monkeypatch.setattr(by_rows, "PIECE", 64 * 16)
-    net, spans = make_net(Large), []
-    rows = Point.rows
-    monkeypatch.setattr(Point, "rows", lambda self, *which: spans.append(which) or rows(self, *which))
-    tokens = torch.tensor([[5, 70, 9, 9, 69, 399, 130, 5, 71]])
-    assert_equal_bits(net, [(tokens, tokens)], random_recipe(net))
-    drawn = {span for span in spans if span[0] == "words.weight"}
-    assert drawn >= {("words.weight", *ends) for ends in [(5, 10), (69, 72), (130, 131), (399, 400)]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

@@ -1,4 +1,4 @@
-"""Nets with ways of their own with their parameters: `RIGHT` an engine may map, `REFUSED` it must not."""
+"""Nets that use their parameters in unusual ways."""
 
 import copy
 import ctypes
@@ -34,42 +34,33 @@ class Unusual(Net):
         return torch.randn(rows, 6), torch.arange(rows) % 3
 
 
-RIGHT: dict[str, Callable[[], Unusual]] = {}
-REFUSED: dict[str, tuple[Callable[[], Unusual], str]] = {}
+UNUSUAL: dict[str, Callable[[], Unusual]] = {}
 
 
-def right(**more: Callable[[], Any]) -> Callable[[Forward], Forward]:
+def unusual(**more: Callable[[], Any]) -> Callable[[Forward], Forward]:
     def keep(forward: Forward) -> Forward:
-        RIGHT[forward.__name__] = lambda: Unusual(forward, more)
+        UNUSUAL[forward.__name__] = lambda: Unusual(forward, more)
         return forward
 
     return keep
 
 
-def refused(match: str, **more: Callable[[], Any]) -> Callable[[Forward], Forward]:
-    def keep(forward: Forward) -> Forward:
-        REFUSED[forward.__name__] = (lambda: Unusual(forward, more), match)
-        return forward
-
-    return keep
-
-
-@right()
+@unusual()
 def other_modules_weights(net: Any, x: Tensor) -> Tensor:
     return F.linear(F.linear(x, net.fc.weight, net.fc.bias).relu(), net.out.weight, net.out.bias)
 
 
-@right()
+@unusual()
 def data_in_an_operation(net: Any, x: Tensor) -> Tensor:
     return net.out(x @ net.fc.weight.data.T)
 
 
-@right()
+@unusual()
 def data_in_numpy(net: Any, x: Tensor) -> Tensor:
     return net.out(x @ torch.tensor(net.fc.weight.data.numpy().copy()).T + torch.tensor(net.fc.bias.tolist()))
 
 
-@right(w=lambda: nn.Parameter(torch.randn(18, 6)), cold=lambda: nn.Parameter(torch.randn(6, 6), False))
+@unusual(w=lambda: nn.Parameter(torch.randn(18, 6)), cold=lambda: nn.Parameter(torch.randn(6, 6), False))
 def slices(net: Any, x: Tensor) -> Tensor:
     """Inputs that cannot be flattened: what kernel they get hangs on whether weights require a gradient."""
     h = torch.stack([x, x + 1, x * 2], 1).transpose(0, 1)
@@ -78,27 +69,27 @@ def slices(net: Any, x: Tensor) -> Tensor:
     return net.out(h).mean(0)
 
 
-@right()
+@unusual()
 def state_dict(net: Any, x: Tensor) -> Tensor:
     return net.out(x @ net.state_dict()["fc.weight"].T)
 
 
-@right()
+@unusual()
 def a_copy_of_a_module(net: Any, x: Tensor) -> Tensor:
     return net.out(copy.deepcopy(net.fc)(x))
 
 
-@right()
+@unusual()
 def functional_call(net: Any, x: Tensor) -> Tensor:
     return net.out(torch.func.functional_call(net.fc, dict(net.fc.named_parameters()), (x,)))
 
 
-@right()
+@unusual()
 def vmap(net: Any, x: Tensor) -> Tensor:
     return net.out(torch.vmap(lambda w, row: w @ row, (None, 0))(net.fc.weight, torch.vmap(net.fc)(x)))
 
 
-@right()
+@unusual()
 def gradients(net: Any, x: Tensor) -> Tensor:
     with torch.inference_mode(False), torch.enable_grad():
         x = x.clone().requires_grad_()
@@ -107,36 +98,36 @@ def gradients(net: Any, x: Tensor) -> Tensor:
         return (y + slope[:, :3]).detach()
 
 
-@right()
+@unusual()
 def checkpointing(net: Any, x: Tensor) -> Tensor:
     return net.out(checkpoint(net.fc, x, use_reentrant=False))
 
 
-@right()
+@unusual()
 def its_own_autocast(net: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         h = net.fc(net.fc(x))
     return net.out(h.float())
 
 
-@right(rnn=lambda: nn.LSTM(6, 6))
+@unusual(rnn=lambda: nn.LSTM(6, 6))
 def autocast_inside_an_operation(net: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         h = net.rnn(x)[0]
     return net.out(h.float())
 
 
-@right(scale=lambda: nn.Parameter(torch.tensor(1.5)), none=lambda: nn.Parameter(torch.empty(0, 3)))
+@unusual(scale=lambda: nn.Parameter(torch.tensor(1.5)), none=lambda: nn.Parameter(torch.empty(0, 3)))
 def numbers_and_nothing(net: Any, x: Tensor) -> Tensor:
     return net.out(net.fc(x)) * float(net.scale) + net.scale.item() + net.none.sum()
 
 
-@right(w=lambda: nn.Parameter(torch.randn(6, 12)[:, ::2]), t=lambda: nn.Parameter(torch.randn(6, 6).t()))
+@unusual(w=lambda: nn.Parameter(torch.randn(6, 12)[:, ::2]), t=lambda: nn.Parameter(torch.randn(6, 6).t()))
 def strides(net: Any, x: Tensor) -> Tensor:
     return net.out(x @ net.w.T + F.linear(x, net.t) + float(net.t.is_contiguous()))
 
 
-@right(
+@unusual(
     steps=lambda: nn.Parameter(torch.arange(6), requires_grad=False),
     scale=lambda: nn.Parameter(torch.randn(6), requires_grad=False),
 )
@@ -144,7 +135,7 @@ def frozen(net: Any, x: Tensor) -> Tensor:
     return net.out(net.fc(x) * net.scale + net.steps)
 
 
-@right(rnn=lambda: nn.GRU(6, 3, batch_first=True, bidirectional=True), cell=lambda: nn.LSTMCell(6, 6))
+@unusual(rnn=lambda: nn.GRU(6, 3, batch_first=True, bidirectional=True), cell=lambda: nn.LSTMCell(6, 6))
 def recurrent(net: Any, x: Tensor) -> Tensor:
     h = c = net.rnn(x[:, None])[0][:, 0]
     for _ in range(3):
@@ -152,13 +143,13 @@ def recurrent(net: Any, x: Tensor) -> Tensor:
     return net.out(h)
 
 
-@right(mha=lambda: nn.MultiheadAttention(6, 2), kv=lambda: nn.MultiheadAttention(6, 2, kdim=3, vdim=3))
+@unusual(mha=lambda: nn.MultiheadAttention(6, 2), kv=lambda: nn.MultiheadAttention(6, 2, kdim=3, vdim=3))
 def attention(net: Any, x: Tensor) -> Tensor:
     x = x[None]
     return net.out((net.mha(x, x, x)[0] + net.kv(x, x[..., :3], x[..., :3], need_weights=False)[0])[0])
 
 
-@right(
+@unusual(
     encoder=lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 12, batch_first=True), 2),
     both=lambda: nn.Transformer(6, 2, 1, 1, 12, batch_first=True),
 )
@@ -169,49 +160,49 @@ def transformers(net: Any, x: Tensor) -> Tensor:
     return net.out(net.both(h, h)[:, 0])
 
 
-@right(
+@unusual(
     bag=lambda: nn.EmbeddingBag(7, 6), conv=lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
 )
 def bags_and_parametrizations(net: Any, x: Tensor) -> Tensor:
     return net.out(net.conv(x) + net.bag((x.abs() * 2).long().clamp(0, 6)))
 
 
-@right(script=lambda: torch.jit.trace(nn.Linear(6, 6), torch.randn(2, 6)))
+@unusual(script=lambda: torch.jit.trace(nn.Linear(6, 6), torch.randn(2, 6)))
 def traced(net: Any, x: Tensor) -> Tensor:
     return net.out(net.script(x))
 
 
-@right(last=lambda: None)
+@unusual(last=lambda: None)
 def a_view_that_nobody_reads_again(net: Any, x: Tensor) -> Tensor:
     net.last = net.fc.weight.t()
     return net.out(x @ net.last)
 
 
-@refused("writes to fc.weight")
+@unusual()
 def clamped(net: Any, x: Tensor) -> Tensor:
     net.fc.weight.data.clamp_(-0.1, 0.1)
     return net.out(net.fc(x))
 
 
-@refused("writes to fc.weight")
+@unusual()
 def written_through_a_view(net: Any, x: Tensor) -> Tensor:
     net.fc.weight.view(-1)[0] = 1.0
     return net.out(net.fc(x))
 
 
-@refused("writes to table.weight", table=lambda: nn.Embedding(7, 6, max_norm=0.5))
+@unusual(table=lambda: nn.Embedding(7, 6, max_norm=0.5))
 def renormalised(net: Any, x: Tensor) -> Tensor:
     return net.out(net.fc(x) + net.table((x.abs() * 2).long().clamp(0, 6)).sum(1))
 
 
-@refused("keeps what it read of fc.weight", view=lambda: None)
+@unusual(view=lambda: None)
 def kept_view(net: Any, x: Tensor) -> Tensor:
     if net.view is None:
         net.view = net.fc.weight.t()
     return net.out(x @ net.view)
 
 
-@refused("reads fc.weight, fc.bias by other means")
+@unusual()
 def in_another_thread(net: Any, x: Tensor) -> Tensor:
     with ThreadPoolExecutor(1) as pool:
         return net.out(pool.submit(net.fc, x).result())
@@ -223,16 +214,16 @@ def raw(tensor: Tensor) -> Any:
     return np.ctypeslib.as_array(address, tuple(tensor.shape))
 
 
-@refused("reads fc.weight by other means")
+@unusual()
 def a_foreign_kernel(net: Any, x: Tensor) -> Tensor:
     return net.out(x + torch.tensor(np.float32(raw(net.fc.weight).mean())))
 
 
-@refused("reads zero by other means", zero=lambda: nn.Parameter(torch.zeros(6)))
+@unusual(zero=lambda: nn.Parameter(torch.zeros(6)))
 def a_foreign_kernel_on_zeros(net: Any, x: Tensor) -> Tensor:
     return net.out(x + torch.tensor(raw(net.zero) * 1.0))
 
 
-@refused("reads fc.weight by other means")
+@unusual()
 def memory_in_another_form(net: Any, x: Tensor) -> Tensor:
     return net.out(x + torch.from_numpy(raw(net.fc.weight).reshape(-1))[:6])

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from distsummary.interrupts import heeds_interrupts
+from distsummary.interrupts import heeds_interrupts, uninterrupted
 from tests.interrupts import Dropping, sigint
 
 LONG_S = 60
@@ -99,3 +99,17 @@ def test_nothing_changes_in_other_threads():
     thread.start()
     thread.join()
     assert hooks == [sys.unraisablehook]
+
+
+def test_what_must_be_finished_is_finished_before_an_interrupt_is_raised():
+    done = []
+
+    def finish():
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        finish()
+    assert done == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

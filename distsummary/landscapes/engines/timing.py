@@ -79,7 +79,9 @@ def plan_engine(
     except Exception as error:  # of any kind: a device tells in its own way that it is full
         if not is_out_of_memory(task.model, error):
             raise
-        _log.warning("memory does not hold what the row engine needs; one layer at a time is moved instead")
+        _log.warning(
+            "memory does not hold what the row engine needs; points go to the model's own memory instead"
+        )
         planned = Planned(choice=EngineChoice(engine="inference", threads=threads))
     if task.evaluation.precision not in REDUCED:
         return planned

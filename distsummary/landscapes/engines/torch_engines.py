@@ -9,7 +9,7 @@ the one that needs hardly more memory than the model.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from distsummary.landscapes.model.quantities import (
     quantity_names,
     refuse_unfit,
 )
-from distsummary.landscapes.model.torch_loan import Loan, copies, placed
+from distsummary.landscapes.model.torch_loan import Loan, placed
 from distsummary.landscapes.model.torch_measure import Measure, join, on_host
 from distsummary.landscapes.model.torch_memory import (
     Flat,
@@ -95,7 +95,7 @@ class TorchEngine:
             threads=self.choice.threads,
             dtype=self._dtype,
             tf32=self._evaluation.precision == "tf32",
-            memory=self._memory,
+            in_place=self.choice.engine == "inference",
         )
         try:
             self.bn_mode = self._set_bn_mode()
@@ -163,10 +163,6 @@ class TorchEngine:
         for norm in self._norms:
             norm.train(asked == "batch")
         return asked or "eval"
-
-    def _memory(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterable[Tensor]:
-        """What the model's tensors look at while they are on loan, see Loan."""
-        return copies(tensors, dtype)
 
     def _layout(self) -> None:
         """Choose the memory of the parameters that move."""

@@ -1,96 +1,63 @@
 """The inference engine: hardly more memory than a plain forward, and the row engine's losses bit for bit.
 
-The parameters have no values while the model is on loan, and none is copied: they are outlines, and each
-operation gets theta + y * v + x * u of what it reads, made just then (see `inference.filling`). Directions
-are drawn again from their seeds, block by block, each time. So a model that can be evaluated can be mapped;
-the price is the time to draw them, at every point and for every batch.
+At each point theta + y * v + x * u is written to the user's own parameters, block by block, as MeZO does
+(Malladi et al. 2023); theta is read from the checkpoint's file, or from where the model's own values are
+saved meanwhile, and directions are drawn again from their seeds. So a model that can be evaluated can be
+mapped; the price is the time to draw them, at every point.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.array_rows import Rows
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
-from distsummary.landscapes.directions.torch_parameters import OwnState
-from distsummary.landscapes.engines.inference.torch_filling import Filling
-from distsummary.landscapes.engines.inference.torch_outlines import REMEDY, Outlines
-from distsummary.landscapes.engines.inference.torch_point import Point
-from distsummary.landscapes.engines.torch_engines import REPEATED, Loaded, TorchEngine
-from distsummary.landscapes.model.torch_loan import copies
-from distsummary.landscapes.model.torch_measure import on_host
+from distsummary.landscapes.directions.torch_rows import rows_on
+from distsummary.landscapes.engines.torch_engines import Loaded, TorchEngine
 
 
 class TorchInferenceEngine(TorchEngine):
-    """See `Engine`. Raises LandscapeError for a model that has ways of its own with its parameters."""
-
-    def _memory(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterable[Tensor]:
-        parameters = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter)}
-        self._outlines = Outlines(parameters, dtype)
-        buffers = {name: t for name, t in tensors.items() if name not in parameters}
-        memory = self._outlines.outlines | dict(zip(buffers, copies(buffers, dtype), strict=True))
-        return (memory[name] for name in tensors)
-
-    def _layout(self) -> None:
-        self._point = Point(self._loan.tensors, self._loan.moved, OwnState(self._outlines.own))
-        self._filling = Filling(self._outlines, self._point)
-        self._buffers = {n: t for n, t in self._loan.tensors.items() if not isinstance(t, nn.Parameter)}
-        self._moved_buffers = {n: t for n, t in self._loan.moved.items() if n in self._buffers}
-
-    def _probe(self, batch: Any) -> None:
-        with self._filling:
-            super()._probe(batch)
-        self._refuse_hidden_reads(batch)
-        self._point.lends = True
-
-    @torch.inference_mode()
-    def _refuse_hidden_reads(self, batch: Any) -> None:
-        """Raise LandscapeError where the loss depends on what outlines look at.
-
-        The model is evaluated with its values in place, which in another precision are copies for once.
-        """
-
-        def reading(lifted: Sequence[str]) -> Array:
-            with self._outlines.lifted(lifted):
-                return on_host(self._reading(batch))
-
-        names = list(self._outlines.own)
-        expected = reading(names)
-        with self._filling:
-            found = reading([])
-            if not _is_same(found, expected):
-                rest = {name: [other for other in names if other != name] for name in names}
-                read = [name for name in names if not _is_same(reading(rest[name]), expected)]
-                raise LandscapeError(
-                    f"the model reads {', '.join(read) or 'its parameters'} by other means than operations "
-                    f"of torch in its own thread (.data in NumPy, a compiled or foreign kernel); {REMEDY}"
-                )
+    """See `Engine`."""
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
-        super().set_plane(centre, recipe)
-        self._point.set_plane(centre, recipe)
+        super().set_plane(self._loan.saved.state(centre), recipe)
+        recipe = self._loan.saved.recipe(recipe)
+        self._block: tuple[Any, Any] = None, None  # which rows of theta were read last, and what they are
+        self._plane: list[tuple[str, Tensor, Rows, list[Rows]]] = []
+        for name, tensor in self._loan.moved.items():
+            rows = self._remembering(name, rows_on(tensor.device, self._centre, name))
+            self._plane.append((name, tensor, rows, [recipe.rows(axis, name, rows) for axis in (0, 1)]))
+            self._loan.release(self._centre, name)
+
+    def _remembering(self, name: str, rows: Rows) -> Rows:
+        """The same rows; each block is read once, for theta itself and for the directions scaled to it."""
+
+        def read(start: int, stop: int) -> Any:
+            if self._block[0] != (name, start, stop):
+                self._block = (name, start, stop), rows(start, stop)
+            return self._block[1]
+
+        return replace(rows, read=read)
 
     def _place(self, state: Weights) -> None:
-        self._loan.place({name: state[name] for name in self._buffers if name in state})
-        self._point.place(state)
+        super()._place(self._loan.saved.state(state))
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         found = []
         for x in xs:
-            self._point.move(float(x), float(y))
-            for name, buffer in self._moved_buffers.items():
-                buffer.copy_(self._point.whole(name))
+            for name, tensor, rows, (along_x, along_y) in self._plane:
+                steps = [(float(y), along_y), (float(x), along_x)]
+                steps = [(length, along) for length, along in steps if length and not along.is_zero]
+                self._loan.write(tensor, rows, steps, state=self._centre, name=name)
+            self._block = None, None
             found.append(self._here(batches))
         return torch.stack(found, dim=1)
 
-    def _here(self, batches: Sequence[Loaded]) -> Tensor:
-        with self._filling:
-            return super()._here(batches)
-
-
-def _is_same(one: Array, other: Array) -> bool:
-    return np.allclose(one, other, rtol=REPEATED, atol=0, equal_nan=True)
+    def close(self) -> None:
+        """See Engine; what looks at the file of saved values goes with it."""
+        super().close()
+        self._plane, self._centre = [], {}

@@ -1,47 +1,42 @@
 """A torch model on loan: its tensors look at memory of ours, and come back bit for bit."""
 
 import copy
+import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distsummary.checkpoints.mapped import StoredState
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.torch import compiled_from
+from distsummary.interrupts import uninterrupted
+from distsummary.landscapes.directions.array_rows import Rows
 from distsummary.landscapes.directions.recipe import Weights, check_fit
 from distsummary.landscapes.directions.torch_parameters import named_tensors, sharing, tie, unwrap
+from distsummary.landscapes.directions.torch_rows import rows_on, tensor_of
 from distsummary.landscapes.model.torch_backends import backends
-from distsummary.landscapes.model.torch_memory import as_tensor, gpus_of, in_dtype, spread, to_device
+from distsummary.landscapes.model.torch_memory import gpus_of, in_dtype, spread, to_device
+from distsummary.landscapes.model.torch_saved import SavedValues, can_stay
 from distsummary.landscapes.model.user_code import BatchLoss
 
 DROPOUT_SEED = 0
+RELEASED = 16  # blocks, after which pages of saved values that were read are given back
 _NOTHING = np.empty(0)
-
-# Of tensors by their first names, and of what values of floating point become: what each looks at instead.
-Memory: TypeAlias = Callable[[Mapping[str, Tensor], torch.dtype | None], Iterable[Tensor]]
-
-
-def copies(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[Tensor]:
-    """Memory of its own for each tensor, with its values."""
-    return (tensor.data.to(loan_dtype(tensor, dtype), copy=True) for tensor in tensors.values())
-
-
-def loan_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """What a tensor is while it is on loan, if values of floating point become `dtype` (None: nothing)."""
-    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
 class Loan:
     """The model between taking over and giving back.
 
-    While it lasts no value of the user's tensors is written to: every parameter and buffer has other memory,
-    and parameters that share memory are one.
+    While it lasts every parameter and buffer looks at other memory, and parameters that share memory are one;
+    no value of the user's tensors is written to. With `in_place` the parameters stay where they are, as far
+    as `can_stay` allows, and their values are saved.
     `give_back` restores memory, the modules' attributes, the number of threads, the generators of random
     numbers and what libraries for GPUs may do.
 
@@ -51,7 +46,7 @@ class Loan:
         threads: on the CPU.
         dtype: what values of floating point become while the loan lasts; None: what they are.
         tf32: whether a GPU may round products to TF32.
-        memory: what the tensors look at while the loan lasts.
+        in_place: whether values are written to the user's own memory, so that hardly more is needed.
     """
 
     def __init__(
@@ -64,7 +59,7 @@ class Loan:
         threads: int = 1,
         dtype: torch.dtype | None = None,
         tf32: bool = False,
-        memory: Memory = copies,
+        in_place: bool = False,
     ) -> None:
         inner = unwrap(model)
         self.model = inner if device is None else inner.to(device)
@@ -80,12 +75,12 @@ class Loan:
             if self.device.type == "cuda":
                 self._restore.enter_context(backends(tf32=tf32))
                 self._restore.enter_context(_without_advice())
-            self._take(training, threads, memory, dtype)
+            self._take(training, threads, dtype, in_place)
         except BaseException:
             self.give_back()
             raise
 
-    def _take(self, training: bool, threads: int, memory: Memory, dtype: torch.dtype | None) -> None:
+    def _take(self, training: bool, threads: int, dtype: torch.dtype | None, in_place: bool) -> None:
         for module in self.model.modules():
             self._restore.callback(setattr, module, "training", module.training)
         self.model.train(training)
@@ -98,31 +93,69 @@ class Loan:
         for name, tensor in self.tensors.items():
             once.setdefault(id(tensor), (name, tensor))
         tensors = dict(once.values())
-        for tensor, other in zip(tensors.values(), memory(tensors, dtype), strict=True):
-            self._restore.callback(setattr, tensor, "data", tensor.data)
-            tensor.data = other
         refuse_unmovable(self.moved)
+        staying = can_stay(tensors, dtype) if in_place else set()
+        self.saved = SavedValues(tensors[name] for name in staying)
+        self._restore.callback(self.saved.restore)
+        for name, tensor in tensors.items():
+            if name not in staying:
+                kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+                self._restore.callback(setattr, tensor, "data", tensor.data)
+                tensor.data = tensor.data.to(kind, copy=True)
 
     def place(self, state: Weights) -> None:
         """Write whole values by name; raises InvalidValueError for one of another shape."""
         for name, tensor in self.tensors.items():
             if name not in state:
                 continue
-            values = as_tensor(state[name])
-            if values.shape != tensor.shape and not values.numel() == tensor.numel() == 1:
+            rows = rows_on(tensor.device, state, name)
+            if rows.shape != tensor.shape and not math.prod(rows.shape) == tensor.numel() == 1:
                 raise InvalidValueError(
-                    f"the checkpoint has {name} of shape {tuple(values.shape)}, the model "
+                    f"the checkpoint has {name} of shape {tuple(rows.shape)}, the model "
                     f"{tuple(tensor.shape)}; give the model that made the checkpoints"
                 )
-            tensor.copy_(values.reshape(tensor.shape))
+            self.write(tensor, rows, state=state, name=name)
+
+    def write(
+        self,
+        tensor: Tensor,
+        rows: Rows,
+        steps: Sequence[tuple[float, Rows]] = (),
+        *,
+        state: Weights,
+        name: str,
+    ) -> None:
+        """Write `rows` + length * other rows, for each of `steps`, to a tensor, block by block.
+
+        `rows` are those of `name` in `state`. Sums are made in float32, in float64 for float64, as `Flat`
+        makes them; half precision is rounded once.
+        """
+        target = tensor.data if tensor.dim() else tensor.data[None]
+        for number, (start, stop) in enumerate(rows.blocks()):
+            total = tensor_of(rows(start, stop)).to(target.device)
+            if steps:
+                total = total.to(torch.float64 if target.dtype == torch.float64 else torch.float32)
+            for length, along in steps:
+                total = torch.add(total, tensor_of(along(start, stop)).to(total), alpha=length)
+            target[start:stop] = total
+            if number % RELEASED == 0:
+                self.release(state, name)
+        self.release(state, name)
+
+    def release(self, state: Weights, name: str) -> None:
+        """Give back the memory that reading values of a file took."""
+        self.saved.release()
+        if isinstance(state, StoredState):
+            state.release(name)
 
     def seed(self) -> None:
         """The same random numbers at every point and in every worker."""
         seed(self._gpus)
 
     def give_back(self) -> None:
-        """The model as it was; a second call does nothing."""
-        self._restore.close()
+        """The model as it was; a second call does nothing. Ctrl-C waits until it is done."""
+        with uninterrupted():
+            self._restore.close()
 
 
 @contextmanager

@@ -1,0 +1,166 @@
+"""A model's own values, saved while others are written to its parameters, and put back bit for bit.
+
+Values on the host go to a file without a name in the directory for temporary files (TMPDIR), from where the
+pages that are read can be dropped again; those of a GPU go to the host's memory.
+"""
+
+import ctypes
+import mmap
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distsummary.checkpoints.mapped import StoredState
+from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.recipe import Array, Directions, Recipe, Weights
+from distsummary.landscapes.directions.torch_parameters import OwnState
+from distsummary.landscapes.model.torch_memory import ALIGNMENT_BYTES, dense_strides, pinned
+
+PIECE = 1 << 22  # elements that are put back at once
+
+
+def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[str]:
+    """The names of parameters whose own memory does for a landscape: kernels give the same bits as elsewhere.
+
+    It must be dense, aligned as the allocator's own, of the right precision (`dtype`, None: any), and no
+    other parameter's. Buffers never stay: models write to them.
+    """
+    spans = []
+    for name, tensor in tensors.items():
+        is_right = dtype is None or tensor.dtype == dtype or not tensor.is_floating_point()
+        is_dense = tensor.stride() == dense_strides(tensor)
+        if isinstance(tensor, nn.Parameter) and tensor.numel() and is_right and is_dense:
+            spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name))
+    found, end = set(), 0
+    spans.sort()
+    for number, (start, stop, name) in enumerate(spans, 1):
+        is_alone = end <= start and (number == len(spans) or stop <= spans[number][0])
+        if is_alone and start % ALIGNMENT_BYTES == 0:
+            found.add(name)
+        end = max(end, stop)
+    return found
+
+
+class SavedValues:
+    """The values that these tensors had when it was made; `restore` writes them back.
+
+    Raises LandscapeError where there is no room for the file, or where a tensor lies in read-only memory.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        by_place = sorted((tensor.data for tensor in tensors), key=lambda tensor: tensor.data_ptr())
+        self._tensors = {tensor.data_ptr(): tensor for tensor in by_place}
+        self._starts = list(self._tensors)
+        self._copies: dict[int, Tensor] = {}  # bytes on the host, by the place of their tensor
+        self._map: mmap.mmap | None = None
+        in_file: dict[int, int] = {}  # where, by the place of their tensor
+        size = 0
+        for start, tensor in self._tensors.items():
+            if tensor.device.type == "cpu":
+                in_file[start] = size
+                size += -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            else:
+                self._copies[start] = pinned(_flat(tensor).view(torch.uint8).cpu(), tensor.device)
+        if in_file:
+            self._save(in_file, size)
+
+    def _save(self, places: Mapping[int, int], size: int) -> None:
+        """Write the values at these places of a new file, and map it."""
+        with tempfile.TemporaryFile(prefix="distsummary-", buffering=0) as file:
+            try:
+                file.truncate(size)
+                for start, at in places.items():
+                    file.seek(at)
+                    _all_of(file.write, _memory(self._tensors[start]))
+            except OSError as error:
+                raise LandscapeError(
+                    f"memory='inference' keeps the model's own values, {size >> 20} MB, in a file in "
+                    f"{tempfile.gettempdir()}, which cannot be written ({error}); make room there, set "
+                    "TMPDIR to another directory, or leave out memory='inference'"
+                ) from error
+            self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+            for start, at in places.items():
+                tensor = self._tensors[start]
+                file.seek(at)
+                try:  # the system refuses read-only memory with an error; torch would crash there
+                    _all_of(file.readinto, memoryview(_memory(tensor)).cast("B")[:1])
+                except OSError as error:
+                    raise LandscapeError(
+                        f"a parameter of shape {tuple(tensor.shape)} lies in read-only memory ({error}); "
+                        "copy it (parameter.data = parameter.data.clone()), or leave out memory='inference'"
+                    ) from error
+                self._copies[start] = torch.frombuffer(
+                    self._map, dtype=torch.uint8, count=tensor.nbytes, offset=at
+                )
+
+    @torch.inference_mode()  # where any tensor can be written to
+    def restore(self) -> None:
+        """Write the values back."""
+        for start, tensor in self._tensors.items():
+            values = self._copies[start].view(tensor.dtype)
+            for first in range(0, len(values), PIECE):
+                _flat(tensor)[first : first + PIECE] = values[first : first + PIECE]
+                self.release()
+        self._copies.clear()
+        self._map = None  # so that the file's room is given back
+
+    def release(self) -> None:
+        """Give back the memory that reading the file took; what looks at it reads the file again."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def state(self, state: Weights) -> Weights:
+        """The same state, but for arrays that look at the tensors' memory: they look at what was saved."""
+        if isinstance(state, StoredState):
+            return state
+        if isinstance(state, OwnState):
+            return OwnState({name: self._as_saved(tensor) for name, tensor in state.tensors.items()})
+        return {name: self._array_as_saved(np.asarray(array)) for name, array in state.items()}
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """The same for directions that are arrays."""
+        if not isinstance(recipe, Directions):
+            return recipe
+        return Directions(x=self.state(recipe.x), y=self.state(recipe.y))
+
+    def _as_saved(self, tensor: Tensor) -> Tensor:
+        found = self._copy_of(tensor.data_ptr())
+        if found is None:
+            return tensor
+        values = found.view(tensor.dtype)
+        return values.as_strided(tensor.shape, tensor.stride(), values.storage_offset())
+
+    def _array_as_saved(self, array: Array) -> Array:
+        found = self._copy_of(array.ctypes.data)
+        if found is None:
+            return array
+        return np.ndarray(array.shape, array.dtype, found.numpy().data, strides=array.strides)
+
+    def _copy_of(self, place: int) -> Tensor | None:
+        """The saved bytes from this place of memory on, to the end of the tensor that lies there."""
+        number = bisect_right(self._starts, place) - 1
+        if number < 0 or place >= (start := self._starts[number]) + self._tensors[start].nbytes:
+            return None
+        return self._copies[start][place - start :]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements of a dense tensor in the order of its memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The memory of a dense tensor on the host, as bytes; after tensor.numpy() FSDP could not resize it."""
+    return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+def _all_of(step: Callable[[memoryview], int | None], buffer: Any) -> None:
+    """Call `step` (write, readinto) until it has gone through the buffer."""
+    rest = memoryview(buffer).cast("B")
+    while rest:
+        rest = rest[step(rest) or 0 :]
