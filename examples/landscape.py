@@ -1,4 +1,4 @@
-"""Keep checkpoints of a training, then draw the loss around its path: `python examples/landscape.py runs/path`"""
+"""Keep the path of a training, then draw the loss around it: `python examples/landscape.py runs/path`"""
 
 import sys
 from pathlib import Path
