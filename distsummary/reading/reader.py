@@ -1,4 +1,4 @@
-"""Event files to events: one file, all segments of a directory, or its lineage."""
+"""Reads events: of one file, of all event files of a directory, or its lineage."""
 
 import logging
 import os
@@ -26,8 +26,8 @@ from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import dialect_of, lineage_files, segments
 
 MODES = ("strict", "skip", "tail")
-MAX_DAMAGE = 1000  # places of one file that are told one by one, and
-_MAX_LOGGED = 10  # that are logged
+MAX_DAMAGE = 1000  # damaged places of one file that are listed one by one
+_MAX_LOGGED = 10  # the same where they are logged
 
 
 class _Decoder(NamedTuple):
@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ReadEvent(NamedTuple):
-    """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 when another writer wrote it.
+    """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another writer wrote it.
 
     `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, the bytes of a
     graph, a lineage message. `wall_time` in seconds since the epoch, `offset` and `end` in bytes.
@@ -73,7 +73,7 @@ class ReadValue(NamedTuple):
     value: Any  # float, array, Histogram, Image, Landscape, bytes or a lineage message
 
 
-# A NamedTuple's own constructor takes twice the time.
+# These take half the time of a NamedTuple's own constructor.
 _new_value = partial(tuple.__new__, Value)
 _new_event = partial(tuple.__new__, ReadEvent)
 _new_read_value = partial(tuple.__new__, ReadValue)
@@ -98,14 +98,14 @@ def read_file(
 ) -> Iterator[ReadEvent]:
     """The events of one file, in its order; records without values (versions, sessions) are left out.
 
-    A torn last frame is no damage: the file may be growing.
+    A torn last frame is not damage: the file may be growing.
 
     Args:
-        path: the file; its name tells the dialect.
-        mode: "strict" raises at damage. "skip" goes on at the next intact frame, wherever it begins. "tail"
-            does so, too, but stops before damage that nothing intact follows yet: see `tail.Tail`.
+        path: the file; its name says the dialect.
+        mode: "strict" raises at damage. "skip" continues at the next intact frame, wherever it begins. "tail"
+            does the same, but reports damage only once something intact follows it: see `tail.Tail`.
         start: the byte to begin at: 0, or the `end` of an event that was read before.
-        skipped: takes what was skipped, at most MAX_DAMAGE places of a file; without it, they are logged.
+        skipped: receives the damage that was skipped, at most MAX_DAMAGE places; without it, it is logged.
         max_payload: larger events (bytes) are damage.
 
     Raises:
@@ -126,11 +126,11 @@ def _read_file(
     try:
         for piece in read_pieces(path, dialect, start=start, max_payload=max_payload, resync=resync):
             if isinstance(piece, ScalarColumns):
-                skipping.tell()
+                skipping.report()
                 yield piece
                 continue
             if piece.damage is None and (fields := decode_scalars(piece.payload, dialect)) is not None:
-                skipping.tell()
+                skipping.report()
                 yield _new_event((*fields, path, piece.offset, piece.end))
                 continue
             try:
@@ -138,7 +138,7 @@ def _read_file(
             except DamagedFileError as error:
                 skipping.skip(piece.offset, str(error))
                 continue
-            skipping.tell()
+            skipping.report()
             if decoded is not None:
                 ids, event = decoded
                 yield ReadEvent(*ids, *event, path, piece.offset, piece.end)
@@ -164,7 +164,7 @@ def _events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
 
 
 def values_of(piece: Piece) -> Iterable[ReadValue]:
-    """The values of an event, or of events in columns, one by one."""
+    """The values of one event, or of events in columns, one by one."""
     if isinstance(piece, ReadEvent):
         ids = (piece.attempt, piece.seq, piece.step, piece.wall_time)
         return [ReadValue(*ids, value.tag, value.data) for value in piece.values]
@@ -189,9 +189,7 @@ def _decode(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
     decoder = _DECODERS[dialect]
     refuse_bombs(frame.payload, decoder.message)
     try:
-        with np.errstate(
-            all="ignore"
-        ):  # a file may hold any numbers: what they give is no fault of the reader
+        with np.errstate(all="ignore"):  # whatever numbers the file holds, decoding does not warn
             decoded = decoder.decode(frame.payload)
         if decoded is not None:
             refuse_bad_text(decoded[1].values)
@@ -201,7 +199,7 @@ def _decode(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
 
 
 class _Skipping:
-    """What to do about the damage of one file: raise, list or log it, a bounded number of times."""
+    """Raises, lists or logs the damage of one file; lists and logs a bounded number of places."""
 
     def __init__(self, path: Path, mode: str, skipped: list[Damage] | None) -> None:
         self.path, self.mode, self._skipped = path, mode, skipped
@@ -221,8 +219,8 @@ class _Skipping:
         self._left -= 1
         self._waiting.append(damage)
 
-    def tell(self) -> None:
-        """Something intact follows, or the file ends: what was met so far is damage indeed."""
+    def report(self) -> None:
+        """Report the damage so far: something intact follows it, or the file ends."""
         for damage in self._waiting:
             if self._skipped is not None:
                 self._skipped.append(damage)
@@ -232,12 +230,12 @@ class _Skipping:
 
     def end(self) -> None:
         if self.mode == "tail":
-            return  # what nothing intact follows may still be being written
+            return  # damage at the end may be a frame that is still being written
         if self._more:
             self._waiting.append(
                 Damage(self.path, self._last_offset, f"{self._more} more places are damaged up to here")
             )
-        self.tell()
+        self.report()
 
 
 def _said(damage: Damage) -> str:
@@ -251,10 +249,10 @@ def read_directory(
     *,
     skipped: list[Damage] | None = None,
 ) -> Iterator[ReadEvent]:
-    """The events of all segments of one dialect, in the order of their stamps.
+    """The events of all files of one dialect in a directory, in the order of their stamps.
 
-    An event that was written twice comes once, by (run id, attempt, seq); those of other writers, which have
-    no seq, all come. Errors and `skipped` as in `read_file`.
+    An event that was written twice is given once, by (run id, attempt, seq); events of other writers have no
+    seq and are all given. Errors and `skipped` as in `read_file`.
     """
     check_choice("dialect", dialect, DIALECTS)
     check_choice("mode", mode, MODES)
@@ -263,7 +261,7 @@ def read_directory(
 
 
 def read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[tuple[Path, Piece]]:
-    """The events of files without those that came before, those of scalars in columns, each with its file."""
+    """The events of files, each once and with its file; events of scalars in columns where they are many."""
     seen = Seen()
     for file in files:
         for piece in _read_file(file, 0, _Skipping(file, mode, skipped)):
@@ -281,13 +279,13 @@ def read_values(
     *,
     skipped: list[Damage] | None = None,
 ) -> Iterator[ReadValue]:
-    """The values of a file, or of a directory's segments in the order of their stamps, one by one.
+    """The values of a file, or of a directory's files in the order of their stamps, one by one.
 
-    An event that was written twice comes once, as in `read_directory`.
+    An event that was written twice is given once, as in `read_directory`.
 
     Args:
-        path: an event file, whose name tells the dialect, or a directory.
-        dialect: of a directory's files; None takes MindSpore's if there are any, else TensorBoard's.
+        path: an event file, whose name says the dialect, or a directory.
+        dialect: of a directory's files; None reads MindSpore's if there are any, else TensorBoard's.
         mode, skipped: as in `read_file`, and so are the errors.
     """
     files = files_of(path, dialect, mode)
@@ -295,7 +293,7 @@ def read_values(
 
 
 def files_of(path: str | os.PathLike[str], dialect: str | None, mode: str) -> list[Path]:
-    """What `read_values` reads; raises InvalidValueError for an unknown dialect or mode."""
+    """The files that `read_values` reads; raises InvalidValueError for an unknown dialect or mode."""
     check_choice("mode", mode, MODES)
     if dialect is not None:
         check_choice("dialect", dialect, DIALECTS)
@@ -306,37 +304,32 @@ def files_of(path: str | os.PathLike[str], dialect: str | None, mode: str) -> li
 
 
 def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, attempt: int) -> int:
-    """The highest seq of an attempt in the files of one dialect, 0 for none; damage is passed over."""
+    """The highest seq of an attempt in the files of one dialect, 0 without any; damage is skipped."""
     for segment in reversed(segments(_directory(directory), dialect)):
         last = 0
         for piece in read_pieces(segment, dialect, resync=True):
             if isinstance(piece, Frame) and piece.damage is not None:
                 continue
-            owner, seq = _last_of(piece)
-            if owner != (run_id, attempt):
-                break  # the version record says whose segment it is: another attempt's costs one frame
-            last = max(last, seq)
-        if last:  # segments are in the order of the seqs
+            try:
+                if isinstance(piece, ScalarColumns):
+                    ids = EventIds(piece.run_id, piece.attempt, int(piece.seqs.max()))
+                else:
+                    ids = wire.read_identity(piece.payload)
+            except ValueError:
+                break
+            if ids[:2] != (run_id, attempt):
+                break  # the version record has the identity too: a file of another attempt costs one frame
+            last = max(last, ids.seq)
+        if last:  # seqs rise from file to file
             return last
     return 0
-
-
-def _last_of(piece: ScalarColumns | Frame) -> tuple[tuple[str, int], int]:
-    """Run id and attempt, and the highest seq."""
-    if isinstance(piece, ScalarColumns):
-        return (piece.run_id, piece.attempt), int(piece.seqs.max())
-    try:
-        run_id, attempt, seq = wire.read_identity(piece.payload)
-    except ValueError:
-        return ("", 0), 0
-    return (run_id, attempt), seq
 
 
 def read_lineage(path: str | os.PathLike[str], mode: str = "skip") -> Lineage:
     """The lineage in a file, or in all lineage files of a directory; an empty one if there is none.
 
-    As in MindInsight: the last event of each kind counts and custom information is merged; a later file with
-    the lineage of a training or a dataset graph begins anew. Errors as in `read_file`.
+    As in MindInsight, the last event of each kind counts and custom information is merged; a later file with
+    the lineage of a training or a dataset graph replaces what came before. Errors as in `read_file`.
     """
     files = [Path(path)] if not os.path.isdir(path) else lineage_files(Path(path))
     lineage = Lineage()

@@ -1,4 +1,4 @@
-"""The event files of a directory: their names, their stamps and their order."""
+"""The event files of a directory, called segments: their names, their stamps and their order."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _TENSORBOARD_NAME = re.compile(r"tfevents\.(?P<stamp>\d{1,10})\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentName:
-    """The parts of a segment's name beside its stamp; `source` tells the writers of one run apart."""
+    """The name of a segment without its stamp; `source` is different for each writer of a run."""
 
     prefix: str = "events"
     suffix: str = "_MS"
@@ -24,13 +24,13 @@ class SegmentName:
     pid: int
 
     def file_name(self, dialect: str, stamp: int) -> str:
-        """Viewers find the MindSpore dialect by `summary.<seconds>` and TensorBoard's by `tfevents`."""
+        """The name with a stamp; viewers look for `summary.<seconds>` (MindSpore's dialect) or `tfevents`."""
         if dialect == TENSORBOARD:
             return f"{self.prefix}.out.tfevents.{stamp:010d}.{self.host}.{self.pid}.{self.source}"
         return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{self.suffix}"
 
     def lineage_name(self, stamp: int) -> str:
-        """The lineage file of the directory."""
+        """The name of a lineage file with a stamp."""
         return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{LINEAGE_SUFFIX}"
 
 
@@ -49,7 +49,7 @@ def stamp_of(name: str) -> int | None:
 
 
 def segments(directory: Path, dialect: str) -> list[Path]:
-    """The dialect's event files of a directory, oldest first; lineage files are not among them."""
+    """The event files of one dialect in a directory, oldest first, without lineage files."""
     pattern = _TENSORBOARD_NAME if dialect == TENSORBOARD else _MINDSPORE_NAME
     found = [path for path in directory.iterdir() if pattern.search(path.name) and path.is_file()]
     if dialect == MINDSPORE:
@@ -71,6 +71,6 @@ def all_event_files(directory: Path) -> list[Path]:
 
 
 def next_stamp(directory: Path, now: float) -> int:
-    """max(now, highest + 1): viewers go by the order of the stamps, clocks and restarts notwithstanding."""
+    """max(now, highest + 1), since viewers order files by their stamps, whatever the clock says."""
     stamps = [stamp for path in directory.iterdir() if (stamp := stamp_of(path.name)) is not None]
     return max(int(now), max(stamps, default=-1) + 1)

@@ -1,4 +1,4 @@
-"""The scalars of event files as arrays: one series for each tag."""
+"""Scalars of event files as arrays, one series per tag; nothing imports it until the read API comes."""
 
 import os
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from distsummary.format.records import Array
 from distsummary.reading.reader import Damage, ReadEvent, files_of, read_once
 from distsummary.reading.scalar_columns import ScalarColumns
 
-_MAX_ROWS = 4096  # that wait to become arrays
+_MAX_ROWS = 4096  # values collected before they become arrays
 
 
 class ScalarSeries(NamedTuple):
@@ -32,11 +32,11 @@ def read_scalars(
     *,
     skipped: list[Damage] | None = None,
 ) -> dict[str, ScalarSeries]:
-    """All scalars of a file, or of a directory's segments in the order of their stamps, by their tags.
+    """All scalars of a file, or of a directory's files in the order of their stamps, by tag.
 
-    The tags come in the order of their first values. What is read, and the arguments and errors, are as in
-    `reader.read_values`; other values are passed over. Memory: 32 bytes for each scalar, three times as much
-    while they are read.
+    The tags are in the order of their first values. Arguments, errors and which events are read are as in
+    `reader.read_values`; values of other plugins are skipped. Memory: 32 bytes per scalar, three times
+    as much while they are read.
     """
     table = _Table()
     for _, piece in read_once(files_of(path, dialect, mode), mode, skipped):
@@ -48,7 +48,7 @@ def read_scalars(
 
 
 class _Table:
-    """Scalars of all tags: the number of the tag, then what a series has."""
+    """Scalars of all tags: the number of the tag, then the columns of a series."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -91,7 +91,7 @@ class _Table:
         numbers = np.concatenate(self._chunks[0])
         order = np.argsort(numbers, kind="stable")
         stops = np.cumsum(np.bincount(numbers, minlength=len(self._numbers)))
-        places = np.split(order, stops)  # of each tag's values; behind the last there are none
+        places = np.split(order, stops)  # of each tag's values; the last is empty
         found = [(tag, place) for tag, place in zip(self._numbers, places, strict=False) if place.size]
         found.sort(key=lambda one: int(one[1][0]))
         parts: dict[str, list[Array]] = {tag: [] for tag, _ in found}

@@ -12,4 +12,4 @@ def test_many_gaps_and_owners_take_bounded_memory():
     assert not seen.add("a", 0, 199_997)
     for attempt in range(5000):
         assert seen.add("b", attempt, 1)
-    assert len(seen._owners) <= 4096
+    assert len(seen._attempts) <= 4096
