@@ -1,4 +1,4 @@
-"""What to keep of a training for its landscapes: MindSpore's `collect_landscape`, checked."""
+"""MindSpore's `collect_landscape` argument: which checkpoints a training keeps for its landscapes."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,12 @@ _KEYS = ("landscape_size", "unit", "num_samples", "create_landscape", "intervals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapeSpec:
-    """Which checkpoints to keep (`intervals`, in `unit`s counted from 1) and what to draw of them.
+    """Which checkpoints to keep (`intervals`, in `unit`s counted from 1), and which landscapes to draw.
 
-    `landscape_size` points along each side of the grid, `num_samples` of the data set per point;
-    `create_train` draws one landscape per interval, `create_result` one around the last checkpoint.
-    `sketch` keeps a sketch (64 kB) of every so many steps: 0 leaves it to the costs, None keeps none.
+    A landscape has `landscape_size` points along each side and uses `num_samples` of the data set per point.
+    `create_train` draws one landscape per interval, `create_result` one around the last checkpoint. `sketch`
+    is the number of steps from one sketch (64 kB) to the next: 0 lets the costs decide, None keeps no
+    sketches.
     """
 
     intervals: tuple[tuple[int, ...], ...]
@@ -31,36 +32,63 @@ class LandscapeSpec:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The steps or epochs of all intervals, ascending, each once."""
+        """The steps or epochs of all intervals, ascending, without duplicates."""
         return tuple(sorted({number for interval in self.intervals for number in interval}))
 
 
-# MindSpore's default, which costs a training up to 19 checkpoints.
+# MindSpore's default: up to 19 checkpoints.
 DEFAULT_SPEC = LandscapeSpec(intervals=(tuple(range(1, 10)), tuple(range(10, 20))))
 
 
 def check_collect_landscape(value: object) -> LandscapeSpec | None:
-    """The spec that MindSpore's `collect_landscape` argument asks for; None and {} ask for nothing.
+    """Check MindSpore's `collect_landscape` argument; None and {} mean that nothing is kept.
 
     A missing `create_landscape`, or a missing key in it, means True. Raises InvalidTypeError or
-    InvalidValueError where MindSpore raises TypeError or ValueError. The key `sketch` is not one of its own:
-    True keeps sketches of as many steps as cost a hundredth of the training's time, a number n one of every
-    n-th step. With it `intervals` may be missing: then no whole checkpoint is kept.
+    InvalidValueError where MindSpore raises TypeError or ValueError. The key `sketch` is our own: True keeps
+    sketches of as many steps as cost a hundredth of the training's time, a number n one of every n-th step.
+    With it `intervals` may be missing, and then no whole checkpoint is kept.
     """
     check_type("collect_landscape", value, dict, optional=True)
     if not isinstance(value, dict) or not value:
         return None
     check_keys("collect_landscape", value, _KEYS)
-    size = value.get("landscape_size", 40)
+    size, unit = value.get("landscape_size", 40), value.get("unit", "step")
+    num_samples, create = value.get("num_samples", 2048), value.get("create_landscape", {})
     check_int("collect_landscape['landscape_size']", size, low=MIN_SIZE, high=MAX_SIZE)
-    unit = value.get("unit", "step")
     check_choice("collect_landscape['unit']", unit, UNITS)
-    num_samples = value.get("num_samples", 2048)
     check_int("collect_landscape['num_samples']", num_samples)
-    create = _check_create(value.get("create_landscape", {}))
-    sketch = _check_sketch(value.get("sketch", False))
+
+    field = "collect_landscape['create_landscape']"
+    check_type(field, create, dict)
+    check_keys(field, create, ("train", "result"))
+    for key, flag in create.items():
+        check_type(f"{field}[{key!r}]", flag, bool)
+
+    sketch = value.get("sketch", False)
+    if isinstance(sketch, bool):
+        sketch = 0 if sketch else None
+    else:
+        check_int("collect_landscape['sketch'] (or True)", sketch, low=1)
+
+    field, intervals = (
+        "collect_landscape['intervals']",
+        value.get("intervals", None if sketch is None else []),
+    )
+    if intervals is None:
+        raise InvalidTypeError(f"{field} is required: a list of lists of numbers, such as [[1, 2, 3]]")
+    check_type(field, intervals, list)
+    for index, interval in enumerate(intervals):
+        check_type(f"{field}[{index}]", interval, list)
+        if len(interval) < MIN_INTERVAL:
+            raise InvalidValueError(
+                f"{field}[{index}] must have at least {MIN_INTERVAL} numbers, got {interval!r}; a plane "
+                "takes three points"
+            )
+        for item in interval:  # MindSpore accepts a bool here, and only here
+            check_type(f"an item of {field}[{index}]", item, (int, bool))
+
     return LandscapeSpec(
-        intervals=_check_intervals(value.get("intervals", None if sketch is None else [])),
+        intervals=tuple(tuple(map(int, interval)) for interval in intervals),
         sketch=sketch,
         unit=unit,
         num_samples=num_samples,
@@ -68,43 +96,3 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
         create_train=create.get("train", True),
         create_result=create.get("result", True),
     )
-
-
-def _check_sketch(value: object) -> int | None:
-    """How many steps apart; 0 for as the costs allow, None for no sketches."""
-    if isinstance(value, bool):
-        return 0 if value else None
-    check_int("collect_landscape['sketch'] (or True)", value, low=1)
-    assert isinstance(value, int)
-    return value
-
-
-def _check_create(value: object) -> dict[str, bool]:
-    field = "collect_landscape['create_landscape']"
-    check_type(field, value, dict)
-    assert isinstance(value, dict)
-    check_keys(field, value, ("train", "result"))
-    for key, flag in value.items():
-        check_type(f"{field}[{key!r}]", flag, bool)
-    return value
-
-
-def _check_intervals(value: object) -> tuple[tuple[int, ...], ...]:
-    field = "collect_landscape['intervals']"
-    if value is None:
-        raise InvalidTypeError(f"{field} is required: a list of lists of numbers, such as [[1, 2, 3]]")
-    check_type(field, value, list)
-    assert isinstance(value, list)
-    return tuple(_check_interval(f"{field}[{index}]", interval) for index, interval in enumerate(value))
-
-
-def _check_interval(field: str, value: object) -> tuple[int, ...]:
-    check_type(field, value, list)
-    assert isinstance(value, list)
-    if len(value) < MIN_INTERVAL:
-        raise InvalidValueError(
-            f"{field} must have at least {MIN_INTERVAL} numbers, got {value!r}; a plane takes three points"
-        )
-    for item in value:
-        check_type(f"an item of {field}", item, (int, bool))  # MindSpore lets a bool pass here, and only here
-    return tuple(map(int, value))

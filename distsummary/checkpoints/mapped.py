@@ -1,4 +1,4 @@
-"""A checkpoint file in place: arrays by name, decoded from the mapped file when they are asked for."""
+"""Checkpoints read in place: arrays by name, decoded from the mapped file at each access."""
 
 import math
 import mmap
@@ -22,13 +22,13 @@ MAX_NAME_BYTES = 1024
 MAX_SLICES = 1 << 12
 MAX_DIMENSIONS = 32  # NumPy 1.26's limit
 
-# What is stored under a dtype's name here; bool is checked byte by byte, text is UTF-32.
+# The NumPy dtype of the bytes; every byte of a bool is checked, text is UTF-32.
 _STORED = {"bfloat16": "<u2", "bool": "|u1", "text": "<u4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where one array lies: `spans` are byte ranges of the file, in order.
+class StoredArray:
+    """An array in a file: its dtype and shape, and the byte ranges (`spans`) that hold it, in order.
 
     `dtype` is a little-endian NumPy dtype ("<f4"), or "bfloat16", "bool", "text".
     """
@@ -49,7 +49,7 @@ class Layout:
 
 
 class StoredState(Mapping[str, Array]):
-    """Arrays by name that lie in files and are read when they are asked for."""
+    """Arrays by name in files, read at each access."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
@@ -57,106 +57,106 @@ class StoredState(Mapping[str, Array]):
 
     @abstractmethod
     def part(self, name: str, start: int, stop: int) -> Array:
-        """Elements start .. stop-1 of one array in C order, up to its end; no other is read."""
+        """Elements start .. stop-1 of one array in C order, as far as it goes; no others are read."""
 
     @abstractmethod
     def selected(self, names: Mapping[str, str]) -> Self:
-        """Some of the arrays, under new names: those that `names` leads from (new to old)."""
+        """Some of the arrays under new names: `names` is {new: old}."""
 
     def release(self, name: str) -> None:
-        """Give back the memory that reading one array took; what looks at it reads the file again."""
+        """Free the memory that reading one array took; existing views of it read the file again."""
 
     def own(self) -> dict[str, Array]:
         """All arrays as aligned, writable copies."""
         return {name: np.array(self[name]) for name in self}
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
-        """Another process may not see the files: it gets the arrays."""
+        """Pickles as a dict of arrays, since another process may not see the files."""
         return dict, ({name: self[name] for name in self},)
 
 
 class MappedState(StoredState):
-    """Arrays by name, read-only views of the file where its dtype allows, else decoded at each access.
+    """Arrays by name: read-only views of the file if NumPy has its dtype, else decoded at each access.
 
     bfloat16 becomes float32 (exactly), text a 0-d array of str. The file stays mapped as long as one of its
-    arrays lives; that is safe because checkpoints are replaced whole, never rewritten in place.
+    arrays is alive; that is safe because checkpoints are replaced as whole files, never rewritten in place.
     """
 
-    def __init__(self, data: mmap.mmap, layouts: dict[str, Layout]) -> None:
+    def __init__(self, data: mmap.mmap, arrays: dict[str, StoredArray]) -> None:
         self._data = data
-        self._layouts = layouts
+        self._arrays = arrays
 
     def __getitem__(self, name: str) -> Array:
-        return decode(self._data, self._layouts[name])
+        return decode(self._data, self._arrays[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._layouts)
+        return iter(self._arrays)
 
     def __len__(self) -> int:
-        return len(self._layouts)
+        return len(self._arrays)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See StoredState."""
-        return self._layouts[name].shape
+        return self._arrays[name].shape
 
     def part(self, name: str, start: int, stop: int) -> Array:
         """See StoredState."""
-        layout = self._layouts[name]
-        size = layout.stored.itemsize
+        array = self._arrays[name]
+        size = array.stored.itemsize
         spans, at = [], 0
-        for begin, end in layout.spans:
+        for begin, end in array.spans:
             low, high = begin + start * size - at, begin + stop * size - at
             spans.append((min(max(low, begin), end), max(min(high, end), begin)))
             at += end - begin
         count = sum(end - begin for begin, end in spans) // size
-        return decode(self._data, Layout(dtype=layout.dtype, shape=(count,), spans=tuple(spans)))
+        return decode(self._data, StoredArray(dtype=array.dtype, shape=(count,), spans=tuple(spans)))
 
     def release(self, name: str) -> None:
         """See StoredState."""
         if not hasattr(mmap, "MADV_DONTNEED"):  # not on this system
             return
-        for start, stop in self._layouts[name].spans:
+        for start, stop in self._arrays[name].spans:
             begin = start - start % mmap.PAGESIZE
             self._data.madvise(mmap.MADV_DONTNEED, begin, stop - begin)
 
     def selected(self, names: Mapping[str, str]) -> Self:
         """See StoredState."""
-        return type(self)(self._data, {new: self._layouts[old] for new, old in names.items()})
+        return type(self)(self._data, {new: self._arrays[old] for new, old in names.items()})
 
 
-def decode(data: mmap.mmap | Array, layout: Layout) -> Array:
-    """The array that lies at `layout` of these bytes."""
-    stored = layout.stored
+def decode(data: mmap.mmap | Array, array: StoredArray) -> Array:
+    """The values of an array in these bytes."""
+    stored = array.stored
     pieces = [
         np.frombuffer(data, stored, count=(stop - start) // stored.itemsize, offset=start)
-        for start, stop in layout.spans
+        for start, stop in array.spans
         if stop > start
     ]
     flat = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, stored), *pieces])
-    if layout.dtype == "text":
+    if array.dtype == "text":
         return np.array(flat.tobytes().decode("utf-32-le"))
-    if layout.dtype == "bfloat16":
+    if array.dtype == "bfloat16":
         flat = (flat.astype(np.uint32) << 16).view(np.float32)
-    elif layout.dtype == "bool":
+    elif array.dtype == "bool":
         flat = flat != 0
-    return flat.reshape(layout.shape)
+    return flat.reshape(array.shape)
 
 
-def check_layout(name: str, layout: Layout) -> None:
-    """Raise DamagedFileError unless the array is within bounds and has the bytes that its shape says."""
+def check_stored(name: str, array: StoredArray) -> None:
+    """Raise DamagedFileError unless name and shape are within bounds and the spans have the shape's bytes."""
     if len(name.encode()) > MAX_NAME_BYTES:
         raise DamagedFileError(f"a name has more than {MAX_NAME_BYTES} bytes: {name[:60]!r}...")
-    if len(layout.shape) > MAX_DIMENSIONS or any(size < 0 for size in layout.shape):
-        raise DamagedFileError(f"{name!r} has the shape {layout.shape[: MAX_DIMENSIONS + 1]}")
-    itemsize = layout.stored.itemsize
-    if math.prod(max(size, 1) for size in layout.shape) * itemsize >= 1 << 63:
-        raise DamagedFileError(f"{name!r} has the shape {layout.shape}, which no array can have")
-    if layout.nbytes != math.prod(layout.shape) * itemsize:
+    if len(array.shape) > MAX_DIMENSIONS or any(size < 0 for size in array.shape):
+        raise DamagedFileError(f"{name!r} has the shape {array.shape[: MAX_DIMENSIONS + 1]}")
+    itemsize = array.stored.itemsize
+    if math.prod(max(size, 1) for size in array.shape) * itemsize >= 1 << 63:
+        raise DamagedFileError(f"{name!r} has the shape {array.shape}, which no array can have")
+    if array.nbytes != math.prod(array.shape) * itemsize:
         raise DamagedFileError(
-            f"{name!r} has {layout.nbytes} bytes, but {layout.dtype} of shape {layout.shape} "
-            f"has {math.prod(layout.shape) * itemsize}"
+            f"{name!r} has {array.nbytes} bytes, but {array.dtype} of shape {array.shape} "
+            f"has {math.prod(array.shape) * itemsize}"
         )
-    if any((stop - start) % itemsize for start, stop in layout.spans):
+    if any((stop - start) % itemsize for start, stop in array.spans):
         raise DamagedFileError(f"{name!r} is split inside an element")
 
 
@@ -169,6 +169,6 @@ def map_file(path: Path) -> mmap.mmap:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise DamagedFileError(f"the checkpoint {path} is empty; remove it and train again")
-        if sys.version_info >= (3, 13):  # older ones keep a descriptor open as long as the file is mapped
+        if sys.version_info >= (3, 13):  # older ones keep the file open while it is mapped
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

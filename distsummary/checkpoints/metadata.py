@@ -1,5 +1,6 @@
-"""train_metadata.json: which checkpoint files are the trajectory of one training."""
+"""train_metadata.json: the checkpoint files that are the trajectory of one training."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -22,9 +23,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
-    """One checkpoint as the metadata names it; `sha256` is empty when MindSpore wrote it.
+    """A checkpoint file in the metadata; `sha256` is empty if MindSpore wrote it.
 
-    Of a model in `shards` files `path` is rank 0's, and `sha256` is empty: each file has its own inside.
+    If the model is saved as `shards` files, `path` is that of rank 0, and `sha256` is empty because each file
+    has its own digest inside.
     """
 
     path: str
@@ -34,10 +36,10 @@ class CheckpointFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainMetadata:
-    """The content of train_metadata.json: MindSpore's keys, and ours (`run_id`, `sha256`, `shards`).
+    """The content of train_metadata.json: MindSpore's keys, and our own (`run_id`, `sha256`, `shards`).
 
-    `files` by number: those that exist, while the spec's intervals are what was planned. `step_per_epoch` is
-    0 when the training did not know it; `run_id` is empty when MindSpore wrote the file.
+    `files` are the existing checkpoints by number, `spec.intervals` the planned ones. `step_per_epoch` is 0
+    if the training did not know it; `run_id` is empty if MindSpore wrote the file.
     """
 
     spec: LandscapeSpec
@@ -66,16 +68,16 @@ class TrainMetadata:
 
 
 def parse_metadata(data: bytes) -> TrainMetadata:
-    """Read what MindSpore or `TrainMetadata.to_bytes` wrote; raises DamagedFileError for anything else.
+    """Parse what MindSpore or `TrainMetadata.to_bytes` wrote; raises DamagedFileError for anything else.
 
-    Size, depth and integers are bounded; the paths are not to be trusted.
+    Size, depth and integers are bounded. The paths are not checked and must not be trusted.
     """
     if len(data) > MAX_BYTES:
         raise DamagedFileError(f"it has more than {MAX_BYTES} bytes")
     try:
         return _parse(json.loads(data))
     except (InvalidTypeError, InvalidValueError, ValueError, RecursionError) as error:
-        raise DamagedFileError(str(error)[:500]) from error  # it may quote 16 MiB
+        raise DamagedFileError(str(error)[:500]) from error  # the message may quote 16 MiB
 
 
 def _parse(content: Any) -> TrainMetadata:
@@ -84,30 +86,19 @@ def _parse(content: Any) -> TrainMetadata:
         if key not in content:
             raise InvalidValueError(f"the key {key!r} is missing")
     check_int("step_per_epoch", content["step_per_epoch"], low=0, high=MAX_INT)
-    run_id = content.get("run_id", "")
-    check_type("run_id", run_id, str)
-    return TrainMetadata(
-        spec=_spec(content), step_per_epoch=content["step_per_epoch"], run_id=run_id, files=_files(content)
-    )
+    check_type("run_id", content.get("run_id", ""), str)
 
-
-def _spec(content: dict[str, Any]) -> LandscapeSpec:
     groups = content["epoch_group"]
     check_type("epoch_group", groups, dict)
-    given: dict[str, Any] = {
-        key: content[key]
-        for key in ("unit", "num_samples", "landscape_size", "create_landscape")
-        if key in content
-    }
-    given["intervals"] = [groups[key] for key in sorted(groups, key=_number)]
-    spec = check_collect_landscape(given)
+    optional = ("unit", "num_samples", "landscape_size", "create_landscape")
+    given = {key: content[key] for key in optional if key in content}
+    spec = check_collect_landscape(
+        given | {"intervals": [groups[key] for key in sorted(groups, key=_number)]}
+    )
     assert spec is not None  # the dict is not empty
     for number in (*spec.numbers, spec.num_samples):
         check_int("a number of epoch_group, or num_samples,", number, low=-MAX_INT, high=MAX_INT)
-    return spec
 
-
-def _files(content: dict[str, Any]) -> dict[int, CheckpointFile]:
     paths, digests = content["model_params_file_map"], content.get("sha256", {})
     shards = content.get("shards", {})
     check_type("model_params_file_map", paths, dict)
@@ -115,14 +106,20 @@ def _files(content: dict[str, Any]) -> dict[int, CheckpointFile]:
     check_type("shards", shards, dict)
     for key, count in shards.items():
         check_int(f"shards[{key[:40]!r}]", count, low=2, high=MAX_SHARDS)
-    return {
-        _number(key): CheckpointFile(
-            path=_path(key, path),
-            sha256=_sha256(key, digests.get(key, "")),
-            shards=shards.get(key, 1),
-        )
-        for key, path in sorted(paths.items(), key=lambda item: _number(item[0]))
-    }
+    files = {}
+    for key in sorted(paths, key=_number):
+        path, digest = paths[key], digests.get(key, "")
+        check_type(f"model_params_file_map[{key!r}]", path, str)
+        check_type(f"sha256[{key!r}]", digest, str)
+        if digest and not _SHA256.fullmatch(digest):
+            raise InvalidValueError(f"sha256[{key!r}] must be 64 hexadecimal digits, got {digest[:80]!r}")
+        files[_number(key)] = CheckpointFile(path=path, sha256=digest, shards=shards.get(key, 1))
+    return TrainMetadata(
+        spec=spec,
+        step_per_epoch=content["step_per_epoch"],
+        run_id=content.get("run_id", ""),
+        files=files,
+    )
 
 
 def _number(key: str) -> int:
@@ -131,19 +128,31 @@ def _number(key: str) -> int:
     return int(key)
 
 
-def _path(key: str, path: object) -> str:
-    check_type(f"model_params_file_map[{key!r}]", path, str)
-    return str(path)
+def read_metadata(ckpt_dir: Path) -> TrainMetadata:
+    """The metadata in a directory; raises MissingFileError or DamagedFileError."""
+    path = ckpt_dir / METADATA
+    if not path.is_file():
+        refuse_absent_run(ckpt_dir)
+        raise MissingFileError(
+            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} to have one, at "
+            "least up to its first number, or give a landscape checkpoints that were saved otherwise by "
+            "their numbers: around={100: file, ...}"
+        )
+    with open(path, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    try:
+        return parse_metadata(data)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{path} is not the metadata of a trajectory: {error}") from error
 
 
-def _sha256(key: str, digest: object) -> str:
-    check_type(f"sha256[{key!r}]", digest, str)
-    if digest and not _SHA256.fullmatch(str(digest)):
-        raise InvalidValueError(f"sha256[{key!r}] must be 64 hexadecimal digits, got {str(digest)[:80]!r}")
-    return str(digest)
+def file_digest(path: Path) -> str:
+    """The sha256 of a checkpoint file, as `CheckpointFile` holds it."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_absent_run(ckpt_dir: Path) -> None:
-    """Raise MissingFileError where not only the checkpoints are missing: training again is no remedy then."""
+    """Raise MissingFileError if the run itself is missing, so that training again would be no remedy."""
     if not ckpt_dir.parent.is_dir():
         raise MissingFileError(f"{ckpt_dir.parent} does not exist; check the path")

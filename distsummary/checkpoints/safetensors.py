@@ -1,4 +1,4 @@
-"""safetensors files: the library writes and validates them, their arrays are read in place."""
+"""safetensors files: written and validated by the library, read in place."""
 
 import importlib
 import json
@@ -10,7 +10,14 @@ from types import ModuleType
 
 import numpy as np
 
-from distsummary.checkpoints.mapped import MAX_TENSORS, Array, Layout, MappedState, check_layout, map_file
+from distsummary.checkpoints.mapped import (
+    MAX_TENSORS,
+    Array,
+    MappedState,
+    StoredArray,
+    check_stored,
+    map_file,
+)
 from distsummary.checks import check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingExtraError
 from distsummary.publish import replacing
@@ -34,34 +41,28 @@ def library() -> ModuleType:
         ) from error
 
 
-def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """All arrays of the file by name, as copies, in its header's order (by dtype and name).
-
-    BF16 is read as float32. Raises as `map_safetensors`.
-    """
-    return map_safetensors(path).own()
-
-
 def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
-    """The arrays of the file in place: nothing but its header is read.
+    """The arrays of the file in place, in the order of its header, which alone is read here.
 
-    Raises MissingFileError, DamagedFileError for bytes that are not safetensors, InvalidValueError for a
-    dtype that NumPy has not (floats of 8 bits and less), MissingExtraError.
+    BF16 becomes float32. Raises MissingFileError, DamagedFileError for bytes that are not safetensors,
+    InvalidValueError for a dtype that NumPy lacks (floats of 8 bits and less), MissingExtraError.
     """
-    data, layouts, _ = open_safetensors(path)
-    return MappedState(data, layouts)
+    data, arrays, _ = open_safetensors(path)
+    return MappedState(data, arrays)
 
 
-def open_safetensors(path: str | os.PathLike[str]) -> tuple[mmap.mmap, dict[str, Layout], dict[str, str]]:
-    """The mapped file, where its arrays lie in it, and its metadata; raises as `map_safetensors`."""
+def open_safetensors(
+    path: str | os.PathLike[str],
+) -> tuple[mmap.mmap, dict[str, StoredArray], dict[str, str]]:
+    """The mapped file, its arrays, and its metadata; raises as `map_safetensors`."""
     package = library()
     data = map_file(Path(path))
     try:
-        # The library checks sizes, offsets and holes of the header before we believe it.
+        # the library checks the sizes, offsets and gaps of the header before they are used here
         with package.safe_open(os.fspath(path), framework="np") as file:
             metadata = dict(file.metadata() or {})
         size = int.from_bytes(data[:8], "little")
-        return data, _layouts(json.loads(data[8 : 8 + size]), 8 + size, len(data)), metadata
+        return data, _stored_arrays(json.loads(data[8 : 8 + size]), 8 + size, len(data)), metadata
     except InvalidValueError as error:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
     except (package.SafetensorError, RecursionError, ValueError) as error:
@@ -75,8 +76,8 @@ def write_safetensors(
 ) -> None:
     """Replace `path` by a safetensors file of these arrays (bool, integers, float16 to float64, complex64).
 
-    `metadata` is text by name, for the file's header; with it there may be no arrays. Raises InvalidTypeError
-    or InvalidValueError before anything is written, MissingExtraError, and RunDirError when writing fails.
+    `metadata` is text by name for the file's header; with it `state` may be empty. Raises InvalidTypeError or
+    InvalidValueError before anything is written, MissingExtraError, and RunDirError if writing fails.
     """
     library()
     save_file = importlib.import_module("safetensors.numpy").save_file
@@ -89,7 +90,7 @@ def write_safetensors(
 
 
 def writable(name: object, value: object) -> Array:
-    """The array as it will lie in a file: little-endian, in C order; raises as `write_safetensors`."""
+    """The array as it is written to a file: little-endian, in C order; raises as `write_safetensors`."""
     check_type("a name in state", name, str)
     check_type(f"state[{name!r}]", value, np.ndarray)
     array: Array = np.asarray(value)
@@ -104,22 +105,21 @@ def writable(name: object, value: object) -> Array:
     return np.asarray(array, dtype=dtype, order="C")  # the library takes contiguous arrays only
 
 
-def _layouts(header: dict[str, dict[str, object]], begin: int, size: int) -> dict[str, Layout]:
+def _stored_arrays(header: dict[str, dict[str, object]], begin: int, size: int) -> dict[str, StoredArray]:
+    """The arrays of a header whose offsets count from byte `begin` of a file of `size` bytes."""
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise DamagedFileError(f"it names more than {MAX_TENSORS} arrays")
-    return {name: _layout(name, entry, begin, size) for name, entry in header.items()}
-
-
-def _layout(name: str, entry: dict[str, object], begin: int, size: int) -> Layout:
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if str(dtype) not in _DTYPES:
-        raise InvalidValueError(f"{name!r} is {dtype}, which has no array; save it as F32")
-    if not isinstance(shape, list) or not isinstance(offsets, list):
-        raise DamagedFileError(f"{name!r} has no shape")
-    start, stop = (begin + int(offset) for offset in offsets)
-    if not begin <= start <= stop <= size:
-        raise DamagedFileError(f"{name!r} lies outside of the file")
-    layout = Layout(dtype=_DTYPES[str(dtype)], shape=tuple(map(int, shape)), spans=((start, stop),))
-    check_layout(name, layout)
-    return layout
+    arrays = {}
+    for name, entry in header.items():
+        dtype, shape, offsets = str(entry["dtype"]), entry["shape"], entry["data_offsets"]
+        if dtype not in _DTYPES:
+            raise InvalidValueError(f"{name!r} is {dtype}, which has no array; save it as F32")
+        if not isinstance(shape, list) or not isinstance(offsets, list):
+            raise DamagedFileError(f"{name!r} has no shape")
+        start, stop = (begin + int(offset) for offset in offsets)
+        if not begin <= start <= stop <= size:
+            raise DamagedFileError(f"{name!r} lies outside of the file")
+        arrays[name] = StoredArray(dtype=_DTYPES[dtype], shape=tuple(map(int, shape)), spans=((start, stop),))
+        check_stored(name, arrays[name])
+    return arrays

@@ -1,13 +1,13 @@
-"""One rank's shards of a checkpoint: a safetensors file that tells which slices of the model it holds.
+"""One rank's shards of a checkpoint: a safetensors file with the slices of the model that the rank holds.
 
-Its metadata has one entry of our own, JSON:
+Its metadata has one entry of our own, in JSON:
 
     "distsummary.shards": {"format": 1, "run_id", "attempt", "unit", "number", "rank", "ranks",
         "slices": {name: {"global_shape": [...], "offset": [...]}}, "sha256"}
 
-`rank` counts the ranks that write, from 0 to `ranks` - 1: those that hold no mere copy of another's slices.
-The slices stand in the order of the model. The digest is that of the entry with an empty one, and of the
-arrays' bytes by sorted names.
+`rank` counts the ranks that write, from 0 to `ranks` - 1; ranks that only hold copies of other ranks' slices
+do not write. The slices are in the order of the model. The sha256 is computed over the entry with an empty
+sha256 and over the bytes of the arrays, sorted by name.
 """
 
 import hashlib
@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distsummary.checkpoints.mapped import Array, Layout, check_layout
+import numpy as np
+
+from distsummary.checkpoints.mapped import Array, StoredArray, check_stored
 from distsummary.checkpoints.metadata import MAX_INT, MAX_SHARDS
 from distsummary.checkpoints.safetensors import open_safetensors, writable, write_safetensors
 from distsummary.checks import check_int, check_type
@@ -35,8 +37,8 @@ _FIRST = re.compile(rf"_rank_0{{5}}_of_(\d{{5,8}}){re.escape(SUFFIX)}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Whose part of a model in shards: of rank `rank` of the `ranks` that write, in an attempt of a run."""
+class ShardRank:
+    """The place of a rank among the `ranks` that write a model in shards, in one attempt of a run."""
 
     rank: int
     ranks: int
@@ -45,9 +47,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardHeader:
-    """Whose shards a file holds: rank `rank` of the `ranks` that write, of one attempt of a run.
+    """Which shards a file holds: those of rank `rank` of the `ranks` that write, in one attempt of a run.
 
-    `slices` tell where in the whole arrays those of the file lie, by name; a whole one has the offsets 0.
+    `slices` gives the place of each of the file's arrays in the whole array; a whole array has the offset 0.
     """
 
     run_id: str
@@ -60,7 +62,7 @@ class ShardHeader:
     sha256: str = ""
 
     def is_beside(self, other: "ShardHeader") -> bool:
-        """Whether both may be files of one checkpoint."""
+        """Whether both can be files of one checkpoint."""
         return replace(self, rank=0, slices={}, sha256="") == replace(other, rank=0, slices={}, sha256="")
 
     def to_json(self) -> str:
@@ -69,34 +71,50 @@ class ShardHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A file, and by what to know whether it is still the same: inode, bytes, time of the last change."""
+class FileVersion:
+    """A file as it was when it was opened first; `stamp` is its inode, size and time of the last change."""
 
     path: Path
     stamp: tuple[int, int, int]
 
-    def check(self, status: os.stat_result) -> None:
-        """Raise DamagedFileError if this is the status of another file."""
-        if self.stamp != _stamp(status):
-            raise DamagedFileError(f"{self.path} was replaced while it was read; open the trajectory again")
+    def read_into(self, begin: int, out: Array) -> None:
+        """Fill `out` in C order from byte `begin` on.
+
+        Raises DamagedFileError if the file was replaced since, or ends early.
+        """
+        buffer = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+        rest = memoryview(buffer.reshape(-1).view(np.uint8).data)
+        with open(self.path, "rb", buffering=0) as file:
+            if self.stamp != _stamp(os.fstat(file.fileno())):
+                raise DamagedFileError(
+                    f"{self.path} was replaced while it was read; open the trajectory again"
+                )
+            file.seek(begin)
+            while rest:
+                count = file.readinto(rest)  # the system reads at most 2 GiB at a time
+                if not count:
+                    raise DamagedFileError(f"{self.path} ends early; train again or choose another number")
+                rest = rest[count:]
+        if buffer is not out:
+            out[...] = buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
-    """A file of shards: its header, and where its arrays lie."""
+    """A file of shards: its header and its arrays."""
 
-    source: Source
+    version: FileVersion
     header: ShardHeader
-    layouts: Mapping[str, Layout]
+    arrays: Mapping[str, StoredArray]
 
 
 def first_name(stem: str, ranks: int) -> str:
-    """What the file of rank 0 is called."""
+    """The name of rank 0's file."""
     return f"{stem}_rank_00000_of_{ranks:05d}{SUFFIX}"
 
 
 def sibling_name(first: str, rank: int) -> str:
-    """What the file of another rank is called; raises DamagedFileError unless `first` is that of rank 0."""
+    """The name of another rank's file; raises DamagedFileError unless `first` is the name of rank 0's."""
     if not _FIRST.search(first):
         raise DamagedFileError(f"{first!r} does not name the shards of rank 0; it is not from this training")
     return _FIRST.sub(lambda found: f"_rank_{rank:05d}_of_{found[1]}{SUFFIX}", first)
@@ -107,56 +125,71 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def write_shards(path: Path, header: ShardHeader, state: Mapping[str, Array]) -> None:
-    """Replace `path` by a file of these arrays, the slices that the header tells.
+    """Replace `path` by a file of these arrays, whose places are `header.slices`.
 
     Raises InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, and
-    RunDirError when writing fails.
+    RunDirError if writing fails.
     """
     check_type("state", state, Mapping)
     arrays = {name: writable(name, value) for name, value in state.items()}
     if arrays.keys() != header.slices.keys():
         odd = sorted(arrays.keys() ^ header.slices.keys())
         raise InvalidValueError(
-            f"slices must be told of all arrays of state and no others, differ: {odd[:5]}"
+            f"slices must have the names of all arrays of state and no others, differ: {odd[:5]}"
         )
     for name, array in arrays.items():
         _check_slice(name, header.slices[name], array.shape)
     digest = _digest(header, (arrays[name].data for name in sorted(arrays)))
-    told = replace(header, sha256=digest)
-    write_safetensors(path, arrays, {ENTRY: told.to_json()})
+    write_safetensors(path, arrays, {ENTRY: replace(header, sha256=digest).to_json()})
 
 
 def read_shards(path: Path) -> ShardFile:
     """The header of a file; no array is read.
 
-    Raises MissingFileError, DamagedFileError for a file that is not what `write_shards` makes,
-    MissingExtraError.
+    Raises MissingFileError, DamagedFileError for a file that `write_shards` did not make, MissingExtraError.
     """
-    stamp = _stamp(os.stat(path)) if path.is_file() else (0, 0, 0)  # what is none is refused below
-    _, layouts, metadata = open_safetensors(path)
+    stamp = _stamp(os.stat(path)) if path.is_file() else (0, 0, 0)  # open_safetensors refuses it below
+    _, arrays, metadata = open_safetensors(path)
     try:
-        header = _parse(metadata.get(ENTRY, ""))
-        if layouts.keys() != header.slices.keys():
-            raise DamagedFileError("its header does not tell the slices of its arrays")
-        for name, layout in layouts.items():
-            _check_slice(name, header.slices[name], layout.shape)
-            shape = header.slices[name].global_shape
-            spans = ((0, math.prod(shape) * layout.stored.itemsize),)
-            check_layout(name, replace(layout, shape=shape, spans=spans))
+        fields = json.loads(metadata.get(ENTRY, ""))
+        check_type("the header", fields, dict)
+        if fields.pop("format", None) != FORMAT:
+            raise DamagedFileError("it was written by another version")
+        entries, slices = fields.pop("slices"), {}
+        check_type("slices", entries, dict)
+        for name, entry in entries.items():
+            shape, offset = entry["global_shape"], entry["offset"]
+            for number in (*shape, *offset):
+                check_int(f"the slice of {name!r}", number, low=0)
+            slices[name] = Shard(global_shape=tuple(shape), offset=tuple(offset))
+        header = ShardHeader(slices=slices, **fields)
+        for name in ("run_id", "unit", "sha256"):
+            check_type(name, getattr(header, name), str)
+        check_int("attempt", header.attempt, low=0)
+        check_int("number", header.number, low=-MAX_INT, high=MAX_INT)
+        check_int("ranks", header.ranks, low=1, high=MAX_SHARDS)
+        check_int("rank", header.rank, low=0, high=header.ranks - 1)
+        if arrays.keys() != slices.keys():
+            raise DamagedFileError("its header does not have the slices of its arrays")
+        for name, array in arrays.items():
+            _check_slice(name, slices[name], array.shape)
+            shape = slices[name].global_shape
+            spans = ((0, math.prod(shape) * array.stored.itemsize),)
+            check_stored(name, replace(array, shape=shape, spans=spans))
     except (DamagedFileError, InvalidTypeError, InvalidValueError, KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(f"{path} holds no shards of a checkpoint: {error}; train again") from error
-    return ShardFile(source=Source(path, stamp), header=header, layouts=layouts)
+    return ShardFile(version=FileVersion(path, stamp), header=header, arrays=arrays)
 
 
 def verify(shards: ShardFile) -> None:
-    """Raise DamagedFileError unless the file is as it was written; reads all of it."""
-    data, layouts, _ = open_safetensors(shards.source.path)
+    """Raise DamagedFileError unless the file has its sha256; reads all of it."""
+    data, arrays, _ = open_safetensors(shards.version.path)
     view = memoryview(data)
-    spans = (view[start:stop] for name in sorted(layouts) for start, stop in layouts[name].spans)
+    spans = (view[start:stop] for name in sorted(arrays) for start, stop in arrays[name].spans)
     if _digest(shards.header, spans) != shards.header.sha256:
         raise DamagedFileError(
-            f"{shards.source.path} is not what rank {shards.header.rank} of run {shards.header.run_id} wrote "
-            "(its sha256 differs); train again or choose another number"
+            f"{shards.version.path} is not what rank {shards.header.rank} of run {shards.header.run_id} "
+            "wrote (its sha256 differs); train again or choose another number"
         )
 
 
@@ -165,30 +198,6 @@ def _digest(header: ShardHeader, arrays: Iterable[Any]) -> str:
     for array in arrays:
         digest.update(array)
     return digest.hexdigest()
-
-
-def _parse(text: str) -> ShardHeader:
-    told = json.loads(text)
-    check_type("the header", told, dict)
-    if told.pop("format", None) != FORMAT:
-        raise DamagedFileError("it was written by another version")
-    slices = told.pop("slices")
-    check_type("slices", slices, dict)
-    header = ShardHeader(slices={name: _shard(name, entry) for name, entry in slices.items()}, **told)
-    for name in ("run_id", "unit", "sha256"):
-        check_type(name, getattr(header, name), str)
-    check_int("attempt", header.attempt, low=0)
-    check_int("number", header.number, low=-MAX_INT, high=MAX_INT)
-    check_int("ranks", header.ranks, low=1, high=MAX_SHARDS)
-    check_int("rank", header.rank, low=0, high=header.ranks - 1)
-    return header
-
-
-def _shard(name: str, entry: dict[str, Any]) -> Shard:
-    shape, offset = entry["global_shape"], entry["offset"]
-    for number in (*shape, *offset):
-        check_int(f"the slice of {name!r}", number, low=0)
-    return Shard(global_shape=tuple(shape), offset=tuple(offset))
 
 
 def _check_slice(name: str, shard: Shard, shape: tuple[int, ...]) -> None:

@@ -1,10 +1,9 @@
-"""A checkpoint in shards as if it were one: each array is put together from its slices when asked for.
+"""A checkpoint in shards, read as one: each array is assembled from its slices at each access.
 
-Nothing is kept open and nothing read ahead: of a model on 64 ranks, 20 checkpoints are 1280 files.
+No file is kept open and nothing is read ahead, because 20 checkpoints of a model on 64 ranks are 1280 files.
 """
 
 import math
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +12,16 @@ from typing import Self
 
 import numpy as np
 
-from distsummary.checkpoints.mapped import Array, Layout, StoredState, decode
-from distsummary.checkpoints.shard_file import ShardFile, Source
+from distsummary.checkpoints.mapped import Array, StoredArray, StoredState, decode
+from distsummary.checkpoints.shard_file import FileVersion, ShardFile
 from distsummary.errors import DamagedFileError
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A slice of an array of at least one axis: where it lies in the array, and from which byte of a file."""
+    """A slice of an array of at least one axis: its place in the array, and its first byte in a file."""
 
-    source: Source
+    file: FileVersion
     begin: int
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -31,34 +30,34 @@ class Box:
         """The part at index `row` of the first axis, an array of one axis less."""
         inner = math.prod(self.shape[1:]) * itemsize
         begin = self.begin + (row - self.offset[0]) * inner
-        return Box(self.source, begin, self.offset[1:], self.shape[1:])
+        return Box(self.file, begin, self.offset[1:], self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
-    """One array: its shape, its dtype as in a Layout, and the boxes that make it up, by their offsets."""
+class ShardedArray:
+    """An array in shards: its shape, one of its slices as stored, and all slices in the order of offsets."""
 
     shape: tuple[int, ...]
-    layout: Layout
+    one: StoredArray
     boxes: tuple[Box, ...]
 
 
 class ShardedState(StoredState):
-    """The arrays of the files of one checkpoint, read again at each access; bfloat16 becomes float32.
+    """The arrays in the files of one checkpoint, read again at each access; bfloat16 becomes float32.
 
-    Raises DamagedFileError unless the slices of each array make it up, each element once; and at an access to
-    a file that was replaced since it was opened.
+    Raises DamagedFileError unless the slices of each array cover every element once, and at an access to a
+    file that was replaced since it was opened.
     """
 
     def __init__(self, files: Sequence[ShardFile]) -> None:
         self._arrays = {
-            name: _pieces(name, [file for file in files if name in file.layouts])
+            name: _sharded_array(name, [file for file in files if name in file.arrays])
             for name in dict.fromkeys(name for file in files for name in file.header.slices)
         }
 
     def __getitem__(self, name: str) -> Array:
-        pieces = self._arrays[name]
-        return self._read(name, 0, math.prod(pieces.shape)).reshape(pieces.shape)
+        shape = self.shape(name)
+        return self._read(name, 0, math.prod(shape)).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -82,19 +81,18 @@ class ShardedState(StoredState):
         return chosen
 
     def _read(self, name: str, start: int, stop: int) -> Array:
-        pieces = self._arrays[name]
-        stored = np.empty(max(stop - start, 0), pieces.layout.stored)
-        fill(stored, start, stop, pieces.shape or (1,), pieces.boxes)
+        array = self._arrays[name]
+        stored = np.empty(max(stop - start, 0), array.one.stored)
+        fill(stored, start, stop, array.shape or (1,), array.boxes)
         spans = ((0, stored.nbytes),)
-        return decode(stored, Layout(dtype=pieces.layout.dtype, shape=stored.shape, spans=spans))
+        return decode(stored, StoredArray(dtype=array.one.dtype, shape=stored.shape, spans=spans))
 
 
 def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequence[Box]) -> None:
-    """Read elements start .. stop-1 (in C order) of an array of this shape, which the boxes make up.
+    """Read elements start .. stop-1 (in C order) of an array of this shape, which the boxes cover.
 
-    . . . s s s    In up to three parts: the end of one row, whole rows, the beginning of another one. A row
-    s s s s s s    is an array of one axis less, cut by the same boxes.
-    s s . . . .
+    . . . s s s    They are read in up to three parts: the end of a row, whole rows, and the beginning of a
+    row. s s s s s s    A row is an array of one axis less, cut by the same boxes. s s . . . .
     """
     if start >= stop:
         return
@@ -107,7 +105,12 @@ def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequenc
     if head:
         _fill_row(out[:head], low - 1, start, low * inner, shape, boxes)
     if low < high:
-        _fill_rows(out[head:body].reshape(high - low, *shape[1:]), low, high, boxes)
+        rows = out[head:body].reshape(high - low, *shape[1:])
+        for box in _overlapping(boxes, low, high):
+            begin, end = max(low, box.offset[0]), min(high, box.offset[0] + box.shape[0])
+            inside = zip(box.offset[1:], box.shape[1:], strict=True)
+            target = rows[(slice(begin - low, end - low), *(slice(o, o + size) for o, size in inside))]
+            box.file.read_into(box.row(begin, out.itemsize).begin, target)
     if body < len(out):
         _fill_row(out[body:], high, high * inner, stop, shape, boxes)
 
@@ -115,23 +118,14 @@ def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequenc
 def _fill_row(
     out: Array, row: int, start: int, stop: int, shape: Sequence[int], boxes: Sequence[Box]
 ) -> None:
-    """Elements start .. stop-1 of an array, all in one row of it."""
+    """Read elements start .. stop-1 of an array, which are all in this row."""
     before = row * math.prod(shape[1:])
     rows = [box.row(row, out.itemsize) for box in _overlapping(boxes, row, row + 1)]
     fill(out, start - before, stop - before, shape[1:], rows)
 
 
-def _fill_rows(out: Array, low: int, high: int, boxes: Sequence[Box]) -> None:
-    """Rows low .. high-1 of an array, of the shape of `out`."""
-    for box in _overlapping(boxes, low, high):
-        begin, end = max(low, box.offset[0]), min(high, box.offset[0] + box.shape[0])
-        inside = zip(box.offset[1:], box.shape[1:], strict=True)
-        target = out[(slice(begin - low, end - low), *(slice(o, o + size) for o, size in inside))]
-        _read_box(box.source, box.row(begin, out.itemsize).begin, target)
-
-
 def _overlapping(boxes: Sequence[Box], low: int, high: int) -> Sequence[Box]:
-    """Those that hold something of rows low .. high-1: neighbours, since boxes go by offset in a grid."""
+    """The boxes with elements of rows low .. high-1; they are consecutive, as boxes of a grid by offset."""
 
     def first_row(box: Box) -> int:
         return box.offset[0]
@@ -141,63 +135,40 @@ def _overlapping(boxes: Sequence[Box], low: int, high: int) -> Sequence[Box]:
     return boxes[begin : bisect_left(boxes, high, key=first_row)]
 
 
-def _read_box(source: Source, begin: int, out: Array) -> None:
-    if out.flags.c_contiguous:
-        _read_bytes(source, begin, out)
-        return
-    read = np.empty(out.shape, out.dtype)
-    _read_bytes(source, begin, read)
-    out[...] = read
+def _sharded_array(name: str, files: Sequence[ShardFile]) -> ShardedArray:
+    """The array of which these files hold slices.
 
-
-def _read_bytes(source: Source, begin: int, out: Array) -> None:
-    rest = memoryview(out.reshape(-1).view(np.uint8).data)
-    with open(source.path, "rb", buffering=0) as file:
-        source.check(os.fstat(file.fileno()))
-        file.seek(begin)
-        while rest:
-            count = file.readinto(rest)  # the system reads at most 2 GiB at a time
-            if not count:
-                raise DamagedFileError(f"{source.path} ends early; train again or choose another number")
-            rest = rest[count:]
-
-
-def _pieces(name: str, files: Sequence[ShardFile]) -> Pieces:
-    """One array out of the files that hold slices of it."""
-    told = {(f.header.slices[name].global_shape, f.layouts[name].dtype) for f in files}
-    if len(told) > 1:
+    Raises DamagedFileError unless the slices are the cells of a grid, into which meshes of ranks cut an
+    array.
+    """
+    seen = {(f.header.slices[name].global_shape, f.arrays[name].dtype) for f in files}
+    if len(seen) > 1:
         raise DamagedFileError(
-            f"{files[0].source.path} and its siblings disagree on {name!r}: {sorted(told)}; "
+            f"{files[0].version.path} and its siblings disagree on {name!r}: {sorted(seen)}; "
             "train again or choose another number"
         )
-    ((shape, _),) = told
-    boxes = sorted((_box(name, file) for file in files), key=lambda box: box.offset)
-    filled = tuple(box for box in boxes if math.prod(box.shape))
-    _check_grid(name, shape or (1,), filled)
-    return Pieces(shape=shape, layout=files[0].layouts[name], boxes=filled)
+    ((shape, _),) = seen
+    boxes = []
+    for file in files:
+        array, offset = file.arrays[name], file.header.slices[name].offset
+        ((begin, _),) = array.spans
+        if math.prod(array.shape):
+            boxes.append(Box(file.version, begin, offset or (0,), array.shape or (1,)))
+    boxes.sort(key=lambda box: box.offset)
 
-
-def _box(name: str, file: ShardFile) -> Box:
-    layout, offset = file.layouts[name], file.header.slices[name].offset
-    ((begin, _),) = layout.spans
-    return Box(file.source, begin, offset or (0,), layout.shape or (1,))
-
-
-def _check_grid(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
-    """Raise DamagedFileError unless the boxes are the cells of a grid, as meshes of ranks cut one."""
-    if not math.prod(shape) and not boxes:
-        return
-    cuts = [sorted({0, size, *(box.offset[axis] for box in boxes)}) for axis, size in enumerate(shape)]
+    cuts = [
+        sorted({0, size, *(box.offset[axis] for box in boxes)}) for axis, size in enumerate(shape or (1,))
+    ]
     ends = [dict(pairwise(along)) for along in cuts]
-    cells = math.prod(len(along) - 1 for along in cuts)
+    cells = math.prod(len(along) - 1 for along in cuts) if math.prod(shape) else 0
     are_cells = all(
         start + size == end.get(start)
         for box in boxes
         for start, size, end in zip(box.offset, box.shape, ends, strict=True)
     )
     if not are_cells or len({box.offset for box in boxes}) != len(boxes) or len(boxes) != cells:
-        where = f" in {boxes[0].source.path} and its siblings" if boxes else ""
         raise DamagedFileError(
-            f"the slices of {name!r}{where} do not make up the whole, {shape}, each element once; "
-            "train again or choose another number"
+            f"the slices of {name!r} in {files[0].version.path} and its siblings do not cover the whole, "
+            f"{shape or (1,)}, each element once; train again or choose another number"
         )
+    return ShardedArray(shape=shape, one=files[0].arrays[name], boxes=tuple(boxes))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distsummary.checkpoints.trajectory import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
+from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS

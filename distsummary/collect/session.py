@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.keeper import SketchKeeper
 from distsummary.checkpoints.sketch.parts import ModelParts
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
 from distsummary.checkpoints.sketch.sketching import open_sketching
-from distsummary.checkpoints.trajectory import LandscapeSpec
 from distsummary.collect.background import Background
 from distsummary.collect.export import Exports, write_values
 from distsummary.collect.open_writer import open_writer
@@ -173,8 +173,8 @@ class Session:
             run_id=self._registration.run_id,
             parameters=parts.digest,
             attempt=attempt,
-            rank=share.part.rank if share.part else 0,
-            parts=share.part.ranks if share.part else 1,
+            rank=share.shard_rank.rank if share.shard_rank else 0,
+            parts=share.shard_rank.ranks if share.shard_rank else 1,
         )
         sketching = open_sketching(framework, parts, header.seed)
         writer = SketchWriter(self._run_dir.ckpt_dir, header)

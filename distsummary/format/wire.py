@@ -4,6 +4,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from mmap import mmap
 from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -131,7 +132,7 @@ def read_identity(payload: bytes) -> EventIds:
     return EventIds(f"{found[1000]:016x}" if found[1000] else "", found[1001], found[1002])
 
 
-def read_varint(payload: bytes, position: int) -> tuple[int, int]:
+def read_varint(payload: bytes | mmap, position: int) -> tuple[int, int]:
     """The number at `position`, and the position after it; ValueError if none ends in ten bytes."""
     try:
         number = payload[position]
@@ -146,7 +147,7 @@ def read_varint(payload: bytes, position: int) -> tuple[int, int]:
                 return number, position + 1
     except IndexError:
         pass
-    raise ValueError("a number goes beyond the end of its event")
+    raise ValueError("a number goes beyond the end of its message")
 
 
 def parse_run_id(run_id: str) -> int:

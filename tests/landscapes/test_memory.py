@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.checkpoints.shard_file import Part
-from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.shard_file import ShardRank
+from distsummary.checkpoints.trajectory import read
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.format.records import Shard
 from distsummary.landscapes.directions.displacements import BLOCK_BYTES
 from distsummary.landscapes.directions.pca import locate, pca_plane
@@ -42,7 +44,9 @@ def walk() -> Iterator[tuple[int, Any]]:
 def save_shards(ckpt_dir: Path, axis: int) -> None:
     """What four ranks save of the path, cut along an axis."""
     writers = [
-        TrajectoryWriter(ckpt_dir, SPEC, model_name="m", run_id="0" * 16, part=Part(rank=rank, ranks=4))
+        TrajectoryWriter(
+            ckpt_dir, SPEC, model_name="m", run_id="0" * 16, shard_rank=ShardRank(rank=rank, ranks=4)
+        )
         for rank in range(4)
     ]
     for number, weights in walk():

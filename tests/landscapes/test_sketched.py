@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.count_sketch import Sketcher, digest
 from distsummary.checkpoints.sketch.sketch_file import (
     Sketches,
@@ -16,7 +17,7 @@ from distsummary.checkpoints.sketch.sketch_file import (
     SketchWriter,
     read_sketches,
 )
-from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.landscapes.directions import sketched

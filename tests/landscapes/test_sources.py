@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.metadata import MAX_INT
-from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.sources import open_runs, open_source, saved_intervals
 from distsummary.run_dir import RunDir

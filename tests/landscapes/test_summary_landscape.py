@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.checkpoints.trajectory import TrajectoryWriter, read
+from distsummary.checkpoints.trajectory import read
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import (
     InvalidTypeError,
     InvalidValueError,

@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.cli import main
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.run_dir import RunDir

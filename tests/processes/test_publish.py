@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
-from distsummary.checkpoints.trajectory import TrajectoryWriter
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.format.records import Batch, Event, Value
 from distsummary.publish import is_in_use, temporary_name
 from distsummary.run_dir import RunDir

@@ -118,7 +118,7 @@ def test_each_rank_wrote_its_own_shards_and_rank_0_what_is_whole(runs):
     split = {name for name, _ in network().named_parameters()}
     assert files[1].header.slices.keys() == split
     assert files[0].header.slices.keys() == split | {name for name, _ in network().named_buffers()}
-    assert [file.layouts["0.weight"].shape for file in files] == [(3, 6), (2, 6)]
+    assert [file.arrays["0.weight"].shape for file in files] == [(3, 6), (2, 6)]
 
 
 def test_the_landscape_of_the_run_is_that_of_a_run_of_one_process(runs):

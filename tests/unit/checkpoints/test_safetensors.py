@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from distsummary.checkpoints.safetensors import map_safetensors, read_safetensors, write_safetensors
+from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingExtraError
 
 ARRAYS = {
@@ -33,7 +33,7 @@ def _file(tmp_path, header, content=b""):
 
 def test_arrays_survive_and_the_library_reads_the_same(tmp_path):
     write_safetensors(tmp_path / "a.safetensors", ARRAYS)
-    read = read_safetensors(tmp_path / "a.safetensors")
+    read = map_safetensors(tmp_path / "a.safetensors").own()
     peer = safetensors.numpy.load_file(tmp_path / "a.safetensors")
     assert read.keys() == peer.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
@@ -45,7 +45,7 @@ def test_arrays_survive_and_the_library_reads_the_same(tmp_path):
 
 def test_bfloat16_is_read_as_float32(tmp_path):
     header = {"w": {"dtype": "BF16", "shape": [2, 1], "data_offsets": [0, 4]}}
-    read = read_safetensors(_file(tmp_path, header, bytes.fromhex("803f20c0")))["w"]
+    read = map_safetensors(_file(tmp_path, header, bytes.fromhex("803f20c0"))).own()["w"]
     assert read.dtype == np.float32
     assert read.tolist() == [[1.0], [-2.5]]
 
@@ -96,20 +96,20 @@ HOSTILE = {
 def test_bytes_that_are_no_safetensors_are_refused(parts, tmp_path):
     path = _file(tmp_path, *parts)
     with pytest.raises(DamagedFileError, match=r"a\.safetensors"):
-        read_safetensors(path)
+        map_safetensors(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"1234", b"\xff" * 8, (200 << 20).to_bytes(8, "little") + b"{}"])
 def test_a_file_without_a_header_is_refused(content, tmp_path):
     (tmp_path / "a.safetensors").write_bytes(content)
     with pytest.raises(DamagedFileError, match=r"a\.safetensors"):
-        read_safetensors(tmp_path / "a.safetensors")
+        map_safetensors(tmp_path / "a.safetensors")
 
 
 def test_a_dtype_that_numpy_has_not_is_refused_by_name(tmp_path):
     path = _file(tmp_path, _entry(dtype="F8_E4M3", offsets=(0, 1)), bytes(1))
     with pytest.raises(InvalidValueError, match="'w' is F8_E4M3"):
-        read_safetensors(path)
+        map_safetensors(path)
 
 
 def test_a_state_that_the_format_cannot_hold_is_refused(tmp_path):
@@ -129,4 +129,4 @@ def test_a_missing_library_is_told_with_its_pip_line(tmp_path, monkeypatch):
     with pytest.raises(MissingExtraError, match=r"pip install 'distsummary\[torch\]'"):
         write_safetensors(tmp_path / "a.safetensors", ARRAYS)
     with pytest.raises(MissingExtraError, match=r"pip install 'distsummary\[torch\]'"):
-        read_safetensors(tmp_path / "a.safetensors")
+        map_safetensors(tmp_path / "a.safetensors")

@@ -11,8 +11,9 @@ import pytest
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.metadata import METADATA
-from distsummary.checkpoints.shard_file import ENTRY, Part, read_shards
-from distsummary.checkpoints.trajectory import TrajectoryWriter, read
+from distsummary.checkpoints.shard_file import ENTRY, FileVersion, ShardRank, read_shards
+from distsummary.checkpoints.trajectory import read
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingFileError
 from distsummary.format.records import Shard
 from distsummary.landscapes.directions.pca import locate, pca_plane
@@ -70,8 +71,10 @@ def parts(whole=WHOLE, ranks=RANKS, shift=0):
 
 def writer(ckpt_dir, rank, ranks=RANKS, attempt=0, run_id=RUN):
     spec = LandscapeSpec(intervals=(NUMBERS,), num_samples=16)
-    part = Part(rank=rank, ranks=ranks, attempt=attempt)
-    return TrajectoryWriter(ckpt_dir, spec, model_name="Net", run_id=run_id, step_per_epoch=2, part=part)
+    place = ShardRank(rank=rank, ranks=ranks, attempt=attempt)
+    return TrajectoryWriter(
+        ckpt_dir, spec, model_name="Net", run_id=run_id, step_per_epoch=2, shard_rank=place
+    )
 
 
 def save(ckpt_dir, numbers=NUMBERS, whole=WHOLE, ranks=RANKS, **options):
@@ -122,17 +125,15 @@ def test_every_range_of_elements_is_that_of_the_whole_array(ckpt_dir, name):
 
 
 def test_of_a_range_only_its_own_bytes_are_read(ckpt_dir, monkeypatch):
-    from distsummary.checkpoints import sharded
-
     save(ckpt_dir, numbers=[1])
     state, asked = read(ckpt_dir).open(1), []
-    read_bytes = sharded._read_bytes
+    read_into = FileVersion.read_into
 
-    def spy(source, begin, out):
-        asked.append((source.path, out.size))
-        read_bytes(source, begin, out)
+    def spy(version, begin, out):
+        asked.append((version.path, out.size))
+        read_into(version, begin, out)
 
-    monkeypatch.setattr(sharded, "_read_bytes", spy)
+    monkeypatch.setattr(FileVersion, "read_into", spy)
     assert state.selected({"r": "rows"}).shape("r") == (7, 5)
     assert asked == [], "shapes are known without reading"
     state.part("rows", 7, 21)  # rows 0 to 2, of five numbers each, are rank 0's
@@ -252,10 +253,10 @@ def test_a_changed_byte_is_noticed_whether_in_the_numbers_or_in_the_header(ckpt_
 
 
 MISFITS = {
-    "gap": (numbers(2, 2), (6, 2), (4, 0), "'w' .* do not make up the whole"),
-    "overlap": (numbers(3, 2), (6, 2), (2, 0), "'w' .* do not make up the whole"),
-    "no grid": (numbers(6, 1), (6, 2), (0, 1), "'w' .* do not make up the whole"),
-    "too short": (numbers(2, 2), (6, 2), (3, 0), "'w' .* do not make up the whole"),
+    "gap": (numbers(2, 2), (6, 2), (4, 0), "'w' .* do not cover the whole"),
+    "overlap": (numbers(3, 2), (6, 2), (2, 0), "'w' .* do not cover the whole"),
+    "no grid": (numbers(6, 1), (6, 2), (0, 1), "'w' .* do not cover the whole"),
+    "too short": (numbers(2, 2), (6, 2), (3, 0), "'w' .* do not cover the whole"),
     "another shape": (numbers(4, 2), (7, 2), (3, 0), r"disagree on 'w': .*\(7, 2\)"),
     "another dtype": (numbers(3, 2, dtype=np.float64), (6, 2), (3, 0), "disagree on 'w': .*<f8"),
 }
@@ -341,7 +342,7 @@ def test_a_name_in_the_metadata_that_is_no_shard_is_refused(ckpt_dir):
 
 def test_what_cannot_be_written_is_refused_before_a_file_is_there(ckpt_dir):
     part = writer(ckpt_dir, 1)
-    with pytest.raises(InvalidValueError, match=r"slices must be told of all arrays .*\['w'\]"):
+    with pytest.raises(InvalidValueError, match=r"slices must have the names of all arrays .*\['w'\]"):
         part.save(1, {"w": numbers(2)}, {})
     with pytest.raises(InvalidValueError, match=r"'w' of shape \(2,\) at \(3,\) must lie inside"):
         part.save(1, {"w": numbers(2)}, {"w": Shard(global_shape=(4,), offset=(3,))})

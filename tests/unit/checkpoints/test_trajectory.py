@@ -11,8 +11,9 @@ import pytest
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.metadata import MAX_BYTES, METADATA, parse_metadata
-from distsummary.checkpoints.mindspore_ckpt import read_ckpt, write_ckpt
-from distsummary.checkpoints.trajectory import TrajectoryWriter, read
+from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
+from distsummary.checkpoints.trajectory import read
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import (
     DamagedFileError,
     InvalidTypeError,
@@ -50,7 +51,7 @@ def test_a_trajectory_of_mindspore_is_read_though_its_paths_are_elsewhere(case):
     assert found.spec.landscape_size == recorded["landscape_size"]
     for number in found.numbers:
         state = found.load(number)
-        expected = read_ckpt(ckpt_dir / f"MLP_{number}_step.ckpt")
+        expected = map_ckpt(ckpt_dir / f"MLP_{number}_step.ckpt").own()
         assert list(state) == ["d1.weight", "d1.bias", "d2.weight", "d2.bias"]
         assert all(np.array_equal(state[name], expected[name]) for name in expected)
 

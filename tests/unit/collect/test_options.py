@@ -1,6 +1,6 @@
 import pytest
 
-from distsummary.checkpoints.trajectory import DEFAULT_SPEC
+from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
 from distsummary.collect.options import Collected, check_file_affix, check_specified
 from distsummary.errors import InvalidTypeError, InvalidValueError
 

@@ -7,7 +7,7 @@ import pytest
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.collect.plan import Group
-from distsummary.collect.trajectory_keeper import is_first, keep_trajectory, part_of
+from distsummary.collect.trajectory_keeper import is_first, keep_trajectory, shard_rank_of
 from distsummary.coordination import Registration
 from distsummary.errors import InvalidValueError
 from distsummary.topology import Topology
@@ -34,7 +34,7 @@ def test_every_slice_is_saved_by_one_rank_and_the_ranks_that_save_count_from_0(s
     split = {axis for axes in tensors for axis in axes}
     meshes = list(ranks_of(sizes))
     parts = {
-        rank: part_of(mesh, split, Topology(rank=rank, world_size=len(meshes)), attempt=2)
+        rank: shard_rank_of(mesh, split, Topology(rank=rank, world_size=len(meshes)), attempt=2)
         for rank, mesh in enumerate(meshes)
     }
     written = [part for part in parts.values() if part is not None]
@@ -51,14 +51,14 @@ def test_every_slice_is_saved_by_one_rank_and_the_ranks_that_save_count_from_0(s
 
 def test_a_part_has_the_number_of_its_rank_where_every_rank_writes():
     mesh = {"fsdp": (0, 2)}  # of a mesh that counts the ranks backwards
-    assert part_of(mesh, ["fsdp"], Topology(rank=1, world_size=2), attempt=0).rank == 1
+    assert shard_rank_of(mesh, ["fsdp"], Topology(rank=1, world_size=2), attempt=0).rank == 1
 
 
 def test_a_mesh_of_some_ranks_alone_is_refused():
     with pytest.raises(
-        InvalidValueError, match=r"has 2 of 4 ranks, so that copies cannot be told .*; use one mesh"
+        InvalidValueError, match=r"has 2 of 4 ranks, so that copies and shards .*; use one mesh"
     ):
-        part_of({"fsdp": (0, 2)}, ["fsdp"], Topology(world_size=4), attempt=0)
+        shard_rank_of({"fsdp": (0, 2)}, ["fsdp"], Topology(world_size=4), attempt=0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

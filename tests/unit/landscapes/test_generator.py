@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.checkpoints.trajectory import LandscapeSpec, TrajectoryWriter, read
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.trajectory import read
+from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import (
     DistSummaryError,
     InvalidTypeError,

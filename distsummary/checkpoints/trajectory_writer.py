@@ -1,0 +1,156 @@
+"""Saves the checkpoints of one training, each followed by the metadata that names it."""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from distsummary.checkpoints import safetensors
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.mapped import Array
+from distsummary.checkpoints.metadata import (
+    MAX_INT,
+    METADATA,
+    CheckpointFile,
+    TrainMetadata,
+    file_digest,
+    read_metadata,
+)
+from distsummary.checkpoints.mindspore_ckpt import write_ckpt
+from distsummary.checkpoints.shard_file import (
+    ShardHeader,
+    ShardRank,
+    first_name,
+    sibling_name,
+    write_shards,
+)
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
+from distsummary.format.records import Shard
+from distsummary.publish import ensure_directory, remove_leftovers, replacing
+
+_log = logging.getLogger(__name__)
+
+_SUFFIXES = {"mindspore": ".ckpt", "safetensors": ".safetensors"}
+_WRITE: dict[str, Callable[[Path, Mapping[str, Array]], None]] = {
+    "mindspore": write_ckpt,
+    "safetensors": safetensors.write_safetensors,
+}
+
+
+class TrajectoryWriter:
+    """Saves the checkpoints of one training, each followed by the metadata that names it.
+
+    In a directory that was used before, the metadata names only files of this run: entries of another run are
+    removed before the first of its files is replaced. A resumed run keeps its own earlier numbers and saves
+    all numbers again from the first one that is due after the restart. `save` is not thread-safe.
+
+    Args:
+        ckpt_dir: `RunDir.ckpt_dir`; created when the first checkpoint is saved. spec: the numbers to save,
+        and what landscapes will need to know. model_name: the class of the model, for the names of files.
+        run_id: of this run. step_per_epoch: 0 if unknown. format: "mindspore" (.ckpt, which MindSpore's
+        SummaryLandscape can use) or "safetensors". shard_rank: for a model in shards, the place of this rank,
+        which saves its shards as safetensors; rank 0
+            writes the metadata. No rank waits for another: a checkpoint is complete once all have saved.
+    """
+
+    def __init__(
+        self,
+        ckpt_dir: str | os.PathLike[str],
+        spec: LandscapeSpec,
+        *,
+        model_name: str,
+        run_id: str,
+        step_per_epoch: int = 0,
+        format: str = "mindspore",
+        shard_rank: ShardRank | None = None,
+    ) -> None:
+        check_type("ckpt_dir", ckpt_dir, (str, os.PathLike))
+        check_type("spec", spec, LandscapeSpec)
+        check_type("model_name", model_name, str)
+        check_type("run_id", run_id, str)
+        check_int("step_per_epoch", step_per_epoch, low=0, high=MAX_INT)
+        check_choice("format", format, _SUFFIXES)
+        check_type("shard_rank", shard_rank, ShardRank, optional=True)
+        if not run_id:
+            raise InvalidValueError(
+                "run_id must not be empty: it distinguishes this run's files from another's"
+            )
+        if format == "safetensors" or shard_rank is not None:
+            safetensors.library()
+        self.ckpt_dir = Path(os.path.realpath(ckpt_dir))
+        self._model = re.sub(r"[^\w.-]", "_", model_name)[:100] or "model"
+        self._format, self._shard_rank = format, shard_rank
+        self._has_metadata = shard_rank is None or shard_rank.rank == 0
+        self._due = frozenset(spec.numbers)
+        self._saved: set[int] = set()
+        self._first: int | None = None
+        self._metadata = TrainMetadata(spec=spec, step_per_epoch=step_per_epoch, run_id=run_id)
+
+    def due(self, number: int) -> bool:
+        """Whether this step or epoch, which the training has reached, is planned and not saved yet."""
+        if number not in self._due:
+            return False
+        self._first = number if self._first is None else self._first
+        return number not in self._saved
+
+    def save(
+        self, number: int, state: Mapping[str, Array], slices: Mapping[str, Shard] | None = None
+    ) -> Path:
+        """Write one checkpoint, then the metadata; returns the file's path.
+
+        `slices` are the places of shards in the whole arrays. Raises InvalidTypeError or InvalidValueError
+        for bad arguments, RunDirError if writing fails.
+        """
+        check_int("number", number, low=-MAX_INT, high=MAX_INT)
+        spec, shard_rank = self._metadata.spec, self._shard_rank
+        if number not in self._due:
+            raise InvalidValueError(f"{spec.unit} {number} is in no interval; planned are {spec.numbers}")
+        ensure_directory(self.ckpt_dir)
+        if not self._saved:
+            remove_leftovers(self.ckpt_dir)
+            if self._has_metadata:
+                self._disown_others(number if self._first is None else self._first)
+        stem = f"{self._model}_{number}_{spec.unit}"
+        if shard_rank is None:
+            path = self.ckpt_dir / f"{stem}{_SUFFIXES[self._format]}"
+            _WRITE[self._format](path, state)
+            entry = CheckpointFile(path=str(path), sha256=file_digest(path))
+        else:
+            path = self.ckpt_dir / sibling_name(first_name(stem, shard_rank.ranks), shard_rank.rank)
+            header = ShardHeader(
+                run_id=self._metadata.run_id,
+                attempt=shard_rank.attempt,
+                unit=spec.unit,
+                number=number,
+                rank=shard_rank.rank,
+                ranks=shard_rank.ranks,
+                slices=dict(slices or {}),
+            )
+            write_shards(path, header, state)
+            entry = CheckpointFile(path=str(path), shards=shard_rank.ranks)
+        if self._has_metadata:
+            self._publish({**self._metadata.files, number: entry})
+        self._saved.add(number)
+        return path
+
+    def _disown_others(self, first: int) -> None:
+        """Remove all entries from the metadata but those of this run's own files before `first`."""
+        try:
+            old = read_metadata(self.ckpt_dir)
+        except MissingFileError:
+            return
+        except DamagedFileError as error:
+            _log.warning("replacing metadata that cannot be read: %s", error)
+            self._publish({})
+            return
+        mine = old.run_id == self._metadata.run_id and old.spec.unit == self._metadata.spec.unit
+        self._publish({n: f for n, f in old.files.items() if mine and n < first and n in self._due})
+
+    def _publish(self, files: Mapping[int, CheckpointFile]) -> None:
+        metadata = replace(self._metadata, files=dict(sorted(files.items())))
+        with replacing(self.ckpt_dir / METADATA) as temporary:
+            temporary.write_bytes(metadata.to_bytes())
+        self._metadata = metadata
