@@ -34,16 +34,16 @@ _NOTHING = np.empty(0)
 class Loan:
     """The model between taking over and giving back.
 
-    While it lasts every parameter and buffer looks at other memory, and parameters that share memory are one;
-    no value of the user's tensors is written to. With `in_place` the parameters stay where they are, as far
-    as `can_stay` allows, and their values are saved.
-    `give_back` restores memory, the modules' attributes, the number of threads, the generators of random
-    numbers and what libraries for GPUs may do.
+    While it lasts every parameter and buffer looks at other memory, so that no value of the user's tensors is
+    written to; parameters that share memory are one. With `in_place` the parameters stay where they are, as
+    far as `can_stay` allows, and their values are saved.
+    `give_back` restores memory, the modules' attributes, the number of threads, the random number generators
+    and the settings of libraries for GPUs.
 
     Args:
         names: the parameters that move; raises InvalidValueError for unknown ones.
         training: MindSpore's way: the whole model in training mode. False: evaluation mode.
-        threads: on the CPU.
+        threads: of torch on the CPU.
         dtype: what values of floating point become while the loan lasts; None: what they are.
         tf32: whether a GPU may round products to TF32.
         in_place: whether values are written to the user's own memory, so that hardly more is needed.
@@ -71,37 +71,41 @@ class Loan:
             self.tensors = named_tensors(self.model)
             check_fit("the plane", dict.fromkeys(names, _NOTHING), dict.fromkeys(self.tensors, _NOTHING))
             self.moved = {name: self.tensors[name] for name in names}
+            for name, tensor in self.moved.items():
+                if not tensor.is_floating_point():
+                    raise InvalidTypeError(
+                        f"only floating point parameters can move, {name} is {tensor.dtype}"
+                    )
             self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
             if self.device.type == "cuda":
                 self._restore.enter_context(backends(tf32=tf32))
-                self._restore.enter_context(_without_advice())
-            self._take(training, threads, dtype, in_place)
+                # cuDNN warns that the weights of a recurrent net lie apart, which they do while on loan.
+                self._restore.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings(
+                    "ignore", "RNN module weights are not part of single contiguous chunk"
+                )
+            elif self.device.type == "cpu":  # the same bits in every process
+                self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(threads)
+            for module in self.model.modules():
+                self._restore.callback(setattr, module, "training", module.training)
+            self.model.train(training)
+            self._gpus = gpus_of(self.tensors.values())
+            self._restore.enter_context(torch.random.fork_rng(devices=self._gpus))
+            once: dict[int, tuple[str, Tensor]] = {}
+            for name, tensor in self.tensors.items():
+                once.setdefault(id(tensor), (name, tensor))
+            staying = can_stay(dict(once.values()), dtype) if in_place else set()
+            self.saved = SavedValues(tensor for name, tensor in once.values() if name in staying)
+            self._restore.callback(self.saved.restore)
+            for name, tensor in once.values():
+                if name not in staying:
+                    kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+                    self._restore.callback(setattr, tensor, "data", tensor.data)
+                    tensor.data = tensor.data.to(kind, copy=True)
         except BaseException:
             self.give_back()
             raise
-
-    def _take(self, training: bool, threads: int, dtype: torch.dtype | None, in_place: bool) -> None:
-        for module in self.model.modules():
-            self._restore.callback(setattr, module, "training", module.training)
-        self.model.train(training)
-        if self.device.type == "cpu":  # the same bits in every process
-            self._restore.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(threads)
-        self._gpus = gpus_of(self.tensors.values())
-        self._restore.enter_context(torch.random.fork_rng(devices=self._gpus))
-        once: dict[int, tuple[str, Tensor]] = {}
-        for name, tensor in self.tensors.items():
-            once.setdefault(id(tensor), (name, tensor))
-        tensors = dict(once.values())
-        refuse_unmovable(self.moved)
-        staying = can_stay(tensors, dtype) if in_place else set()
-        self.saved = SavedValues(tensors[name] for name in staying)
-        self._restore.callback(self.saved.restore)
-        for name, tensor in tensors.items():
-            if name not in staying:
-                kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-                self._restore.callback(setattr, tensor, "data", tensor.data)
-                tensor.data = tensor.data.to(kind, copy=True)
 
     def place(self, state: Weights) -> None:
         """Write whole values by name; raises InvalidValueError for one of another shape."""
@@ -149,44 +153,39 @@ class Loan:
             state.release(name)
 
     def seed(self) -> None:
-        """The same random numbers at every point and in every worker."""
-        seed(self._gpus)
+        """Make the host and the model's GPUs, and no others, draw the same random numbers from now on.
+
+        Called at every point and in every worker.
+        """
+        torch.default_generator.manual_seed(DROPOUT_SEED)
+        for gpu in self._gpus:
+            torch.cuda.default_generators[gpu.index].manual_seed(DROPOUT_SEED)
 
     def give_back(self) -> None:
-        """The model as it was; a second call does nothing. Ctrl-C waits until it is done."""
+        """Restore the model as it was; a second call does nothing. Ctrl-C waits until it is done."""
         with uninterrupted():
             self._restore.close()
 
 
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """cuDNN warns that the weights of a recurrent net are not in memory of its own: they are in ours."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-        yield
-
-
-def seed(gpus: Sequence[torch.device]) -> None:
-    """Let the host and these GPUs, and no others, draw the same random numbers from now on."""
-    torch.default_generator.manual_seed(DROPOUT_SEED)
-    for gpu in gpus:
-        torch.cuda.default_generators[gpu.index].manual_seed(DROPOUT_SEED)
-
-
 class Attributes:
-    """The modules' attributes, and what lists, dicts and sets among them hold, as they are now.
+    """The modules' attributes, and the contents of lists, dicts and sets among them, as they are now.
 
     Code that runs a model may leave things in it: counts, caches, the last activations.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        kinds = (list, dict, set, OrderedDict)
         self._saved = [
-            (vars(part), dict(vars(part)), [(v, copy.copy(v)) for v in vars(part).values() if _holds(v)])
+            (
+                vars(part),
+                dict(vars(part)),
+                [(v, copy.copy(v)) for v in vars(part).values() if type(v) in kinds],
+            )
             for part in model.modules()
         ]
 
     def restore(self) -> None:
-        """They are again what they were."""
+        """Put them back."""
         for attributes, before, containers in self._saved:
             attributes.clear()
             attributes.update(before)
@@ -258,10 +257,6 @@ def placed(
     return other
 
 
-def _holds(value: Any) -> bool:
-    return type(value) in (list, dict, set, OrderedDict)
-
-
 def run_as_written(model: nn.Module) -> None:
     """Let modules that were compiled (`module.compile()`, or a part by torch.compile) run their own code.
 
@@ -275,41 +270,30 @@ def run_as_written(model: nn.Module) -> None:
             module.forward = inner.__call__
 
 
-def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
-    """Raise InvalidTypeError for a parameter that is not of floating point."""
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            raise InvalidTypeError(f"only floating point parameters can move, {name} is {tensor.dtype}")
-
-
 def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
     """Model and batches that any process can unpickle: copies on the host if they are elsewhere.
 
-    Parameters that share memory become one object in a copy: pickles keep what is one object, not what is
-    one memory. A model over several GPUs goes as it lies, to a process that has as many.
+    Parameters that share memory become one object in a copy, because pickle preserves shared objects but not
+    shared memory. A model over several GPUs is sent as it lies, to a process that has as many.
     """
     model = unwrap(model)
-    is_elsewhere = any(tensor.device.type != "cpu" for tensor in named_tensors(model).values())
-    goes_home = is_elsewhere and not spread(model)
+    tensors = named_tensors(model).values()
+    goes_home = any(tensor.device.type != "cpu" for tensor in tensors) and not spread(model)
     if goes_home or any(sharing(model)):
         with preserved(model):
             tie(model)
-            model = copy.deepcopy(model, _home(model) if goes_home else {})
+            copies: dict[int, Tensor] = {}
+            if goes_home:  # tensor by tensor: on the model's device there may be no room for another model
+                for tensor in named_tensors(model).values():
+                    host = tensor.detach().to("cpu", copy=True)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    copies[id(tensor)] = nn.Parameter(host, tensor.requires_grad) if is_parameter else host
+            model = copy.deepcopy(model, copies)
+
+    def on_host(source: Any) -> Any:
+        """Lists of batches; a loader is sent as it is."""
+        return [to_device(batch, "cpu") for batch in source] if isinstance(source, list | tuple) else source
+
     if isinstance(batches, Mapping):
-        return model, {name: _on_host(source) for name, source in batches.items()}
-    return model, _on_host(batches)
-
-
-def _home(model: nn.Module) -> dict[int, Tensor]:
-    """Copies on the host, by what they are copies of: where a model is there may be no room for another."""
-    found = named_tensors(model).values()
-    host = {id(tensor): tensor.detach().to("cpu", copy=True) for tensor in found}
-    trained = {
-        id(t): nn.Parameter(host[id(t)], t.requires_grad) for t in found if isinstance(t, nn.Parameter)
-    }
-    return host | trained
-
-
-def _on_host(batches: Any) -> Any:
-    """Lists of batches; a loader is sent as it is."""
-    return [to_device(batch, "cpu") for batch in batches] if isinstance(batches, list | tuple) else batches
+        return model, {name: on_host(source) for name, source in batches.items()}
+    return model, on_host(batches)
