@@ -36,7 +36,7 @@ def check_writable(path: Path) -> None:
     """Make a directory that files can be created in; raises as `ensure_directory`."""
     ensure_directory(path)
     if not os.access(path, os.W_OK | os.X_OK):
-        raise RunDirError(f"{path} cannot be written to; mend its permissions or choose another path")
+        raise RunDirError(f"{path} cannot be written to; fix its permissions or choose another path")
 
 
 def refuse_unlike_files(path: Path) -> None:
@@ -106,7 +106,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise RunDirError(
             f"{path} cannot be written: {error.strerror or error}; "
-            "free space or mend the directory's permissions"
+            "free space or fix the directory's permissions"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

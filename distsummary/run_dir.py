@@ -102,7 +102,7 @@ class RunDir:
         except OSError as error:
             raise RunDirError(
                 f"the run dir {self.base} cannot be written: {error.strerror}; "
-                "choose another directory or mend its permissions"
+                "choose another directory or fix its permissions"
             ) from error
         return self
 
@@ -114,7 +114,7 @@ class RunDir:
             return {"format": 1, "run_id": "", "created": 0.0, "state": "unknown", "attempts": []}
         except OSError as error:
             raise RunDirError(
-                f"{self.manifest_path} cannot be read: {error.strerror}; mend its permissions"
+                f"{self.manifest_path} cannot be read: {error.strerror}; fix its permissions"
             ) from error
         except ValueError as error:
             raise DamagedFileError(f"{self.manifest_path} is not JSON ({error}); {_REMEDY}") from error
@@ -169,7 +169,7 @@ class RunDir:
             ) from error
         except OSError as error:
             raise RunDirError(
-                f"the lock {path} cannot be taken: {error.strerror}; mend the permissions of the run dir"
+                f"the lock {path} cannot be taken: {error.strerror}; fix the permissions of the run dir"
             ) from error
         try:
             yield

@@ -250,7 +250,7 @@ def _number(environ: Mapping[str, str], name: str, *, low: int) -> int:
         number = low - 1
     if number < low:
         raise InvalidValueError(
-            f"the environment variable {name} must be an integer >= {low}, got {text!r}; mend or unset it"
+            f"the environment variable {name} must be an integer >= {low}, got {text!r}; fix or unset it"
         )
     return number
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.merge_lineage import merge_lineage
+from distsummary.aggregate.merged_files import MERGED
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import (
     LocalCoordinator,
@@ -110,7 +111,7 @@ class Aggregator:
             events = [Event(0, now, [value]) for value in lineage_values(merged)]
             run_id = manifest["run_id"]
             writer = RankWriter(
-                WriterSpec(directory=self._run_dir.base, run_id=run_id, attempt=attempt, source="merged")
+                WriterSpec(directory=self._run_dir.base, run_id=run_id, attempt=attempt, source=MERGED)
             )
             writer.write(Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=1, events=events))
             writer.close()

@@ -86,8 +86,9 @@ def merge_run(
 
     Raises:
         MissingFileError: the directory does not exist.
+        NotADirectoryPathError: it is a file.
         RunDirError: the directory is no run, cannot be written, is being merged by another process, or holds
-            event files that no merge wrote besides the rank directories.
+            event files that no merge wrote.
     """
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
     check_type("key_tags", key_tags, (list, tuple, set, frozenset))

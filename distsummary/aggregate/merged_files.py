@@ -18,9 +18,9 @@ from distsummary.reading.segments import SegmentName, lineage_files, next_stamp,
 from distsummary.writing.files import Files
 from distsummary.writing.segment import Segment
 
-SOURCE = "merged"
+MERGED = "merged"  # takes the place of the rank in the names of merged files
 _LINEAGE = "lineage"
-_MERGED_NAME = re.compile(rf"summary\.\d{{1,10}}\.{SOURCE}\.|tfevents\.\d{{1,10}}\..*\.{SOURCE}$")
+_MERGED_NAME = re.compile(rf"summary\.\d{{1,10}}\.{MERGED}\.|tfevents\.\d{{1,10}}\..*\.{MERGED}$")
 
 
 def is_merged(path: Path) -> bool:
@@ -61,7 +61,7 @@ class MergedFiles:
             self._staging.mkdir()
         except OSError as error:
             raise RunDirError(
-                f"{directory} cannot be written: {error.strerror}; mend its permissions"
+                f"{directory} cannot be written: {error.strerror}; fix its permissions"
             ) from error
 
     def write(self, event: Event) -> None:
@@ -106,7 +106,7 @@ class MergedFiles:
         older = [path for dialect in DIALECTS for path in segments(self._directory, dialect)]
         older = [path for path in (*older, *lineage_files(self._directory)) if is_merged(path)]
         stamp = next_stamp(self._directory, self._files.now())
-        name = SegmentName(source=SOURCE, host=self._files.host(), pid=self._files.pid())
+        name = SegmentName(source=MERGED, host=self._files.host(), pid=self._files.pid())
         published = []
         for kind in (MINDSPORE, TENSORBOARD, _LINEAGE):
             if kind in self._segments:

@@ -40,7 +40,7 @@ def test_ensure_directory_names_a_file_in_the_way(path: Path) -> None:
 def test_a_directory_that_takes_no_files_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_writable(path)
     monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write anywhere
-    with pytest.raises(RunDirError, match=f"{re.escape(str(path))} cannot be written to; mend"):
+    with pytest.raises(RunDirError, match=f"{re.escape(str(path))} cannot be written to; fix"):
         check_writable(path)
 
 
