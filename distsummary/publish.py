@@ -41,7 +41,7 @@ def check_writable(path: Path) -> None:
 
 def refuse_unlike_files(path: Path) -> None:
     """Raise RunDirError if `path` exists and is no regular file but a directory, a FIFO or a device."""
-    if os.path.exists(path) and not os.path.isfile(path):  # Path.exists raises without access
+    if os.path.exists(path) and not os.path.isfile(path):  # Path.exists raises where access is denied
         kind = "a directory" if path.is_dir() else "no regular file"
         raise RunDirError(f"{path} cannot be written: it is {kind}; choose another name, or move it away")
 
@@ -56,9 +56,9 @@ def temporary_name(directory: Path) -> Path:
 def is_in_use(path: Path) -> bool | None:
     """Whether the process that a temporary file or directory is named after still runs; None if unknown.
 
-    It is known for a process of this machine (or container). A file of another machine counts as abandoned
-    after `STALE_S`: nothing takes that long between making a file and renaming it. Names of another form are
-    unknown.
+    This is known of processes on this machine (or in this container). A file of another machine counts as
+    abandoned after `STALE_S`: no process takes that long between creating a file and renaming it. Of names in
+    another form nothing is known.
     """
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:

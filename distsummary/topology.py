@@ -56,12 +56,15 @@ _JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
 class Topology:
     """Where one process stands in its job.
 
-    `mesh` maps the name of a mesh axis (dp, tp, pp ...) to (coordinate of this rank, size of the axis).
-    `incarnation` is the launcher's name for this start of the job: equal on all its ranks, different after a
-    restart, empty if no launcher names it. `is_incarnation_unique` says that no other start can have the same
-    name; an address and port, for example, serve many jobs one after the other. `session` identifies this
-    object and its copies. `pid_space` names the namespace in which `pid` is unique, `pid_start` the time at
-    which the process began (`is_alive` needs both).
+    Attributes:
+        mesh: name of a mesh axis (dp, tp, pp ...) -> (coordinate of this rank, size of the axis).
+        source: what the rank was found by, such as "torch.distributed".
+        incarnation: the launcher's name for this start of the job: the same on all its ranks, different after
+            a restart, empty if no launcher names it.
+        is_incarnation_unique: no other start can have the same name. An address and port, for example, serve
+            many jobs one after the other.
+        session: identifies this object and its copies.
+        pid_space: the namespace in which `pid` is unique. pid_start: when the process began. See `is_alive`.
     """
 
     role: str = "train"
@@ -196,7 +199,7 @@ def _sources(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> l
     """The fields of Topology according to each source that knows the rank, the most trusted one first."""
     found: list[dict[str, Any]] = []
     if (train := modules.get("ray.train")) is not None:
-        # Outside a train function every version of Ray answers differently: then it does not count.
+        # Outside a training function each version of Ray fails in its own way: then it does not count.
         with suppress(Exception):
             context = train.get_context()
             fields = {

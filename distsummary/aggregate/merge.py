@@ -28,7 +28,7 @@ from distsummary.reading.reader import Damage, read_lineage
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.writing.files import Files
 
-EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes; a step whose values are more than one event can hold has several
+EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes; the values of a step beyond it go into a further event
 _BIN_BYTES = 30
 _SMALL_BYTES = 64
 _ALL_RANKS = -1

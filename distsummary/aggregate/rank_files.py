@@ -89,9 +89,9 @@ class _Columns:
 class RankFiles:
     """The rank directories of one role, read at construction; damage is skipped and listed.
 
-    When a run was restarted, an attempt counts up to the first step of a later attempt, which computed the
-    steps from there on anew. Of a step that a rank recorded twice, the last one counts. An attempt is read in
-    MindSpore's dialect, or in TensorBoard's if it has no other.
+    After a restart the steps of an attempt count only up to the first step of a later attempt, which computed
+    the following ones again. Of values that a rank recorded twice for a step, the last one counts. An attempt
+    is read in MindSpore's dialect, or in TensorBoard's if it has no other.
 
     Args:
         directories: rank -> its directory.
@@ -139,8 +139,8 @@ class RankFiles:
         if rank not in self._others:
             others = set()
             for path in segments(directory, TENSORBOARD):
-                # A segment has one writer, so that its first event tells the attempt of all. Files of other
-                # programs (without a run id) count only where there is nothing else.
+                # A segment has one writer, so all its events have the attempt of the first one. Files of
+                # other programs, which have no run id, are read only if there is nothing else.
                 first = next(read_file(path, "skip", skipped=[]), None)
                 is_new = first is not None and first.run_id and (first.run_id, first.attempt) not in known
                 if not known or is_new:
@@ -217,15 +217,16 @@ class RankFiles:
         return merge(*streams, key=attrgetter("step", "rank"))
 
     def _survives(self, attempts: Ints, steps: Ints) -> Bools:
+        """Which events come before the end of their attempt."""
         known, which = np.unique(attempts, return_inverse=True)
         ends = np.array([self._ends[attempt] for attempt in known.tolist()], np.float64)
         return np.asarray(steps < ends[which], np.bool_)
 
 
 def first_free_attempt(run_dir: RunDir, role: str) -> int:
-    """The attempt after the last one in the event files of a role, of ranks or a merge; 0 if there is none.
+    """One more than the highest attempt in the event files of a role; 0 if they have none.
 
-    For a run whose manifest was removed. A segment has one writer, so that its first sound frame tells the
+    For a run whose manifest was removed. A segment has one writer, so its first undamaged frame has the
     attempt of all; files of other programs have no attempts.
     """
     newest = -1

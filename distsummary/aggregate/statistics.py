@@ -1,4 +1,4 @@
-"""Statistics of a scalar over the ranks, at each step."""
+"""Mean, min, median, max and worst rank of a scalar over the ranks, at each step."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -49,9 +49,10 @@ def last_recorded(ranks: Ints, steps: Ints) -> Ints:
 def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
     """Mean, min, median, max and the rank of the maximum at each step, over the ranks that have the step.
 
-    A NaN of any rank shows: the mean is NaN and `argmax_rank` is the lowest rank that has a NaN, while min,
-    median and max are taken over the ranks that have a number (NaN if none has). Infinities are numbers. Of
-    equal maxima the lowest rank counts. Computed in float64; the order of the values makes no difference.
+    A NaN of any rank stays visible: the mean is NaN and `argmax_rank` is the lowest rank that has a NaN,
+    while min, median and max are taken over the ranks that have a number (NaN if none has). Infinities are
+    numbers. Of equal maxima the lowest rank counts. Computed in float64; the order of the values makes no
+    difference.
 
     Args:
         ranks, steps: int64 (N,); each pair of them at most once.
