@@ -27,7 +27,7 @@ from distsummary.landscapes.engines import torch_engines, torch_hessian
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.graph import torch_cuda_graphs as captured
 from distsummary.landscapes.engines.torch_hessian import TorchHessian
-from distsummary.landscapes.model.torch_loan import portable, seed
+from distsummary.landscapes.model.torch_loan import Loan, portable
 from distsummary.landscapes.model.torch_memory import exceeds_device, is_full, worker_device
 from distsummary.landscapes.model.user_code import BatchLoss
 from tests.frameworks.landscape_nets import (
@@ -282,10 +282,14 @@ def test_a_model_over_two_devices_moves_where_it_lies(engine: str) -> None:
 
 def test_random_numbers_begin_anew_on_the_gpus_of_the_model_and_on_no_other() -> None:
     """The others' are not kept: a training that goes on there would get the same numbers again."""
+    net = make_net(Mlp)
+    to_gpu(net, torch.device("cuda:1"))
     before = [generator.get_state() for generator in GENERATORS]
+    loan = Loan(net, [name for name, _ in net.named_parameters()])
     with torch.random.fork_rng(devices=[]):
-        seed([torch.device("cuda:1")])
+        loan.seed()
     after = [generator.get_state() for generator in GENERATORS]
+    loan.give_back()
     assert [bool((one == other).all()) for one, other in zip(before, after, strict=True)] == [True, False]
 
 
