@@ -1,4 +1,4 @@
-# What a machine needs, these targets install: `make demo` and `make test` are the two to know.
+# Every target installs what it needs. The two to know: `make demo` and `make test`.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
@@ -6,7 +6,7 @@ MINDINSIGHT := .venv-mindinsight/bin
 MINDSPORE := .venv-mindspore/bin
 PEERS := .venv-peers/bin
 PEERS_NUMPY1 := .venv-peers-numpy1/bin
-# MindInsight's pins have no wheels beyond Python 3.11, and MindSpore and the peers have none beyond 3.12.
+# The versions that MindInsight pins have no wheels beyond Python 3.11; MindSpore and the peers have none beyond 3.12.
 PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep -q ' 3\.11\.' && echo $(PYTHON); }),\
   $(error this needs Python 3.11 beside $(PYTHON); name one: make $(MAKECMDGOALS) PYTHON311=PATH))
 
@@ -15,7 +15,7 @@ PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep 
 demo: .venv/.demo
 	$(BIN)/distsummary demo
 
-# In two processes. Bytecode is kept, whatever the shell says: some 200 others import the package.
+# In two processes. Bytecode is kept even if the shell forbids it: some 200 child processes import the package.
 JOBS ?= 2
 test: .venv/.dev
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "not interop" -n $(JOBS)
@@ -26,13 +26,13 @@ check: .venv/.dev proto-check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What recording costs beside the peers, and what reading does: python -m benchmarks.collect --help
+# The cost of recording next to the peers, and of reading: python -m benchmarks.collect --help
 BENCH ?= --peers ours,ours_by_name,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
 bench: .venv/.bench $(MINDSPORE)/.done
 	$(BIN)/python -m benchmarks.collect $(BENCH)
 	$(BIN)/python -m benchmarks.read --table
 
-# What a point of a landscape costs beside the peers: python -m benchmarks.landscape --help
+# The cost of a landscape's point next to the peers: python -m benchmarks.landscape --help
 LANDSCAPE ?= --table
 LANDSCAPE_PEERS := --peers ours,naive,losscape,landscaper,loss-landscapes,loss-landscape-3d,mindspore
 bench-landscape: .venv/.bench $(MINDSPORE)/.done $(PEERS)/.done $(PEERS_NUMPY1)/.done
@@ -49,14 +49,14 @@ proto-check: .venv-proto/.done
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done .venv-vtk/.done
 	$(BIN)/python -m pytest tests/interop -m interop
 
-# What these are: `python -m tests.torture --help`. The last line printed is JSON.
+# The levels: `python -m tests.torture --help`. The last line printed is JSON.
 LEVEL ?= all
 SEED ?= 7
 KILLS ?= 100
 torture: .venv/.dev
 	@$(BIN)/python -m tests.torture --level $(LEVEL) --seed $(SEED) --kills $(KILLS) $(TORTURE)
 
-# pip compiles in one process. Not compiled: what nobody imports, some of it for other versions of Python.
+# pip would compile in one process. Left out: files that nobody imports, some of them for other Python versions.
 COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' .venv/lib
 
 # TORCH pins the tested release; a GPU user installs another build into .venv first: make demo TORCH=torch
@@ -86,7 +86,7 @@ $(MINDINSIGHT)/.done: tests/tools/requirements-mindinsight.txt
 	$(MINDINSIGHT)/pip install -q -r $<
 	touch $@
 
-# Not compiled: the tests import a small part of it, once.
+# Not compiled: the tests import only a small part of it, once.
 $(MINDSPORE)/.done: tests/tools/requirements-mindspore.txt
 	test -x $(MINDSPORE)/python || $(PYTHON311) -m venv .venv-mindspore
 	$(MINDSPORE)/pip install -q --no-compile -r $<
