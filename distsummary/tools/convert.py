@@ -1,4 +1,4 @@
-"""The other dialect of event files that were written in one: MindSpore's for TensorBoard, and back."""
+"""Converts event files of one dialect into the other: MindSpore's for TensorBoard, and back."""
 
 import os
 import re
@@ -35,7 +35,7 @@ from distsummary.tools.fsck_values import MAX_BUCKETS
 from distsummary.writing.files import Files
 
 _FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}
-_SOURCES = (  # what stands for the writer in a name, by the dialect
+_SOURCES = (  # the part of a name that identifies the writer, in either dialect
     re.compile(r"summary\.\d+\.([^.]+)\.[^.]+_MS$"),
     re.compile(r"tfevents\.\d+\.[^.]+\.\d+\.([^.]+)$"),
 )
@@ -43,9 +43,9 @@ _SOURCES = (  # what stands for the writer in a name, by the dialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What was made of one directory: `file` is None when nothing in it has a place in the other dialect.
+    """The conversion of one directory: `file` is None if the other dialect can hold none of its values.
 
-    `left_out` counts the values without a place by their plugin, `refused` those that could not be written.
+    `left_out` counts the values that it cannot hold by plugin, `refused` those that could not be written.
     """
 
     directory: Path
@@ -58,14 +58,14 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertReport:
-    """What a conversion did; `already` are directories that have files of the other dialect."""
+    """What a conversion did; `already` are directories that had files of the other dialect."""
 
     to: str
     converted: tuple[Converted, ...]
     already: tuple[Path, ...]
 
     def as_json(self) -> dict[str, Any]:  # Any: what json.dumps takes
-        """The report as JSON can hold it."""
+        """The report as an object for JSON."""
         return {
             "to": self.to,
             "converted": [
@@ -105,15 +105,15 @@ def convert(
 ) -> ConvertReport:
     """Write the other dialect of a directory of event files, and of its direct children.
 
-    Each directory gets one file, which appears whole or not at all. Times, steps and the identities of the
-    events stay. TensorBoard's dialect holds scalars, histograms and images; what else there is, is counted.
-    Damage is left out and listed. A histogram of more than 90 buckets gets wider ones, as MindInsight shows
-    no others. Nothing is doubled: a directory that has files of the dialect is left as it is.
+    Each directory gets one file, which appears complete or not at all. Times, steps and the identities of the
+    events stay. TensorBoard's dialect holds scalars, histograms and images; other values are left out and
+    counted. Damage is left out and listed. For MindInsight, a histogram of more than 90 buckets gets wider
+    ones. Nothing is duplicated: a directory that has files of the dialect is left as it is.
 
     Args:
         path: a run dir or a rank's directory.
         to: the dialect to write, "tensorboard" or "mindspore".
-        out: the directory to write to, with the same children; None writes beside the files.
+        out: the directory to write to, with the same children; None writes into the same directories.
         files: the operating system; a test passes a double.
 
     Raises:
@@ -123,62 +123,57 @@ def convert(
     check_choice("to", to, DIALECTS)
     base = Path(path)
     source = MINDSPORE if to == TENSORBOARD else TENSORBOARD
-    places = _places(base, source)
-    target_base = base if out is None else Path(out)
-    ensure_directory(target_base)
-    with RunDir(target_base).locked("convert"):
-        targets = {place: target_base / place.relative_to(base) for place in places}
-        already = tuple(
-            place for place, target in targets.items() if target.is_dir() and segments(target, to)
-        )
-        for place in already:
-            del targets[place]
-        _refuse(base, to, source, targets)
-        done = [_convert(place, target, to, files or Files()) for place, target in targets.items()]
-    return ConvertReport(to=to, converted=tuple(done), already=already)
-
-
-def _places(base: Path, source: str) -> list[Path]:
-    """The directories that have files of the dialect."""
     if not base.is_dir():
         raise MissingFileError(f"there is no directory {base}; name a run dir or a rank's directory")
     children = sorted(p for p in base.iterdir() if p.is_dir() and not p.is_symlink() and p.name[0] != ".")
-    places = [place for place in (base, *children) if segments(place, source)]
-    if not places:
+    directories = [directory for directory in (base, *children) if segments(directory, source)]
+    if not directories:
         raise MissingFileError(
             f"there are no {source} event files in {base}; name the directory that has them"
         )
-    return places
-
-
-def _refuse(base: Path, to: str, source: str, targets: dict[Path, Path]) -> None:
-    """Raise RunDirError when there is nothing to do, or when it is too early to do it."""
-    if not targets:
-        raise RunDirError(
-            f"{base} has {to} event files already, and a second copy would double every point; "
-            "move them away to convert it again"
+    target_base = base if out is None else Path(out)
+    ensure_directory(target_base)
+    with RunDir(target_base).locked("convert"):
+        targets = {directory: target_base / directory.relative_to(base) for directory in directories}
+        already = tuple(
+            directory for directory, target in targets.items() if target.is_dir() and segments(target, to)
         )
-    for place in targets:
-        live = [file for file in segments(place, source) if is_live(file)]
-        if live:
-            raise RunDirError(f"{live[0]} is being written; convert it when its writer has ended")
+        for directory in already:
+            del targets[directory]
+        if not targets:
+            raise RunDirError(
+                f"{base} has {to} event files already, and a second copy would double every point; "
+                "move them away to convert it again"
+            )
+        for directory in targets:
+            live = [file for file in segments(directory, source) if is_live(file)]
+            if live:
+                raise RunDirError(f"{live[0]} is being written; convert it when its writer has ended")
+        done = [
+            _convert(directory, target, source, to, files or Files()) for directory, target in targets.items()
+        ]
+    return ConvertReport(to=to, converted=tuple(done), already=already)
 
 
-def _convert(place: Path, target: Path, to: str, files: Files) -> Converted:
-    source = MINDSPORE if to == TENSORBOARD else TENSORBOARD
+def _convert(directory: Path, target: Path, source: str, to: str, files: Files) -> Converted:
     conversion = _Conversion(to)
     damage: list[Damage] = []
-    payloads = conversion.payloads(read_directory(place, source, "skip", skipped=damage))
+    payloads = conversion.payloads(read_directory(directory, source, "skip", skipped=damage))
     first = next(payloads, None)
     path = None
     if first is not None:
+        # The new name has the stamp and the writer of the oldest file.
+        oldest = segments(directory, source)[0].name
+        writers = [match[1] for pattern in _SOURCES if (match := pattern.search(oldest))]
+        writer = re.sub(r"[^0-9A-Za-z-]", "-", writers[0]) if writers else "0"
+        name = SegmentName(source=writer, host=files.host(), pid=files.pid())
         ensure_directory(target)
-        path = target / _name(segments(place, source)[0], to, files)
+        path = target / name.file_name(to, stamp_of(oldest) or 0)
         with replacing(path) as temporary, open(temporary, "xb") as file:
             for payload in chain((first,), payloads):
                 file.write(frame(payload))
     return Converted(
-        directory=place,
+        directory=directory,
         file=path,
         events=conversion.events,
         left_out=dict(conversion.left_out),
@@ -187,17 +182,8 @@ def _convert(place: Path, target: Path, to: str, files: Files) -> Converted:
     )
 
 
-def _name(source: Path, to: str, files: Files) -> str:
-    """The name of the new file: the stamp and the writer's mark of the oldest one."""
-    marks = [match[1] for pattern in _SOURCES if (match := pattern.search(source.name))]
-    mark = re.sub(r"[^0-9A-Za-z-]", "-", marks[0]) if marks else "0"
-    return SegmentName(source=mark, host=files.host(), pid=files.pid()).file_name(
-        to, stamp_of(source.name) or 0
-    )
-
-
 class _Conversion:
-    """Turns events to payloads of a dialect, and counts what has no place in it."""
+    """Encodes events in a dialect, and counts the values that it cannot hold."""
 
     def __init__(self, to: str) -> None:
         self.events = 0
@@ -206,33 +192,29 @@ class _Conversion:
         self._to = to
 
     def payloads(self, events: Iterable[ReadEvent]) -> Iterator[bytes]:
-        """A version record, then the events; nothing at all when no event has a place."""
-        attempts: dict[str, int] = {}  # by the run
+        """A version record, then the events; nothing if no event has a value that the dialect can hold."""
+        attempts: dict[str, int] = {}  # the highest so far, by run id
         for event in events:
-            payload = self._payload(event)
-            if payload is None:
+            kept = [fitting for value in event.values if (fitting := self._fitting(value))]
+            if not kept:
                 continue
-            ids = EventIds(event.run_id, event.attempt) if event.run_id else None
+            ids = EventIds(event.run_id, event.attempt, event.seq) if event.run_id else None
+            encoded, refused = encode_event(Event(event.step, event.wall_time, kept), ids, (self._to,))
+            self.refused += len(refused)
+            payload = encoded[self._to]
+            if payload is None or len(refused) == len(kept):
+                continue
+            owner = ids and ids._replace(seq=0)
             if not attempts:
-                yield _FORMATS[self._to].encode_version(event.wall_time, ids)
+                yield _FORMATS[self._to].encode_version(event.wall_time, owner)
             if event.attempt > attempts.setdefault(event.run_id, event.attempt) and self._to == TENSORBOARD:
-                yield tensorboard_format.encode_session_start(event.step, event.wall_time, ids)
+                yield tensorboard_format.encode_session_start(event.step, event.wall_time, owner)
             attempts[event.run_id] = max(attempts[event.run_id], event.attempt)
             self.events += 1
             yield payload
 
-    def _payload(self, event: ReadEvent) -> bytes | None:
-        values = [self._fitting(value) for value in event.values]
-        kept = [value for value in values if value is not None]
-        if not kept:
-            return None
-        ids = EventIds(event.run_id, event.attempt, event.seq) if event.run_id else None
-        payloads, refused = encode_event(Event(event.step, event.wall_time, kept), ids, (self._to,))
-        self.refused += len(refused)
-        return payloads[self._to] if len(refused) < len(kept) else None
-
     def _fitting(self, value: Value) -> Value | None:
-        """The value as the dialect can hold it, None (and counted) for one that it has no place for."""
+        """The value as the dialect can hold it; None, and counted, if it cannot."""
         if self._to == MINDSPORE:
             is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
             return value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value
@@ -243,7 +225,7 @@ class _Conversion:
 
 
 def widened(histogram: Histogram, most: int) -> Histogram:
-    """The same counts in at most `most` buckets: neighbours are put together, as many as needed, evenly."""
+    """The same counts in at most `most` buckets, each made from equally many neighbours."""
     size = -(-histogram.left.size // most)
     starts = np.arange(0, histogram.left.size, size)
     ends = np.minimum(starts + size, histogram.left.size) - 1

@@ -1,4 +1,4 @@
-"""Every value of event files as one strict JSON object: what `distsummary dump` prints."""
+"""Describes every value of event files as a strict JSON object, which `distsummary dump` prints."""
 
 import base64
 import hashlib
@@ -17,11 +17,6 @@ from distsummary.format.records import (
     MINDSPORE,
     TENSORBOARD,
     Array,
-    Event,
-    EventIds,
-    Histogram,
-    Image,
-    Landscape,
     Value,
 )
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
@@ -31,18 +26,18 @@ from distsummary.reading.segments import all_event_files, dialect_of
 
 Json: TypeAlias = Any  # what json.dumps takes: JSON has no better type in Python
 
-_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one for each line
+_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make a new one for each line
 
 
 def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[str, Json]]:
     """One object for each value of a file, of the files of a directory, or of a run and its directories.
 
-    Nothing is left out as a duplicate. Damage is an object of the plugin "damage" with its byte offset, and
-    reading goes on behind it. Numbers that JSON has not are "NaN", "Infinity" and "-Infinity".
+    Duplicates are included. Damage is an object of the plugin "damage" with its byte offset, and reading
+    continues after it. Numbers that JSON does not have are "NaN", "Infinity" and "-Infinity".
 
     Args:
         path: an event file, the directory of a rank, or a run dir (its direct children are read, too).
-        full: also the numbers of tensors and landscapes and the bytes of images (base64).
+        full: include the numbers of tensors and landscapes and the bytes of images (base64).
 
     Raises:
         MissingFileError: there is no such path, or no event file in the directory.
@@ -51,7 +46,7 @@ def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[s
 
 
 def to_line(record: dict[str, Json]) -> str:
-    """The object as one line of strict JSON, ASCII only, so that no tag reaches the terminal raw."""
+    """The object as one line of strict JSON, in ASCII, so that no tag can control the terminal."""
     return _ENCODER.encode(record)
 
 
@@ -74,13 +69,16 @@ def event_files(path: str | os.PathLike[str]) -> list[Path]:
 def _dump(files: list[Path], full: bool) -> Iterator[dict[str, Json]]:
     for file in files:
         kind = dialect_of(file)
-        place = {"file": str(file), "dialect": TENSORBOARD if kind == TENSORBOARD else MINDSPORE}
+        place: dict[str, Json] = {
+            "file": str(file),
+            "dialect": TENSORBOARD if kind == TENSORBOARD else MINDSPORE,
+        }
         end = 0
         for piece in read_pieces(file, kind, resync=True):
             if isinstance(piece, ScalarColumns):
                 end = int(piece.ends[-1])
-                for value in values_of(piece):
-                    yield place | _record("scalar", value, number(value.value))
+                for scalar in values_of(piece):
+                    yield place | _record("scalar", scalar, number(scalar.value))
                 continue
             end = piece.end
             try:
@@ -88,11 +86,20 @@ def _dump(files: list[Path], full: bool) -> Iterator[dict[str, Json]]:
             except DamagedFileError as error:
                 yield place | _damage(piece.offset, str(error))
                 continue
-            if decoded is not None:
-                for record in _values(*decoded, full):
-                    yield place | record
+            if decoded is None:
+                continue
+            ids, event = decoded
+            for value in event.values:
+                read = ReadValue(ids.attempt, ids.seq, event.step, event.wall_time, value.tag, value.data)
+                record = place | _record(value.plugin, read, _described(value, full))
+                if value.shard is not None:
+                    record["shard"] = {
+                        "global_shape": list(value.shard.global_shape),
+                        "offset": list(value.shard.offset),
+                    }
+                yield record
         if end < file.stat().st_size:
-            yield place | _damage(end, "the file ends inside this frame: torn, or being written")
+            yield place | _damage(end, "the file ends inside this frame: it is torn, or being written")
 
 
 def _damage(offset: int, reason: str) -> dict[str, Json]:
@@ -112,54 +119,73 @@ def _record(plugin: str, value: ReadValue, described: Json) -> dict[str, Json]:
     }
 
 
-def _values(ids: EventIds, event: Event, full: bool) -> Iterator[dict[str, Json]]:
-    for value in event.values:
-        read = ReadValue(ids.attempt, ids.seq, event.step, event.wall_time, value.tag, value.data)
-        record = _record(value.plugin, read, _described(value, full))
-        if value.shard is not None:
-            record["shard"] = {
-                "global_shape": list(value.shard.global_shape),
-                "offset": list(value.shard.offset),
-            }
-        yield record
-
-
 def _described(value: Value, full: bool) -> Json:
-    """What the value says, by its plugin."""
+    """The data of a value by its plugin; docs/format.md lists the fields."""
+    data = value.data
+    described: dict[str, Json]
     match value.plugin:
         case "scalar":
-            return number(value.data)
+            return number(data)
         case "tensor":
-            return _tensor(value.data, full)
+            described = {"dtype": str(data.dtype), "shape": list(data.shape)}
+            if full:
+                described["data"] = numbers(data)
         case "histogram":
-            return _histogram(value.data)
+            buckets = zip(data.left.tolist(), data.width.tolist(), data.counts.tolist(), strict=True)
+            described = {
+                "count": data.count,
+                "nan": data.nan_count,
+                "pos_inf": data.pos_inf_count,
+                "neg_inf": data.neg_inf_count,
+                "min": number(data.min),
+                "max": number(data.max),
+                "sum": number(data.sum),
+                "buckets": [[number(left), number(width), count] for left, width, count in buckets],
+            }
         case "image":
-            return _image(value.data, full)
+            described = {
+                "height": data.height,
+                "width": data.width,
+                "colorspace": data.colorspace,
+                "sha256": hashlib.sha256(data.encoded).hexdigest(),
+            }
+            if full:
+                described["base64"] = base64.b64encode(data.encoded).decode()
         case "landscape":
-            return _landscape(value.data, full)
+            arrays = {name: getattr(data, name) for name in ("x", "y", "z", "path_x", "path_y", "path_z")}
+            described = {
+                "shapes": {name: list(array.shape) for name, array in arrays.items()},
+                "decomposition": data.decomposition,
+                "unit": data.unit,
+                "step_per_epoch": data.step_per_epoch,
+                "convergence_point": [number(coordinate) for coordinate in data.convergence_point],
+                "intervals": list(data.intervals),
+            }
+            if full:
+                described |= {name: numbers(array) for name, array in arrays.items()}
         case "graph":
-            return _graph(value.data)
-    return fields(value.data)
+            try:
+                message = anf_ir_pb2.GraphProto.FromString(data)
+            except DecodeError as error:
+                return {"nodes": None, "bytes": len(data), "error": str(error)}
+            described = {"nodes": len(message.node), "bytes": len(data)}
+        case _:
+            return fields(data)
+    return described
 
 
 def number(value: float | None) -> Json:
-    """A number as JSON can hold it: one of three words where it is not finite."""
+    """A number for JSON; one of three words if it is not finite."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _tensor(array: Array, full: bool) -> dict[str, Json]:
-    described: dict[str, Json] = {"dtype": str(array.dtype), "shape": list(array.shape)}
-    if full:
-        described["data"] = numbers(array)
-    return described
-
-
 def numbers(array: Array) -> Json:
-    """The numbers of an array as nested lists; a flat empty one for a shape with a 0.
+    """The numbers of an array as nested lists.
 
-    (A file may claim a shape like (10**9, 0): its nested lists would fill the memory.)
+    An array without numbers is a flat empty list: the nested lists of a shape like (10**9, 0), which a file
+    may claim, would fill the memory.
     """
     if not array.size:
         return []
@@ -169,63 +195,13 @@ def numbers(array: Array) -> Json:
     return words.reshape(array.shape).tolist()
 
 
-def _histogram(histogram: Histogram) -> dict[str, Json]:
-    columns = (histogram.left.tolist(), histogram.width.tolist(), histogram.counts.tolist())
-    return {
-        "count": histogram.count,
-        "nan": histogram.nan_count,
-        "pos_inf": histogram.pos_inf_count,
-        "neg_inf": histogram.neg_inf_count,
-        "min": number(histogram.min),
-        "max": number(histogram.max),
-        "sum": number(histogram.sum),
-        "buckets": [
-            [number(left), number(width), count] for left, width, count in zip(*columns, strict=True)
-        ],
-    }
-
-
-def _image(image: Image, full: bool) -> dict[str, Json]:
-    described: dict[str, Json] = {
-        "height": image.height,
-        "width": image.width,
-        "colorspace": image.colorspace,
-        "sha256": hashlib.sha256(image.encoded).hexdigest(),
-    }
-    if full:
-        described["base64"] = base64.b64encode(image.encoded).decode()
-    return described
-
-
-def _landscape(landscape: Landscape, full: bool) -> dict[str, Json]:
-    arrays = {name: getattr(landscape, name) for name in ("x", "y", "z", "path_x", "path_y", "path_z")}
-    described: dict[str, Json] = {
-        "shapes": {name: list(array.shape) for name, array in arrays.items()},
-        "decomposition": landscape.decomposition,
-        "unit": landscape.unit,
-        "step_per_epoch": landscape.step_per_epoch,
-        "convergence_point": [number(coordinate) for coordinate in landscape.convergence_point],
-        "intervals": list(landscape.intervals),
-    }
-    if full:
-        described |= {name: numbers(array) for name, array in arrays.items()}
-    return described
-
-
-def _graph(graph: bytes) -> dict[str, Json]:
-    try:
-        message = anf_ir_pb2.GraphProto.FromString(graph)
-    except DecodeError as error:
-        return {"nodes": None, "bytes": len(graph), "error": str(error)}
-    return {"nodes": len(message.node), "bytes": len(graph)}
-
-
 def fields(message: Message) -> dict[str, Json]:
-    """The fields of a protobuf message that are set, by their names; 64-bit integers stay numbers."""
+    """The fields that are set in a protobuf message, by name; 64-bit integers stay numbers."""
     return {field.name: _plain(content) for field, content in message.ListFields()}
 
 
 def _plain(content: Any) -> Json:  # Any: whatever a field holds
+    """A field's content for JSON."""
     if isinstance(content, Message):
         return fields(content)
     if isinstance(content, MutableMapping):

@@ -1,15 +1,17 @@
-"""What can be wrong with a run on disk: the kinds of findings, what each costs and what mends it."""
+"""The kinds of problems that a run on disk can have: how severe each is, and its remedy."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ERROR, WARNING, NOTE = "error", "warning", "note"  # data are lost or hidden; a viewer shows less; to know
-REPAIR = "distsummary fsck --repair mends it"
+ERROR = "error"  # data are lost or hidden
+WARNING = "warning"  # a viewer shows less
+NOTE = "note"  # nothing to do
+REPAIR = "distsummary fsck --repair repairs it"
 
 
 class Kind(NamedTuple):
-    """How bad a kind of finding is, what to do about it, and whether `fsck --repair` can."""
+    """The severity of a kind of finding, its remedy, and whether `fsck --repair` repairs it."""
 
     severity: str
     remedy: str
@@ -27,21 +29,22 @@ KINDS = {
     "empty": Kind(WARNING, "remove the file: nothing was written to it"),
     "live": Kind(NOTE, "check again when its writer has ended"),
     # names and places
-    "stamp": Kind(ERROR, "rename it: the number behind 'summary.' must be seconds, ten digits"),
+    "stamp": Kind(ERROR, "rename it: the number after 'summary.' must be seconds, ten digits"),
     "short_stamp": Kind(WARNING, "rename it: viewers compare stamps as text, so they must have ten digits"),
     "equal_stamps": Kind(WARNING, "give each file a stamp of its own, rising in the order of writing"),
     "misnamed": Kind(WARNING, "rename it, or move it away"),
     "symlink": Kind(WARNING, "put the files themselves there; viewers follow no links"),
     "too_deep": Kind(WARNING, "move the directory up: viewers see a base and its direct children"),
     "temporary": Kind(
-        NOTE, "the next writer of the directory removes what is left; do it if none comes and none is at work"
+        NOTE,
+        "the next writer of the directory removes it; remove it if no process uses the directory",
     ),
     # several writers
     "overlap": Kind(ERROR, "one writer for each directory: move the files of each to a directory of its own"),
-    "step_back": Kind(WARNING, "a restarted run goes on in a new attempt, or in a directory of its own"),
-    "duplicate": Kind(WARNING, "our readers count it once; viewers show it twice or not at all"),
+    "step_back": Kind(WARNING, "a restarted run should use a new attempt, or a directory of its own"),
+    "duplicate": Kind(WARNING, "distsummary reads it once; viewers show it twice or not at all"),
     "mixed_runs": Kind(WARNING, "move the files of each run to a directory of its own"),
-    # what viewers do not take
+    # what viewers reject
     "buckets": Kind(WARNING, "record histograms of at most 90 buckets"),
     "tensor_elements": Kind(WARNING, "record a part of the tensor or its histogram"),
     "tensor_tags": Kind(
@@ -52,14 +55,14 @@ KINDS = {
     "metric": Kind(ERROR, "write the metrics as JSON"),
     "metric_not_finite": Kind(WARNING, "leave metrics that are not finite out: JSON has no such numbers"),
     "landscape_shape": Kind(WARNING, "store z with the shape (len(y), len(x))"),
-    "landscape_not_finite": Kind(WARNING, "replace what is not finite: the chart stays blank"),
+    "landscape_not_finite": Kind(WARNING, "replace the numbers that are not finite: the chart stays blank"),
     "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
     "lineage_custom_only": Kind(WARNING, "write the lineage of the training into the same file"),
     "lineage_wiped": Kind(WARNING, "keep one lineage file in a directory, replaced as a whole"),
-    # journals of landscapes that are not complete
+    # journals of unfinished landscapes
     "journal_torn": Kind(WARNING, REPAIR, True),
-    "journal_damaged": Kind(WARNING, "go on with the landscape: what stood there is evaluated again"),
-    "journal_foreign": Kind(ERROR, "remove it, or begin its landscape anew with resume=False"),
+    "journal_damaged": Kind(WARNING, "resume the landscape: what was there is evaluated again"),
+    "journal_foreign": Kind(ERROR, "remove it, or restart its landscape with resume=False"),
     # the manifest
     "manifest_damaged": Kind(ERROR, REPAIR, True),
     "manifest_missing": Kind(WARNING, REPAIR, True),
@@ -69,7 +72,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong: `offset` (bytes) is where in the file, None for the file as a whole."""
+    """One problem; `offset` (bytes) is its place in the file, None for the file as a whole."""
 
     file: Path
     kind: str
@@ -81,11 +84,11 @@ class Finding:
 
     @property
     def is_problem(self) -> bool:
-        """Whether something is to be done; a note is only to be known."""
+        """Whether something should be done about it: it is not a note."""
         return self.severity != NOTE
 
     def as_json(self) -> dict[str, Any]:  # Any: strings, numbers, booleans
-        """The finding as JSON can hold it."""
+        """The finding as an object for JSON."""
         return {
             "file": str(self.file),
             "offset": self.offset,
@@ -97,7 +100,7 @@ class Finding:
         }
 
     def as_line(self) -> str:
-        """The finding for a terminal, on which the names of files and tags do nothing."""
+        """The finding for a terminal; control characters in names of files and tags are escaped."""
         place = str(self.file) if self.offset is None else f"{self.file} at byte {self.offset}"
         text = f"{self.severity}: {place}: {self.kind}: {self.message}; {self.remedy}"
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -106,18 +109,18 @@ class Finding:
 def finding(
     file: Path, kind: str, message: str, *, offset: int | None = None, repairable: bool | None = None
 ) -> Finding:
-    """A finding of one of KINDS; `repairable` False says that this one cannot be mended."""
+    """A finding of one of KINDS; `repairable=False` says that this one cannot be repaired."""
     known = KINDS[kind]
-    can_mend = known.is_repairable if repairable is None else repairable
+    can_repair = known.is_repairable if repairable is None else repairable
     remedy = known.remedy
-    if known.is_repairable and not can_mend:
-        remedy = "mend what stands before it first, or restore the file from a copy"
+    if known.is_repairable and not can_repair:
+        remedy = "repair the damage before it first, or restore the file from a copy"
     return Finding(
         file=file,
         kind=kind,
         message=message,
         severity=known.severity,
         remedy=remedy,
-        repairable=can_mend,
+        repairable=can_repair,
         offset=offset,
     )

@@ -1,4 +1,4 @@
-"""Whether run.json says what the event files say, and making it anew from them."""
+"""Checks that run.json agrees with the event files, and makes it anew from them."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ _ROLES = ("train", "eval")
 
 
 class _Attempt(NamedTuple):
-    """An attempt as the files tell it: `first` is the wall time (seconds) of each rank's first event."""
+    """An attempt according to the files; `first` is the wall time (seconds) of each rank's first event."""
 
     run_id: str
     role: str
@@ -35,31 +35,41 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
         manifest = run.read_manifest()
     except DistSummaryError as error:
         return [finding(path, "manifest_damaged", str(error))]
-    unknown = _unknown(manifest, _attempts(run, directories))
-    if not unknown:
+    missing = _missing(manifest, _attempts(run, directories))
+    if not missing:
         return []
-    names = ", ".join(f"{one.role} {one.number} of the run {one.run_id}" for one in unknown[:5])
-    return [finding(path, "manifest_stale", f"the files hold attempts that it does not know: {names}")]
+    names = ", ".join(f"{one.role} {one.number} of the run {one.run_id}" for one in missing[:5])
+    return [finding(path, "manifest_stale", f"the files hold attempts that are not in it: {names}")]
 
 
-def mend_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
-    """Write the manifest anew, or add what it lacks; the old one is kept as `run.json.<n>.bak`.
+def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
+    """Write the manifest anew, or add the missing attempts; the old one is kept as `run.json.<n>.bak`.
 
-    Raises RunDirError when it cannot be written.
+    Raises RunDirError if it cannot be written.
     """
     attempts = _attempts(run, directories)
+    path = run.manifest_path
     try:
-        _back_up(run)
+        if os.path.lexists(path):
+            number = 0
+            while os.path.lexists(copy := path.with_name(f"{MANIFEST}.{number}.bak")):
+                number += 1
+            try:
+                run.read_manifest()
+            except DistSummaryError:
+                os.replace(path, copy)
+            else:
+                shutil.copy2(path, copy)
     except OSError as error:
         raise RunDirError(
-            f"{run.manifest_path} cannot be kept beside: {error.strerror}; mend the permissions of {run.base}"
+            f"{path} cannot be backed up: {error.strerror}; mend the permissions of {run.base}"
         ) from error
 
     def change(manifest: Manifest) -> None:
-        lacking = _unknown(manifest, attempts)
-        if lacking and manifest["run_id"] != lacking[0].run_id:  # another run's, or just made up
-            manifest |= {"run_id": lacking[0].run_id, "attempts": []}
-        manifest["attempts"] += [_entry(one) for one in lacking]
+        missing = _missing(manifest, attempts)
+        if missing and manifest["run_id"] != missing[0].run_id:  # of another run, or just made
+            manifest |= {"run_id": missing[0].run_id, "attempts": []}
+        manifest["attempts"] += [_entry(one) for one in missing]
         starts = [entry["started"] for entry in manifest["attempts"] if entry.get("started")]
         if starts:
             manifest["created"] = min(starts)
@@ -69,23 +79,8 @@ def mend_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> No
     run.update_manifest(change)
 
 
-def _back_up(run: RunDir) -> None:
-    path = run.manifest_path
-    if not os.path.lexists(path):
-        return
-    number = 0
-    while os.path.lexists(copy := path.with_name(f"{MANIFEST}.{number}.bak")):
-        number += 1
-    try:
-        run.read_manifest()
-    except DistSummaryError:
-        os.replace(path, copy)
-    else:
-        shutil.copy2(path, copy)
-
-
 def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_Attempt]:
-    """The attempts in the files of the ranks; the merged run's own files are made of those."""
+    """The attempts in the files of the ranks; the files of the merged run are made from those."""
     found = []
     for role in _ROLES:
         ranks = run.rank_dirs(role) or {0: run.writer_dir(role, 0, 1)}
@@ -102,20 +97,21 @@ def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_
     return found
 
 
-def _unknown(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
-    """Those of the newest run that the manifest does not know; all of them when it has another run id."""
+def _missing(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
+    """The attempts of the newest run that are not in the manifest; all if it is of another run."""
     if not attempts:
         return []
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}
     run_ids = {one.run_id for one in attempts}
     run_id = manifest["run_id"] if manifest["run_id"] in run_ids else attempts[-1].run_id
-    lacking = [one for one in attempts if one.run_id == run_id]
+    found = [one for one in attempts if one.run_id == run_id]
     if manifest["run_id"] == run_id:
-        lacking = [one for one in lacking if (one.role, one.number) not in known]
-    return lacking
+        found = [one for one in found if (one.role, one.number) not in known]
+    return found
 
 
 def _entry(attempt: _Attempt) -> Manifest:
+    """The manifest's entry of an attempt; states, hosts and processes are unknown."""
     incarnation = f"fsck {attempt.run_id} {attempt.role} {attempt.number}"
     ranks = {
         str(rank): asdict(

@@ -1,5 +1,6 @@
-"""What the names in a directory do to the viewers, told without opening a file."""
+"""Checks the names in a directory against what viewers make of them, without opening a file."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +14,11 @@ from distsummary.reading.segments import LINEAGE_SUFFIX, stamp_of
 from distsummary.tools.findings import Finding, finding
 
 LINEAGE = "lineage"
+_OWNERS = {  # of a temporary file, by whether it is in use
+    True: "its process is at work and will rename it",
+    False: "its process ended before it renamed it",
+    None: "of a process on another machine or in a container, or not of distsummary",
+}
 _MINDINSIGHT = re.compile(r"summary\.(\d+)")  # a search: it matches anywhere in a name
 _TENSORBOARD = re.compile(r"tfevents(?:\.(\d+))?")
 _BACKUP = re.compile(r"(~|\.(bak|old|orig|swp|part|gz|zip|tmp|idx|bin)|\(copy\).*| copy)$", re.IGNORECASE)
@@ -30,7 +36,7 @@ class EventFile:
 
 
 def event_file(path: Path) -> EventFile | None:
-    """What the viewers take a file of this name for, None for nothing."""
+    """The kind of event file that viewers take a file of this name for; None if they ignore it."""
     if path.name.endswith("_explain"):
         return None
     if match := _TENSORBOARD.search(path.name):
@@ -47,10 +53,10 @@ def in_reading_order(files: list[EventFile]) -> list[EventFile]:
     return sorted(by_name, key=lambda file: int(file.stamp or 0))
 
 
-def look(directory: Path) -> tuple[list[EventFile], list[Finding]]:
-    """The event files of a directory in reading order, and what is wrong with its names.
+def check_names(directory: Path) -> tuple[list[EventFile], list[Finding]]:
+    """The event files of a directory in reading order, and what is wrong with the names in it.
 
-    Links are named and not followed. Raises OSError for a directory that cannot be read.
+    Symbolic links are reported and not followed. Raises OSError for a directory that cannot be read.
     """
     files: list[EventFile] = []
     findings: list[Finding] = []
@@ -59,71 +65,49 @@ def look(directory: Path) -> tuple[list[EventFile], list[Finding]]:
             path = directory / entry.name
             file = event_file(path)
             if entry.is_symlink():
-                findings += _link_findings(path, file)
+                if file is not None:
+                    findings.append(finding(path, "symlink", "a symbolic link to an event file"))
+                elif path.is_dir():
+                    with contextlib.suppress(OSError):
+                        if any(event_file(inner) for inner in path.iterdir()):
+                            text = "a symbolic link to a directory of event files"
+                            findings.append(finding(path, "symlink", text))
+            elif entry.name.startswith(TEMPORARY):
+                findings.append(
+                    finding(path, "temporary", f"a temporary file or directory: {_OWNERS[is_in_use(path)]}")
+                )
+                files += [file] if file and entry.is_file(follow_symlinks=False) else []
             elif entry.is_file(follow_symlinks=False):
                 findings += _name_findings(path, file)
                 files += [file] if file else []
-            elif entry.name.startswith(TEMPORARY):
-                findings.append(_temporary(path))
             elif file is not None and not entry.is_dir(follow_symlinks=False):
                 findings.append(finding(path, "misnamed", "named like an event file, but no regular file"))
     ordered = in_reading_order(files)
-    return ordered, [*findings, *_equal_stamps(ordered)]
-
-
-def _temporary(path: Path) -> Finding:
-    whose = {
-        True: "its process is at work and will rename it",
-        False: "its process ended before it renamed it",
-        None: "of a process of another machine or container, or not of distsummary's",
-    }
-    return finding(path, "temporary", f"a temporary file or directory: {whose[is_in_use(path)]}")
-
-
-def _link_findings(path: Path, file: EventFile | None) -> Iterator[Finding]:
-    if file is not None:
-        yield finding(path, "symlink", "a symbolic link to an event file")
-    elif path.is_dir() and _holds_events(path):
-        yield finding(path, "symlink", "a symbolic link to a directory of event files")
-
-
-def _holds_events(directory: Path) -> bool:
-    try:
-        return any(event_file(path) for path in directory.iterdir())
-    except OSError:
-        return False
+    by_stamp = sorted(files, key=lambda file: (file.kind, file.stamp, file.path.name))
+    for (kind, stamp), group in groupby(by_stamp, key=lambda file: (file.kind, file.stamp)):
+        _, *others = [file.path for file in group]
+        if stamp:
+            text = f"a second {kind} file of the stamp {stamp}"
+            findings += [finding(path, "equal_stamps", text) for path in others]
+    return ordered, findings
 
 
 def _name_findings(path: Path, file: EventFile | None) -> Iterator[Finding]:
     name = path.name
-    if name.startswith(TEMPORARY):
-        yield _temporary(path)
-        return
     if file is None:
         if _EVENT_FILE.search(name):
             yield finding(
-                path, "misnamed", "no viewer finds it: its name has no 'summary.<seconds>' and no tfevents"
+                path, "misnamed", "no viewer finds it: its name has neither 'summary.<seconds>' nor tfevents"
             )
         return
     if _BACKUP.search(name):
         yield finding(path, "misnamed", "viewers take it for an event file, backup or not")
     elif file.kind == TENSORBOARD and _MINDINSIGHT.search(name):
-        yield finding(path, "misnamed", "both viewers take it for theirs, and one file cannot serve both")
+        yield finding(path, "misnamed", "both viewers take it for their own, and one file cannot serve both")
     elif len(file.stamp) > _STAMP_DIGITS and file.kind != TENSORBOARD:
-        text = f"the stamp {file.stamp} is no time in seconds: MindInsight's list of all runs stays empty"
+        text = f"the stamp {file.stamp} is not a time in seconds: MindInsight's list of all runs stays empty"
         yield finding(path, "stamp", text)
     elif len(file.stamp) != _STAMP_DIGITS and file.stamp:
-        yield finding(path, "short_stamp", f"the stamp {file.stamp} has not ten digits")
+        yield finding(path, "short_stamp", f"the stamp {file.stamp} does not have ten digits")
     elif stamp_of(name) is None:
-        yield finding(
-            path, "misnamed", "viewers read it, distsummary does not: a dot must stand behind the stamp"
-        )
-
-
-def _equal_stamps(files: list[EventFile]) -> Iterator[Finding]:
-    ordered = sorted(files, key=lambda file: (file.kind, file.stamp, file.path.name))
-    for (kind, stamp), group in groupby(ordered, key=lambda file: (file.kind, file.stamp)):
-        _, *others = [file.path for file in group]
-        for path in others:
-            if stamp:
-                yield finding(path, "equal_stamps", f"a second {kind} file of the stamp {stamp}")
+        yield finding(path, "misnamed", "viewers read it, distsummary does not: a dot must follow the stamp")

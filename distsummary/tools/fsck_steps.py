@@ -1,4 +1,4 @@
-"""Whether the files of one dialect in a directory go together: steps that rise, one writer, no copies."""
+"""Checks that the files of one dialect in a directory fit together: rising steps, one writer, no copies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from distsummary.reading.deduplicate import Seen
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_values import short
 
-_MAX_TAGS = 100_000  # what is beyond is not compared
+_MAX_TAGS = 100_000  # further ones are not compared
 
 
 @dataclass(slots=True)
 class _File:
-    """What is known of one file: its owner, and between which wall times (seconds) its events lie."""
+    """One file: the run id of its first event, and the first and last wall time (seconds) of its events."""
 
     path: Path
     run_id: str
@@ -24,7 +24,7 @@ class _File:
 
 @dataclass(slots=True)
 class _Tag:
-    """Where a tag stands: the highest step of the newest attempt, in the older files and in this one."""
+    """The progress of a tag: the highest step of the newest attempt, in this file and in the older ones."""
 
     file: int
     attempt: int
@@ -36,7 +36,7 @@ class _Tag:
 
 @dataclass(slots=True)
 class _Clash:
-    """Values of a newer file at steps that an older one has reached."""
+    """Values of a newer file at steps that an older one had reached, the first of them in detail."""
 
     offset: int
     tag: str
@@ -45,11 +45,11 @@ class _Clash:
     count: int = 0
 
 
-class Steps:
-    """Takes the events of the files in reading order; `findings` then says what a viewer would lose.
+class StepOrder:
+    """Receives the events of the files in reading order; `findings` then says what a viewer would lose.
 
     MindInsight and TensorBoard erase a tag's older points when a newer file has a lower or equal step, and
-    TensorBoard also within a file. An attempt that begins anew is meant so.
+    TensorBoard also within a file. A new attempt may go back to lower steps.
     """
 
     def __init__(self, dialect: str) -> None:
@@ -63,7 +63,7 @@ class Steps:
         self._offset = 0
 
     def begin(self, path: Path, offset: int, ids: EventIds, event: Event) -> bool:
-        """Note an event, before its values; False when it is a copy of an earlier one."""
+        """Note an event, before its values; returns False if it is a copy of an earlier event."""
         if not self._files or self._files[-1].path != path:
             self._files.append(_File(path, ids.run_id, event.wall_time, event.wall_time))
         file = self._files[-1]
@@ -80,7 +80,7 @@ class Steps:
     def take(self, key: tuple[str, str], ids: EventIds, step: int) -> None:
         """Note one value of the event; `key` is its plugin and tag."""
         if key[0] == "graph":
-            return  # has no step
+            return  # graphs have no step
         now = len(self._files) - 1
         tag = self._tags.get(key)
         if tag is None:
@@ -88,7 +88,10 @@ class Steps:
                 self._tags[key] = _Tag(now, ids.attempt, step)
             return
         if tag.file != now:
-            _turn(tag, now, ids.attempt, step)
+            # Another file begins: what the one before reached is old now, if it is the highest.
+            if tag.old_file < 0 or (tag.attempt, tag.step) > (tag.old_attempt, tag.old_step):
+                tag.old_file, tag.old_attempt, tag.old_step = tag.file, tag.attempt, tag.step
+            tag.file, tag.attempt, tag.step = now, ids.attempt, step
         elif ids.attempt > tag.attempt:
             tag.attempt, tag.step = ids.attempt, step
         elif self._dialect == TENSORBOARD and step < tag.step and ids.attempt == tag.attempt:
@@ -104,7 +107,21 @@ class Steps:
     def findings(self) -> Iterator[Finding]:
         """What is wrong with the files as a whole."""
         for (older, newer), clash in self._clashes.items():
-            yield self._clash_finding(self._files[older], self._files[newer], clash)
+            old, new = self._files[older], self._files[newer]
+            what = f"{clash.count} value(s), the first {short(clash.tag)} at step {clash.step}"
+            if old is new:
+                text = f"{what}, after step {clash.reached}: TensorBoard erases what lies between"
+                yield finding(new.path, "step_back", text, offset=clash.offset)
+                continue
+            text = (
+                f"{what}, which {old.path.name} reached with step {clash.reached}: viewers erase its points"
+            )
+            at_once = new.first <= old.last and old.first <= new.last
+            if at_once or new.run_id != old.run_id:
+                text = f"two writers in one directory: {text}"
+                yield finding(new.path, "overlap", text, offset=clash.offset)
+            else:
+                yield finding(new.path, "step_back", text, offset=clash.offset)
         for number, (count, offset) in self._copies.items():
             text = f"{count} event(s) that were read before, by run id, attempt and seq"
             yield finding(self._files[number].path, "duplicate", text, offset=offset)
@@ -113,25 +130,3 @@ class Steps:
             others = ", ".join(other for other in self._run_ids if other != run_id)
             text = f"events of the run {run_id} in a directory of the run(s) {others}"
             yield finding(self._files[number].path, "mixed_runs", text)
-
-    def _clash_finding(self, older: _File, newer: _File, clash: _Clash) -> Finding:
-        what = f"{clash.count} value(s), the first {short(clash.tag)} at step {clash.step}"
-        if older is newer:
-            text = f"{what}, behind step {clash.reached}: TensorBoard erases what lies between"
-            return finding(newer.path, "step_back", text, offset=clash.offset)
-        erased = (
-            f"{what}, which {older.path.name} reached with step {clash.reached}: viewers erase its points"
-        )
-        at_once = newer.first <= older.last and older.first <= newer.last
-        if at_once or newer.run_id != older.run_id:
-            return finding(
-                newer.path, "overlap", f"two writers in one directory: {erased}", offset=clash.offset
-            )
-        return finding(newer.path, "step_back", erased, offset=clash.offset)
-
-
-def _turn(tag: _Tag, now: int, attempt: int, step: int) -> None:
-    """Begin with another file: what the present one reached is old now, if it is the highest."""
-    if tag.old_file < 0 or (tag.attempt, tag.step) > (tag.old_attempt, tag.old_step):
-        tag.old_file, tag.old_attempt, tag.old_step = tag.file, tag.attempt, tag.step
-    tag.file, tag.attempt, tag.step = now, attempt, step

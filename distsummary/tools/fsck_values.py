@@ -1,4 +1,4 @@
-"""What single values do to the viewers: the limits of MindInsight 2.3.1, each met in a run of it."""
+"""Checks single values against the limits of MindInsight 2.3.1, each of which was observed in a run of it."""
 
 import hashlib
 import json
@@ -11,16 +11,16 @@ from google.protobuf.message import DecodeError
 from distsummary.format.records import Landscape, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
-MAX_BUCKETS = 90  # of a histogram; beyond, it is dropped
-MAX_TENSOR_ELEMENTS = 10_000_000  # beyond, the tensor is kept empty
+MAX_BUCKETS = 90  # of a histogram; a larger one is dropped
+MAX_TENSOR_ELEMENTS = 10_000_000  # of a tensor; a larger one is shown empty
 MAX_TENSOR_TAGS = 6  # of a directory; the oldest are evicted for good
-MAX_TAGS = 300
-LOSS_TAG = "loss/auto"  # the scalar that the landscape page asks for
-_HOSTILE = frozenset('<>"')  # in a node's name they cost the whole graph
+MAX_TAGS = 300  # of a directory
+LOSS_TAG = "loss/auto"  # the scalar that the landscape page requires
+_HOSTILE = frozenset('<>"')  # in the name of one node, they lose the whole graph
 
 
 class Problem(NamedTuple):
-    """A kind of finding and what there is to say."""
+    """A kind of finding and its message."""
 
     kind: str
     message: str
@@ -36,54 +36,50 @@ def value_problems(value: Value) -> Iterator[Problem]:
             text = f"the tensor {short(value.tag)} has {value.data.size} elements"
             yield Problem("tensor_elements", f"{text}: MindInsight keeps none above {MAX_TENSOR_ELEMENTS}")
         case "landscape":
-            yield from _landscape_problems(value.tag, value.data)
+            grid: Landscape = value.data
+            if grid.z.shape != grid.y.shape + grid.x.shape or grid.z.ndim != 2:
+                text = f"z of the landscape {short(value.tag)} has the shape {grid.z.shape}"
+                yield Problem("landscape_shape", text)
+            arrays = (grid.x, grid.y, grid.z, grid.path_x, grid.path_y, grid.path_z)
+            if not all(np.isfinite(array).all() for array in arrays):
+                text = f"the landscape {short(value.tag)} holds NaN or infinite numbers"
+                yield Problem("landscape_not_finite", text)
         case "graph":
-            yield from _graph_problems(value.data)
+            try:
+                message = anf_ir_pb2.GraphProto.FromString(value.data)
+            except DecodeError as error:
+                yield Problem("damaged", f"the graph cannot be decoded ({error})")
+                return
+            for node in message.node:
+                for name in (node.name, node.full_name, node.scope):
+                    if _HOSTILE & set(name):
+                        text = f"because of the node {short(name)} MindInsight shows nothing of the graph"
+                        yield Problem("graph_names", text)
+                        return
         case "eval_lineage":
             yield from metric_problems(value.data.metric)
 
 
-def _landscape_problems(tag: str, landscape: Landscape) -> Iterator[Problem]:
-    if landscape.z.shape != landscape.y.shape + landscape.x.shape or landscape.z.ndim != 2:
-        yield Problem("landscape_shape", f"z of the landscape {short(tag)} has the shape {landscape.z.shape}")
-    arrays = (landscape.x, landscape.y, landscape.z, landscape.path_x, landscape.path_y, landscape.path_z)
-    if not all(np.isfinite(array).all() for array in arrays):
-        yield Problem("landscape_not_finite", f"the landscape {short(tag)} holds NaN or infinite numbers")
-
-
-def _graph_problems(graph: bytes) -> Iterator[Problem]:
-    try:
-        message = anf_ir_pb2.GraphProto.FromString(graph)
-    except DecodeError as error:
-        yield Problem("damaged", f"the graph is none ({error})")
-        return
-    for node in message.node:
-        for name in (node.name, node.full_name, node.scope):
-            if _HOSTILE & set(name):
-                yield Problem("graph_names", f"the node {short(name)} costs MindInsight the whole graph")
-                return
-
-
 def metric_problems(metric: str) -> Iterator[Problem]:
-    """What is wrong with the metrics of an evaluation, which are JSON text; empty is none."""
+    """What is wrong with the metrics of an evaluation, which are JSON text; empty text has no metrics."""
     not_finite: list[str] = []
     try:
         parsed: Any = json.loads(metric or "{}", parse_constant=not_finite.append)  # Any: any JSON
     except (ValueError, RecursionError) as error:
-        text = f"the metrics of the evaluation are no JSON ({type(error).__name__}: {short(str(error))})"
-        yield Problem("metric", f"{text}: MindInsight loses the lineage of this run and of all behind it")
+        text = f"the metrics of the evaluation are not JSON ({type(error).__name__}: {short(str(error))})"
+        yield Problem("metric", f"{text}: MindInsight loses the lineage of this run and of all that follow")
         return
     if not isinstance(parsed, dict):
-        yield Problem("metric", f"the metrics of the evaluation are {short(metric)}, no JSON object")
+        yield Problem("metric", f"the metrics of the evaluation are {short(metric)}, not a JSON object")
     elif not_finite:
         yield Problem("metric_not_finite", f"the metrics of the evaluation hold {', '.join(not_finite[:3])}")
 
 
 def short(text: str) -> str:
-    """A name in quotes, its middle cut out when it is long."""
+    """A name in quotes, with its middle cut out if it is long."""
     return repr(text if len(text) <= 80 else f"{text[:50]}...{text[-20:]}")
 
 
 def tag_key(tag: str) -> str:
-    """The tag, or what stands for it in memory when a file holds one of megabytes."""
+    """The tag, or its hash if it is so long that keeping it would cost memory."""
     return tag if len(tag) <= 1024 else hashlib.sha256(tag.encode(errors="replace")).hexdigest()
