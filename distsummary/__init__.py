@@ -6,65 +6,85 @@ Public names are loaded on first use: importing this package imports neither Ray
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary._init import init
-    from distsummary.aggregate.merge import merge_run
+    from distsummary.aggregate.merge import MergeReport, merge_run
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
-    from distsummary.errors import DistSummaryError, LandscapeCancelled
+    from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError
+    from distsummary.format.records import Health
     from distsummary.landscapes.directions.recipe import Directions
-    from distsummary.landscapes.directions.sketched import training_path
-    from distsummary.landscapes.generator import landscape
+    from distsummary.landscapes.directions.sketched import SketchedPath, training_path
+    from distsummary.landscapes.generator import landscape, landscape_set
     from distsummary.landscapes.model.quantities import Evaluation
     from distsummary.landscapes.output.grid import LossGrid
+    from distsummary.landscapes.run.progress import Progress
     from distsummary.landscapes.summary_landscape import SummaryLandscape
     from distsummary.launcher import launch
-    from distsummary.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
+    from distsummary.topology import Topology
+    from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
+    from distsummary.training.evaluation import EvaluationRun
     from distsummary.training.run import Run
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Callback",
+    "CallbackParams",
     "Directions",
     "DistSummaryError",
     "Evaluation",
+    "EvaluationRun",
+    "Health",
     "LandscapeCancelled",
+    "LandscapeError",
     "LossGrid",
     "LossMonitor",
+    "MergeReport",
+    "Progress",
     "Run",
     "RunContext",
+    "SketchedPath",
     "SummaryCollector",
     "SummaryLandscape",
     "SummaryRecord",
     "TimeMonitor",
+    "Topology",
     "init",
     "landscape",
+    "landscape_set",
     "launch",
     "merge_run",
     "training_path",
 ]
 
-_MODULE_OF = {
-    "Callback": "distsummary.training.callbacks",
-    "Directions": "distsummary.landscapes.directions.recipe",
-    "DistSummaryError": "distsummary.errors",
-    "Evaluation": "distsummary.landscapes.model.quantities",
-    "LandscapeCancelled": "distsummary.errors",
-    "LossGrid": "distsummary.landscapes.output.grid",
-    "LossMonitor": "distsummary.training.callbacks",
-    "Run": "distsummary.training.run",
-    "RunContext": "distsummary.training.callbacks",
-    "SummaryCollector": "distsummary.collect.collector",
-    "SummaryLandscape": "distsummary.landscapes.summary_landscape",
-    "SummaryRecord": "distsummary.collect.record",
-    "TimeMonitor": "distsummary.training.callbacks",
-    "init": "distsummary._init",
-    "landscape": "distsummary.landscapes.generator",
-    "launch": "distsummary.launcher",
-    "merge_run": "distsummary.aggregate.merge",
-    "training_path": "distsummary.landscapes.directions.sketched",
+_NAMES_OF = {  # what each module gives; the same as above, which type checkers read
+    "distsummary._init": ("init",),
+    "distsummary.aggregate.merge": ("MergeReport", "merge_run"),
+    "distsummary.collect.collector": ("SummaryCollector",),
+    "distsummary.collect.record": ("SummaryRecord",),
+    "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError"),
+    "distsummary.format.records": ("Health",),
+    "distsummary.landscapes.directions.recipe": ("Directions",),
+    "distsummary.landscapes.directions.sketched": ("SketchedPath", "training_path"),
+    "distsummary.landscapes.generator": ("landscape", "landscape_set"),
+    "distsummary.landscapes.model.quantities": ("Evaluation",),
+    "distsummary.landscapes.output.grid": ("LossGrid",),
+    "distsummary.landscapes.run.progress": ("Progress",),
+    "distsummary.landscapes.summary_landscape": ("SummaryLandscape",),
+    "distsummary.launcher": ("launch",),
+    "distsummary.topology": ("Topology",),
+    "distsummary.training.callbacks": (
+        "Callback",
+        "CallbackParams",
+        "LossMonitor",
+        "RunContext",
+        "TimeMonitor",
+    ),
+    "distsummary.training.evaluation": ("EvaluationRun",),
+    "distsummary.training.run": ("Run",),
 }
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

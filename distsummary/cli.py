@@ -248,14 +248,14 @@ def landscape(options: argparse.Namespace) -> None:
     level = progress.level
     progress.setLevel(logging.INFO)
     try:
-        grids = ds.landscape(
+        grids = ds.landscape_set(
             **parts,
             around=around,
             runs=options.runs,
             directions=tuple(name.strip() for name in directions.split(",")),
             parameters=options.parameters,
             centering=options.centering,
-            output=options.run_dir,
+            run_dir=options.run_dir,
             size=options.size,
             seed=options.seed,
             refine=options.refine,
@@ -267,7 +267,6 @@ def landscape(options: argparse.Namespace) -> None:
         )
     finally:
         progress.setLevel(level)
-    assert isinstance(grids, dict)  # several directions were asked for
     if options.json:
         print(json.dumps({"run_dir": options.run_dir, "landscapes": sorted(grids)}))
     else:

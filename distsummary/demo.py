@@ -127,14 +127,14 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
         results = ds.launch(partial(train, str(directory.base), epochs), ranks=ranks)
         say("2/3 trained; the files of the ranks are merged into one run. Drawing the loss landscape")
         model, criterion, batches = landscape_of_digits()
-        grids = ds.landscape(
+        grids = ds.landscape_set(
             model,
             criterion,
             batches,
             around=directory,
             size=LANDSCAPE_SIZE,
             directions=("pca", "random"),
-            output=directory,
+            run_dir=directory,
             progress=progress,
         )
     say("3/3 done")
@@ -144,7 +144,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
         "loss": float(np.mean([result["loss"] for result in results])),
         "accuracy": results[0]["accuracy"],
         "step_s": step_times(directory),
-        "landscapes": sorted(grids) if isinstance(grids, dict) else [],
+        "landscapes": sorted(grids),
         "seconds": round(time.monotonic() - begun, 1),
     }
     if as_json:

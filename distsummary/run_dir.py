@@ -47,6 +47,9 @@ class RunDir:
             raise InvalidValueError(f"run_dir must not be blank, got {text!r}; name a directory")
         self.base = Path(os.path.realpath(text))
 
+    def __fspath__(self) -> str:
+        return str(self.base)
+
     def __repr__(self) -> str:
         return f"RunDir({str(self.base)!r})"
 

@@ -69,7 +69,7 @@ class MergeReport:
 
 
 def merge_run(
-    run_dir: str | os.PathLike[str] | RunDir, *, key_tags: Collection[str] = (), files: Files | None = None
+    run_dir: str | os.PathLike[str], *, key_tags: Collection[str] = (), files: Any = None
 ) -> MergeReport:
     """Merge the directories of a run's ranks into one run in the run dir itself, in both dialects.
 

@@ -32,7 +32,6 @@ from distsummary.collect.step_values import (
     loss_values,
     unless_logged,
 )
-from distsummary.coordination import Coordinator
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
@@ -76,7 +75,7 @@ class SummaryCollector(Callback):
             disk busy with older ones holds the training up for 5 s at most and is then dropped and counted.
         mindspore_compat: record epoch ends twice, scale images and draw histograms as MindSpore does.
         topology: where this rank stands; by default as the loop says, else as the environment does.
-        coordinator: makes one run of all ranks; by default the run dir itself.
+        coordinator: internal, a `Coordinator`: makes one run of all ranks; by default the run dir itself.
         collectors: "rank": a Ray actor writes, "process": this process, "auto": the actor under Ray.
         rotate_bytes, rotate_s: begin new event files before these would exceed so many bytes, or when they
             are so many seconds old.
@@ -106,7 +105,7 @@ class SummaryCollector(Callback):
         collect_landscape: dict[str, Any] | None = None,
         mindspore_compat: bool = False,
         topology: Topology | None = None,
-        coordinator: Coordinator | None = None,
+        coordinator: Any = None,
         collectors: str = "auto",
         rotate_bytes: int | None = None,
         rotate_s: float | None = None,

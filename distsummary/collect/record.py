@@ -59,7 +59,8 @@ class SummaryRecord:
         delivery: what a returned `flush` promises: "written": everything survives the death of any process;
             "synced": also a power cut (and without a flush about a second later); "queued": as "written", but
             what cannot be written at once is dropped and counted, not tried again.
-        writer: where the events go instead of files in `log_dir`; it is closed with the record.
+        writer: internal, an `EventWriter`: where the events go instead of files in `log_dir`; closed with the
+            record.
 
     Raises:
         InvalidTypeError, InvalidValueError: a bad argument.
@@ -81,7 +82,7 @@ class SummaryRecord:
         rotate_bytes: int | None = None,
         rotate_s: float | None = None,
         delivery: str = WRITTEN,
-        writer: EventWriter | None = None,
+        writer: Any = None,
     ) -> None:
         prefix = check_file_affix("file_prefix", file_prefix)
         suffix = check_file_affix("file_suffix", file_suffix)

@@ -12,7 +12,7 @@ from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
 from distsummary.landscapes.engines.base import MODES
 from distsummary.landscapes.factory import named_parts
-from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.generator import landscape_set
 from distsummary.landscapes.model.data import check_batches, mindspore_batches
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.run_dir import RunDir
@@ -39,9 +39,7 @@ class SummaryLandscape:
     Raises InvalidTypeError and InvalidValueError for bad arguments, NotADirectoryPathError for a file.
     """
 
-    def __init__(
-        self, summary_dir: RunDir | str | os.PathLike[str], *, mode: str = "standard", seed: int = 0
-    ) -> None:
+    def __init__(self, summary_dir: str | os.PathLike[str], *, mode: str = "standard", seed: int = 0) -> None:
         self._run_dir = _run_dir("summary_dir", summary_dir)
         check_choice("mode", mode, MODES)
         check_int("seed", seed, low=-(2**63), high=2**63 - 1)
@@ -52,7 +50,7 @@ class SummaryLandscape:
         callback_fn: Callable[[], Any],
         collect_landscape: dict[str, Any] | None = None,
         device_ids: list[int] | None = None,
-        output: RunDir | str | os.PathLike[str] | None = None,
+        output: str | os.PathLike[str] | None = None,
         *,
         resume: bool = True,
     ) -> dict[str, LossGrid]:
@@ -104,30 +102,20 @@ class SummaryLandscape:
         if not asked:
             return {}
         parts = parts_of(callback_fn())
-        return self._draw(trajectory, asked, parts, device_ids, output=target, resume=resume)
-
-    def _draw(
-        self,
-        trajectory: Trajectory,
-        asked: tuple[str, ...],
-        parts: dict[str, Any],
-        device_ids: list[int] | None,
-        **where: Any,
-    ) -> dict[str, LossGrid]:
         batches = mindspore_batches(check_batches(parts["batches"]), trajectory.spec.num_samples)
-        grids = landscape(
+        around: Any = trajectory  # Any: users have no Trajectory; it holds the checkpoints that were chosen
+        return landscape_set(
             **(parts | {"batches": batches}),
-            around=trajectory,
+            around=around,
             size=trajectory.spec.landscape_size,
             directions=asked,
             mode=self._mode,
             seed=self._seed,
             workers=count_workers(device_ids, is_connected=in_ray()),
             unit=trajectory.spec.unit,
-            **where,
+            run_dir=target,
+            resume=resume,
         )
-        assert isinstance(grids, dict)  # a sequence of directions was asked for
-        return grids
 
     def clean_ckpt(self) -> None:
         """Remove the checkpoints (`ckpt_dir`), if there are any; landscapes that are drawn stay.

@@ -9,7 +9,7 @@ from distsummary.training.callbacks import CallbackList, CallbackParams, RunCont
 from distsummary.training.values import Scalar, resolve, scalars
 
 
-class Evaluation:
+class EvaluationRun:
     """Made by `Run.eval`.
 
     Args:

@@ -21,7 +21,7 @@ from distsummary.training.callbacks import (
     common_params,
     length,
 )
-from distsummary.training.evaluation import Evaluation
+from distsummary.training.evaluation import EvaluationRun
 from distsummary.training.values import Scalar, scalars
 
 logger = logging.getLogger(__name__)
@@ -180,11 +180,11 @@ class Run:
             self._params["net_outputs"] = loss
 
     @contextlib.contextmanager
-    def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[Evaluation]:
+    def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
         """An evaluation: its metrics go to the lineage and are scalars `eval/<name>` of the current step."""
         self._require_open()
         started_s = self._clock()
-        evaluation = Evaluation(
+        evaluation = EvaluationRun(
             dataset, callbacks=self._callbacks, topology=self.topology, train=self._params, call=self._call
         )
         self._enter()

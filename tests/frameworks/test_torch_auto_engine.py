@@ -53,7 +53,7 @@ def test_too_little_memory_goes_on_with_a_smaller_engine_from_the_start(tmp_path
     model, _, data = parts()
     arguments = {"size": 7, "workers": 0, "progress": False}
     arguments |= {"batch_loss": too_small_for_recordings, "batches": data}
-    grid = ds.landscape(model, engine="torch-graph x4", output=tmp_path, **arguments)
+    grid = ds.landscape(model, engine="torch-graph x4", run_dir=tmp_path, **arguments)
     row = ds.landscape(model, engine="row", **arguments)
     assert grid.engine == "torch-row"
     assert grid.z.tobytes() == row.z.tobytes()

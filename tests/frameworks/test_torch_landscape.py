@@ -14,10 +14,11 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeErr
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Directions, RandomDirections
 from distsummary.landscapes.engines.torch_engines import TorchRowEngine
-from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.generator import landscape, landscape_set
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.torch_loan import portable
 from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.write import landscape_record
 from tests.unit.landscapes import golden_mlp
 
 CRITERION = nn.CrossEntropyLoss()
@@ -121,7 +122,7 @@ def fingerprint(model: nn.Module) -> list[Any]:
 
 def test_the_golden_landscapes_of_mindspore() -> None:
     stored, trajectory = golden_mlp.stored(), read(golden_mlp.CKPT_DIR)
-    grids = landscape(
+    grids = landscape_set(
         Mlp(),
         CRITERION,
         golden_batches(),
@@ -131,7 +132,6 @@ def test_the_golden_landscapes_of_mindspore() -> None:
         mode="mindspore",
         progress=False,
     )
-    assert isinstance(grids, dict)
     assert {grid.tag for grid in grids.values()} == stored.keys()
     for grid in grids.values():
         expected = stored[grid.tag]
@@ -308,7 +308,7 @@ def test_losses_that_are_not_finite_are_kept() -> None:
     grid = landscape(model, CRITERION, golden_batches(), size=3, progress=False)
     assert isinstance(grid, LossGrid)
     assert not np.isfinite(grid.z).all()
-    assert np.isfinite(grid.to_record().z).all()
+    assert np.isfinite(landscape_record(grid).z).all()
 
 
 def test_what_cannot_be_evaluated_is_refused_by_name() -> None:

@@ -164,7 +164,7 @@ def stopped(output: Path, **arguments: Any) -> None:
 def draw(output: Path | None, progress: Any = False, **arguments: Any) -> ds.LossGrid:
     given = {"model": net(Net), "batches": shuffled(), "size": 5, "engine": "row"}
     given |= {} if "batch_loss" in arguments else {"loss_fn": CRITERION}
-    grid = ds.landscape(**(given | arguments), output=output, progress=progress)
+    grid = ds.landscape(**(given | arguments), run_dir=output, progress=progress)
     assert isinstance(grid, ds.LossGrid)
     return grid
 

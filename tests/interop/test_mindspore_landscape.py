@@ -10,8 +10,9 @@ import pytest
 
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.format.records import Landscape
-from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.generator import landscape_set
 from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.write import landscape_record
 from distsummary.landscapes.summary_landscape import SummaryLandscape
 from distsummary.reading.reader import read_values
 from tests.interop.conftest import run_mindspore
@@ -73,7 +74,7 @@ def trajectory(drawn: Drawn) -> Trajectory:
 def recomputed(drawn: Drawn, trajectory: Trajectory) -> dict[str, LossGrid]:
     """By tag; the random one with the directions that MindSpore drew from numpy's global generator."""
     given = legacy_directions(trajectory.load(6), drawn.told["seed"])
-    grids = landscape(
+    grids = landscape_set(
         *drawn.parts(),
         around=trajectory,
         size=drawn.told["spec"]["landscape_size"],
@@ -81,7 +82,6 @@ def recomputed(drawn: Drawn, trajectory: Trajectory) -> dict[str, LossGrid]:
         mode="mindspore",
         progress=False,
     )
-    assert isinstance(grids, dict)
     return {grid.tag: grid for grid in grids.values()}
 
 
@@ -112,7 +112,7 @@ def test_mindspore_drew_each_landscape_that_it_was_asked_for(drawn: Drawn) -> No
 def test_mindspores_landscapes_are_recomputed_from_its_checkpoints(
     drawn: Drawn, recomputed: dict[str, LossGrid], tag: str
 ) -> None:
-    assert_same(recomputed[tag].to_record(), drawn.landscapes[tag])
+    landscape_record(assert_same(recomputed[tag]), drawn.landscapes[tag])
 
 
 def test_the_trajectory_is_what_was_asked_for(drawn: Drawn, trajectory: Trajectory) -> None:

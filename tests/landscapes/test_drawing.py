@@ -143,10 +143,10 @@ def test_an_interrupt_that_python_drops_stops_it_too() -> None:
 def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_goes_on(
     tmp_path: Path, stop_at: Any, refine: float | None
 ) -> None:
-    arguments = {"size": 33, "refine": refine, "output": tmp_path}
+    arguments = {"size": 33, "refine": refine, "run_dir": tmp_path}
     undisturbed = random_plane(size=33, refine=refine)
     seen = stop_at(None)
-    random_plane(**(arguments | {"output": None}))
+    random_plane(**(arguments | {"run_dir": None}))
     whole = len(seen)
     stop_at(whole - 4)
     with pytest.raises(LandscapeCancelled, match=r"random: \d+ of 1089 points") as stopped:
@@ -170,7 +170,7 @@ def test_what_lies_beyond_the_computed_rows_is_missing(tmp_path: Path, stop_at: 
     for chunks, rows in ((3, [0]), (4, [0, 24]), (5, [0, 16, 24])):
         stop_at(chunks)
         with pytest.raises(LandscapeCancelled) as stopped:
-            random_plane(size=25, output=tmp_path / str(chunks))
+            random_plane(size=25, run_dir=tmp_path / str(chunks))
         stop_at(None)
         partial = stopped.value.grids["random"]
         beyond = np.arange(25) > rows[-1]
@@ -188,7 +188,7 @@ def test_an_interrupt_before_the_first_point_is_an_interrupt_and_writes_nothing(
 ) -> None:
     stop_at(0)
     with pytest.raises(LandscapeCancelled, match="0 of 25 points"):
-        random_plane(output=tmp_path)
+        random_plane(run_dir=tmp_path)
     assert written(tmp_path) == []
     assert "landscape.npz is not written: no point of it was computed" in caplog.text
 
@@ -202,14 +202,14 @@ def test_an_interrupt_while_files_are_written_gives_the_whole_grids_and_the_next
     with monkeypatch.context() as patched:
         patched.setattr(write, "_save_pictures", interrupt)
         with pytest.raises(LandscapeCancelled) as stopped:
-            random_plane(output=tmp_path)
+            random_plane(run_dir=tmp_path)
     grid = stopped.value.grids["random"]
     assert grid.computed.all()
     assert not grid.is_partial
     [journal] = (tmp_path / "landscape").glob("journal-*.bin")
     assert f"its points are in {journal}: the same call goes on from there" in caplog.text
     seen = stop_at(None)
-    assert random_plane(output=tmp_path).z.tobytes() == grid.z.tobytes()
+    assert random_plane(run_dir=tmp_path).z.tobytes() == grid.z.tobytes()
     assert (len(seen), journal.exists()) == (0, False)
     assert (tmp_path / "landscape" / "landscape.png").is_file()
 
@@ -222,19 +222,19 @@ def written(path: Path) -> list[Path]:
 def test_a_part_does_not_take_the_place_of_a_complete_landscape(
     tmp_path: Path, stop_at: Any, caplog: pytest.LogCaptureFixture, refine: float | None
 ) -> None:
-    random_plane(size=17, refine=refine, output=tmp_path)
+    random_plane(size=17, refine=refine, run_dir=tmp_path)
     before = {path: path.read_bytes() for path in written(tmp_path)}
     for chunks in (0, 5):
         stop_at(chunks)
         with pytest.raises(LandscapeCancelled):
-            random_plane(size=33, output=tmp_path)
+            random_plane(size=33, run_dir=tmp_path)
     [journal] = [path for path in written(tmp_path) if path not in before]
     assert {path: path.read_bytes() for path in before} == before
     assert "landscape.npz holds a complete landscape, so it is not replaced by one with 65 of " in caplog.text
     assert f"these are in {journal}, and the same call goes on from there" in caplog.text
     seen = stop_at(None)
     caplog.clear()
-    whole = random_plane(size=33, output=tmp_path)
+    whole = random_plane(size=33, run_dir=tmp_path)
     assert (caplog.messages, len(seen)) == ([], 63)
     assert LossGrid.load(tmp_path / "landscape" / "landscape.npz").z.tobytes() == whole.z.tobytes()
     assert not journal.exists()
@@ -246,7 +246,7 @@ def test_of_several_directions_each_that_is_complete_is_known(tmp_path: Path, st
     draw(size=9, directions="line")
     stop_at(len(seen) + 3)
     with pytest.raises(LandscapeCancelled) as stopped:
-        draw(size=9, directions=("line", "random"), output=tmp_path)
+        draw(size=9, directions=("line", "random"), run_dir=tmp_path)
     partial = {name: grid.is_partial for name, grid in stopped.value.grids.items()}
     assert partial == {"line": False, "random": True}
 
@@ -257,11 +257,11 @@ def test_a_journal_of_other_arguments_is_named_when_a_landscape_begins(
 ) -> None:
     stop_at(3)
     with pytest.raises(LandscapeCancelled):
-        random_plane(output=tmp_path)
+        random_plane(run_dir=tmp_path)
     [journal] = (tmp_path / "landscape").glob("journal-*.bin")
     stop_at(None)
     caplog.clear()
-    random_plane(output=tmp_path, batches=batches()[:2], evaluation=ds.Evaluation(stderr=True), resume=False)
+    random_plane(run_dir=tmp_path, batches=batches()[:2], evaluation=ds.Evaluation(stderr=True), resume=False)
     [message] = [message for message in caplog.messages if "other landscapes" in message]
     assert f"{journal.name} (data, evaluation)" in message
     assert "delete the file" in message
@@ -296,7 +296,7 @@ def test_a_journal_of_another_engine_is_refused(tmp_path: Path, stop_at: Any) ->
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(4, 3)
     data = [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in batches()]
-    arguments = {"size": 5, "output": tmp_path, "workers": 0, "progress": False}
+    arguments = {"size": 5, "run_dir": tmp_path, "workers": 0, "progress": False}
     parts = (model, torch.nn.CrossEntropyLoss(), data)
     stop_at(3)
     with pytest.raises(LandscapeCancelled):

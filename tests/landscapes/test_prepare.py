@@ -22,6 +22,7 @@ from distsummary.errors import (
 from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.write import landscape_record
 from distsummary.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import draw, save_path, walk
@@ -98,7 +99,7 @@ def test_a_triangle_goes_exactly_through_three_states() -> None:
     np.testing.assert_allclose(grid.path_loss, grid.true_loss, rtol=1e-5)
     np.testing.assert_allclose(grid.true_loss, [loss_at(c) for c in corners], rtol=1e-6)
     assert grid.path[0, 1] == pytest.approx(grid.path[1, 1], abs=1e-5)  # x lies along the first side
-    record = grid.to_record()
+    record = landscape_record(grid)
     assert record.path_x.size == 0
 
 
@@ -116,7 +117,7 @@ def test_several_runs_have_one_plane_with_the_path_of_each(tmp_path: Path) -> No
     assert grid.path[-1].tolist() == [0, 0]
     gap = np.linalg.norm(grid.path[2] - grid.path[3])
     assert gap > 3 * np.linalg.norm(grid.path[1] - grid.path[0])  # the runs lie apart
-    record = grid.to_record()
+    record = landscape_record(grid)
     assert record.intervals == (1, 2, 3, 4)
     assert record.path_x.tolist() == grid.path[3:, 0].tolist()
     assert grid.tag == "landscape_joint_[1, 4]"

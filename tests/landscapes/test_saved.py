@@ -49,7 +49,7 @@ def test_such_paths_can_be_joined_and_written(tmp_path: Path) -> None:
     files = saved(tmp_path)
     joint = draw(around=None, runs=[files, {1: Mlp().parameters, 2: walk(2)[1]}])
     assert joint.runs == ("path (1)", "path (2)")
-    draw(around=files, output=tmp_path / "run")
+    draw(around=files, run_dir=tmp_path / "run")
     assert (RunDir(tmp_path / "run").landscape_dir / "landscape_500-2000.npz").is_file()
 
 

@@ -21,7 +21,7 @@ from distsummary.errors import (
     RunDirError,
 )
 from distsummary.landscapes import summary_landscape
-from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.generator import landscape_set
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.landscapes.summary_landscape import SummaryLandscape, count_workers, parts_of
 from distsummary.reading.reader import read_directory
@@ -79,10 +79,9 @@ def test_what_the_training_asked_for_is_drawn_and_written(run_dir: RunDir) -> No
 
 def test_the_losses_are_those_of_landscape(run_dir: RunDir) -> None:
     grids = generate(run_dir)
-    same = landscape(
+    same = landscape_set(
         *make_parts()[:2], batches()[:2], around=run_dir, size=3, directions=("pca", "random"), progress=False
     )
-    assert isinstance(same, dict)
     for name in ("pca", "random"):
         assert grids[name].z.tobytes() == same[name].z.tobytes()
 
@@ -358,9 +357,9 @@ def test_more_ids_than_one_ask_for_as_many_workers(run_dir: RunDir, monkeypatch:
 
     def spy(*parts: Any, workers: int, **options: Any) -> Any:
         asked.append(workers)
-        return landscape(*parts, workers=0, **options)
+        return landscape_set(*parts, workers=0, **options)
 
-    monkeypatch.setattr(summary_landscape, "landscape", spy)
+    monkeypatch.setattr(summary_landscape, "landscape_set", spy)
     generate(run_dir, device_ids=[3, 1, 2])
     assert asked == [3]
 

@@ -31,7 +31,7 @@ def test_own_directions_beside_random_ones_and_others_have_keys_tags_and_files_o
     tmp_path: Path,
 ) -> None:
     run = make_run(tmp_path / "run", 1)
-    grids = draw(around=run, directions=[given(3), "random", given(5)], size=3, output=run)
+    grids = draw(around=run, directions=[given(3), "random", given(5)], size=3, run_dir=run)
     assert {key: grid.tag for key, grid in grids.items()} == {
         "given": "landscape_given_[3]",
         "random": "landscape_[3]",
@@ -45,7 +45,7 @@ def test_own_directions_beside_random_ones_and_others_have_keys_tags_and_files_o
 def test_intervals_with_the_same_ends_are_drawn_each(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run").create()
     save_path(run, walk(5), [[1, 2, 5], [1, 3, 5], [1, 2, 5], [2, 3, 4]])
-    grids = draw(around=run, size=3, output=run)
+    grids = draw(around=run, size=3, run_dir=run)
     assert {key: grid.numbers for key, grid in grids.items()} == {
         "pca[1, 5]": (1, 2, 5),
         "pca[1, 5][2]": (1, 3, 5),
@@ -58,7 +58,7 @@ def test_subspaces_and_seeds_do_not_replace_each_other(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 1)
     asked: list[dict[str, Any]] = [{}, {"parameters": "d1"}, {"parameters": "^d2"}, {"directions": "random"}]
     for more in [*asked, {"directions": "random", "seed": 7}, {"seed": 7}]:  # PCA has no seed
-        draw(around=run, size=3, output=run, **more)
+        draw(around=run, size=3, run_dir=run, **more)
     names = files(run)
     assert len(names) == 5
     assert {"landscape_1-3.npz", "landscape_only_d1_1-3.npz", "landscape_3.npz"} <= set(names)
@@ -69,7 +69,7 @@ def test_other_runs_landscapes_stay_and_ones_own_is_replaced(tmp_path: Path) -> 
     a, b, c = (make_run(tmp_path / name, seed) for seed, name in enumerate("abc"))
     target = RunDir(tmp_path / "maps")
     for runs in ([a, b], [a, c], [a, b], [a, c]):
-        grids = draw(around=None, runs=runs, directions=["pca", "line"], size=3, output=target)
+        grids = draw(around=None, runs=runs, directions=["pca", "line"], size=3, run_dir=target)
         assert [grid.tag for grid in grids.values()] == ["landscape_joint_[1, 3]", "landscape_line_[3, 3]"]
     assert files(target) == [
         "landscape_joint_1-3.npz",

@@ -25,7 +25,7 @@ def run_dir(nasty_tmp_path: Path) -> RunDir:
 
 
 def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
-    grids = draw(around=run_dir, directions=("pca", "random"), output=run_dir)
+    grids = draw(around=run_dir, directions=("pca", "random"), run_dir=run_dir)
     events = list(read_directory(run_dir.landscape_dir))
     found = {v.tag: v.data for e in events for v in e.values if v.plugin == "landscape"}
     assert list(found) == ["landscape_[1, 4]", "landscape_[4]"]
@@ -55,9 +55,9 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
 
 
 def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> None:
-    draw(around=run_dir, output=run_dir.base)
+    draw(around=run_dir, run_dir=run_dir.base)
     older = segments(run_dir.landscape_dir, "mindspore") + segments(run_dir.landscape_dir, "tensorboard")
-    grid = draw(around=run_dir, size=7, output=run_dir.base)
+    grid = draw(around=run_dir, size=7, run_dir=run_dir.base)
     assert not any(path.exists() for path in older)
     events = list(read_directory(run_dir.landscape_dir))
     values = [v.data for e in events for v in e.values if v.plugin == "landscape"]
@@ -70,7 +70,7 @@ def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> No
 def test_a_run_without_loss_or_manifest_gets_its_landscape(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "bare").create()
     save_path(run, walk(3), [[1, 2, 3]])
-    draw(around=run, output=run)
+    draw(around=run, run_dir=run)
     values = [v for e in read_directory(run.landscape_dir) for v in e.values]
     assert [v.plugin for v in values] == ["landscape"]
 
@@ -83,7 +83,9 @@ def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
         loss = cross_entropy(model(batch[0]), batch[1])
         return loss if loss < limit else float("inf")
 
-    grid = draw(around=run_dir, batch_loss=loss_fn, directions="random", normalization="none", output=run_dir)
+    grid = draw(
+        around=run_dir, batch_loss=loss_fn, directions="random", normalization="none", run_dir=run_dir
+    )
     assert np.isinf(grid.z).any()
     assert np.isfinite(grid.z).any()
     assert LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).z.tobytes() == grid.z.tobytes()
@@ -95,8 +97,8 @@ def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
 
 
 def test_a_second_landscape_joins_the_first(run_dir: RunDir) -> None:
-    draw(around=run_dir, directions="pca", output=run_dir)
-    draw(around=run_dir, directions="random", output=run_dir)
+    draw(around=run_dir, directions="pca", run_dir=run_dir)
+    draw(around=run_dir, directions="random", run_dir=run_dir)
     assert tags(run_dir, "mindspore", "landscape") == ["landscape_[1, 4]", "landscape_[4]"]
     assert tags(run_dir, "tensorboard", "image") == [
         *("landscape_[1, 4]", "landscape_[1, 4]/surface"),
@@ -131,7 +133,7 @@ def test_a_landscape_written_elsewhere_takes_the_loss_curve_of_its_run_along(
 def test_a_landscape_around_a_checkpoint_file_has_the_loss_curve_of_the_run_it_is_written_to(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    draw(around=run_dir.ckpt_dir / "Mlp_2_step.ckpt", output=run_dir)
+    draw(around=run_dir.ckpt_dir / "Mlp_2_step.ckpt", run_dir=run_dir)
     assert [record.message for record in caplog.records if "no loss curve" in record.message] == []
     values = [v for e in read_directory(run_dir.landscape_dir) for v in e.values]
     assert [v.plugin for v in values] == ["landscape"] + 6 * ["scalar"]

@@ -95,7 +95,7 @@ def test_the_centering_and_the_subspace_of_a_landscape(bowl, capsys):
     assert main([*bowl, "--directions", "pca", "--centering", "mean"]) == 0
     assert drawn(bowl, "landscape_1-3.npz").centering == "mean"
     assert main([*bowl, "--directions", "line", "--centering", "mean"]) == 1
-    assert "--centering is that of --directions 'pca' alone" in capsys.readouterr().err
+    assert "--centering applies to --directions 'pca' alone" in capsys.readouterr().err
     assert main([*bowl, "--directions", "pca", "--parameters", "w"]) == 0
     assert drawn(bowl, "landscape_only_w_1-3.npz").parameters == ("w",)
     assert main([*bowl, "--parameters", "lora"]) == 1

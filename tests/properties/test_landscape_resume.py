@@ -59,9 +59,9 @@ def test_a_stopped_landscape_goes_on_and_is_the_undisturbed_one(tmp_path, evalua
     whole = len(evaluated) - 1
     del evaluated[1:]
     run_dir = RunDir(tmp_path).create()
-    stopped(evaluated, 5, output=run_dir)
+    stopped(evaluated, 5, run_dir=run_dir)
     [journal] = run_dir.landscape_dir.glob("journal-*")
-    grids = draw(output=run_dir)
+    grids = draw(run_dir=run_dir)
     assert len(evaluated) - 1 == whole - 3
     assert bits(grids) == bits(undisturbed)
     assert not journal.exists()  # it is complete
@@ -76,24 +76,24 @@ def test_it_goes_on_also_in_other_parts(tmp_path, evaluated, monkeypatch):
     whole = points(evaluated[1:])
     del evaluated[1:]
     monkeypatch.setattr(runner, "call_size", lambda *_: 2)
-    stopped(evaluated, 7, output=tmp_path)
+    stopped(evaluated, 7, run_dir=tmp_path)
     monkeypatch.setattr(runner, "call_size", lambda *_: 3)
-    grids = draw(output=tmp_path)
+    grids = draw(run_dir=tmp_path)
     assert bits(grids) == bits(undisturbed)
     again = points(evaluated[1:])
     assert len(again) == len(set(again)) == len(whole) - 10
 
 
 def test_it_begins_anew_when_asked_to(tmp_path, evaluated):
-    stopped(evaluated, 5, output=tmp_path)
-    draw(output=tmp_path, resume=False)
+    stopped(evaluated, 5, run_dir=tmp_path)
+    draw(run_dir=tmp_path, resume=False)
     assert len(evaluated) - 1 > 5
     assert not list(tmp_path.glob("landscape/journal-*"))
 
 
 def test_another_landscape_of_the_same_run_has_its_own_journal(tmp_path, evaluated):
-    stopped(evaluated, 5, output=tmp_path)
-    draw(output=tmp_path, size=3)
+    stopped(evaluated, 5, run_dir=tmp_path)
+    draw(run_dir=tmp_path, size=3)
     assert len(list(tmp_path.glob("landscape/journal-*"))) == 1
 
 
@@ -103,10 +103,10 @@ def test_two_at_once_of_the_same_landscape_are_refused(tmp_path):
     def meanwhile(*_: Any) -> None:
         if not other:
             with pytest.raises(LandscapeError, match="held by another process"):
-                draw(output=tmp_path)
+                draw(run_dir=tmp_path)
             other.append("refused")
 
-    draw(output=tmp_path, progress=meanwhile)
+    draw(run_dir=tmp_path, progress=meanwhile)
     assert other == ["refused"]
 
 

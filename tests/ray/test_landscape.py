@@ -28,7 +28,7 @@ from distsummary.landscapes.directions.hessian import mean_product
 from distsummary.landscapes.directions.planes import Settings, prepare_random
 from distsummary.landscapes.engines.chunks import plan_chunks
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.generator import landscape, landscape_set
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.user_code import BatchLoss
 from distsummary.landscapes.output.grid import LossGrid
@@ -205,7 +205,7 @@ def test_an_error_in_the_loss_is_raised_with_its_place_and_cause(tmp_path: Path)
         r"raised ZeroDivisionError: in the loss in batch 1 at y = .*, x = .*; .* points finished are kept in "
     )
     with pytest.raises(LandscapeError, match=kept) as failed:
-        draw(2, batch_loss=loss_fn, output=tmp_path)
+        draw(2, batch_loss=loss_fn, run_dir=tmp_path)
     assert type(failed.value.__cause__) is ZeroDivisionError
     assert "loss_fn" in str(failed.value.__cause__.__cause__)  # the worker's traceback
     assert "\n" not in str(failed.value)
@@ -816,7 +816,7 @@ def stop(progress):
 
 ray.init(address=sys.argv[1], namespace="stopped", log_to_driver=False)
 parts = Mlp(), cross_entropy, batches()
-ds.landscape(*parts, around=CKPT_DIR, size=9, output=sys.argv[2], workers=2, progress=stop)
+ds.landscape_set(*parts, around=CKPT_DIR, size=9, run_dir=sys.argv[2], workers=2, progress=stop)
 """
 
 
@@ -825,11 +825,11 @@ def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp
     killed = subprocess.run([sys.executable, "-c", STOPPED, address, tmp_path], cwd=ROOT, timeout=150)
     assert killed.returncode == -signal.SIGKILL
     told: list[int] = []
-    arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "output": tmp_path, "workers": 2}
+    arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "run_dir": tmp_path, "workers": 2}
     parts = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches())
-    resumed = landscape(*parts, **arguments, progress=lambda now: told.append(now.done))
+    resumed = landscape_set(*parts, **arguments, progress=lambda now: told.append(now.done))
     assert told[0] > max(told) // 2
-    undisturbed = landscape(*parts, **(arguments | {"output": None, "workers": 0}), progress=False)
+    undisturbed = landscape_set(*parts, **(arguments | {"run_dir": None, "workers": 0}), progress=False)
     for key, grid in resumed.items():
         assert grid.z.tobytes() == undisturbed[key].z.tobytes()
     assert not list(tmp_path.glob("landscape/journal-*"))

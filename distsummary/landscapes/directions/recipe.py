@@ -48,7 +48,7 @@ class Directions:
         """The part of direction `axis` (0: x, 1: y) that moves the parameter `name`."""
         return (self.x, self.y)[axis][name]
 
-    def rows(self, axis: int, name: str, weights: Rows) -> Rows:
+    def rows(self, axis: int, name: str, weights: Any) -> Any:  # Rows, an internal class
         """The same in rows."""
         array = self.one(axis, name, np.empty(0))
         return replace(array_rows(array), is_zero=not array.any())

@@ -19,7 +19,6 @@ from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, p
 from distsummary.landscapes.directions.products import combine_rows, inner
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights
 from distsummary.landscapes.directions.sources import ckpt_dir_of
-from distsummary.run_dir import RunDir
 
 CENTERINGS = ("last", "mean")  # MindSpore's subtracts a mean over parameters, which a sketch does not know
 MAX_ROWS = 2048  # steps that the axes are found from: eigenvectors of more take minutes
@@ -98,7 +97,7 @@ def _tell_diverged(sketches: Sketches) -> None:
 
 
 @renamed(centring="centering")
-def training_path(around: RunDir | str | os.PathLike[str], *, centering: str = "last") -> SketchedPath:
+def training_path(around: str | os.PathLike[str], *, centering: str = "last") -> SketchedPath:
     """`sketched_path` of a run (or its directory, or its ckpt_dir) that kept sketches.
 
         path = training_path("runs/digits")

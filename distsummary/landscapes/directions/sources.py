@@ -31,7 +31,8 @@ from distsummary.run_dir import RunDir
 
 # A path of checkpoints that a training saved in a way of its own: files, or values by name, by their numbers.
 Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]
-Around: TypeAlias = RunDir | str | os.PathLike[str] | Trajectory | Weights | Saved | None
+Around: TypeAlias = str | os.PathLike[str] | Weights | Saved | None
+AnyAround: TypeAlias = Around | Trajectory  # SummaryLandscape passes one with its own choice of checkpoints
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl")
 ZIP = b"PK\3\4"  # how files of torch.save begin, whatever they are called: Lightning's end with .ckpt
@@ -73,7 +74,7 @@ class Source:
 
 
 def open_source(
-    model: Any, around: Around, unit: str | None = None, step_per_epoch: int | None = None
+    model: Any, around: AnyAround, unit: str | None = None, step_per_epoch: int | None = None
 ) -> Source:
     """The checkpoints `around` names; None: the model's values as the only one.
 
@@ -160,7 +161,7 @@ def _sketches(trajectory: Trajectory) -> Sketches | None:
     return sketches
 
 
-def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
+def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[Source]:
     """The checkpoints of each of several runs, under labels that differ; raises as `open_source`."""
     sources = [open_source(model, run) for run in runs]
     labels = [source.label for source in sources]
@@ -173,18 +174,19 @@ def open_runs(model: Any, runs: Sequence[Around]) -> list[Source]:
     return [replace(source, label=label) for source, label in zip(sources, labels, strict=True)]
 
 
-def _with_folder(run: Around, label: str) -> str:
+def _with_folder(run: AnyAround, label: str) -> str:
     """The label of a file after its folder, as of checkpoint-500/model.safetensors; any other as it is."""
     is_file = isinstance(run, str | os.PathLike) and is_single(run)
     # not resolve(): in the cache of a hub all such files are links into one folder
     return f"{Path(os.path.abspath(run)).parent.name}/{label}" if is_file else label  # type: ignore[arg-type]  # it is a path
 
 
-def is_single(around: Around) -> bool:
+def is_single(around: AnyAround) -> bool:
     """Whether `around` is one state, which has no path, and neither a run nor several by their numbers."""
     if isinstance(around, Mapping):
         return all(isinstance(name, str) for name in around)
-    return around is None or (isinstance(around, str | os.PathLike) and Path(around).suffix in SUFFIXES)
+    is_path = isinstance(around, str | os.PathLike) and not isinstance(around, RunDir)
+    return around is None or (is_path and Path(around).suffix in SUFFIXES)  # type: ignore[arg-type]  # it is a path
 
 
 def _refuse_files(around: object) -> None:

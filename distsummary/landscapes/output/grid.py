@@ -15,7 +15,6 @@ from distsummary.errors import (
     MissingExtraError,
     MissingFileError,
 )
-from distsummary.format.records import Landscape
 from distsummary.landscapes.directions.interpolate import barrier
 from distsummary.landscapes.directions.normalization import FilterAxis
 from distsummary.landscapes.directions.recipe import Array
@@ -242,31 +241,6 @@ class LossGrid:
         meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         mappings = ("worker_seconds", "rounding", "filter_axis")
         return meta | {name: dict(getattr(self, name)) for name in mappings}
-
-    def to_record(self) -> Landscape:
-        """The value for event files.
-
-        Viewers hold neither NaN nor Inf: these become the largest finite loss of grid and path (-Inf the
-        smallest, 0 where nothing is finite), and all is held within the range of float32. Only the plane of a
-        training's checkpoints has a path; of several runs it is that of the last.
-        """
-        is_path = self.decomposition == "PCA" and self.kind in ("", "pca", "joint")
-        shown = slice(-self.run_lengths[-1] if self.run_lengths else 0, None)
-        bounds = finite_bounds(self.z, self.path_loss)
-        px, py, pz = self.convergence_point
-        return Landscape(
-            x=self.x,
-            y=self.y,
-            z=make_finite(self.z, bounds),
-            decomposition=self.decomposition,
-            unit=self.unit,
-            step_per_epoch=self.step_per_epoch,
-            convergence_point=(px, py, float(make_finite(np.array(pz), bounds))),
-            intervals=self.numbers[shown] if is_path else (),
-            path_x=self.path[shown, 0] if is_path else np.empty(0),
-            path_y=self.path[shown, 1] if is_path else np.empty(0),
-            path_z=make_finite(self.path_loss[shown], bounds) if is_path else np.empty(0),
-        )
 
     def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "contour") -> "Figure | None":
         """Draw a picture into a file (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).

@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from distsummary.errors import (
     DamagedFileError,
     InvalidValueError,
     MissingExtraError,
     MissingFileError,
 )
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Landscape, Value
 from distsummary.landscapes.directions.labels import readable
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.grid import LossGrid, finite_bounds, make_finite
 from distsummary.publish import ensure_directory, publish
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments
@@ -142,7 +144,7 @@ def _replace_events(
     older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
     now = time.time()
     planes = [grid for grid in grids if min(grid.z.shape) > 1]
-    landscapes = [Event(0, now, [Value("landscape", grid.tag, grid.to_record())]) for grid in planes]
+    landscapes = [Event(0, now, [Value("landscape", grid.tag, landscape_record(grid))]) for grid in planes]
     images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
     replaced = {tag for grid in grids for tag in (grid.tag, *_picture_tags(grid))}
     landscapes = [*_kept(directory, MINDSPORE, replaced), *landscapes]
@@ -151,6 +153,32 @@ def _replace_events(
     _write_events(run_dir, TENSORBOARD, [*_kept(directory, TENSORBOARD, replaced), *images])
     for path in older:
         path.unlink(missing_ok=True)
+
+
+def landscape_record(grid: LossGrid) -> Landscape:
+    """The value for event files.
+
+    Viewers hold neither NaN nor Inf: these become the largest finite loss of grid and path (-Inf the
+    smallest, 0 where nothing is finite), and all is held within the range of float32. Only the plane of a
+    training's checkpoints has a path; of several runs it is that of the last.
+    """
+    is_path = grid.decomposition == "PCA" and grid.kind in ("", "pca", "joint")
+    shown = slice(-grid.run_lengths[-1] if grid.run_lengths else 0, None)
+    bounds = finite_bounds(grid.z, grid.path_loss)
+    px, py, pz = grid.convergence_point
+    return Landscape(
+        x=grid.x,
+        y=grid.y,
+        z=make_finite(grid.z, bounds),
+        decomposition=grid.decomposition,
+        unit=grid.unit,
+        step_per_epoch=grid.step_per_epoch,
+        convergence_point=(px, py, float(make_finite(np.array(pz), bounds))),
+        intervals=grid.numbers[shown] if is_path else (),
+        path_x=grid.path[shown, 0] if is_path else np.empty(0),
+        path_y=grid.path[shown, 1] if is_path else np.empty(0),
+        path_z=make_finite(grid.path_loss[shown], bounds) if is_path else np.empty(0),
+    )
 
 
 def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:

@@ -228,7 +228,7 @@ class RayCrew:
         if self._deaths.are_too_many:
             raise LandscapeError(
                 f"{len(self._deaths)} landscape workers died one after the other without a result ({how}); "
-                f"{LOOK}; with output= finished points are kept"
+                f"{LOOK}; with run_dir= finished points are kept"
             )
         self._start(options)
         self._feed(list(self._actors), scheduler)

@@ -14,7 +14,7 @@ UNRESERVED = {"num_cpus": 0.0}
 NOT_STARTED = "no landscape worker started in %g s; starting one without a reservation"
 NO_GPU = (
     "no landscape worker got its GPU in %g s; one is waited for, as GPUs computed the finished points and "
-    "CPUs give other last bits; free one, or stop this call: with output= the next one goes on"
+    "CPUs give other last bits; free one, or stop this call: with run_dir= the next one goes on"
 )
 FIT_S = 10.0  # a process starts in one or two
 # One thread each; and glibc keeps what a layer frees for the next one, see docs/landscape.md, "Memory".

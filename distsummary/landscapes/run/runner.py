@@ -220,7 +220,7 @@ class _Drawing:
 
     def _failure(self, failed: ChunkFailedError) -> LandscapeError:
         done = sum(map(len, self._results))
-        kept = f"the {done} points finished are lost; with output= they would be kept"
+        kept = f"the {done} points finished are lost; with run_dir= they would be kept"
         if self._journal is not None:
             kept = (
                 f"the {done} points finished are kept in {self._journal.path} for a call with the same code; "

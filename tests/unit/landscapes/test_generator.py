@@ -1,6 +1,8 @@
+import inspect
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ from distsummary.format.records import Batch, Event, Value
 from distsummary.landscapes import generator
 from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines import numpy_engine
-from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.generator import landscape, landscape_set
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.request import Request
 from distsummary.landscapes.run.progress import Progress
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
@@ -39,7 +42,7 @@ def make_parts() -> tuple[Any, Any, Any]:
 
 
 def draw(**changes: Any) -> Any:
-    """A 5 x 5 landscape of the golden run, PCA unless said otherwise."""
+    """5 x 5 landscapes of the golden run, PCA unless said otherwise: a grid, or several by direction."""
     model, loss_fn, data = make_parts()
     arguments = {
         "around": golden_mlp.CKPT_DIR,
@@ -47,7 +50,9 @@ def draw(**changes: Any) -> Any:
         "progress": False,
         "model": model,
     } | ({} if "batch_loss" in changes else {"loss_fn": loss_fn})
-    return landscape(**(arguments | {"batches": data} | changes))
+    grids = landscape_set(**(arguments | {"batches": data} | changes))
+    is_one = len(grids) == 1 and isinstance(changes.get("directions", ""), str | Directions)
+    return next(iter(grids.values())) if is_one else grids
 
 
 def save_path(run_dir: RunDir, states: list[dict[str, Any]], intervals: list[list[int]]) -> None:
@@ -183,6 +188,7 @@ CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
         ),
         ({"batches": None}, "batches is required"),
         ({"centring": "mean"}, "^centring= is now centering=; pass it by that name"),
+        ({"output": "runs/a"}, "^output= is now run_dir=; pass it by that name"),
         ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
         ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
         ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),
@@ -196,7 +202,7 @@ CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
             {"directions": ["pca", "line", "triangle"], "runs": [{}, {}], "around": None},
             "through 3 runs, got 2",
         ),
-        ({"output": f"{__file__}/run"}, "must be a directory, but it or a parent is a file"),
+        ({"run_dir": f"{__file__}/run"}, "must be a directory, but it or a parent is a file"),
     ],
 )
 def test_what_cannot_be_is_told_before_planes_are_made(
@@ -235,12 +241,12 @@ def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
     assert str(failed.value) == (
         "the model, the loss function or a metric raised ValueError: not positive definite in batch 1 at "
         "y = -1, x = -1 to 1; mend what raises, or return NaN there "
-        "(the 2 points finished are lost; with output= they would be kept)"
+        "(the 2 points finished are lost; with run_dir= they would be kept)"
     )
 
 
 def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(tmp_path: Path) -> None:
-    arguments = {"around": None, "output": tmp_path}
+    arguments = {"around": None, "run_dir": tmp_path}
     with pytest.raises(LandscapeError, match=r"the 2 points finished are kept in .*journal-"):
         draw(batch_loss=raising_at(CENTRE), **arguments)
     told: list[Progress] = []
@@ -252,7 +258,7 @@ def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(
 def test_a_landscape_that_goes_on_elsewhere_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    arguments = {"around": None, "output": tmp_path}
+    arguments = {"around": None, "run_dir": tmp_path}
     here = draw(around=None).hardware
     with pytest.raises(LandscapeError, match="are kept"):
         draw(batch_loss=raising_at(CENTRE), **arguments)
@@ -296,6 +302,28 @@ def test_numbers_that_were_never_saved_are_left_out_and_named(
     assert list(grids) == ["pca[1, 3]", "pca[1, 4]"]
     assert grids["pca[1, 4]"].numbers == (1, 3, 4)
     assert "[3, 4, 5, 6] only [3, 4]" in caplog.text
+
+
+def test_one_landscape_is_one_grid_and_several_are_refused_by_the_way_to_them() -> None:
+    parts: dict[str, Any] = dict(zip(("model", "loss_fn", "batches"), make_parts(), strict=True))
+    parts |= {"size": 3, "progress": False}
+    one = landscape(**parts, directions="random")
+    assert isinstance(one, LossGrid)
+    assert landscape_set(**parts)["random"].z.tobytes() == one.z.tobytes()
+    with pytest.raises(InvalidTypeError, match=r"one direction, got a list; use ds\.landscape_set\(\.\.\.\)"):
+        landscape(**parts, directions=["random"])  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(InvalidValueError, match=r"2 intervals, each .*; use ds\.landscape_set\(\.\.\.\)"):
+        landscape(**parts, around=golden_mlp.CKPT_DIR)
+    assert landscape(**parts, around=golden_mlp.CKPT_DIR, directions="line").kind == "line"
+    named = parts | {"batches": {"a": batches(), "b": batches()}}
+    assert landscape(**named).data_sets == ("a", "b")
+
+
+def test_both_functions_take_the_same_arguments() -> None:
+    one, several = (dict(inspect.signature(function).parameters) for function in (landscape, landscape_set))
+    assert list(one) == list(several) == [field.name for field in fields(Request)]
+    del one["directions"], several["directions"]
+    assert one == several
 
 
 def test_a_side_has_51_points_where_nothing_is_said() -> None:
@@ -411,8 +439,8 @@ def test_a_class_in_the_place_of_an_instance_is_refused_by_its_name() -> None:
 
 @pytest.mark.parametrize("output", ["", " ", 3])
 def test_an_output_that_is_no_directory_is_refused_by_its_name(output: Any) -> None:
-    with pytest.raises((InvalidTypeError, InvalidValueError), match="output must"):
-        draw(output=output)
+    with pytest.raises((InvalidTypeError, InvalidValueError), match="run_dir must"):
+        draw(run_dir=output)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +459,7 @@ def test_an_output_that_is_taken_by_something_else_is_told_before_anything_is_co
     make(tmp_path / name)
     with pytest.raises((RunDirError, NotADirectoryPathError), match=f"{name} (is none|cannot be written)"):
         draw(
-            batch_loss=lambda model, batch: 1 / 0, around=None, output=tmp_path / "run"
+            batch_loss=lambda model, batch: 1 / 0, around=None, run_dir=tmp_path / "run"
         )  # it would raise, too
 
 

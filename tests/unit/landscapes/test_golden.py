@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.trajectory import read
-from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.generator import landscape, landscape_set
 from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.write import landscape_record
 from tests.unit.landscapes import golden_mlp
 
 STORED = golden_mlp.stored()
@@ -17,7 +18,7 @@ STORED = golden_mlp.stored()
 def recomputed() -> dict[str, LossGrid]:
     trajectory = read(golden_mlp.CKPT_DIR)
     given = golden_mlp.legacy_directions(trajectory.load(6))
-    grids = landscape(
+    grids = landscape_set(
         golden_mlp.Mlp(),
         golden_mlp.cross_entropy,
         golden_mlp.batches(),
@@ -27,7 +28,6 @@ def recomputed() -> dict[str, LossGrid]:
         mode="mindspore",
         progress=False,
     )
-    assert isinstance(grids, dict)
     assert list(grids) == ["pca[1, 4]", "pca[3, 6]", "given"]
     return {grid.tag: grid for grid in grids.values()}
 
@@ -63,7 +63,7 @@ def test_the_true_loss_of_a_checkpoint_is_not_its_loss_in_the_plane(recomputed: 
 
 def test_the_metadata_is_mindspores(recomputed: dict[str, LossGrid]) -> None:
     for tag, grid in recomputed.items():
-        record, stored = grid.to_record(), STORED[tag]["metadata"]
+        record, stored = landscape_record(grid), STORED[tag]["metadata"]
         assert record.decomposition == stored["decomposition"]
         assert record.unit == stored["unit"]
         assert record.step_per_epoch == stored["step_per_epoch"]

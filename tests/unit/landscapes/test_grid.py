@@ -18,6 +18,7 @@ from distsummary.errors import (
 )
 from distsummary.landscapes.directions.planes import path_axes
 from distsummary.landscapes.output.grid import LossGrid, finite_bounds
+from distsummary.landscapes.output.write import landscape_record
 
 
 def make_grid(**changes: Any) -> LossGrid:
@@ -295,14 +296,14 @@ def test_a_label_stands_in_the_tag_behind_the_kind() -> None:
 
 
 def test_the_record_of_a_path_shows_the_in_plane_losses_and_of_a_random_plane_no_path() -> None:
-    record = make_grid().to_record()
+    record = landscape_record(make_grid())
     assert (record.decomposition, record.unit, record.step_per_epoch) == ("PCA", "epoch", 7)
     assert record.intervals == (1, 5, 9)
     assert record.path_x.tolist() == [-0.9, -0.4, 0.0]
     assert record.path_y.tolist() == [0.1, 1.5, 0.0]
     assert record.path_z.tolist() == [3.0, 2.0, 1.0]
     assert record.z.shape == (3, 4)
-    random = random_grid().to_record()
+    random = landscape_record(random_grid())
     assert random.intervals == ()
     assert random.path_x.size == random.path_y.size == random.path_z.size == 0
 
@@ -313,7 +314,7 @@ def test_losses_that_are_not_finite_stay_in_the_file_and_are_bounded_in_the_reco
     grid = make_grid(z=z, path_loss=np.array([np.inf, 2.0, -5.0]), convergence_point=(0.0, 0.0, np.nan))
     grid.save(tmp_path / "grid.npz")
     assert LossGrid.load(tmp_path / "grid.npz").z.tobytes() == z.tobytes()
-    record = grid.to_record()
+    record = landscape_record(grid)
     largest = float(np.finfo(np.float32).max)
     assert record.z[0, 0] == record.z[1, 1] == record.z[2, 3] == record.path_z[0] == largest
     assert record.z[2, 2] == -5.0
@@ -326,8 +327,8 @@ def test_a_grid_without_any_finite_loss_is_zero_in_the_record() -> None:
     nothing = np.full((3, 4), np.nan)
     grid = make_grid(z=nothing, path_loss=np.full(3, np.inf), convergence_point=(0.0, 0.0, np.inf))
     assert finite_bounds(nothing) == (0.0, 0.0)
-    assert not grid.to_record().z.any()
-    assert grid.to_record().convergence_point == (0.0, 0.0, 0.0)
+    assert not landscape_record(grid).z.any()
+    assert landscape_record(grid).convergence_point == (0.0, 0.0, 0.0)
 
 
 def test_axes_are_the_paths_box_and_a_fifth_on_each_side() -> None:

@@ -1,3 +1,4 @@
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,28 @@ from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.request import check_directions, check_numbers, choose_engine, refuse_unused
+from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.request import (
+    Request,
+    check_arguments,
+    choose_engine,
+    refuse_unused,
+    requested_directions,
+)
 from distsummary.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp
 
 GIVEN = Directions(x={"d2.bias": np.arange(3.0)}, y={"d2.bias": np.ones(3)})
-USUAL: dict[str, Any] = {
-    "size": 5, "seed": 0, "mode": "standard", "normalization": None, "centering": None, "workers": 0,
-    "gpus_per_worker": None, "refine": None, "unit": None, "step_per_epoch": None,
-}  # fmt: skip
+
+
+def asked(**changes: Any) -> Request:
+    """A request with what `landscape` takes by default."""
+    defaults = {name: one.default for name, one in inspect.signature(landscape).parameters.items()}
+    return Request(**(defaults | {"model": Mlp(), "loss_fn": max, "batches": []} | changes))
+
+
+def directions(given: Any, **changes: Any) -> list[Any]:
+    return list(requested_directions(asked(directions=given, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -34,9 +48,9 @@ USUAL: dict[str, Any] = {
 def test_numbers_out_of_their_range_are_refused(
     changes: dict[str, Any], error: type[Exception], match: str
 ) -> None:
-    check_numbers(**USUAL)
+    check_arguments(asked())
     with pytest.raises(error, match=match):
-        check_numbers(**(USUAL | changes))
+        check_arguments(asked(**changes))
 
 
 def test_memory_is_refused_by_its_own_name_for_models_that_are_not_torchs() -> None:
@@ -46,17 +60,16 @@ def test_memory_is_refused_by_its_own_name_for_models_that_are_not_torchs() -> N
 
 def test_directions_that_are_none_are_refused_by_type() -> None:
     with pytest.raises(InvalidTypeError, match="directions must be"):
-        check_directions(Mlp(), 3, None, None, "standard")  # type: ignore[arg-type]  # wrong on purpose
+        directions(3)
 
 
 def test_a_name_that_is_asked_for_twice_is_drawn_once() -> None:
-    asked = check_directions(Mlp(), ["random", GIVEN, "random", GIVEN], None, None, "standard")
-    assert asked == ["random", GIVEN, GIVEN]
+    assert directions(["random", GIVEN, "random", GIVEN]) == ["random", GIVEN, GIVEN]
 
 
 def test_own_directions_through_runs_are_refused_without_their_arrays() -> None:
     with pytest.raises(InvalidValueError, match="got Directions of your own") as refused:
-        check_directions(Mlp(), GIVEN, None, ["a", "b"], "standard")
+        directions(GIVEN, runs=["a", "b"])
     assert "array" not in str(refused.value)
 
 
@@ -67,24 +80,19 @@ def test_a_run_that_is_given_twice_is_refused(nasty_tmp_path: Path) -> None:
     )
     for again in (run, run.base, str(run.base), run.ckpt_dir, run.base / ".." / "run", read):
         with pytest.raises(InvalidValueError, match=r"runs= has .*run twice; give each run once"):
-            check_directions(Mlp(), "pca", None, [run, other, again], "standard")
+            directions("pca", runs=[run, other, again])
     file = run.ckpt_dir / "Mlp_1_step.ckpt"
-    check_directions(Mlp(), "pca", None, [run, other, file, {}, {}], "standard")
+    directions("pca", runs=[run, other, file, {}, {}])
     with pytest.raises(InvalidValueError, match="give each run once"):
-        check_directions(Mlp(), "line", None, [file, str(file)], "standard")
-
-
-NOTHING: dict[str, Any] = {
-    "mode": "standard", "normalization": None, "centering": None, "filter_axis": None,
-}  # fmt: skip
+        directions("line", runs=[file, str(file)])
 
 
 def test_arguments_that_no_direction_takes_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="normalization= has no meaning for directions='line'"):
-        refuse_unused(["line"], **NOTHING | {"normalization": "filter"})
-    with pytest.raises(InvalidValueError, match="centering= is that of directions='pca' alone"):
-        refuse_unused(["random", GIVEN], **NOTHING | {"centering": "mean"})
-    refuse_unused(["line", "pca"], **NOTHING | {"normalization": "filter", "centering": "mean"})
+        refuse_unused(asked(normalization="filter"), ["line"])
+    with pytest.raises(InvalidValueError, match="centering= applies to directions='pca' alone"):
+        refuse_unused(asked(centering="mean"), ["random", GIVEN])
+    refuse_unused(asked(normalization="filter", centering="mean"), ["line", "pca"])
 
 
 @pytest.mark.parametrize(
@@ -105,11 +113,11 @@ def test_arguments_that_no_direction_takes_are_refused() -> None:
 def test_filter_axes_without_filters_are_refused(
     directions: Any, changes: dict[str, Any], is_used: bool, axis: Any
 ) -> None:
-    arguments = NOTHING | changes | {"filter_axis": axis}
+    request = asked(**changes, filter_axis=axis)
     if is_used:
-        refuse_unused(directions, **arguments)
+        refuse_unused(request, directions)
         return
     with pytest.raises(
         InvalidValueError, match="filter_axis= has a meaning with normalization='filter' alone"
     ):
-        refuse_unused(directions, **arguments)
+        refuse_unused(request, directions)
