@@ -166,15 +166,15 @@ def step_times(run_dir: RunDir) -> dict[int, float]:
 
 
 def report(run_dir: RunDir, summary: dict[str, Any]) -> str:
-    """What the user reads at the end."""
+    """The text that the demo ends with."""
     here = Path.cwd()
     base = run_dir.base.relative_to(here) if run_dir.base.is_relative_to(here) else run_dir.base
     times = "\n".join(f"    rank {rank}: {1e3 * s:6.2f} ms" for rank, s in summary["step_s"].items())
     merged = f"""
     {base}    the merged run: mean, min, median, max and worst rank of every step
-    {base}/rank_00000 ...    what each rank saw"""
+    {base}/rank_00000 ...    the files of each rank"""
     alone = f"""
-    {base}    what the rank saw"""
+    {base}    the files of the rank"""
     return f"""
 Run dir     {base}    ({summary["seconds"]} s)
 Loss        {summary["loss"]:.4f} (last step, mean of {summary["ranks"]} rank(s))
@@ -183,7 +183,7 @@ Step time   (median)
 {times}
 Files{merged if summary["ranks"] > 1 else alone}
     {base}/landscape    the loss landscapes: events, .npz, .png
-    {base}/ckpt_dir    the checkpoints on the way
+    {base}/ckpt_dir    the checkpoints of the training path
 Next
     tensorboard --logdir {base}
     mindinsight start --summary-base-dir {base} --port 8080
