@@ -23,10 +23,11 @@ from distsummary.checkpoints.sketch.parts import ModelParts
 from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.frameworks.base import load
 from distsummary.frameworks.torch import FRAMEWORK, counted
-from distsummary.landscapes.engines import torch_engines, torch_hessian
+from distsummary.landscapes.engines import torch_engines
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.graph import torch_cuda_graphs as captured
 from distsummary.landscapes.engines.torch_hessian import TorchHessian
+from distsummary.landscapes.model import torch_loan
 from distsummary.landscapes.model.torch_loan import Loan, portable
 from distsummary.landscapes.model.torch_memory import exceeds_device, is_full, worker_device
 from distsummary.landscapes.model.user_code import BatchLoss
@@ -312,7 +313,7 @@ def test_second_derivatives_on_a_gpu_are_exact_and_of_what_has_some(
 ) -> None:
     """The tensors are on the host: torch differentiates none on a GPU in name only."""
     cudnn: Any = torch.backends.cudnn
-    monkeypatch.setattr(torch_hessian, "gpus_of", lambda tensors: [GPU])
+    monkeypatch.setattr(torch_loan, "gpus_of", lambda tensors: [GPU])
     monkeypatch.setattr(cudnn, "enabled", True)
     seen = []
 

@@ -1,10 +1,10 @@
 """Engines for torch models that run the user's code as it is: the naive loop and the row engine.
 
-- naive: every parameter anew at every point. The reference; in float64 what all are compared with.
-- row: theta + y * v once a row into a flat buffer, + x * u once a point.
+- naive: writes every parameter anew at every point. In float64 it is the reference for all others.
+- row: computes theta + y * v once a row in a flat buffer, and adds x * u once a point.
 
-`torch_graph_engine` has the one that records the code and evaluates what it does, `torch_inference_engine`
-the one that needs hardly more memory than the model.
+Two more are modules of their own: `torch_graph_engine` records the user's code, and `torch_inference_engine`
+needs hardly more memory than the model.
 """
 
 import logging
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A batch on the device, what it counts and what it is called."""
+    """A batch on the device, with its weight and rows, and its name for messages."""
 
     batch: Any
     facts: BatchFacts
@@ -58,10 +58,10 @@ class Loaded:
 
 
 class TorchEngine:
-    """What all engines for torch models share: the loan of the model, the data, the way through the batches.
+    """What all engines for torch models share: the model on loan, its data, and the loop over the batches.
 
     Args:
-        model: moved to `device` if one is given, else it stays where it is.
+        model: moved to `device` if one is given; otherwise it stays where it is.
         loss_fn, batches: see `user_code.bind_loss`; batches may be data sets by name. They are kept on the
             model's device, or read once for each call of `row_values` (`Evaluation.streamed`).
         names: the parameters that move. All others, and the buffers, keep the values of the centre.
@@ -87,6 +87,8 @@ class TorchEngine:
         data = data_sets(batches, streamed=self._evaluation.streamed)
         self.quantities = quantity_names(self._evaluation, list(data))
         self._dtype = torch.float64 if self._evaluation.precision == "float64" else None
+        self._centre: Weights = {}
+        self._is_at_centre = False
         self._loan = Loan(
             model,
             names,
@@ -98,17 +100,26 @@ class TorchEngine:
             in_place=self.choice.engine == "inference",
         )
         try:
-            self.bn_mode = self._set_bn_mode()
-            self._measure = self._measured(loss_fn)
-            self.is_streamed = self._streams(data)
+            inner, there = self._loan.model, self._loan.device
+            self.bn_mode = "batch" if mode == "mindspore" else self._evaluation.bn_mode or "eval"
+            self._norms = [m for m in inner.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+            for norm in self._norms if mode == "standard" else ():
+                norm.train(self.bn_mode == "batch")
+            metrics = self._evaluation.metrics.items()
+            moved = {name: placed(metric, inner, there, self._dtype) for name, metric in metrics}
+            loss_fn = placed(loss_fn, inner, there, self._dtype)
+            self._measure = Measure(inner, loss_fn, replace(self._evaluation, metrics=moved), there)
+            self.is_streamed = bool(self._evaluation.streamed)
+            if not self.is_streamed and self.bn_mode != "recompute":
+                self.is_streamed = exceeds_device((b for source in data.values() for b in source), there)
             self._layout()
-            self._data = {name: self._kept(name, source) for name, source in data.items()}
+            self._data: dict[str, Any] = dict(data)  # batches as they are read, or lists of Loaded
+            if not self.is_streamed:
+                self._data = {name: list(self._on_device(name, source)) for name, source in data.items()}
             self.samples = self._begin(*next(iter(data.items())))
         except BaseException:
             self.close()
             raise
-        self._centre: Weights = {}
-        self._is_at_centre = False
 
     @property
     def on_gpu(self) -> bool:
@@ -117,7 +128,7 @@ class TorchEngine:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """What its work is timed with: CPU seconds, or those of the wall where a GPU is waited for."""
+        """The clock to time it with: CPU seconds, or wall-clock seconds if the host waits for a GPU."""
         return time.process_time if self._loan.device.type == "cpu" else time.perf_counter
 
     @property
@@ -136,46 +147,15 @@ class TorchEngine:
 
     @property
     def has_pictures(self) -> bool:
-        """Whether convolutions over pictures may be in it: weights and data with four axes."""
+        """Whether the model may convolve pictures: some weights and some data have four axes."""
         found = next(iter(self._data.values()))
         batch = next(iter(found))
         held = leaves(batch.batch if isinstance(batch, Loaded) else batch)
         data, weights = (x for x in held if isinstance(x, Tensor)), self._loan.moved.values()
         return any(t.dim() == 4 for t in weights) and any(t.dim() == 4 for t in data)
 
-    def _measured(self, loss_fn: Any) -> Measure:
-        """The loss and the metrics where the model computes."""
-        model, device = self._loan.model, self._loan.device
-        there = {
-            name: placed(metric, model, device, self._dtype)
-            for name, metric in self._evaluation.metrics.items()
-        }
-        loss_fn = placed(loss_fn, model, device, self._dtype)
-        return Measure(model, loss_fn, replace(self._evaluation, metrics=there), device)
-
-    def _set_bn_mode(self) -> str:
-        asked = self._evaluation.bn_mode
-        if self._mode == "mindspore":
-            return "batch"
-        self._norms = [
-            m for m in self._loan.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
-        ]
-        for norm in self._norms:
-            norm.train(asked == "batch")
-        return asked or "eval"
-
     def _layout(self) -> None:
         """Choose the memory of the parameters that move."""
-
-    def _streams(self, data: Data) -> bool:
-        """Whether the data is asked to be streamed, or takes too much of the device's own memory."""
-        if self._evaluation.streamed or self.bn_mode == "recompute":
-            return bool(self._evaluation.streamed)
-        return exceeds_device((batch for source in data.values() for batch in source), self._loan.device)
-
-    def _kept(self, name: str, source: Iterable[Any]) -> Iterable[Any]:
-        """The batches on the device, or the loader."""
-        return source if self.is_streamed else list(self._on_device(name, source))
 
     def _on_device(self, name: str, source: Iterable[Any]) -> Iterator[Loaded]:
         return (self._loaded(batch, batch_name(number, name)) for number, batch in enumerate(source, 1))
@@ -188,29 +168,40 @@ class TorchEngine:
         counted = to_device(batch, "cpu") if self._evaluation.classes else batch
         return Loaded(moved, batch_facts(counted, self._mode, self._evaluation, name), name)
 
+    def _batches(self, name: str) -> Iterable[Loaded]:
+        return self._on_device(name, self._data[name]) if self.is_streamed else self._data[name]
+
     def _begin(self, name: str, first: Iterable[Any]) -> int:
         """Probe the loss with the first batch; returns the rows of the first data set, called `name`."""
-        rows, tensors = 0, list(self._loan.tensors.values())
+        rows = 0
         for batch in first:
             if not rows:
-                probed = self._loaded(batch, batch_name(1, name))
-                versions = [tensor._version for tensor in tensors]
-                in_batch(probed.name, self._probe, probed.batch)
-                self._written = [t for t, seen in zip(tensors, versions, strict=True) if t._version != seen]
-                if "channels_last" in self.choice.options and not self._is_random:
-                    in_batch(probed.name, self._check_layout, batch, probed.batch)
+                loaded = self._loaded(batch, batch_name(1, name))
+                in_batch(loaded.name, self._probe, batch, loaded.batch)
             rows += batch_rows(batch)
         if not rows:
             raise InvalidValueError("batches must hold at least one batch, got none")
         return rows
 
-    def _probe(self, batch: Any) -> None:
-        """Learn what the loss is like; raises LandscapeError for one that is another each time."""
+    @torch.inference_mode()
+    def _probe(self, given: Any, batch: Any) -> None:
+        """Find out whether the loss is random, and which tensors the model writes to; `given` is the user's.
+
+        Raises LandscapeError for a loss that differs each time although torch draws the same numbers, and for
+        one that is another in channels-last memory.
+        """
+        tensors = list(self._loan.tensors.values())
+        versions = [tensor._version for tensor in tensors]
         self._measure.probe(batch)
+
+        def repeats() -> bool:
+            first, second = (on_host(self._reading(batch)) for _ in range(2))
+            return np.allclose(first, second, rtol=REPEATED, atol=0, equal_nan=True)
+
         self._is_random = self._mode == "mindspore"  # dropout is on
-        is_surprise = not self._is_random and not self._repeats(batch)
+        is_surprise = not self._is_random and not repeats()
         self._is_random |= is_surprise
-        if self._is_random and not self._repeats(batch):
+        if self._is_random and not repeats():
             raise LandscapeError(
                 "the model gives other losses for the same parameters and batch, also with the same random "
                 "numbers of torch; switch off what is random in it, such as augmentation, and let it write "
@@ -218,33 +209,23 @@ class TorchEngine:
             )
         if is_surprise:
             _log.warning("the loss is random; it gets the same random numbers at every point")
-
-    @torch.inference_mode()
-    def _repeats(self, batch: Any) -> bool:
-        """Whether a second evaluation gives the same."""
-        first, second = (on_host(self._reading(batch)) for _ in range(2))
-        return np.allclose(first, second, rtol=REPEATED, atol=0, equal_nan=True)
-
-    @torch.inference_mode()
-    def _check_layout(self, given: Any, turned: Any) -> None:
-        as_given = to_device(given, self._loan.device, self._dtype)
-        expected, found = (on_host(self._reading(batch)) for batch in (as_given, turned))
-        # Code that computes places in memory, such as as_strided, raises nothing and reads other numbers.
-        if not is_near(found, expected, self._evaluation.precision):
-            raise LandscapeError(
-                f"the model gives {found.tolist()} for pictures in channels-last memory and "
-                f"{expected.tolist()} for the same pictures as they are: it finds numbers by their places in "
-                "memory, or loses digits there; leave channels_last out of engine="
-            )
+        self._written = [t for t, seen in zip(tensors, versions, strict=True) if t._version != seen]
+        if "channels_last" in self.choice.options and not self._is_random:
+            as_given = to_device(given, self._loan.device, self._dtype)
+            expected, found = (on_host(self._reading(one)) for one in (as_given, batch))
+            # Code that computes places in memory, such as as_strided, reads other numbers there, silently.
+            if not is_near(found, expected, self._evaluation.precision):
+                raise LandscapeError(
+                    f"the model gives {found.tolist()} for pictures in channels-last memory and "
+                    f"{expected.tolist()} for the same pictures as they are: it finds numbers by their "
+                    "places in memory, or loses digits there; leave channels_last out of engine="
+                )
 
     def _reading(self, batch: Any) -> Tensor:
         """The reading (columns,) of the model as it is."""
         if self._is_random:
             self._loan.seed()
         return join(self._measure(batch))
-
-    def _batches(self, name: str) -> Iterable[Loaded]:
-        return self._on_device(name, self._data[name]) if self.is_streamed else self._data[name]
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
@@ -267,17 +248,21 @@ class TorchEngine:
         """See Engine."""
         self._is_at_centre = False
         self._place(state)
-        return np.asarray(self._values(1, lambda _, batches: self._here(batches)[:, None])[0])
+        return np.asarray(self._values(1, lambda _, batches: self._read_here(batches)[:, None])[0])
 
     def _values(self, count: int, read: Any) -> Array:
         """The quantities of `count` points; `read(points, batches)` gives (batches, points, columns)."""
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self.is_streamed or self._evaluation.stops_early:
+        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, for points that need another
             for name, tally in tallies.items():
-                self._in_turns(name, tally, read)
-        else:
+                for loaded in self._batches(name):
+                    points = tally.active
+                    if not len(points):
+                        break
+                    tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
+        else:  # all of them before the device is waited for
             batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
             everywhere = slice(None)
             readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
@@ -285,42 +270,28 @@ class TorchEngine:
                 tally.add(everywhere, reading, loaded.facts)
         return np.concatenate([tally.values() for tally in tallies.values()], axis=1)
 
-    def _in_turns(self, name: str, tally: Tally, read: Any) -> None:
-        """Batch by batch, for the points that still need one."""
-        for loaded in self._batches(name):
-            points = tally.active
-            if not len(points):
-                return
-            tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
-
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         """Readings (batches, points, columns) in a row of the plane."""
         raise NotImplementedError
 
-    def _here(self, batches: Sequence[Loaded]) -> Tensor:
+    def _read_here(self, batches: Sequence[Loaded]) -> Tensor:
         """Readings (batches, columns) of the model as it is."""
-        if self.bn_mode == "recompute":
-            self._recompute_statistics()
-        return torch.stack([in_batch(loaded.name, self._read, loaded.batch) for loaded in batches])
-
-    def _read(self, batch: Any) -> Tensor:
-        """Its reading; what the model writes to its tensors is put back, for the next batch and point."""
-        before = [tensor.clone() for tensor in self._written]
-        reading = self._reading(batch)
-        for tensor, value in zip(self._written, before, strict=True):
-            tensor.copy_(value)
-        return reading
-
-    def _recompute_statistics(self) -> None:
-        """Running statistics of these parameters: the mean over the first data set's batches."""
-        for norm in self._norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a cumulative average
-            norm.train()
-        for loaded in self._batches(next(iter(self._data))):
-            in_batch(loaded.name, self._measure, loaded.batch)
-        for norm in self._norms:
-            norm.eval()
+        if self.bn_mode == "recompute":  # running statistics: the mean over the first data set's batches
+            for norm in self._norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a cumulative average
+                norm.train()
+            for loaded in self._batches(next(iter(self._data))):
+                in_batch(loaded.name, self._measure, loaded.batch)
+            for norm in self._norms:
+                norm.eval()
+        readings = []
+        for loaded in batches:
+            before = [tensor.clone() for tensor in self._written]
+            readings.append(in_batch(loaded.name, self._reading, loaded.batch))
+            for tensor, value in zip(self._written, before, strict=True):
+                tensor.copy_(value)  # for the next batch and point
+        return torch.stack(readings)
 
     def close(self) -> None:
         """See Engine."""
@@ -348,7 +319,7 @@ class TorchNaiveEngine(TorchEngine):
         for x in xs:
             for tensor, centre, along_x, along_y in self._plane:
                 tensor.copy_(centre).add_(along_x, alpha=float(x)).add_(along_y, alpha=float(y))
-            found.append(self._here(batches))
+            found.append(self._read_here(batches))
         return torch.stack(found, dim=1)
 
 
@@ -386,5 +357,5 @@ class TorchRowEngine(TorchEngine):
             for group in self._groups:
                 group.load([float(x)])
                 group.move()
-            found.append(self._here(batches))
+            found.append(self._read_here(batches))
         return torch.stack(found, dim=1)

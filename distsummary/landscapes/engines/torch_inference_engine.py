@@ -54,7 +54,7 @@ class TorchInferenceEngine(TorchEngine):
                 steps = [(length, along) for length, along in steps if length and not along.is_zero]
                 self._loan.write(tensor, rows, steps, state=self._centre, name=name)
             self._block = None, None
-            found.append(self._here(batches))
+            found.append(self._read_here(batches))
         return torch.stack(found, dim=1)
 
     def close(self) -> None:

@@ -77,20 +77,20 @@ class Loan:
                         f"only floating point parameters can move, {name} is {tensor.dtype}"
                     )
             self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
-            if self.device.type == "cuda":
+            self._gpus = gpus_of(self.tensors.values())
+            if self._gpus:
                 self._restore.enter_context(backends(tf32=tf32))
                 # cuDNN warns that the weights of a recurrent net lie apart, which they do while on loan.
                 self._restore.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings(
                     "ignore", "RNN module weights are not part of single contiguous chunk"
                 )
-            elif self.device.type == "cpu":  # the same bits in every process
+            if self.device.type == "cpu":  # the same bits in every process
                 self._restore.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(threads)
             for module in self.model.modules():
                 self._restore.callback(setattr, module, "training", module.training)
             self.model.train(training)
-            self._gpus = gpus_of(self.tensors.values())
             self._restore.enter_context(torch.random.fork_rng(devices=self._gpus))
             once: dict[int, tuple[str, Tensor]] = {}
             for name, tensor in self.tensors.items():
