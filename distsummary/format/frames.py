@@ -69,7 +69,7 @@ class Framed:
         """The seq of the last event."""
         return self.first_seq + self.count - 1
 
-    def behind(self, seq: int) -> "Framed":
+    def after(self, seq: int) -> "Framed":
         """The frames of events after `seq`, possibly none."""
         return self.slice(max(0, seq + 1 - self.first_seq), self.count)
 

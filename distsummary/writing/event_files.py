@@ -124,7 +124,7 @@ class EventFiles:
         last = self.last_seq[dialect]
         if not framed or framed[0].first_seq > last:
             return framed
-        return [new for frames in framed if (new := frames.behind(last)).count]
+        return [new for frames in framed if (new := frames.after(last)).count]
 
     def _fitting(self, segment: Segment, framed: Sequence[Framed]) -> list[Framed]:
         """The frames before the first that `max_file_size` has no room for."""

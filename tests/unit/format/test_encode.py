@@ -230,10 +230,10 @@ def test_a_dialect_without_a_place_for_an_event_has_no_frame_of_it():
 
 def test_frames_behind_a_seq_are_the_later_ones():
     framed = Framed(10, 4, [b"aabbccdd"], 8)
-    assert framed.behind(9) is framed
-    later = framed.behind(11)
+    assert framed.after(9) is framed
+    later = framed.after(11)
     assert (later.first_seq, later.count, later.nbytes, later.last_seq) == (12, 2, 4, 13)
     assert b"".join(later.parts) == b"ccdd"
-    assert framed.behind(13).count == framed.behind(99).count == 0
+    assert framed.after(13).count == framed.after(99).count == 0
     first = framed.slice(0, 3)
     assert (first.first_seq, first.count, b"".join(first.parts)) == (10, 3, b"aabbcc")
