@@ -49,11 +49,11 @@ from distsummary.landscapes.request import (
     refuse_unused,
     requested_directions,
 )
-from distsummary.landscapes.run.failures import READING, told
+from distsummary.landscapes.run.failures import READING, user_errors
 from distsummary.landscapes.run.identity import held_modules, landscape_identity
 from distsummary.landscapes.run.journal import Journal, leftover_journals
 from distsummary.landscapes.run.progress import ProgressCallback, open_teller
-from distsummary.landscapes.run.runner import Here, Workers, generate
+from distsummary.landscapes.run.runner import InProcessWorkers, Workers, generate
 from distsummary.publish import check_writable, refuse_unlike_files
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
@@ -279,7 +279,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
     with ExitStack() as stack:
         stack.enter_context(numbers_kept())
         if request.workers == 0 or (request.workers == "auto" and not in_ray()):
-            workers: Workers = Here()
+            workers: Workers = InProcessWorkers()
         else:
             from distsummary.landscapes.run.actor import RayWorkers
 
@@ -373,7 +373,7 @@ def read_batches(
     quantity_names(evaluation, list(batches) if isinstance(batches, Mapping) else [""])
     needs_all = samples is not None or evaluation.bn_mode == "recompute"
     asked = bool(evaluation.streamed) if needs_all else evaluation.streamed
-    with told(READING, who="what gives the batches"):
+    with user_errors(READING, who="what gives the batches"):
         data, streamed = read_data(batches, streamed=asked, limit=host_bytes() // HOST_SHARE)
     if streamed and not evaluation.streamed:
         _log.info("the batches would take more than 1 / %d of the memory: they are streamed", HOST_SHARE)

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
 import distsummary as ds
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.run.actor_errors import Deaths
-from distsummary.landscapes.run.actor_hessian import RayHessian
+from distsummary.landscapes.run.actor import RayWorkers
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -43,18 +41,13 @@ def test_a_module_that_workers_lack_is_named_after_two_of_them(net: Any, workers
 
 
 def test_a_hessian_that_no_worker_can_begin_is_given_up_after_two(net: Any) -> None:
-    resources = [{"num_cpus": 1.0}]
-    with pytest.raises(LandscapeError, match=r"^2 workers of the Hessian died .*No module named 'only_here'"):
-        RayHessian(ray.put((net, square, [])), {}, resources)
-
-
-def test_each_worker_may_fail_to_begin_before_all_are_given_up() -> None:
-    deaths = Deaths(3)
-    for how, are_too_many in [("it could not begin: x", False)] * 2 + [("it could not begin: x", True)]:
-        deaths.add(how)
-        assert deaths.are_too_many == are_too_many
-    deaths.add("of a signal")
-    assert not deaths.are_too_many, "only MAX_DEATHS of several kinds are"
+    found = r"^2 Hessian workers died .*No module named 'only_here'"
+    with (
+        RayWorkers(1) as workers,
+        pytest.raises(LandscapeError, match=found),
+        workers.hessian(net, square, []),
+    ):
+        pass
 
 
 def square(outputs: Any, targets: Any) -> Any:

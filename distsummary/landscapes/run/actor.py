@@ -1,41 +1,38 @@
 """Workers on Ray: actors of the cluster that this process is connected to, or of a local one."""
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import length_hint
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayError
 
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.hessian import GROUPS
-from distsummary.landscapes.engines.chunks import count_points
+from distsummary.landscapes.directions.recipe import Array
+from distsummary.landscapes.engines.chunks import count_points, least_call
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.timing import plan_engine
-from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.run.actor_crew import LandscapeActor, RayCrew
-from distsummary.landscapes.run.actor_end import free_resources
-from distsummary.landscapes.run.actor_errors import how_it_died, original_errors
-from distsummary.landscapes.run.actor_hessian import RayHessian
-from distsummary.landscapes.run.actor_start import (
-    check_spread,
-    fits,
-    gpus_each,
-    on_host,
-    plan_workers,
+from distsummary.landscapes.engines.worker import EngineFacts, Task
+from distsummary.landscapes.model.user_code import first_line
+from distsummary.landscapes.run.actor_crew import LOOK, ActorCrew
+from distsummary.landscapes.run.actor_resources import fits, free_resources
+from distsummary.landscapes.run.failures import CHOOSING, HESSIAN, OPENING, user_errors
+from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
+from distsummary.landscapes.run.supervision import check_spread, default_gpus, plan_workers, spread
+from distsummary.landscapes.run.work import ChunkWork, ProductWork, Work
+from distsummary.landscapes.run.worker_process import (
+    ChunkWorker,
+    EngineChooser,
+    HessianWorker,
     portable,
-    send,
-    spread,
+    portable_task,
 )
-from distsummary.landscapes.run.actor_team import Team
-from distsummary.landscapes.run.failures import PLANNING, told
 from distsummary.topology import cluster_address
 
-WORTH = 8  # points: a worker is not started for fewer
+LEAST_POINTS = 8  # a worker is not started for fewer
 _log = logging.getLogger(__name__)
 
 
@@ -61,91 +58,100 @@ class RayWorkers:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def plan(self, task: Task) -> EngineChoice:
-        """See `runner.Workers`: in this process, or on a worker where they have GPUs and it need not have."""
-        resources = self._resources(task.model, 1)[0]
-        if not resources.get("num_gpus"):
-            with told(PLANNING):
-                return plan_engine(_sendable(task)).choice
-        team = Team(LandscapeActor, [resources], send(_sendable(task)), forgo=self._forgo_gpus)
-        try:
-            with told(PLANNING, RayError), original_errors():
-                actor = team.started()[0]
-                call = actor.plan.remote()
-                choice: EngineChoice = team.answer(actor, call, "the worker that tries engines", "")
-        except RayError as error:
-            raise LandscapeError(
-                f"the worker that tried engines died ({how_it_died(error)}); look into the memory it needs, "
-                "name an engine (engine='row'), or use workers=0"
-            ) from error
-        finally:
-            team.end()
+    def choose_engine(self, task: Task) -> EngineChoice:
+        """See `runner.Workers`: in this process, or on a worker if workers have GPUs that it may not have."""
+        resources = self._resources(task.model, 1)[:1]
+        if not resources[0].get("num_gpus"):
+            with user_errors(CHOOSING):
+                return plan_engine(portable_task(task)).choice
+        with ActorCrew(
+            EngineChooser,
+            [send(portable_task(task))],
+            resources,
+            name="engine-choosing",
+            beginning=CHOOSING,
+            forgo=self._forgo_gpus,
+            max_deaths=1,
+            remedy="look into the memory it needs, name an engine (engine='row'), or use workers=0",
+        ) as crew:
+            crew.do(Work())
+            choice: EngineChoice = crew.begun
         return choice
 
+    @contextmanager
     def hessian(
         self, model: Any, loss_fn: Any, batches: Iterable[Any], **options: Any
-    ) -> AbstractContextManager[RayHessian]:
+    ) -> Iterator["RayHessian"]:
         """See `runner.Workers`."""
         resources = self._resources(model, min(GROUPS, length_hint(batches) or GROUPS))
-        loss_fn = on_host(model, loss_fn)
-        model, batches = portable(model, batches)
-        return RayHessian(send((model, loss_fn, batches)), options, resources, self._forgo_gpus)
+        model, batches, [loss_fn] = portable(model, batches, [loss_fn])
+        parts = [send((model, loss_fn, batches)), ray.put(options)]
+        with ActorCrew(
+            HessianWorker, parts, resources, name="Hessian", beginning=HESSIAN, forgo=self._forgo_gpus
+        ) as crew:
+            yield RayHessian(crew)
 
     @contextmanager
-    def crew(self, task: Task) -> Iterator[RayCrew]:
+    def crew(self, task: Task) -> Iterator["RayCrew"]:
         """See `runner.Workers`."""
-        resources = self._resources(task.model, -(-count_points(task.planes) // WORTH))
-        more = partial(self._more, task.model) if self._count is None else None
-        crew = RayCrew(send(_sendable(task)), resources, more, self._forgo_gpus)
-        try:
-            yield crew
-        finally:
-            crew.end()
+        resources = self._resources(task.model, -(-count_points(task.planes) // LEAST_POINTS))
+        with ActorCrew(
+            ChunkWorker,
+            [send(portable_task(task))],
+            resources,
+            name="landscape",
+            beginning=OPENING,
+            more=partial(self._more, task.model) if self._count is None else None,
+            forgo=self._forgo_gpus,
+            remedy=f"{LOOK}; with run_dir= finished points are kept",
+        ) as crew:
+            yield RayCrew(crew)
 
     def _resources(self, model: Any, jobs: int) -> list[dict[str, float]]:
+        """The resources of each worker to start for so many jobs; the first call connects to a cluster."""
         if not self._is_connected:
             self._stack.enter_context(cluster())
             self._is_connected = True
-        found = self._planned(model, jobs, self._count)
+        found = self._planned(model, jobs)
         gpus = found[0].get("num_gpus", 0)
         if gpus and not fits(gpus):
             _log.warning("no GPU has %g left, though all together have: landscape workers take CPUs", gpus)
             self._forgo_gpus()
-            found = self._planned(model, jobs, self._count)
+            found = self._planned(model, jobs)
         check_spread(spread(model), found[0].get("num_gpus", 0))
         return found
 
-    def _forgo_gpus(self) -> None:
-        """From now on: all that a landscape does is done on one kind, and nothing is waited for twice."""
-        self._gpus_each = 0
+    def _planned(self, model: Any, jobs: int) -> list[dict[str, float]]:
+        share = default_gpus(model) if self._gpus_each is None else self._gpus_each
+        return plan_workers(free_resources(), jobs, self._count, gpus_each=share)
 
-    def _planned(self, model: Any, jobs: int, count: int | None) -> list[dict[str, float]]:
-        share = gpus_each(model, self._gpus_each)
-        return plan_workers(free_resources(), jobs, count, gpus_each=share)
+    def _forgo_gpus(self) -> None:
+        """From now on: everything of a landscape is computed on one kind, and nothing is waited for twice."""
+        self._gpus_each = 0
 
     def _more(self, model: Any, points: int) -> list[dict[str, float]]:
         """The resources of workers that could be added for so many points."""
-        found = self._planned(model, -(-points // WORTH), None)
+        found = self._planned(model, -(-points // LEAST_POINTS))
         return [one for one in found if any(one.values())] if points else []
 
 
-def _sendable(task: Task) -> Task:
-    model, batches = portable(task.model, task.batches)
-    metrics = {name: on_host(task.model, metric) for name, metric in task.evaluation.metrics.items()}
-    return replace(
-        task,
-        model=model,
-        loss_fn=on_host(task.model, task.loss_fn),
-        batches=batches,
-        evaluation=replace(task.evaluation, metrics=metrics),
-    )
+def send(value: Any) -> Any:
+    """Put model, loss and data into the object store; raises LandscapeError for what cannot be sent."""
+    try:
+        return ray.put(value)
+    except Exception as error:  # pickle raises whatever the object raises; Ray puts an essay before it
+        what = first_line(error.__cause__ or error)
+        raise LandscapeError(
+            f"the model, loss function or batches cannot be sent to workers ({what}); "
+            "use functions and classes of a module, or workers=0 to stay in this process"
+        ) from error
 
 
 @contextmanager
 def cluster() -> Iterator[None]:
     """Be connected to Ray: as now, else to the cluster this process was started for, else to a local one.
 
-    What was not connected before is left, or ended, with the block.
+    A connection or local cluster that was not there before ends with the block.
     """
     if ray.is_initialized():
         yield
@@ -158,3 +164,45 @@ def cluster() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+class RayCrew:
+    """A `runner.Crew` of ChunkWorkers."""
+
+    def __init__(self, crew: ActorCrew) -> None:
+        self._crew, self._pace = crew, Pace()
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """See `runner.Crew`."""
+        return {worker: self._pace.seconds.get(worker, 0.0) for worker in self._crew.names}
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        """What the worker that began last said of its engine."""
+        found: EngineFacts | None = self._crew.begun
+        return found
+
+    def run(self, scheduler: Scheduler, keep: Keep) -> None:
+        """See `runner.Crew`."""
+
+        def points(waiting: int, workers: int) -> int:
+            least = least_call(is_streamed=self.facts is not None and self.facts.is_streamed)
+            return call_size(waiting, workers, self._pace.point_s, least)
+
+        self._crew.do(ChunkWork(scheduler, points, self._pace.counting(keep)))
+
+
+class RayHessian:
+    """A `hessian.Hessian` of HessianWorkers; its products are the same bits for any number of them."""
+
+    def __init__(self, crew: ActorCrew) -> None:
+        self._crew = crew
+        crew.do(Work())
+        self.weight, self._groups = crew.begun
+
+    def product(self, vector: Array) -> Array:
+        """See `hessian.Hessian`."""
+        work = ProductWork(ray.put(vector), self._groups)
+        self._crew.do(work)
+        return work.total()

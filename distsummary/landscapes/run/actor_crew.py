@@ -1,262 +1,293 @@
-"""The crew on Ray: actors that pull chunks; a dead one is replaced and costs no chunk."""
+"""A crew: actors that share some work, and are started, asked, replaced when they die, and ended.
 
-import copy
+All actors are of one class, which has `begin` and `work`: chunks, Hessian-vector products and the choice of
+an engine are the same to a crew, see `work.Work`.
+"""
+
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Self
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError, UnserializableException
 
 from distsummary.errors import DistSummaryError, LandscapeError
-from distsummary.frameworks.base import framework_of
-from distsummary.landscapes.engines.chunks import Chunk, least_call
-from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.engines.timing import plan_engine
-from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
-from distsummary.landscapes.run.actor_end import end_actors
-from distsummary.landscapes.run.actor_errors import LOOK, Deaths, how_it_died, original_errors
-from distsummary.landscapes.run.actor_silence import Silences
-from distsummary.landscapes.run.actor_start import NO_GPU, NOT_STARTED, START_S, UNRESERVED, own_device, spawn
-from distsummary.landscapes.run.failures import OPENING, ChunkFailedError, told
-from distsummary.landscapes.run.runner import Keep
-from distsummary.landscapes.run.scheduler import IN_FLIGHT, Scheduler, call_size
+from distsummary.landscapes.run.actor_resources import end_actors
+from distsummary.landscapes.run.failures import raised
+from distsummary.landscapes.run.scheduler import IN_FLIGHT
+from distsummary.landscapes.run.supervision import MAX_DEATHS, NOT_BEGUN, SILENT_S, Deaths, Silences
+from distsummary.landscapes.run.work import Job, Work
 
-WAIT_S = 1.0
-GROW_S = 10.0  # after which it is asked again what is free
+WAIT_S = 1.0  # between two looks at workers that do not answer
+START_S = 30.0  # after which a worker without resources is added if none has started
+GROW_S = 10.0  # after which the cluster is asked again what is free
+READ_S = 1.0  # waited at most: the calls of a killed actor end in some milliseconds
+UNRESERVED = {"num_cpus": 0.0}
+IN_CREATION = "error raised in its creation task"  # Ray's words
+SHOWN = 120  # characters of what Ray says
+LOOK = (
+    "look into the memory they need and whether they can import what the model is made of "
+    "(runtime_env of ray.init), or use workers=0"
+)
+# One thread each; and glibc keeps what a layer frees for the next one, see docs/landscape.md, "Memory".
+ENVIRONMENT = {
+    "env_vars": {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that every glibc takes
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    }
+}
 
 _log = logging.getLogger(__name__)
 
 
-class LandscapeActor:
-    """LandscapeWorker in a process of its own; `begin` does what may fail."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._worker: LandscapeWorker | None = None
-
-    def plan(self) -> EngineChoice:
-        """The engine for the task on this worker's device."""
-        return plan_engine(self._task, device=own_device(self._task.model)).choice
-
-    def begin(self) -> EngineFacts:
-        """Open the engine, on the GPU if Ray gave one."""
-        task, device = self._task, own_device(self._task.model)
-        if framework_of(task.model).name != "torch":  # arrays out of the object store are read-only
-            task = replace(task, model=copy.deepcopy(task.model))
-        self._worker = LandscapeWorker(task, device=device)
-        return self._worker.facts
-
-    def evaluate(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        """The losses of the chunks, up to one that raises: that one raises when it is asked for first."""
-        if self._worker is None:
-            raise LandscapeError(
-                "a landscape worker was asked before it began; this is a fault of distsummary"
-            )
-        results: list[ChunkResult] = []
-        for chunk in chunks:
-            try:
-                results.append(self._worker.evaluate(chunk))
-            except Exception:
-                if not results:
-                    raise
-                break  # what is done is not lost with it
-        return results
+@dataclass(slots=True)
+class _Worker:
+    actor: Any
+    options: dict[str, float]
+    place: Any  # the reference to where it runs, which is there once it has started
+    has_started: bool = False
+    has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a worker was asked for; no chunks and nobody's scheduler: to begin."""
+    """What a worker was asked for; `work` None: to begin."""
 
     worker: str
-    chunks: Sequence[Chunk] = ()
-    scheduler: Scheduler | None = None
-    asked_at: float = field(default_factory=time.monotonic)
+    job: Job
+    work: Work | None
+    asked_at: float
 
 
-class RayCrew:
-    """The actors and what each is at; see `runner.Crew`. `end` kills them: what they hold is not needed.
+class ActorCrew:
+    """Actors of the class `kind`, made of the same arguments; a context that kills them at its end.
+
+    When a worker raises, so does `do`, for a job as its work says, at the beginning with a LandscapeError.
 
     Args:
-        task: in the object store.
-        resources: of each actor.
-        more: the resources of actors that could be added now for so many points; None adds none.
+        kind: has `begin()` and `work(*job)`; it also gets `gpus`, those that Ray gave the actor.
+        resources: of each actor (actor options).
+        name: of the crew, in messages.
+        beginning: what is happening while workers begin, in messages, see `failures`.
+        more: the resources of actors that could be added now for so many waiting points; None adds none.
         forgo: called when GPUs were waited for in vain.
+        max_deaths: one after the other without a result, that are too many; then LandscapeError is raised.
+        remedy: what to do then.
     """
 
     def __init__(
         self,
-        task: Any,
-        resources: list[dict[str, float]],
+        kind: type,
+        arguments: Sequence[Any],
+        resources: Iterable[dict[str, float]],
+        *,
+        name: str,
+        beginning: str,
         more: Callable[[int], list[dict[str, float]]] | None = None,
         forgo: Callable[[], None] = lambda: None,
+        max_deaths: int = MAX_DEATHS,
+        remedy: str = LOOK,
     ) -> None:
-        self._task, self._more, self._forgo = task, more, forgo
-        self._actors: dict[str, Any] = {}
-        self._resources: dict[str, dict[str, float]] = {}
-        self._pending: dict[Any, _Call] = {}  # under way
-        self._facts: EngineFacts | None = None
-        self._silences = Silences()
-        self._deaths = Deaths(len(resources))
+        self._kind, self._arguments, self._name, self._beginning = kind, arguments, name, beginning
+        self._more, self._forgo, self._max_deaths, self._remedy = more, forgo, max_deaths, remedy
+        self.names: list[str] = []  # of all workers there ever were
+        self.begun: Any = None  # what the worker that began last returned
+        self._workers: dict[str, _Worker] = {}
+        self._calls: dict[Any, _Call] = {}  # under way, by reference
+        self._has_results = False
+        self._silences = Silences(SILENT_S)
         self._patience_ends, self._grows_at = time.monotonic() + START_S, time.monotonic() + GROW_S
-        self._seconds: dict[str, float] = {}
-        self._ended = 0  # points
         for options in resources:
             self._start(options)
+        self._deaths = Deaths(len(self._workers), max_deaths)
 
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Spent on chunks, by worker."""
-        return self._seconds
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """What the worker that began last said of its engine."""
-        return self._facts
-
-    def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        """See `runner.Crew`."""
-        self._feed(list(self._actors), scheduler)
-        while not (scheduler.is_finished and self._facts is not None):
-            ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=WAIT_S)
+    def do(self, work: Work) -> None:
+        """Have the workers do it to its end; at least one has begun then."""
+        self._feed(list(self._workers), work)
+        while not (work.is_finished and self.begun is not None):
+            ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=WAIT_S)
             for reference in ready:
-                self._take(reference, scheduler, keep)
-            self._silences.tell({call.worker: call.asked_at for call in reversed(self._pending.values())})
-            self._lose_patience()
-            self._grow(scheduler)
+                self._take(reference, work)
+            self._look_after_workers()
+            self._grow(work)
 
-    def _lose_patience(self) -> None:
+    def _start(self, options: dict[str, float]) -> None:
+        """Start an actor, and ask it where it runs and to begin."""
+        worker = f"worker-{len(self.names)}"
+        self.names.append(worker)
+        # "DEFAULT" leaves a placement group that captures children: its bundles are others' and may be full.
+        started = ray.remote(self._kind).options(
+            **options, max_restarts=0, scheduling_strategy="DEFAULT", runtime_env=ENVIRONMENT
+        )
+        actor = started.remote(*self._arguments, gpus=options.get("num_gpus", 0.0))
+        place = actor.__ray_call__.remote(lambda _: f"{os.getpid()} on {ray.util.get_node_ip_address()}")
+        self._workers[worker] = _Worker(actor, options, place)
+        self._calls[actor.begin.remote()] = _Call(worker, (), None, time.monotonic())
+
+    def _feed(self, workers: Iterable[str], work: Work) -> None:
+        """Workers that have begun get up to IN_FLIGHT calls, one for each first."""
+        asked = Counter(call.worker for call in self._calls.values())
+        for depth in range(1, IN_FLIGHT + 1):
+            for worker in workers:
+                if self._workers[worker].has_begun and asked[worker] < depth:
+                    self._ask(worker, work.next_job(worker, len(self._workers)), work)
+
+    def _ask(self, worker: str, job: Job | None, work: Work) -> None:
+        if job is not None:
+            reference = self._workers[worker].actor.work.remote(*job)
+            self._calls[reference] = _Call(worker, job, work, time.monotonic())
+
+    def _take(self, reference: Any, work: Work) -> None:
+        """Take in what a call gave; it may be one for earlier work, whose other jobs have ended."""
+        call = self._calls.pop(reference)
+        self._silences.hear(call.worker, time.monotonic())
+        try:
+            with original_errors():
+                answer = ray.get(reference)
+        except RayError as error:
+            self._replace(call, error, work)
+            return
+        except DistSummaryError:
+            raise
+        except Exception as error:  # of any kind: it is the user's code
+            if call.work is None:
+                raise LandscapeError(f"{raised(error)} {self._beginning}") from error
+            raise call.work.failure(call.job, error) from error
+        if call.work is None:
+            self.begun, self._workers[call.worker].has_begun = answer, True
+        else:
+            self._has_results = True
+            self._deaths.forget()
+            rest = call.work.done(call.worker, call.job, answer)
+            if call.work is work:
+                self._ask(call.worker, rest, work)
+        self._feed([call.worker], work)
+
+    def _replace(self, call: _Call, error: RayError, work: Work) -> None:
+        """Its worker is dead: its jobs go back, and another worker takes its place."""
+        worker, how = call.worker, how_it_died(error)
+        calls = [call, *(other for other in self._calls.values() if other.worker == worker)]
+        options = self._drop(worker)
+        work.lost(worker, was_at_it=all(one.work is work for one in calls))
+        self._deaths.add(how)
+        if self._deaths.are_too_many:
+            count = len(self._deaths)
+            many = f"{count} {self._name} workers died one after the other without a result"
+            who = many if count > 1 else f"the {self._name} worker died"
+            raise LandscapeError(f"{who} ({how}); {self._remedy}") from error
+        _log.warning("%s %s died (%s); others do its work again", self._name, worker, how)
+        self._start(options)
+        self._feed(list(self._workers), work)
+
+    def _drop(self, worker: str) -> dict[str, float]:
+        """Kill a worker, and forget what it was asked for; returns the resources that it had."""
+        self._calls = {ref: call for ref, call in self._calls.items() if call.worker != worker}
+        dropped = self._workers.pop(worker)
+        ray.kill(dropped.actor, no_restart=True)
+        return dropped.options
+
+    def _look_after_workers(self) -> None:
+        """Report workers that are silent, and do without resources that do not come."""
         now = time.monotonic()
-        if self._actors.keys() - self._starting():  # where they die, their resources may be taken by others
+        unknown = {one.place: one for one in self._workers.values() if not one.has_started}
+        for place in ray.wait(list(unknown), num_returns=len(unknown), timeout=0)[0] if unknown else ():
+            unknown[place].has_started = True
+        started = {worker for worker, one in self._workers.items() if one.has_started}
+        asked = {call.worker: call.asked_at for call in reversed(self._calls.values())}
+        for worker, silent_s in self._silences.report(asked, started, now).items():
+            then = ": another takes its place" if self._max_deaths > 1 else ""
+            with suppress(RayError):  # it has died, which its calls show
+                place = ray.get(self._workers[worker].place)
+                text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
+                _log.warning(text, self._name, worker, place, silent_s, then)
+        if started:  # where they die, their resources may be taken by others
             self._patience_ends = now + START_S
-        elif now > self._patience_ends:
+        elif now >= self._patience_ends:
             self._patience_ends = float("inf")
             self._do_without()
 
     def _do_without(self) -> None:
-        """Start one worker that needs nothing; not beside those of GPUs: all that is kept is of one kind."""
-        on_gpus = [worker for worker, options in self._resources.items() if options.get("num_gpus")]
-        if on_gpus and self._ended:
-            _log.warning(NO_GPU, START_S)
+        """Start a worker that needs nothing; never beside GPUs: all results of a crew are of one kind."""
+        on_gpus = [worker for worker, one in self._workers.items() if one.options.get("num_gpus")]
+        if on_gpus and self._has_results:
+            _log.warning(
+                "no %s worker got its GPU in %g s; one is waited for, as GPUs computed the finished points "
+                "and CPUs give other last bits; free one, or stop this call: with run_dir= the next one "
+                "goes on",
+                self._name,
+                START_S,
+            )
             return
-        _log.warning(NOT_STARTED, START_S)
+        text = "no %s worker started in %g s; starting one without a reservation"
+        _log.warning(text, self._name, START_S)
         for worker in on_gpus:
             self._drop(worker)
         if on_gpus:
             self._forgo()
         self._start(UNRESERVED)
 
-    def _grow(self, scheduler: Scheduler) -> None:
-        """Take what has become free since."""
+    def _grow(self, work: Work) -> None:
+        """Add workers for what has become free since, of the kinds that there are."""
         now = time.monotonic()
-        if self._more is None or now < self._grows_at or self._starting():
+        is_starting = not all(worker.has_begun for worker in self._workers.values())
+        if self._more is None or now < self._grows_at or is_starting:
             return
         self._grows_at = now + GROW_S
-        kinds = [options.keys() for options in self._resources.values()]
-        for options in self._more(scheduler.waiting):
+        kinds = [worker.options.keys() for worker in self._workers.values()]
+        for options in self._more(work.waiting):
             if options.keys() in kinds:
                 self._start(options)
 
-    def _start(self, options: dict[str, float]) -> None:
-        worker = f"worker-{len(self._seconds)}"
-        self._actors[worker] = spawn(LandscapeActor, options, self._task)
-        self._resources[worker] = options
-        self._seconds[worker] = 0.0
-        self._silences.add(worker, self._actors[worker])
-        self._pending[self._actors[worker].begin.remote()] = _Call(worker)
+    def __enter__(self) -> Self:
+        return self
 
-    def _starting(self) -> set[str]:
-        """The workers that have not begun."""
-        return {call.worker for call in self._pending.values() if not call.chunks}
-
-    def _take(self, reference: Any, scheduler: Scheduler, keep: Keep) -> None:
-        call = self._pending.pop(reference)
-        self._silences.end(call.worker)
-        try:
-            answer = _answer(reference, call)
-        except RayError as error:
-            self._replace(call, error, scheduler)
-            return
-        if isinstance(answer, EngineFacts):
-            self._facts = answer
-        else:
-            self._keep(call, answer, keep if call.scheduler is scheduler else None)
-        self._feed([call.worker], scheduler)
-
-    def _keep(self, call: _Call, results: Sequence[ChunkResult], keep: Keep | None) -> None:
-        """Take in what a call gave; `keep` None: others have ended what it was for, its chunks are known."""
-        self._deaths.forget()
-        for chunk, result in zip(call.chunks, results, strict=False):
-            self._seconds[call.worker] += result.seconds
-            self._ended += len(chunk)
-            if keep is not None:
-                keep(call.worker, chunk, result)
-        rest = call.chunks[len(results) :]
-        if rest and keep is not None:
-            self._ask(replace(call, chunks=rest))
-
-    def _ask(self, call: _Call) -> None:
-        self._pending[self._actors[call.worker].evaluate.remote(call.chunks)] = call
-
-    def _feed(self, workers: Iterable[str], scheduler: Scheduler) -> None:
-        """Those that have begun get up to IN_FLIGHT calls, one for each first."""
-        asked = Counter(call.worker for call in self._pending.values())
-        starting = self._starting()
-        point_s = sum(self._seconds.values()) / self._ended if self._ended else 0.0
-        least = least_call(is_streamed=self._facts is not None and self._facts.is_streamed)
-        for depth in range(1, IN_FLIGHT + 1):
-            for worker in workers:
-                if worker in starting or asked[worker] >= depth:
-                    continue
-                points = call_size(scheduler.waiting, len(self._actors), point_s, least)
-                chunks = scheduler.next_chunks(worker, points)
-                if chunks:
-                    self._ask(_Call(worker, chunks, scheduler))
-
-    def _replace(self, call: _Call, error: RayError, scheduler: Scheduler) -> None:
-        """The worker is dead: its chunks go back, another one takes its place."""
-        worker = call.worker
-        asked = [call, *(one for one in self._pending.values() if one.worker == worker)]
-        options = self._drop(worker)
-        scheduler.lost(worker, was_at_it=all(one.scheduler is scheduler for one in asked))
-        how = how_it_died(error)
-        _log.warning("landscape %s died (%s); its chunks are evaluated again by others", worker, how)
-        self._deaths.add(how)
-        if self._deaths.are_too_many:
-            raise LandscapeError(
-                f"{len(self._deaths)} landscape workers died one after the other without a result ({how}); "
-                f"{LOOK}; with run_dir= finished points are kept"
-            )
-        self._start(options)
-        self._feed(list(self._actors), scheduler)
-
-    def _drop(self, worker: str) -> dict[str, float]:
-        """Kill a worker, and forget what it was at; the resources that it had."""
-        self._pending = {ref: call for ref, call in self._pending.items() if call.worker != worker}
-        ray.kill(self._actors.pop(worker), no_restart=True)
-        return self._resources.pop(worker)
-
-    def end(self) -> None:
-        """Kill the actors."""
-        end_actors(
-            [(actor, self._resources[worker]) for worker, actor in self._actors.items()], self._pending
-        )
-        self._actors.clear()
-        self._pending.clear()
+    def __exit__(self, *_: object) -> None:
+        """Kill the actors: what they hold is not needed."""
+        end_actors((worker.actor, worker.options) for worker in self._workers.values())
+        calls = list(self._calls)
+        self._workers.clear()
+        self._calls.clear()
+        for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
+            with suppress(RayError):  # Ray prints errors that nobody has read
+                ray.get(call)
 
 
-def _answer(reference: Any, call: _Call) -> EngineFacts | Sequence[ChunkResult]:
-    """What a worker gave for a call; a RayError means that it is dead."""
-    if not call.chunks:
-        with told(OPENING, RayError), original_errors():
-            return ray.get(reference)  # type: ignore[no-any-return]
+@contextmanager
+def original_errors() -> Iterator[None]:
+    """Raise what a worker raised; Ray's error, with the worker's traceback, is its cause.
+
+    An error that cannot be unpickled becomes a RuntimeError that quotes it. A RayError means that the worker
+    itself failed.
+    """
     try:
-        with original_errors():
-            return ray.get(reference)  # type: ignore[no-any-return]
-    except (DistSummaryError, RayError):
-        raise
-    except Exception as error:  # of any kind: it is the user's code
-        raise ChunkFailedError(call.chunks[0], error) from error
+        yield
+    except UnserializableException as error:
+        # An error's own line and its notes stand behind the traceback, whose lines are indented.
+        lines = str(error).strip().splitlines()
+        behind = 1 + max((number for number, line in enumerate(lines) if line.startswith(" ")), default=-1)
+        line, *notes = lines[behind:] or lines[-1:]
+        quoted = RuntimeError(line)
+        for note in notes:
+            quoted.add_note(note)
+        raise quoted from error
+    except RayTaskError as error:
+        if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
+            raise error.cause from error
+        raise RuntimeError(str(error.cause)) from error
+
+
+def how_it_died(error: RayError) -> str:
+    """How a worker died, in a few words; all that Ray says goes to the log at level DEBUG."""
+    _log.debug("a worker died: %s", error)
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    if lines and IN_CREATION in lines[0]:  # as by an import that fails there; the last line is the error's
+        return f"{NOT_BEGUN}{lines[-1].strip()}"[:SHOWN]
+    said = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
+    return said.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:SHOWN]

@@ -1,4 +1,4 @@
-"""What is told when the user's model, loss function or metric raises: what, where, and how to go on."""
+"""Errors of the user's model, loss function or metrics: what raised, where, and how to go on."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.model.user_code import HINT, IN, first_line
 
 MEND = "mend what raises, or return NaN there"
-PLANNING = (
+CHOOSING = (
     "while engines were tried, with the model as it is and then at points of the grid's first and last row; "
     f"{MEND}"
 )
@@ -28,19 +28,18 @@ class ChunkFailedError(Exception):
 
 
 @contextmanager
-def told(where: str, *passing: type[Exception], who: str = CODE) -> Iterator[None]:
-    """Raise LandscapeError with the cause for what the user's code raises inside; our own errors pass too."""
-    pass_on: tuple[type[Exception], ...] = (DistSummaryError, *passing)
+def user_errors(where: str, *, who: str = CODE) -> Iterator[None]:
+    """Raise a LandscapeError of one line for what the user's code raises inside; our own errors pass."""
     try:
         yield
-    except pass_on:
+    except DistSummaryError:
         raise
     except Exception as error:  # of any kind: it is the user's code
         raise LandscapeError(f"{raised(error, who)} {where}") from error
 
 
 def raised(error: Exception, who: str = CODE) -> str:
-    """Who raised what, in one line, with our hints; the cause has the other lines."""
+    """Who raised what, in one line, with our hints; the error itself has the rest."""
     line = first_line(error)
     notes = getattr(error, "__notes__", ())
     hints = "".join(f" ({note})" for note in notes if note.startswith(HINT))
@@ -51,14 +50,14 @@ def raised(error: Exception, who: str = CODE) -> str:
 def place(chunk: Chunk, planes: Sequence[PlanePlan]) -> str:
     """Where the points of a chunk lie: "y = 0.5, x = -1 to 0.2"."""
     plane = planes[chunk.plane]
-    first, last = chunk.columns[0], chunk.columns[-1]
+    numbers = chunk.columns[0], chunk.columns[-1]
     if chunk.kind == "grid":
-        found = f"y = {plane.y[chunk.row]:g}, x = {_span(f'{plane.x[first]:g}', f'{plane.x[last]:g}')}"
+        before = f"y = {plane.y[chunk.row]:g}, x = "
+        first, last = (f"{plane.x[number]:g}" for number in numbers)
+        behind = ""
     else:
-        what = {"path": "point", "checkpoint": "checkpoint"}[chunk.kind]
-        found = f"{what} {_span(str(first + 1), str(last + 1))} of the path"
+        before = "point " if chunk.kind == "path" else "checkpoint "
+        first, last = (str(number + 1) for number in numbers)
+        behind = " of the path"
+    found = before + (first if first == last else f"{first} to {last}") + behind
     return found if len(planes) == 1 else f"{found} of landscape {chunk.plane + 1} of {len(planes)}"
-
-
-def _span(first: str, last: str) -> str:
-    return first if first == last else f"{first} to {last}"

@@ -1,9 +1,13 @@
-"""Runs a task to its loss grids: engine, plan, chunks, refinement, grids; and the workers of one process."""
+"""Runs a task to its loss grids: chooses the engine, has workers evaluate chunks, refines, builds grids.
+
+The way of a landscape is generator -> request -> prepare (directions and points) -> engine choice -> chunks
+-> runner -> assemble. Workers are those of this process (here) or of Ray (`actor`).
+"""
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,21 +26,19 @@ from distsummary.landscapes.model.quantities import quantity_names
 from distsummary.landscapes.output.grid import LossGrid
 from distsummary.landscapes.run.assemble import Evaluated, assemble, gather
 from distsummary.landscapes.run.failures import (
+    CHOOSING,
     HESSIAN,
     MEND,
     OPENING,
-    PLANNING,
     ChunkFailedError,
     place,
     raised,
-    told,
+    user_errors,
 )
 from distsummary.landscapes.run.journal import Journal
 from distsummary.landscapes.run.progress import Progress, ProgressCallback
 from distsummary.landscapes.run.refine import Mask, first_points, next_points
-from distsummary.landscapes.run.scheduler import Scheduler, call_size
-
-Keep = Callable[[Hashable, Chunk, ChunkResult], None]  # called with every chunk that a worker ended
+from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class Crew(Protocol):
         """What a worker said of its engine; None as long as none has."""
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        """Run a scheduler to its end.
+        """Run a scheduler to its end, calling `keep` with every chunk that came.
 
         Raises MemoryTooSmallError where the task needs a smaller engine, ChunkFailedError for what the
         user's code raises.
@@ -61,10 +63,10 @@ class Crew(Protocol):
 
 
 class Workers(Protocol):
-    """Who computes: this process, or actors of a cluster."""
+    """What computes: this process, or actors of a cluster."""
 
-    def plan(self, task: Task) -> EngineChoice:
-        """The engine for the task, see `timing.plan_engine`, on the hardware of the workers."""
+    def choose_engine(self, task: Task) -> EngineChoice:
+        """The engine for the task on the hardware of the workers, see `timing.plan_engine`."""
 
     def hessian(
         self,
@@ -79,7 +81,7 @@ class Workers(Protocol):
         """The Hessian of a torch model's loss at `centre`, see `torch_hessian.TorchHessian`."""
 
     def crew(self, task: Task) -> AbstractContextManager[Crew]:
-        """Workers for a task that has its engine."""
+        """Workers for a task whose engine is chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,37 +101,32 @@ def generate(
     journal: Journal | None = None,
     refine: float | None = None,
 ) -> Drawn:
-    """Evaluate all landscapes of the task; the same losses, bit for bit, whoever runs them.
+    """Evaluate all landscapes of the task; the same losses, bit for bit, whichever workers do it.
 
     Chunks that the journal holds are not evaluated again; every new one is entered. Points whose workers died
     again and again are NaN; they are counted in the grid and logged, and not entered. When memory is too
     small for the engine, a smaller one begins anew. `refine` is the tolerance of `refine.next_points`.
     """
-    task = replace(task, choice=_choice(task, workers, journal))
+    if journal is not None and journal.choice is not None:  # only this engine goes on with the same bits
+        choice = EngineChoice.from_dict(journal.choice)
+        if task.choice is not None and task.choice.label != choice.label:
+            raise LandscapeError(
+                f"{journal.path} was begun with engine={choice.label!r}, got {task.choice.label!r}; "
+                "leave engine= out to go on with it, or use resume=False to begin anew"
+            )
+    else:
+        choice = workers.choose_engine(task)
+        if journal is not None:
+            journal.enter_choice(choice.to_dict())
     while True:
+        task = replace(task, choice=choice)
         try:
             return _Drawing(task, prepared, tell=tell, journal=journal, refine=refine).draw(workers)
         except MemoryTooSmallError as error:
             _log.warning("%s", error)
-            task = replace(task, choice=error.smaller)
+            choice = error.smaller
             if journal is not None:
-                journal.enter_choice(error.smaller.to_dict())
-
-
-def _choice(task: Task, workers: Workers, journal: Journal | None) -> EngineChoice:
-    """The engine of the journal, for only that one goes on with the same bits, or a new one."""
-    if journal is not None and journal.choice is not None:
-        begun = EngineChoice.from_dict(journal.choice)
-        if task.choice is not None and task.choice.label != begun.label:
-            raise LandscapeError(
-                f"{journal.path} was begun with engine={begun.label!r}, got {task.choice.label!r}; "
-                "leave engine= out to go on with it, or use resume=False to begin anew"
-            )
-        return begun
-    choice = workers.plan(task)
-    if journal is not None:
-        journal.enter_choice(choice.to_dict())
-    return choice
+                journal.enter_choice(choice.to_dict())
 
 
 class _Drawing:
@@ -148,93 +145,79 @@ class _Drawing:
         self._tell, self._journal, self._refine = tell, journal, refine
         self._results: dict[Chunk, Array] = {} if journal is None else dict(journal.results)
         self._abandoned: list[Chunk] = []
-        data = list(task.batches) if isinstance(task.batches, Mapping) else [""]
-        self._quantities = len(quantity_names(task.evaluation, data))
         self._started: float | None = None  # with the first chunk: starting workers is no pace
-        self._fresh, self._is_told = Counter[str](), False
+        self._fresh = Counter[str]()  # points of this call, by worker
+        self._has_reported_all = False
 
     def draw(self, workers: Workers) -> Drawn:
         """Evaluate until nothing is wanted; an interrupt gives what there is, if there is anything."""
+        shapes = [(len(plane.y), len(plane.x)) for plane in self._task.planes]
         with workers.crew(self._task) as crew:
             try:
-                wanted = self._first()
-                while True:
-                    self._run(crew, wanted)
-                    wanted = self._next(wanted)
-                    if not any(mask.any() for mask in wanted):
-                        self._report(crew.seconds, sum(map(len, self._results)))
-                        return Drawn(grids=self._grids(crew))
+                if self._refine is None:
+                    self._evaluate(crew, [np.ones(shape, bool) for shape in shapes])
+                else:
+                    wanted = [first_points(shape) for shape in shapes]
+                    while any(mask.any() for mask in wanted):
+                        self._evaluate(crew, wanted)
+                        known = [gather(self._results, n, plane) for n, plane in enumerate(self._task.planes)]
+                        wanted = [next_points(k.grid[..., 0], k.computed, self._refine) for k in known]
+                self._report(crew.seconds, sum(map(len, self._results)))
+                return Drawn(grids=self._grids(crew))
             except KeyboardInterrupt:
                 if crew.facts is None:
                     raise
                 return Drawn(grids=self._grids(crew), was_cancelled=True)
 
-    def _first(self) -> list[Mask]:
-        shapes = [(len(plane.y), len(plane.x)) for plane in self._task.planes]
-        if self._refine is None:
-            return [np.ones(shape, bool) for shape in shapes]
-        return [first_points(shape) for shape in shapes]
-
-    def _next(self, evaluated: Sequence[Mask]) -> list[Mask]:
-        """What refinement asks for after a round; nothing without it."""
-        if self._refine is None:
-            return [mask & False for mask in evaluated]
-        found = []
-        for number, plane in enumerate(self._task.planes):
-            known = gather(self._results, number, plane)
-            found.append(next_points(known.grid[..., 0], known.computed, self._refine))
-        return found
-
-    def _run(self, crew: Crew, wanted: Sequence[Mask]) -> None:
-        size = piece(self._task.choice, GRID_CHUNK)
-        chunks = plan_chunks(self._task.planes, grid_chunk=size, wanted=wanted)
-        align = piece(self._task.choice, 1)
-        if align > 1 and self._task.evaluation.stops_early:  # who goes on moves up among those taken together
+    def _evaluate(self, crew: Crew, wanted: Sequence[Mask]) -> None:
+        """Have the wanted points of each grid evaluated, and those of the paths."""
+        task, total = self._task, count_points(self._task.planes)
+        size, align = piece(task.choice, GRID_CHUNK), piece(task.choice, 1)
+        if align > 1 and task.evaluation.stops_early:  # points that go on move up among those taken together
             align = size
-        scheduler = Scheduler(chunks, known=self._results, quantities=self._quantities, align=align)
-        total = count_points(self._task.planes)
+        data_sets = list(task.batches) if isinstance(task.batches, Mapping) else [""]
+        scheduler = Scheduler(
+            plan_chunks(task.planes, grid_chunk=size, wanted=wanted),
+            known=self._results,
+            quantities=len(quantity_names(task.evaluation, data_sets)),
+            align=align,
+        )
 
-        def keep(worker: Hashable, chunk: Chunk, result: ChunkResult) -> None:
+        def keep(worker: str, chunk: Chunk, result: ChunkResult) -> None:
             if self._started is None:
-                self._begin(crew, result)
+                self._started = time.monotonic() - result.seconds
+                if self._journal is not None and crew.facts is not None:
+                    self._journal.enter_hardware(crew.facts.hardware)
             if scheduler.done(worker, chunk, result.measured):
                 self._results[chunk] = scheduler.results[chunk]
-                self._fresh[str(worker)] += len(chunk)
+                self._fresh[worker] += len(chunk)
                 if self._journal is not None:
-                    self._journal.enter(chunk, result.measured, worker=str(worker), seconds=result.seconds)
+                    self._journal.enter(chunk, result.measured, worker=worker, seconds=result.seconds)
             self._report(crew.seconds, total)
 
         try:
             crew.run(scheduler, keep)
         except ChunkFailedError as failed:
-            raise self._failure(failed) from failed.cause
+            done = sum(map(len, self._results))
+            kept = f"the {done} points finished are lost; with run_dir= they would be kept"
+            if self._journal is not None:
+                kept = (
+                    f"the {done} points finished are kept in {self._journal.path} for a call with the same "
+                    "code; with other code it begins anew"
+                )
+            where = place(failed.chunk, task.planes)
+            raise LandscapeError(f"{raised(failed.cause)} at {where}; {MEND} ({kept})") from failed.cause
         for chunk in scheduler.abandoned:
             _log.warning("%s was given up: its workers died again and again; its losses are NaN", chunk)
             self._results[chunk] = scheduler.results[chunk]
         self._abandoned += scheduler.abandoned
 
-    def _begin(self, crew: Crew, first: ChunkResult) -> None:
-        self._started = time.monotonic() - first.seconds
-        if self._journal is not None and crew.facts is not None:
-            self._journal.enter_hardware(crew.facts.hardware)
-
-    def _failure(self, failed: ChunkFailedError) -> LandscapeError:
-        done = sum(map(len, self._results))
-        kept = f"the {done} points finished are lost; with run_dir= they would be kept"
-        if self._journal is not None:
-            kept = (
-                f"the {done} points finished are kept in {self._journal.path} for a call with the same code; "
-                "with other code it begins anew"
-            )
-        where = place(failed.chunk, self._task.planes)
-        return LandscapeError(f"{raised(failed.cause)} at {where}; {MEND} ({kept})")
-
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
-        """Of all points: how many refinement leaves out is known at its end."""
+        """Report the progress; the total is of all points until refinement, at its end, has left some out."""
         done = sum(map(len, self._results))
-        if self._tell is None or (done == total and self._is_told):
+        if self._tell is None or (done == total and self._has_reported_all):
             return
-        self._is_told = done == total
+        self._has_reported_all = done == total
         self._tell(
             Progress(
                 done=done,
@@ -262,12 +245,12 @@ class _Drawing:
         return [assemble(n, landscape, evaluated, precision) for n, landscape in enumerate(self._prepared)]
 
 
-class Here:
+class InProcessWorkers:
     """One worker in this process, which leaves the model as it was."""
 
-    def plan(self, task: Task) -> EngineChoice:
+    def choose_engine(self, task: Task) -> EngineChoice:
         """See Workers."""
-        with told(PLANNING):
+        with user_errors(CHOOSING):
             return plan_engine(task).choice
 
     @contextmanager
@@ -275,50 +258,45 @@ class Here:
         """See Workers."""
         from distsummary.landscapes.engines.torch_hessian import TorchHessian
 
-        with told(HESSIAN), TorchHessian(*parts, **options) as hessian:
+        with user_errors(HESSIAN), TorchHessian(*parts, **options) as hessian:
             yield hessian
 
     @contextmanager
-    def crew(self, task: Task) -> Iterator["_Alone"]:
+    def crew(self, task: Task) -> Iterator["InProcessCrew"]:
         """See Workers."""
-        with told(OPENING):
+        with user_errors(OPENING):
             worker = LandscapeWorker(task)
         try:
-            yield _Alone(worker)
+            yield InProcessCrew(worker)
         finally:
             worker.close()
 
 
-@dataclass(slots=True)
-class _Alone:
-    worker: LandscapeWorker
-    spent: float = 0.0
-    ended: int = 0  # points
+class InProcessCrew:
+    """A Crew of one worker."""
+
+    def __init__(self, worker: LandscapeWorker) -> None:
+        self._worker, self._pace = worker, Pace()
+        self.facts: EngineFacts = worker.facts
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        return {"here": self.spent}
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self.worker.facts
+        """See Crew."""
+        return {"here": 0.0} | self._pace.seconds
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        while chunks := scheduler.next_chunks("here", self._points(scheduler)):
+        """See Crew."""
+        counted, least = self._pace.counting(keep), least_call(is_streamed=self.facts.is_streamed)
+
+        def points() -> int:
+            return call_size(scheduler.waiting, 1, self._pace.point_s, least)
+
+        while chunks := scheduler.next_chunks("here", points()):
             for chunk in chunks:
-                result = self._evaluate(chunk)
-                self.spent += result.seconds
-                self.ended += len(chunk)
-                keep("here", chunk, result)
-
-    def _points(self, scheduler: Scheduler) -> int:
-        least = least_call(is_streamed=self.facts.is_streamed)
-        return call_size(scheduler.waiting, 1, self.spent / self.ended if self.ended else 0.0, least)
-
-    def _evaluate(self, chunk: Chunk) -> ChunkResult:
-        try:
-            return self.worker.evaluate(chunk)
-        except DistSummaryError:
-            raise
-        except Exception as error:  # of any kind: it is the user's code
-            raise ChunkFailedError(chunk, error) from error
+                try:
+                    result = self._worker.evaluate(chunk)
+                except DistSummaryError:
+                    raise
+                except Exception as error:  # of any kind: it is the user's code
+                    raise ChunkFailedError(chunk, error) from error
+                counted("here", chunk, result)

@@ -1,14 +1,18 @@
-"""Who evaluates which chunk: decisions only, no processes and no clock."""
+"""Which worker evaluates which chunk: decisions only, no processes and no clock."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
 from distsummary.errors import InvalidValueError
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
+from distsummary.landscapes.engines.worker import ChunkResult
+
+Keep: TypeAlias = Callable[[str, Chunk, ChunkResult], None]  # called with every chunk that a worker ended
 
 MAX_ATTEMPTS = 3
 IN_FLIGHT = 2  # calls per worker: the next one is there when it ends one
@@ -16,19 +20,11 @@ CALL_S = 0.5  # what a call should take: a call itself costs milliseconds, on bo
 LEAST_S = 0.005  # what it should take at the end too
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Points with a result (lost ones included) of all points."""
-
-    done: int
-    total: int
-
-
 def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int:
-    """How many points to give at once, of so many that wait and take `point_s` each; 0.0: not known yet.
+    """How many points to give at once, if `waiting` points take `point_s` each; 0.0: not known yet.
 
-    As many as fill a call, and fewer and fewer towards the end, so that all workers end together; `least`
-    where points share what a call costs.
+    As many as fill a call, and fewer and fewer towards the end, so that all workers end together; at least
+    `least`, for engines whose points share what a call costs.
     """
     if point_s <= 0:
         return least
@@ -36,14 +32,41 @@ def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int
     return max(least, min(int(CALL_S / point_s), share))
 
 
+class Pace:
+    """What the points so far took.
+
+    Attributes:
+        seconds: spent on chunks, by worker.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._points = 0
+
+    @property
+    def point_s(self) -> float:
+        """Seconds of a worker for a point; 0.0: not known yet."""
+        return sum(self.seconds.values()) / self._points if self._points else 0.0
+
+    def counting(self, keep: Keep) -> Keep:
+        """`keep`, and before it the chunk is counted."""
+
+        def counted(worker: str, chunk: Chunk, result: ChunkResult) -> None:
+            self.seconds[worker] = self.seconds.get(worker, 0.0) + result.seconds
+            self._points += len(chunk)
+            keep(worker, chunk, result)
+
+        return counted
+
+
 class Scheduler:
-    """Hands chunks to workers that ask, some in one call or a part of one, until each point has a result.
+    """Hands chunks to workers that ask, several in one call or a part of one, until each point has a result.
 
     Workers evaluate what they hold in order. When nothing waits, a worker that asks gets a chunk that another
-    holds: first one that is not begun yet, then one that is; results are the same whoever gives them, and the
-    first counts. Chunks of a lost worker go to the front of the queue again, and those of the call that it
-    was at are then given one by one, at last in the smallest parts, so that the one that kills is found: when
-    it was lost `max_attempts` times it is given up, its values are NaN and it stands in `abandoned`.
+    holds, rather one that is not begun; results are the same whichever worker gives them, and the first
+    counts. Chunks of a dead worker go to the front of the queue again. Those of the call that it was at are
+    then given one by one, at last in the smallest parts, so that the one that kills is found: after
+    `max_attempts` dead workers it is given up, its values are NaN and it stands in `abandoned`.
 
     Args:
         chunks: all of them. known: those that have results already, or parts of them.
@@ -60,7 +83,7 @@ class Scheduler:
         align: int = 1,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
-        columns: dict[Hashable, set[int]] = {}
+        columns: dict[object, set[int]] = {}
         for chunk in known:
             columns.setdefault(chunk.row_key, set()).update(chunk.columns)
         rests = [chunk.without(columns.get(chunk.row_key, ())) for chunk in chunks]
@@ -68,38 +91,36 @@ class Scheduler:
         self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {}  # that came
         self._waiting = deque(rest for rest in rests if rest)
-        self._held: dict[Hashable, list[list[Chunk]]] = {}  # by worker: its calls, what they lack
+        self._held: dict[str, list[list[Chunk]]] = {}  # by worker: its calls, what they lack
         self._losses: dict[Chunk, int] = {}  # of chunks that are given alone
-        self._total = sum(map(len, chunks))
-        self._done = self._total - self.waiting
+        self.missing = self.waiting  # points without a result
         self.abandoned: list[Chunk] = []
 
-    def next_chunks(self, worker: Hashable, points: int = 1) -> list[Chunk]:
+    def next_chunks(self, worker: str, points: int = 1) -> list[Chunk]:
         """A call for `worker`, of about so many points; none: ask again after `done` or `lost`."""
-        call = self._first(points) if self._waiting else self._shared(worker)
+        if not self._waiting:
+            call = self._shared(worker)
+        else:
+            chunk = self._waiting.popleft()
+            call = [chunk]
+            if chunk not in self._losses:
+                # Parts begin at multiples of `align`; whole chunks follow as far as they fit.
+                end = -(-points // self._align) * self._align
+                call = [replace(chunk, columns=chunk.columns[:end])]
+                if len(chunk) > end:
+                    self._waiting.appendleft(replace(chunk, columns=chunk.columns[end:]))
+                room = points - len(call[0])
+                while (
+                    self._waiting and len(self._waiting[0]) <= room and self._waiting[0] not in self._losses
+                ):
+                    call.append(self._waiting.popleft())
+                    room -= len(call[-1])
         if call:
             self._held.setdefault(worker, []).append(list(call))
         return call
 
-    def _first(self, points: int) -> list[Chunk]:
-        if self._waiting[0] in self._losses:
-            return [self._waiting.popleft()]
-        chunk = self._waiting.popleft()
-        first = replace(chunk, columns=chunk.columns[: self._aligned(points)])
-        if len(first) < len(chunk):
-            self._waiting.appendleft(chunk.without(first.columns))
-        call, room = [first], points - len(first)
-        while self._waiting and len(self._waiting[0]) <= room and self._waiting[0] not in self._losses:
-            call.append(self._waiting.popleft())
-            room -= len(call[-1])
-        return call
-
-    def _aligned(self, points: int) -> int:
-        """At least so many points, where parts of a chunk may begin."""
-        return -(-points // self._align) * self._align
-
-    def _shared(self, worker: Hashable) -> list[Chunk]:
-        """A chunk without a result that one other worker alone holds; rather one that it has not begun."""
+    def _shared(self, worker: str) -> list[Chunk]:
+        """A chunk without a result that only one other worker holds, rather one that it has not begun."""
         if self._held.get(worker):
             return []  # it is at work itself
         by_worker = [[chunk for call in calls for chunk in call] for calls in self._held.values()]
@@ -112,7 +133,7 @@ class Scheduler:
         ]
         return [min(open_, key=lambda entry: entry[0])[1]] if open_ else []
 
-    def done(self, worker: Hashable, chunk: Chunk, values: Array) -> bool:
+    def done(self, worker: str, chunk: Chunk, values: Array) -> bool:
         """Take the quantities, float64 (points, quantities), of a chunk; False: it was known already."""
         if np.shape(values) != (len(chunk), self._quantities):
             raise InvalidValueError(
@@ -130,14 +151,14 @@ class Scheduler:
         if chunk in self.results:
             return False
         self.results[chunk] = values
-        self._done += len(chunk)
+        self.missing -= len(chunk)
         return True
 
-    def lost(self, worker: Hashable, *, was_at_it: bool = True) -> list[Chunk]:
-        """`worker` is gone: put its chunks back; returns those that are given up now.
+    def lost(self, worker: str, *, was_at_it: bool = True) -> None:
+        """`worker` is dead: put its chunks back, or give up the one that kills.
 
-        Only the call it was at counts: what is behind it cannot have killed it. None does where the worker
-        was not at it yet, but at what is nobody's any more.
+        Only the call that it was at counts: what is behind it cannot have killed it. None counts if the
+        worker was not at these calls yet, but still at those of an earlier scheduler.
         """
         calls = self._held.pop(worker, [])
         elsewhere = {chunk for others in self._held.values() for call in others for chunk in call}
@@ -148,17 +169,16 @@ class Scheduler:
         behind = missing[1:] if was_at_it else missing
         self._waiting.extendleft(reversed([chunk for call in behind for chunk in call]))
         if not was_at_it or not missing or not missing[0]:
-            return []
+            return
         suspects = missing[0] if len(calls[0]) > 1 else missing[0][0].split(self._align)
         is_known = len(calls[0]) == len(suspects) == 1  # which it died of
         for chunk in suspects:
             self._losses[chunk] = self._losses.get(chunk, 0) + is_known
         if self._losses[suspects[0]] < self._max_attempts:
             self._waiting.extendleft(reversed(suspects))
-            return []
+            return
         self._settle(suspects[0], np.full((len(suspects[0]), self._quantities), np.nan))
         self.abandoned += suspects
-        return suspects
 
     @property
     def waiting(self) -> int:
@@ -168,8 +188,4 @@ class Scheduler:
     @property
     def is_finished(self) -> bool:
         """Whether every point has a result."""
-        return self._done == self._total
-
-    def progress(self) -> Counts:
-        """How far it is, in points."""
-        return Counts(done=self._done, total=self._total)
+        return not self.missing

@@ -8,7 +8,7 @@ from distsummary.errors import InvalidValueError
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines.chunks import Chunk, count_points, plan_chunks, spread
-from distsummary.landscapes.run.scheduler import MAX_ATTEMPTS, Counts, Scheduler, call_size
+from distsummary.landscapes.run.scheduler import MAX_ATTEMPTS, Scheduler, call_size
 
 
 def chunks(count: int, size: int = 1) -> list[Chunk]:
@@ -78,7 +78,7 @@ def test_chunks_are_handed_out_in_order_until_all_are_done() -> None:
     for worker, chunk in [("b", second), ("a", first)]:
         finish(scheduler, worker, chunk)
     assert not scheduler.is_finished
-    assert scheduler.progress() == Counts(done=2, total=3)
+    assert scheduler.missing == 1
     finish(scheduler, "a", third)
     assert scheduler.is_finished
     assert set(scheduler.results) == {first, second, third}
@@ -87,7 +87,8 @@ def test_chunks_are_handed_out_in_order_until_all_are_done() -> None:
 def test_chunks_of_a_lost_worker_go_to_the_front_in_their_order() -> None:
     scheduler = Scheduler(chunks(4))
     take(scheduler, "a"), take(scheduler, "a"), take(scheduler, "b")
-    assert scheduler.lost("a") == []
+    scheduler.lost("a")
+    assert scheduler.abandoned == []
     assert rows([take(scheduler, "b") for _ in range(3)]) == [0, 1, 3]
 
 
@@ -96,22 +97,23 @@ def test_a_chunk_that_kills_three_workers_is_nan_and_reported_and_its_companions
     for name in ("a", "b", "c"):
         held = [take(scheduler, name), take(scheduler, name)]
         assert rows(held) == [0, 1]
-        given_up = scheduler.lost(name)
-    assert rows(given_up) == rows(scheduler.abandoned) == [0]
-    assert np.isnan(scheduler.results[given_up[0]]).all()
+        assert scheduler.abandoned == []
+        scheduler.lost(name)
+    assert rows(scheduler.abandoned) == [0]
+    assert np.isnan(scheduler.results[scheduler.abandoned[0]]).all()
     for expected in (1, 2):
         chunk = take(scheduler, "d")
         assert chunk.row == expected
         finish(scheduler, "d", chunk)
     assert scheduler.is_finished
-    assert scheduler.progress() == Counts(done=3, total=3)
+    assert scheduler.missing == 0
 
 
 def test_a_worker_that_died_of_what_it_was_at_before_leaves_no_suspect() -> None:
     scheduler = Scheduler(chunks(2))
     for name in ("a", "b", "c"):
         assert rows([take(scheduler, name), take(scheduler, name)]) == [0, 1]
-        assert scheduler.lost(name, was_at_it=False) == []
+        scheduler.lost(name, was_at_it=False)
     assert rows(scheduler.next_chunks("d", points=2 * len(chunks(1)[0]))) == [0, 1]  # neither goes alone
     assert not scheduler.abandoned
 
@@ -119,7 +121,8 @@ def test_a_worker_that_died_of_what_it_was_at_before_leaves_no_suspect() -> None
 def test_losing_a_worker_that_holds_nothing_changes_nothing() -> None:
     scheduler = Scheduler(chunks(1))
     finish(scheduler, "a", take(scheduler, "a"))
-    assert scheduler.lost("a") == scheduler.lost("never seen") == []
+    scheduler.lost("a")
+    scheduler.lost("never seen")
     assert scheduler.is_finished
 
 
@@ -143,14 +146,15 @@ def test_a_worker_without_work_shares_what_another_holds_rather_what_it_has_not_
     for chunk in (first, second):  # what the slow one gives in the end changes nothing
         assert scheduler.done("slow", chunk, np.full((len(chunk), 1), 9.0)) is False
     assert scheduler.results[first].tolist() == [[2.0]]
-    assert scheduler.progress() == Counts(done=2, total=2)
+    assert scheduler.missing == 0
 
 
 def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attempt() -> None:
     scheduler = Scheduler(chunks(1), max_attempts=1)
     chunk = take(scheduler, "a")
     assert take(scheduler, "b") == chunk
-    assert scheduler.lost("a") == []
+    scheduler.lost("a")
+    assert scheduler.abandoned == []
     assert scheduler.waiting == 0
     finish(scheduler, "b", chunk)
     assert scheduler.is_finished
@@ -162,7 +166,8 @@ def test_what_came_from_another_is_not_put_back_with_a_lost_worker() -> None:
     chunk = take(scheduler, "a")
     assert take(scheduler, "b") == chunk
     finish(scheduler, "b", chunk)
-    assert scheduler.lost("a") == []
+    scheduler.lost("a")
+    assert scheduler.abandoned == []
     assert scheduler.waiting == 0
 
 
@@ -178,14 +183,14 @@ def test_a_worker_that_asked_in_vain_shares_when_there_is_something_to_share() -
 def test_chunks_that_are_known_are_not_handed_out() -> None:
     wanted = chunks(3)
     scheduler = Scheduler(wanted, known=[wanted[1], Chunk(plane=9, kind="grid", row=0, columns=(0,))])
-    assert scheduler.progress() == Counts(done=1, total=3)
+    assert scheduler.missing == 2
     assert rows([take(scheduler, "a"), take(scheduler, "a")]) == [0, 2]
     for row in (0, 2):
         finish(scheduler, "a", wanted[row])
     assert scheduler.is_finished
     assert set(scheduler.results) == {wanted[0], wanted[2]}
     path = replace(wanted[0], kind="path")
-    assert Scheduler([path], known=wanted).progress() == Counts(done=0, total=1)
+    assert Scheduler([path], known=wanted).missing == 1
 
 
 def test_a_call_has_as_many_chunks_as_asked_for_and_its_worker_may_end_them_one_by_one() -> None:
@@ -204,7 +209,8 @@ def test_a_worker_may_end_its_calls_in_any_order() -> None:
     for chunk in reversed([take(scheduler, "a"), take(scheduler, "a")]):
         finish(scheduler, "a", chunk)
     assert scheduler.is_finished
-    assert scheduler.lost("a") == []
+    scheduler.lost("a")
+    assert scheduler.abandoned == []
 
 
 def test_a_call_has_no_more_points_than_asked_for_whatever_its_chunks_have() -> None:
@@ -274,7 +280,7 @@ def test_of_a_chunk_that_is_known_in_part_the_rest_is_handed_out() -> None:
     [chunk] = chunks(1, size=8)
     known = [replace(chunk, columns=(2, 3)), replace(chunk, columns=(5,)), replace(chunk, plane=1)]
     scheduler = Scheduler([chunk], known=known)
-    assert scheduler.progress() == Counts(done=3, total=8)
+    assert scheduler.missing == 5
     assert columns(scheduler.next_chunks("a", 8)) == [(0, 1, 4, 6, 7)]
 
 
@@ -289,7 +295,7 @@ def test_of_a_chunk_that_kills_only_the_points_that_kill_are_given_up() -> None:
             for chunk in call:
                 finish(scheduler, name, chunk)
     assert columns(scheduler.abandoned) == [(4, 5)]
-    assert scheduler.progress() == Counts(done=24, total=24)
+    assert scheduler.missing == 0
     assert deaths == MAX_ATTEMPTS + 2  # the call, the chunk, the points
 
 

@@ -1,0 +1,74 @@
+"""What is free on a Ray cluster for workers, also while ended actors still count as holding it."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+RETURN_S = 5.0  # waited at most: others may have taken what our actors gave back
+POLL_S = 0.02
+TOLERANCE = 1e-3  # of a GPU: shares are added up
+FIT_S = 10.0  # a process starts in one or two
+
+
+@dataclass(slots=True)
+class _Returning:
+    """What will be free once ended actors of this process have given back what they held."""
+
+    free: dict[str, float] = field(default_factory=dict)
+    until: float = 0.0  # it is waited for, and no longer
+
+
+_returning = _Returning()  # a landscape waits for what the one before it held
+
+
+def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
+    """Kill actors, each given with its resources (actor options); `free_resources` waits for these."""
+    actors = list(actors)
+    held = Counter[str]()
+    for _, options in actors:
+        for name, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
+            held[name] += options.get(option, 0)  # type: ignore[assignment]  # a share of a GPU
+    try:
+        if +held:
+            free, whole = ray.available_resources(), ray.cluster_resources()
+            # No more than the cluster has: some may never have got theirs.
+            _returning.free = {
+                name: min(free.get(name, 0) + amount, whole.get(name, 0)) for name, amount in (+held).items()
+            }
+            _returning.until = time.monotonic() + RETURN_S
+    finally:  # also when Ctrl-C comes again
+        for actor, _ in actors:
+            ray.kill(actor, no_restart=True)
+
+
+def free_resources() -> dict[str, float]:
+    """What is free on the cluster, with what ended actors of this process held."""
+    while True:
+        free = ray.available_resources()
+        is_back = all(free.get(name, 0) >= amount - TOLERANCE for name, amount in _returning.free.items())
+        if is_back or time.monotonic() >= _returning.until:
+            _returning.free = {}
+            return dict(free)
+        time.sleep(POLL_S)
+
+
+def fits(gpus: float) -> bool:
+    """Whether a worker gets so many GPUs, or such a share of one, now.
+
+    Totals do not say so: 0.4 of each of three GPUs are 1.2 free ones, and hold no worker with one. Ray knows
+    what is left of each but does not say it, so a task asks for them.
+    """
+    if gpus <= 1 and ray.available_resources().get("GPU", 0) >= ray.cluster_resources().get("GPU", 0):
+        return True  # nothing is taken
+    task = ray.remote(lambda: None).options(
+        num_gpus=gpus, num_cpus=0, max_retries=0, scheduling_strategy="DEFAULT"
+    )
+    asked = task.remote()
+    found, _ = ray.wait([asked], timeout=FIT_S)
+    if not found:
+        ray.cancel(asked)
+    return bool(found)

@@ -1,0 +1,111 @@
+"""Decisions about workers: which to start, when one counts as silent, when too many have died; pure."""
+
+import math
+from collections.abc import Mapping, Set
+from typing import Any
+
+from distsummary.errors import InvalidValueError
+from distsummary.frameworks.base import framework_of
+
+SILENT_S = 60.0  # after which a worker is reported; the next time after twice as long, and so on
+MAX_DEATHS = 8  # one after the other without a result between: twice what one bad chunk can do
+NOT_BEGUN = "it could not begin: "
+
+
+def plan_workers(
+    free: Mapping[str, float], jobs: int, asked: int | None, *, gpus_each: float = 1.0
+) -> list[dict[str, float]]:
+    """The resources (actor options) of each worker to start, at least one.
+
+    `gpus_each`: the GPUs of a worker, or its share of one, if enough for one worker are free; 0 for none.
+    """
+    on_gpus = math.floor(free.get("GPU", 0) / gpus_each) if gpus_each else 0
+    cpus = int(free.get("CPU", 0))
+    count = max(1, min(asked or on_gpus or cpus, jobs))
+    if on_gpus:
+        return [{"num_gpus": gpus_each, "num_cpus": 0}] * count
+    return [{"num_cpus": 1 if number < cpus else 0} for number in range(count)]
+
+
+def spread(model: Any) -> list[int]:
+    """The numbers of the GPUs that a torch model lies on if it lies on several; else none."""
+    if framework_of(model).name != "torch":
+        return []
+    from distsummary.landscapes.model.torch_memory import spread as gpus
+
+    return gpus(model)
+
+
+def default_gpus(model: Any) -> float:
+    """GPUs of each worker where the user asks for no number: as many as a torch model lies on."""
+    return float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
+
+
+def check_spread(own: list[int], given: float) -> None:
+    """Raise InvalidValueError if workers with `given` GPUs cannot hold a model on the GPUs `own`."""
+    if own and own != list(range(len(own))):
+        raise InvalidValueError(
+            f"a model over several GPUs must lie on the first ones for workers, got numbers {own}; "
+            "put it there, or use workers=0"
+        )
+    if given < len(own):
+        raise InvalidValueError(
+            f"each worker must have the {len(own)} GPUs that the model lies on, got {given:g}; "
+            "free as many, change gpus_per_worker, or use workers=0"
+        )
+
+
+class Silences:
+    """Since when workers that were asked have not answered; times are seconds of one clock."""
+
+    def __init__(self, limit_s: float = SILENT_S) -> None:
+        self._limit_s = limit_s  # of all workers: one that always takes so long is reported once
+        self._heard: dict[str, float] = {}
+
+    def hear(self, worker: str, now: float) -> None:
+        """Take in that a worker answered."""
+        self._heard[worker] = now
+
+    def report(self, asked: Mapping[str, float], started: Set[str], now: float) -> dict[str, float]:
+        """Worker -> seconds of silence, of those to report now.
+
+        `asked`: when each was asked for what it is at. One that is not in `started` waits for its resources,
+        maybe for hours: its silence begins when it has started.
+        """
+        for worker in asked.keys() - started:
+            self.hear(worker, now)
+        silent = {worker: now - max(at, self._heard.get(worker, at)) for worker, at in asked.items()}
+        silent = {worker: s for worker, s in silent.items() if worker in started and s >= self._limit_s}
+        if silent:
+            self._limit_s = 2 * max(silent.values())
+        return silent
+
+
+class Deaths:
+    """How workers died one after the other, without a result between.
+
+    Args:
+        workers: how many there are.
+        limit: this many deaths are too many.
+    """
+
+    def __init__(self, workers: int, limit: int = MAX_DEATHS) -> None:
+        self._workers, self._limit = workers, limit
+        self._ways: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._ways)
+
+    def add(self, how: str) -> None:
+        """Take in a death, in a few words that begin with NOT_BEGUN if the worker could not begin."""
+        self._ways.append(how)
+
+    def forget(self) -> None:
+        """Start again, after a result."""
+        self._ways.clear()
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether the next one would die too: known soon if all, and at least two, failed to begin alike."""
+        end_alike = len(set(self._ways)) == 1 and self._ways[0].startswith(NOT_BEGUN)
+        return len(self) >= (min(max(2, self._workers), self._limit) if end_alike else self._limit)

@@ -1,0 +1,111 @@
+"""What runs in the process of a worker, and how a task is made ready to be sent there; no Ray."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from distsummary.errors import LandscapeError
+from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.directions.recipe import Array
+from distsummary.landscapes.engines.chunks import Chunk
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.engines.timing import plan_engine
+from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
+
+
+def portable(model: Any, batches: Any, functions: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+    """Model, batches, and losses and metrics that any process can unpickle: their tensors on the host."""
+    if framework_of(model).name != "torch":
+        return model, batches, functions
+    from distsummary.landscapes.model.torch_loan import placed
+    from distsummary.landscapes.model.torch_loan import portable as on_host
+
+    return *on_host(model, batches), [placed(function, model, "cpu") for function in functions]
+
+
+def portable_task(task: Task) -> Task:
+    """A task that any process can unpickle."""
+    metrics = task.evaluation.metrics
+    functions = [task.loss_fn, *metrics.values()]
+    model, batches, (loss_fn, *others) = portable(task.model, task.batches, functions)
+    evaluation = replace(task.evaluation, metrics=dict(zip(metrics, others, strict=True)))
+    return replace(task, model=model, loss_fn=loss_fn, batches=batches, evaluation=evaluation)
+
+
+def own_device(model: Any, gpus: float) -> str | None:
+    """Where a worker with so many GPUs puts a model: a GPU or the CPU; None for models without devices."""
+    if framework_of(model).name != "torch":
+        return None
+    from distsummary.landscapes.model.torch_memory import worker_device
+
+    return worker_device(model, gpus)
+
+
+class EngineChooser:
+    """Chooses the engine for a task on the device of this process.
+
+    This class and those below have `begin`, which does what may fail, and `work`; `gpus` are those of the
+    process, or its share of one.
+    """
+
+    def __init__(self, task: Task, *, gpus: float = 0.0) -> None:
+        self._task, self._gpus = task, gpus
+
+    def begin(self) -> EngineChoice:
+        """The engine."""
+        return plan_engine(self._task, device=own_device(self._task.model, self._gpus)).choice
+
+
+class ChunkWorker:
+    """Evaluates chunks with a LandscapeWorker."""
+
+    def __init__(self, task: Task, *, gpus: float = 0.0) -> None:
+        self._task, self._gpus = task, gpus
+        self._worker: LandscapeWorker | None = None
+
+    def begin(self) -> EngineFacts:
+        """Open the engine."""
+        task, device = self._task, own_device(self._task.model, self._gpus)
+        if framework_of(task.model).name != "torch":  # arrays out of an object store are read-only
+            task = replace(task, model=copy.deepcopy(task.model))
+        self._worker = LandscapeWorker(task, device=device)
+        return self._worker.facts
+
+    def work(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """The results of the chunks before the first that raises; that one raises if it is the first."""
+        if self._worker is None:
+            raise LandscapeError(
+                "a landscape worker was asked before it began; this is a fault of distsummary"
+            )
+        results: list[ChunkResult] = []
+        for chunk in chunks:
+            try:
+                results.append(self._worker.evaluate(chunk))
+            except Exception:
+                if not results:
+                    raise
+                break  # what is done is not lost with it
+        return results
+
+
+class HessianWorker:
+    """Makes Hessian-vector products of groups of batches with a TorchHessian."""
+
+    def __init__(self, parts: Sequence[Any], options: Mapping[str, Any], *, gpus: float = 0.0) -> None:
+        self._parts, self._options, self._gpus = parts, options, gpus
+        self._hessian: Any = None
+
+    def begin(self) -> tuple[float, int]:
+        """The weight of all batches, and how many groups they make."""
+        from distsummary.landscapes.engines.torch_hessian import TorchHessian
+
+        device = own_device(self._parts[0], self._gpus)
+        self._hessian = TorchHessian(*self._parts, **self._options, device=device)
+        return self._hessian.weight, self._hessian.groups
+
+    def work(self, vector: Array, group: int) -> Array:
+        """The product of one group, see TorchHessian."""
+        return np.asarray(self._hessian.group_product(vector, group))

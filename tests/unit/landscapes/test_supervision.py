@@ -1,0 +1,99 @@
+"""Which workers are started, which count as silent, and when too many have died."""
+
+import pytest
+
+from distsummary.errors import InvalidValueError
+from distsummary.landscapes.run.supervision import (
+    MAX_DEATHS,
+    NOT_BEGUN,
+    Deaths,
+    Silences,
+    check_spread,
+    plan_workers,
+)
+
+
+@pytest.mark.parametrize(
+    ("free", "chunks", "asked", "gpus_each", "expected"),
+    [
+        ({"CPU": 4.0}, 100, None, 1, [{"num_cpus": 1}] * 4),
+        ({"CPU": 4.0}, 3, None, 1, [{"num_cpus": 1}] * 3),
+        ({"CPU": 0.5}, 100, None, 1, [{"num_cpus": 0}]),
+        ({}, 100, None, 1, [{"num_cpus": 0}]),
+        ({"CPU": 1.0}, 100, 3, 1, [{"num_cpus": 1}, {"num_cpus": 0}, {"num_cpus": 0}]),
+        ({"CPU": 4.0, "GPU": 2.0}, 100, None, 1, [{"num_gpus": 1, "num_cpus": 0}] * 2),
+        ({"CPU": 4.0, "GPU": 2.0}, 100, 1, 1, [{"num_gpus": 1, "num_cpus": 0}]),
+        ({"CPU": 2.0, "GPU": 2.0}, 100, None, 0, [{"num_cpus": 1}] * 2),
+        ({"CPU": 2.0, "GPU": 1.5}, 100, None, 0.25, [{"num_gpus": 0.25, "num_cpus": 0}] * 6),
+        ({"CPU": 2.0, "GPU": 0.5}, 100, None, 1, [{"num_cpus": 1}] * 2),  # a training has the rest
+        ({"CPU": 2.0, "GPU": 5.0}, 100, None, 2, [{"num_gpus": 2, "num_cpus": 0}] * 2),
+    ],
+)
+def test_workers_start_with_what_is_free(
+    free: dict[str, float],
+    chunks: int,
+    asked: int | None,
+    gpus_each: float,
+    expected: list[dict[str, float]],
+) -> None:
+    assert plan_workers(free, chunks, asked, gpus_each=gpus_each) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "message"),
+    [
+        ([0, 1], 1, "must have the 2 GPUs that the model lies on, got 1"),
+        ([0, 1], 0, "got 0; free as many"),
+        ([1, 2], 2, r"must lie on the first ones for workers, got numbers \[1, 2\]"),
+    ],
+)
+def test_a_model_over_several_gpus_needs_as_many_in_each_worker(
+    own: list[int], given: float, message: str
+) -> None:
+    check_spread(list(range(len(own))), len(own))
+    check_spread([], 0)
+    with pytest.raises(InvalidValueError, match=message):
+        check_spread(own, given)
+
+
+def test_a_silent_worker_is_reported_and_then_after_twice_as_long() -> None:
+    silences, asked = Silences(60.0), {"a": 0.0, "b": 50.0}
+    assert silences.report(asked, {"a", "b"}, 59.0) == {}
+    assert silences.report(asked, {"a", "b"}, 61.0) == {"a": 61.0}
+    assert silences.report(asked, {"a", "b"}, 121.0) == {}
+    assert silences.report(asked, {"a", "b"}, 122.0) == {"a": 122.0}
+
+
+def test_an_answer_ends_a_silence_also_for_what_was_asked_before_it() -> None:
+    silences = Silences(60.0)
+    silences.hear("a", 50.0)
+    assert silences.report({"a": 0.0}, {"a"}, 109.0) == {}
+    assert silences.report({"a": 0.0}, {"a"}, 110.0) == {"a": 60.0}
+
+
+def test_a_worker_that_waited_for_its_place_was_not_silent() -> None:
+    silences = Silences(60.0)
+    assert silences.report({"a": 0.0}, set(), 3600.0) == {}
+    assert silences.report({"a": 0.0}, {"a"}, 3659.0) == {}
+    assert silences.report({"a": 0.0}, {"a"}, 3660.0) == {"a": 60.0}
+
+
+def test_each_worker_may_fail_to_begin_before_all_are_given_up() -> None:
+    deaths = Deaths(3)
+    for are_too_many in (False, False, True):
+        deaths.add(f"{NOT_BEGUN}x")
+        assert deaths.are_too_many == are_too_many
+    deaths.add("of a signal")
+    assert not deaths.are_too_many, "only MAX_DEATHS of several kinds are"
+
+
+def test_deaths_with_a_result_between_do_not_add_up() -> None:
+    deaths = Deaths(1)
+    for _ in range(MAX_DEATHS - 1):
+        deaths.add("of a signal")
+    deaths.forget()
+    deaths.add("of a signal")
+    assert not deaths.are_too_many
+    for _ in range(MAX_DEATHS - 1):
+        deaths.add("of a signal")
+    assert deaths.are_too_many
