@@ -59,6 +59,17 @@ def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(
     assert checked
 
 
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_modules_that_the_maps_name_exist(name: str) -> None:
+    package = ROOT / "distsummary"
+    text = (ROOT / name).read_text()
+    named = set(re.findall(r"(?<![\w*./])((?:[a-z_]+/)*[a-z_0-9]+\.py)\b", text))
+    known = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
+    missing = [module for module in sorted(named) if not any(f"/{path}".endswith(f"/{module}") for path in known)]
+    assert named
+    assert not [module for module in missing if not (ROOT / module).exists()]
+
+
 @pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
 def test_make_targets_in_documents_exist(document: Path) -> None:
     used = {target for line in commands(document.read_text()) for target in _make_targets_of(line)}
