@@ -64,8 +64,8 @@ def test_the_modules_that_the_maps_name_exist(name: str) -> None:
     package = ROOT / "distsummary"
     text = (ROOT / name).read_text()
     named = set(re.findall(r"(?<![\w*./])((?:[a-z_]+/)*[a-z_0-9]+\.py)\b", text))
-    known = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
-    missing = [module for module in sorted(named) if not any(f"/{path}".endswith(f"/{module}") for path in known)]
+    known = [f"/{path.relative_to(package).as_posix()}" for path in package.rglob("*.py")]
+    missing = [module for module in sorted(named) if not any(path.endswith(f"/{module}") for path in known)]
     assert named
     assert not [module for module in missing if not (ROOT / module).exists()]
 
