@@ -27,7 +27,7 @@ check: .venv/.dev proto-check
 	$(BIN)/lint-imports
 
 # The cost of recording next to the peers, and of reading: python -m benchmarks.collect --help
-BENCH ?= --peers ours,ours_by_name,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
+BENCH ?= --peers ours,ours_by_name,ours_run,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
 bench: .venv/.bench $(MINDSPORE)/.done
 	$(BIN)/python -m benchmarks.collect $(BENCH)
 	$(BIN)/python -m benchmarks.read --table

@@ -37,9 +37,16 @@ def _pictures() -> np.ndarray:
     return (127 + 100 * np.array(waves) + noise).clip(0, 255).astype(np.uint8).reshape(8, 3, 224, 224)
 
 
+def _named(count: int) -> dict[str, float]:
+    return {f"train/metric_{n}": n / 7 for n in range(count)}
+
+
 UNITS = {
     "s1": Unit("scalars", 10_000, lambda: {"loss": 0.25}),
-    "s10": Unit("scalars", 2_000, lambda: {f"train/metric_{n}": n / 7 for n in range(10)}),
+    "s10": Unit("scalars", 2_000, lambda: _named(10)),
+    # What a step of a loop costs that has one or ten new values, recorded with two timings.
+    "step1": Unit("step1", 10_000, lambda: 0.25),
+    "step10": Unit("step10", 10_000, lambda: 0.25),
     "h1e4": Unit("histogram", 200, lambda: _numbers(10**4)),
     "h1e6": Unit("histogram", 10, lambda: _numbers(10**6)),
     "h1e7": Unit("histogram", 1, lambda: _numbers(10**7)),
@@ -66,6 +73,15 @@ class Ours:
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """All scalars of a step."""
         self.record.scalars(step, values)
+
+    def step1(self, step: int, x: float) -> None:
+        """As many new scalars as a step of `run.steps` with one value."""
+        self.record.scalars(step, {"loss": x, "perf/step_s": x, "perf/data_wait_s": x})
+
+    def step10(self, step: int, x: float) -> None:
+        """As many new scalars as a step of `run.steps` with ten values."""
+        self.record.scalars(step, {"loss": x, "lr": x, "a": x, "b": x, "c": x, "d": x, "e": x, "f": x, "g": x,
+                                   "h": x, "perf/step_s": x, "perf/data_wait_s": x})  # fmt: skip
 
     def histogram(self, step: int, data: np.ndarray) -> None:
         """One histogram of a step."""
@@ -99,6 +115,38 @@ class OursByName(Ours):
         for tag, number in values.items():
             self.record.add_value("scalar", tag, number)
         self.record.record(step)
+
+
+class OursRun:
+    """The recommended door: a step of `run.steps` with `run.log`, whose two timings are recorded with it."""
+
+    def open(self, directory: str) -> None:
+        """Begin a run in an empty directory, and its first step."""
+        import distsummary
+
+        self.run = distsummary.init(directory, rank=0, world_size=1)
+        self.batches = self.run.steps(range(10**9))
+        next(self.batches)
+        next(self.batches)  # the step before opened the files
+        time.sleep(1)  # a thread looks up the versions of packages
+
+    def step1(self, step: int, x: float) -> None:
+        """Log one value, and go on to the next step."""
+        self.run.log(loss=x)
+        next(self.batches)
+
+    def step10(self, step: int, x: float) -> None:
+        """Log ten values, and go on to the next step."""
+        self.run.log(loss=x, lr=x, a=x, b=x, c=x, d=x, e=x, f=x, g=x, h=x)
+        next(self.batches)
+
+    def close(self) -> None:
+        """Everything is in the files on return; drops and refusals end the benchmark."""
+        collector = self.run.context.original_args()["list_callback"].callbacks[-1]
+        self.run.close()
+        health = collector.health()
+        if health.dropped or health.errors:
+            raise RuntimeError(f"not everything was recorded: {health}")
 
 
 class OursFrozen(Ours):
@@ -258,6 +306,7 @@ class Raw:
 PEERS: dict[str, type] = {
     "ours": Ours,
     "ours_by_name": OursByName,
+    "ours_run": OursRun,
     "ours_frozen": OursFrozen,
     "ours_sync": OursSync,
     "torch": Torch,

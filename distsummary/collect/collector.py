@@ -36,7 +36,7 @@ from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.topology import Topology
-from distsummary.training.callbacks import Callback, CallbackParams, RunContext
+from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext
 from distsummary.training.values import mean_of, resolve, scalar
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
@@ -152,17 +152,19 @@ class SummaryCollector(Callback):
         self._histograms: Parameters | None = None
         self._whole: Parameters | None = None
         self._last: int | None = None  # the newest recorded step
-        self._plain_before = -math.inf  # steps before this one record nothing but what was logged
+        self._regular_at = self._tensors_at = -math.inf  # the next steps that are due; the first is
         self._takes_images = self._collected.input_data
         self._params: CallbackParams | None = None  # of the training under way
         self._taken: object = None  # which of its `logged` is recorded
-        self._rate: list[Value] | None = []  # None: not looked up at the begin of this step
+        self._rate: list[Value] = []  # of the step under way
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for what cannot be opened."""
         params = run_context.original_args()
         session = self._begin(params, "train")
         self._params = params
+        if all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS):
+            self.recorder = session  # a subclass may do something else at steps
         network = params.get("network")
         if network is not None:
             self._failures.call("the parameters", self._watch, session, network, params)
@@ -231,44 +233,37 @@ class SummaryCollector(Callback):
     def _plan_tensors(self, params: CallbackParams) -> None:
         epochs, steps = params.get("epoch_num") or 0, params.get("batch_num") or 0
         total = epochs if _is_sink(params) else epochs * steps
+        if self._last is not None and not _is_sink(params):
+            self._last = max(self._last, int(params.get("cur_step_num") or 0))  # plain steps do not note it
         # Loops give 0 or -1 for a length that they do not know.
         self._tensors = tensor_steps(total if total > 0 else None, self._freq, self._tensor_freq)
-        self._plan_next(params)
+        self._plan_next()
 
-    def _plan_next(self, params: CallbackParams) -> None:
-        if self._last is None or _is_sink(params) or "logged" not in params:
-            self._plain_before = -math.inf
-        else:
-            self._plain_before = self._regular.after(self._last)
-            if self._whole is not None:
-                self._plain_before = min(self._plain_before, self._tensors.after(self._last))
+    def _plan_next(self) -> None:
+        """Find the next steps at which more is due than what was logged; the ones before them are plain."""
+        if self._last is None or self._session is None:
+            return
+        self._regular_at = plain_before = self._regular.after(self._last)
+        if self._whole is not None:
+            self._tensors_at = self._tensors.after(self._last)
+            plain_before = min(plain_before, self._tensors_at)
+        self._session.plain_before = -math.inf if self._session.keeps_checkpoints else plain_before
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Note the learning rate of a step that records it: by its end a scheduler may have set the next."""
+        """Note the learning rate of this step: by its end a scheduler may have set the next one's."""
         params = run_context.original_args()
-        try:
-            # Some loops count the step only later: the next one must be plain, too.
-            if params["cur_step_num"] + 1 < self._plain_before or not self._collected.metric:
-                self._rate = None
-                return
-        except (KeyError, TypeError):
-            pass  # a loop that does not count steps as ours does
-        self._rate = self._failures.call("learning rate", learning_rate_values, params) or []
+        if self._collected.metric and params.get("optimizer") is not None:
+            self._rate = self._failures.call("learning rate", learning_rate_values, params) or []
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Record the step."""
         params, session = run_context.original_args(), self._session
         try:
-            step = params["cur_step_num"]
-            if type(step) is int and step < self._plain_before and session is not None:
-                self._last, self._taken = step, params["logged"]
-                if not session.write_scalars(step, params["logged"]):
-                    session.write(step, [], params["logged"])
-            elif not _is_sink(params):
-                self._record_step(params, int(step))
+            if not _is_sink(params):
+                self._record_step(params, int(params["cur_step_num"]))
         except Exception as error:
             self._failures.fail("step", error)
-        if session is not None and session.keeps_checkpoints:
+        if session is None or session.keeps_checkpoints:
             self._failures.call("trajectory", self._save_checkpoint, "step", params)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
@@ -306,11 +301,11 @@ class SummaryCollector(Callback):
         self._taken = logged = params.get("logged", {})
         last, self._last = self._last, number
         values: list[Value] = []
-        if self._regular.due(last, number):
+        if number >= self._regular_at:
             values += self._regular_values(params, number)
-        if self._whole is not None and self._tensors.due(last, number):
+        if self._whole is not None and number >= self._tensors_at:
             values += self._tensor_values(number)
-        self._plan_next(params)
+        self._plan_next()
         self._open_session().write(int(params["cur_step_num"]), values, logged)
         if last is None:
             self._failures.call("lineage", self._record_lineage, params, is_final=False)
@@ -322,11 +317,10 @@ class SummaryCollector(Callback):
     def _regular_values(self, params: CallbackParams, number: int) -> list[Value]:
         call, values = self._failures.call, []
         if self._collected.metric:
-            values += call("loss", loss_values, params) or []
-            rate = self._rate
-            if rate is None:
-                rate = call("learning rate", learning_rate_values, params) or []
-            values += unless_logged(rate, params) if rate else []
+            if params.get("net_outputs") is not None and "loss" not in params.get("logged", {}):
+                values += call("loss", loss_values, params) or []
+            if self._rate:
+                values += unless_logged(self._rate, params)
         if self._histograms is not None:
             take = self._histograms.values
             values += call("histograms", take, "histogram", self._regular, number, self._failures) or []
@@ -390,7 +384,6 @@ class SummaryCollector(Callback):
     def close(self, *, has_failed: bool = False) -> None:
         """Write everything, close the files and leave the run; a second call does nothing."""
         session, self._session = self._session, None
-        self._plain_before = -math.inf
         if session is not None:
             self._health = session.close(has_failed=has_failed)
 

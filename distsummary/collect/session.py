@@ -1,5 +1,6 @@
 """What a collector holds open while it records: its place in the run, its files, its lineage."""
 
+import math
 import os
 import struct
 import time
@@ -83,6 +84,7 @@ class Session:
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
         self.keeps_checkpoints = False  # or sketches
+        self.plain_before = -math.inf
         if topology.rank == 0:
             self._errand.submit("provenance", self._record_provenance)
 
@@ -98,31 +100,39 @@ class Session:
         if any((entry["role"], entry["attempt"]) == (role, attempt) for entry in known):
             self._run_dir.update_manifest(change)
 
-    def write_scalars(self, step: int, numbers: Mapping[str, object]) -> bool:
-        """Record numbers of the host as one event, without an object for each; nothing for none.
+    def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
+        """Record what was logged as one event, without an object for each number; nothing for none.
 
-        False, and nothing recorded, if one of them is something else (a device copy under way).
+        A failure is counted, or raised as WriteError if that was asked for.
         """
         try:
-            tags, pack = self._packers[(*numbers,)]
-        except KeyError:
-            if not numbers:
-                return True
-            if len(self._packers) >= MAX_PACKERS:
-                self._packers.clear()
-            tags = (*numbers,)
-            _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
-        try:
-            row = pack(time.time(), step, *numbers.values())
-        except (struct.error, OverflowError):
-            return False
-        self._writer.write_row(tags, row)
-        return True
+            try:
+                tags, pack = self._packers[(*logged,)]
+            except KeyError:
+                if not logged:
+                    return
+                if len(self._packers) >= MAX_PACKERS:
+                    self._packers.clear()
+                tags = (*logged,)
+                _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
+            try:
+                row = pack(time.time(), step, *logged.values())
+            except (struct.error, OverflowError):  # not all are numbers of the host
+                scalars = [Value("scalar", tag, number) for tag, number in logged.items()]
+                self._writer.write(Event(step, time.time(), scalars))
+            else:
+                self._writer.write_row(tags, row)
+        except Exception as error:
+            self._failures.fail("step", error)
 
     def write(self, step: int, values: list[Value], logged: Mapping[str, object] = NOTHING) -> None:
         """Record what was logged, by name, and then the values, all as one event; nothing for none."""
+        if not values:
+            self.record_plain(step, logged)
+            return
         numbers = {**logged, **{value.tag: value.data for value in values if value.plugin == "scalar"}}
-        if len(numbers) == len(logged) + len(values) and self.write_scalars(step, numbers):
+        if len(numbers) == len(logged) + len(values):
+            self.record_plain(step, numbers)
             return
         scalars = [Value("scalar", tag, number) for tag, number in logged.items()]
         write_values(self._writer, self._exports, step, [*scalars, *values])
@@ -200,6 +210,7 @@ class Session:
 
         Does nothing in a process that was forked from the one that joined the run.
         """
+        self.plain_before = -math.inf
         if os.getpid() != self._pid:
             return self._failures.health
         errors: list[WriteError] = []

@@ -4,9 +4,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from distsummary.checks import check_int, check_type
 from distsummary.errors import InvalidValueError, MissingParameterError
@@ -16,6 +16,7 @@ from distsummary.training.values import mean_of, resolve
 logger = logging.getLogger(__name__)
 
 EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
+STEP_HOOKS = ("on_train_step_begin", "on_train_step_end")
 HOOKS = tuple(f"on_{phase}_{event}" for phase in ("train", "eval") for event in EVENTS)
 
 
@@ -86,13 +87,39 @@ class RunContext:
         return self.is_stop_requested
 
 
+class Recorder(Protocol):
+    """What records the steps of a training at which its callback has nothing else to do.
+
+    A Run calls `record_plain` instead of the hooks of a step that comes before `plain_before`, if no other
+    callback has hooks for steps.
+    """
+
+    plain_before: float
+
+    def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
+        """Record what was logged at a step, by name."""
+
+
+class NoRecorder:
+    """Records nothing: every step has its hooks."""
+
+    plain_before = -math.inf
+
+    def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
+        """Never called."""
+
+
 class Callback:
     """Base of all callbacks: override the hooks that are wanted; only these cost anything.
 
     `on_train_*` and `on_eval_*` are called; by default each calls the older name (`begin`, `step_end` ...),
     which serves both phases. As a context manager a callback is entered before the first hook and left after
     the last, also after an exception.
+
+    A callback may have a `recorder`: see there.
     """
+
+    recorder: Recorder = NoRecorder()
 
     def __enter__(self) -> Self:
         return self
@@ -173,6 +200,7 @@ class CallbackList:
     """Several callbacks in their order, entered and left together.
 
     `methods` has the overridden methods for each of `HOOKS`, looked up once; to call a hook is to call them.
+    `at_steps` are the callbacks with hooks for training steps.
 
     Args:
         callbacks: one, several, or None.
@@ -187,7 +215,7 @@ class CallbackList:
             check_type("a callback", callback, Callback)
         self.callbacks: list[Callback] = list(listed)
         self._stack = contextlib.ExitStack()
-        self.methods = _methods(self.callbacks)
+        self._look_up()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -202,25 +230,26 @@ class CallbackList:
                 entered.append(given)
             self.callbacks = entered
             self._stack = stack.pop_all()
-        self.methods = _methods(self.callbacks)
+        self._look_up()
         return self
+
+    def _look_up(self) -> None:
+        """Find what each hook comes down to: a callback's own method, or the older one it would call."""
+        self.methods: dict[str, list[Callable[[RunContext], None]]] = {hook: [] for hook in HOOKS}
+        self.at_steps: list[Callback] = []
+        for hook, methods in self.methods.items():
+            for callback in self.callbacks:
+                for name in (hook, hook.split("_", 2)[2]):
+                    if getattr(type(callback), name) is not getattr(Callback, name) or name in vars(callback):
+                        methods.append(getattr(callback, name))
+                        if hook in STEP_HOOKS and callback not in self.at_steps:
+                            self.at_steps.append(callback)
+                        break
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
-
-
-def _methods(callbacks: list[Callback]) -> dict[str, list[Callable[[RunContext], None]]]:
-    """For each hook what it comes down to: a callback's own method, or the older one that it would call."""
-    found: dict[str, list[Callable[[RunContext], None]]] = {hook: [] for hook in HOOKS}
-    for hook, methods in found.items():
-        for callback in callbacks:
-            for name in (hook, hook.split("_", 2)[2]):
-                if getattr(type(callback), name) is not getattr(Callback, name) or name in vars(callback):
-                    methods.append(getattr(callback, name))
-                    break
-    return found
 
 
 class LossMonitor(Callback):

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
+NOTHING: dict[str, Scalar] = {}  # logged yet: never written to
 
 
 class Run:
@@ -88,9 +89,9 @@ class Run:
         )  # fmt: skip
         self._context = RunContext(self._params)
         self._clock = clock
-        self._logged: dict[str, Scalar] = {}
+        self._logged = NOTHING
         self._known_names: set[str] = set()  # checked
-        self._data_wait_s = self._body_start_s = self._paused_s = 0.0
+        self._data_wait_s = self._body_start_s = 0.0
         self._is_entered = self._is_training = self._is_epoch_begun = self._is_step_open = False
         self._in_epochs = self._is_guarded = self._is_closed = False
         self._pid = os.getpid()
@@ -143,7 +144,56 @@ class Run:
             raise InvalidTypeError(f"loader must be iterable, got {type(loader).__name__}; pass the batches")
         self._require_open()
         self._begin_epoch(loader)
-        return _Steps(self, loader)
+        return self._steps(loader)
+
+    def _steps(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Between two batches: end the step, wait for the next batch, and begin its step.
+
+        It does not rely on being closed: when that happens after `break` is up to the interpreter.
+        """
+        clock, params, context = self._clock, self._params, self._context
+        at_steps = self._callbacks.at_steps
+        recorder = at_steps[0].recorder if len(at_steps) == 1 else Callback.recorder
+        batches: Iterator[Any] | None = None
+        while True:
+            asked_s = clock()
+            if self._is_step_open:
+                logged, waited_s = self._logged or {}, self._data_wait_s
+                logged[STEP_S] = waited_s + (asked_s - self._body_start_s)
+                logged[DATA_WAIT_S] = waited_s
+                step = params["cur_step_num"]
+                if step < recorder.plain_before:  # most steps
+                    self._is_step_open = False
+                    self._logged = NOTHING
+                    try:
+                        recorder.record_plain(step, logged)
+                    except BaseException as error:
+                        self._leave(error)
+                        raise
+                else:
+                    self._logged = logged
+                    self._deliver("on_train_step_end")
+                asked_s = clock()
+            if self._is_closed or context.is_stop_requested:
+                break
+            if batches is None:
+                batches = iter(loader)  # only now: starting its workers is waiting for data
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            self._data_wait_s = clock() - asked_s
+            params["cur_step_num"] = step = params["cur_step_num"] + 1
+            params["step_in_epoch"] += 1
+            params["train_dataset_element"] = batch
+            params["net_outputs"] = None
+            self._is_step_open = True
+            if step >= recorder.plain_before:
+                self._call("on_train_step_begin")
+            self._body_start_s = clock()
+            yield batch
+        if not self._in_epochs:
+            self._settle_epoch()
 
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
         """Record scalars under their names, at this step; between steps, at the last one.
@@ -158,14 +208,14 @@ class Run:
         """
         if self._is_closed:
             self._require_open()
-        new: dict[str, Any] = named
+        given: dict[str, Any] = named
         if values is not None:
             check_type("values", values, Mapping)
-            new = {**values, **named}
-        loss, known = new.get("loss"), self._known_names
-        for name, value in new.items():
+            given = {**values, **named}
+        new, known = given, self._known_names
+        for name, value in given.items():
             if type(value) is not float or name not in known:
-                new = scalars(new)
+                new = scalars(given)
                 known.update(new)
                 break
         if not self._is_step_open and (again := sorted(new.keys() & self._logged.keys())):
@@ -176,8 +226,8 @@ class Run:
             self._logged |= new
         else:
             self._logged = new
-        if "loss" in new:
-            self._params["net_outputs"] = loss
+        if "loss" in given:
+            self._params["net_outputs"] = given["loss"]
 
     @contextlib.contextmanager
     def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
@@ -193,7 +243,7 @@ class Run:
         evaluation.settle()
         evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params.metrics = evaluation.metrics
-        self._paused_s += self._clock() - started_s
+        self._body_start_s += self._clock() - started_s  # it is not part of the step's time
 
     def close(self) -> None:
         """End the step, the epoch and the training, and leave the callbacks; a second call does nothing."""
@@ -258,7 +308,7 @@ class Run:
     def _deliver(self, hook: str) -> None:
         """Call the hook that ends a step, an epoch or the training, with what was logged until then."""
         self._is_step_open = False
-        self._params["logged"], self._logged = self._logged, {}
+        self._params["logged"], self._logged = self._logged or {}, NOTHING
         self._call(hook)
 
     def _call(self, hook: str, context: RunContext | None = None) -> None:
@@ -285,7 +335,7 @@ class Run:
         self._is_closed = True
         atexit.unregister(self._close_at_exit)
         if self._logged:  # of the step that the error ended: the callbacks see it as they are left
-            self._params.logged, self._logged = self._logged, {}
+            self._params.logged, self._logged = self._logged, NOTHING
         if self._is_entered:
             self._callbacks.__exit__(
                 type(error) if error else None, error, error.__traceback__ if error else None
@@ -301,56 +351,3 @@ class Run:
     def _require_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the run is closed; make a new one")
-
-
-class _Steps:
-    """The batches of one loader; no generator: when one learns of `break` is up to the interpreter."""
-
-    def __init__(self, run: Run, loader: Iterable[Any]) -> None:
-        self._run = run
-        self._loader = loader
-        self._batches: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        """End the step under way, wait for the next batch, and begin its step."""
-        run = self._run
-        clock, params, context, methods = run._clock, run._params, run._context, run._callbacks.methods
-        if run._is_step_open:
-            run._logged[STEP_S] = run._data_wait_s + (clock() - run._body_start_s - run._paused_s)
-            run._logged[DATA_WAIT_S] = run._data_wait_s
-            run._is_step_open = False
-            params["logged"], run._logged = run._logged, {}
-            try:  # as `Run._call`, in half the time
-                for method in methods["on_train_step_end"]:
-                    method(context)
-            except BaseException as error:
-                run._leave(error)
-                raise
-        asked_s = clock()
-        try:
-            if run._is_closed or context.is_stop_requested:
-                raise StopIteration
-            if self._batches is None:
-                self._batches = iter(self._loader)  # only now: starting workers is waiting for data
-            batch = next(self._batches)
-        except StopIteration:
-            if not run._in_epochs:
-                run._settle_epoch()
-            raise
-        run._data_wait_s = clock() - asked_s
-        params["cur_step_num"] += 1
-        params["step_in_epoch"] += 1
-        params["train_dataset_element"], params["net_outputs"] = batch, None
-        run._is_step_open = True
-        try:
-            for method in methods["on_train_step_begin"]:
-                method(context)
-        except BaseException as error:
-            run._leave(error)
-            raise
-        run._paused_s = 0.0
-        run._body_start_s = clock()
-        return batch

@@ -327,3 +327,42 @@ def test_the_learning_rate_is_that_of_the_step_not_what_a_scheduler_set_for_the_
             optimizer.learning_rate /= 10
     rates = [v.data for e in read_directory(tmp_path) for v in e.values if v.tag == "learning_rate/auto"]
     assert np.allclose(rates, [0.1, 0.01, 0.001])
+
+
+def test_a_subclass_with_a_hook_of_its_own_sees_every_step(tmp_path, writers):
+    class Counting(SummaryCollector):
+        steps = 0
+
+        def on_train_step_end(self, run_context):
+            self.steps += 1
+            super().on_train_step_end(run_context)
+
+    collector = Counting(tmp_path)
+    train(collector, steps=4, log={"loss": 0.5})
+    assert collector.steps == 4
+    assert writers[0].steps("scalar", "loss") == [1, 2, 3, 4]
+
+
+def test_numbers_and_copies_of_a_step_between_due_ones_are_recorded_in_their_order(tmp_path, writers):
+    class Copy:
+        nbytes = 8
+
+        def result(self):
+            return 2.0
+
+    collector = SummaryCollector(tmp_path)
+    with Run(callbacks=collector) as run:
+        for number in run.steps([1, 2, 3]):
+            run.log(b=1, a=float("inf"))
+            if number == 2:
+                run._logged = run._logged | {"late": Copy()}
+            run.log(b=number / 2)
+    tags = [[value.tag for value in event.values if value.plugin == "scalar"] for event in writers[0].events]
+    perf = ["perf/step_s", "perf/data_wait_s"]
+    assert [found for found in tags if found] == [
+        ["b", "a", *perf], ["b", "a", "late", *perf], ["b", "a", *perf],
+    ]  # fmt: skip
+    assert writers[0].values("scalar", 2)["late"] == 2.0
+    assert [writers[0].values("scalar", step)["b"] for step in (1, 2, 3)] == [0.5, 1.0, 1.5]
+    assert writers[0].values("scalar", 3)["a"] == float("inf")
+    assert collector.health().errors == {}

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,13 @@ def test_the_ranks_along_the_data_axes_have_all_the_turns():
 def test_a_mesh_that_does_not_fit_the_world_is_refused(mesh):
     with pytest.raises(InvalidValueError):
         dealing_group(Topology(world_size=4, mesh=mesh))
+
+
+@pytest.mark.parametrize("steps", [
+    regular_steps(1), regular_steps(7), tensor_steps(None, 5), tensor_steps(100, 10), tensor_steps(3, 10),
+    tensor_steps(0, 1),
+])  # fmt: skip
+def test_the_step_after_is_the_next_one_that_is_due(steps):
+    for last in range(-1, 120):
+        due = [step for step in range(last + 1, 260) if steps.count(step) > steps.count(last)]
+        assert steps.after(last) == (due[0] if due else math.inf)

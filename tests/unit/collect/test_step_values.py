@@ -7,7 +7,6 @@ import pytest
 from distsummary.collect import step_values as gather
 from distsummary.collect.plan import Group, regular_steps
 from distsummary.collect.step_values import Parameters, image_values, learning_rate_values
-from distsummary.errors import WriteError
 from distsummary.format.records import Health, Shard
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.training.callbacks import CallbackParams
@@ -100,13 +99,3 @@ def test_a_learning_rate_on_a_device_is_not_waited_for(monkeypatch):
     [value] = learning_rate_values(told)
     assert not isinstance(value.data, float)
     assert value.data.result() == 0.25
-
-
-def test_a_guard_counts_and_raises_only_if_asked_for():
-    health = Health()
-    assert guard(health).call("sum", lambda: 1 / 0) is None
-    assert health.errors == {"sum: ZeroDivisionError: division by zero": 1}
-    strict = guard(health, raise_exception=True)
-    with pytest.raises(WriteError, match="sum"):
-        strict.call("around", strict.call, "sum", lambda: 1 / 0)
-    assert health.errors == {"sum: ZeroDivisionError: division by zero": 2}

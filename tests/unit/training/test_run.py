@@ -422,3 +422,76 @@ def test_epochs_that_are_done_already_are_said(caplog):
             list(run.steps([1]))
     assert "epoch 1 is done already" in caplog.text
     run.close()
+
+
+class Plain(Callback):
+    """A callback whose hooks are only needed from step 3 on; `recorder` takes the steps before."""
+
+    plain_before = 3
+
+    def __init__(self):
+        self.calls = []
+        self.recorder = self
+
+    def record_plain(self, step, logged):
+        self.calls.append((step, sorted(logged)))
+
+    def on_train_step_begin(self, run_context):
+        self.calls.append("begin")
+
+    def on_train_step_end(self, run_context):
+        self.calls.append(("end", sorted(run_context.original_args().logged)))
+
+
+def test_a_recorder_takes_plain_steps_in_the_place_of_the_hooks():
+    callback = Plain()
+    with Run(callbacks=[callback, Callback()]) as run:
+        for number in run.steps([1, 2, 3]):
+            if number != 2:
+                run.log(loss=0.5)
+    times = [DATA_WAIT_S, STEP_S]
+    assert callback.calls == [(1, ["loss", *times]), (2, times), "begin", ("end", ["loss", *times])]
+
+
+def test_beside_another_callback_of_steps_every_step_has_its_hooks():
+    callback, other = Plain(), Recorder()
+    with Run(callbacks=[callback, other]) as run:
+        for _ in run.steps([1, 2]):
+            pass
+    assert callback.calls == ["begin", ("end", [DATA_WAIT_S, STEP_S])] * 2
+    assert counted(other, "on_train_step_end") == 2
+
+
+def test_a_recorder_that_fails_ends_the_run_as_a_hook_does():
+    class Failing(Plain):
+        def record_plain(self, step, logged):
+            raise OSError("full")
+
+        def __exit__(self, kind, error, trace):
+            self.calls.append(kind)
+
+    callback = Failing()
+    run = Run(callbacks=callback)
+    batches = run.steps([1, 2])
+    next(batches)
+    with pytest.raises(OSError, match="full"):
+        next(batches)
+    assert callback.calls == [OSError]
+    with pytest.raises(ClosedError):
+        run.log(loss=1.0)
+
+
+def test_what_is_logged_is_never_shared_between_steps_even_if_a_callback_changes_it():
+    class Changing(Callback):
+        def on_train_epoch_end(self, run_context):
+            run_context.original_args().logged["more"] = 1.0
+
+    recorder = Recorder()
+    with Run(callbacks=[Changing(), recorder]) as run:
+        for _ in run.epochs(2):
+            for _ in run.steps([1]):
+                pass
+    assert recorder.logged == [
+        ("on_train_step_end", 1, {}), ("on_train_epoch_end", 1, {"more": 1.0}),
+        ("on_train_step_end", 2, {}), ("on_train_epoch_end", 2, {"more": 1.0}), ("on_train_end", 2, {}),
+    ]  # fmt: skip
