@@ -130,8 +130,9 @@ def test_what_cannot_be_recorded_is_refused_by_name(tmp_path, tensor, reason):
 def test_a_tensor_as_large_as_is_taken_fits_its_event_with_the_longest_tag_shape_and_place():
     array = np.zeros(MAX_TENSOR_BYTES // 4, np.float32).reshape((1,) * 31 + (-1,))
     value = checked_value("tensor", "é" * 512, array)
-    assert isinstance(value.data.result(), np.ndarray)
+    data = value.data.result()
+    assert isinstance(data, np.ndarray)
     place = Shard(global_shape=(2**62,) * 64, offset=(2**61,) * 64)
-    event = Event(2**62, 1e10, [value._replace(shard=place)])
+    event = Event(2**62, 1e10, [value._replace(data=data, shard=place)])
     _, refused = event_parts(event, EventIds("f" * 16, 2**31, 2**62), ("mindspore",))
     assert refused == []
