@@ -10,6 +10,8 @@ os.environ["RAY_BACKEND_LOG_LEVEL"] = "error"
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else 15: workers hardly move beside busy tests
 os.environ["GRPC_VERBOSITY"] = "ERROR"
 os.environ["MPLBACKEND"] = "Agg"
+# Before NumPy and torch: threads that wait for each other spin, and tripled the CPU of tests on small models.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
 import glob

@@ -106,9 +106,10 @@ def _message(name: str, shape: tuple[int, ...], kind: str, content: Array) -> by
 
 
 # The reader walks the protobuf wire format itself, so that the arrays need not be copied and a file may be
-# larger than the 2 GiB that a protobuf parser takes.   file    = (0x0a | varint size | Value)* [ "crc_num" |
-# u80-BE CRC-32 of all bytes before ]   Value   = 1: tag, 2: Tensor | 3: map parameter   Tensor  = 1: dims
-# (varint each, or packed), 2: tensor_type, 3: tensor_content
+# larger than the 2 GiB that a protobuf parser takes:
+#   file    = (0x0a | varint size | Value)* [ "crc_num" | u80-BE CRC-32 of all bytes before ]
+#   Value   = 1: tag, 2: Tensor | 3: map parameter
+#   Tensor  = 1: dims (varint each, or packed), 2: tensor_type, 3: tensor_content
 
 
 def _stored_arrays(data: mmap.mmap) -> dict[str, StoredArray]:

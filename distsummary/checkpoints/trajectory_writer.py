@@ -48,11 +48,13 @@ class TrajectoryWriter:
     all numbers again from the first one that is due after the restart. `save` is not thread-safe.
 
     Args:
-        ckpt_dir: `RunDir.ckpt_dir`; created when the first checkpoint is saved. spec: the numbers to save,
-        and what landscapes will need to know. model_name: the class of the model, for the names of files.
-        run_id: of this run. step_per_epoch: 0 if unknown. format: "mindspore" (.ckpt, which MindSpore's
-        SummaryLandscape can use) or "safetensors". shard_rank: for a model in shards, the place of this rank,
-        which saves its shards as safetensors; rank 0
+        ckpt_dir: `RunDir.ckpt_dir`; created when the first checkpoint is saved.
+        spec: the numbers to save, and what landscapes will need to know.
+        model_name: the class of the model, for the names of files.
+        run_id: of this run.
+        step_per_epoch: 0 if unknown.
+        format: "mindspore" (.ckpt, which MindSpore's SummaryLandscape can use) or "safetensors".
+        shard_rank: the place of this rank, which saves its shards of a model as safetensors; rank 0 also
             writes the metadata. No rank waits for another: a checkpoint is complete once all have saved.
     """
 

@@ -1,7 +1,9 @@
 """Tensors of any dtype and shape through the files: float32 numbers in the event, unchanged in the .npy."""
 
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,17 +36,19 @@ TORCH_DTYPES = [
 ]  # fmt: skip
 
 
-def recorded(tensor) -> tuple[pb.Summary.Value | None, np.ndarray]:
-    """The protobuf value of the tensor in the event file, None for none, and the exported array."""
+def recorded(tensors: Sequence[Any]) -> Iterator[tuple[pb.Summary.Value | None, np.ndarray]]:
+    """For each tensor its protobuf value in the event file, None for none, and the exported array."""
     with tempfile.TemporaryDirectory(prefix="ds-") as place:
         with SummaryRecord(place, formats=("mindspore",), export_options={"tensor_format": "npy"}) as record:
-            record.add_value("tensor", "x", tensor)
+            for number, tensor in enumerate(tensors):
+                record.add_value("tensor", f"x{number}", tensor)
             record.record(1)
         assert record.health().errors == {}
         payloads = [f.payload for path in segments(Path(place), "mindspore") for f in read_frames(path)]
-        values = [value for p in payloads for value in pb.Event.FromString(p).summary.value]
-        [path] = Path(place).glob("export_*/tensor/x_1.npy")
-        return (values[0] if values else None), np.load(path, allow_pickle=False)
+        values = {value.tag: value for p in payloads for value in pb.Event.FromString(p).summary.value}
+        for number in range(len(tensors)):
+            [path] = Path(place).glob(f"export_*/tensor/x{number}_1.npy")
+            yield values.get(f"x{number}"), np.load(path, allow_pickle=False)
 
 
 def same(found: np.ndarray, expected: np.ndarray) -> bool:
@@ -57,48 +61,43 @@ def numbers(array: np.ndarray) -> bytes:
         return array.astype("<f4").tobytes()
 
 
-@settings(max_examples=150)
-@given(ARRAYS, STEPS, st.booleans())
-def test_any_array(array: np.ndarray, step: slice, is_transposed: bool):
-    given = array[step].T if is_transposed else array[step]
-    value, exported = recorded(given)
-    assert same(exported, given.astype(given.dtype.newbyteorder("=")))
-    assert (value is None) == (array.dtype.name not in DATA_TYPES)
-    if value is not None:
-        assert (tuple(value.tensor.dims), value.tensor.data_type) == (
-            given.shape,
-            DATA_TYPES[array.dtype.name],
-        )
-        assert np.array(value.tensor.float_data, "<f4").tobytes() == numbers(given)
+@settings(max_examples=40)
+@given(st.lists(st.tuples(ARRAYS, STEPS, st.booleans()), min_size=1, max_size=8))
+def test_any_arrays(drawn: list[tuple[np.ndarray, slice, bool]]):
+    arrays = [array[step].T if is_transposed else array[step] for array, step, is_transposed in drawn]
+    for array, (value, exported) in zip(arrays, recorded(arrays), strict=True):
+        assert same(exported, array.astype(array.dtype.newbyteorder("=")))
+        assert (value is None) == (array.dtype.name not in DATA_TYPES)
+        if value is not None:
+            expected = array.shape, DATA_TYPES[array.dtype.name]
+            assert (tuple(value.tensor.dims), value.tensor.data_type) == expected
+            assert np.array(value.tensor.float_data, "<f4").tobytes() == numbers(array)
 
 
-@settings(max_examples=100)
-@given(st.sampled_from(TORCH_DTYPES), SHAPES, st.integers(0, 2**32 - 1), st.booleans())
-def test_any_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int, is_transposed: bool):
-    generator = torch.Generator().manual_seed(seed)
-    tensor = (
-        (torch.randn(shape, generator=generator) * 100)
-        .abs()
-        .to(dtype)
-        .requires_grad_(dtype.is_floating_point)
-    )
-    given = tensor.t() if is_transposed and tensor.dim() <= 2 else tensor
-    value, exported = recorded(given)
-    is_known = (dtype.itemsize > 1 and dtype != torch.bfloat16) or not dtype.is_floating_point
-    kept = given.detach().numpy() if is_known else given.detach().float().numpy()
-    assert same(exported, np.ascontiguousarray(kept))
-    assert value is not None
-    assert (tuple(value.tensor.dims), value.tensor.data_type) == (
-        tuple(given.shape),
-        DATA_TYPES[kept.dtype.name],
-    )
-    assert np.array(value.tensor.float_data, "<f4").tobytes() == numbers(kept)
+@settings(max_examples=10)
+@given(st.tuples(*[SHAPES] * len(TORCH_DTYPES)), st.integers(0, 2**32 - 1), st.booleans())
+def test_tensors_of_any_dtype(shapes: tuple[tuple[int, ...], ...], seed: int, is_transposed: bool):
+    generator, tensors = torch.Generator().manual_seed(seed), []
+    for dtype, shape in zip(TORCH_DTYPES, shapes, strict=True):
+        tensor = (torch.randn(shape, generator=generator) * 100).abs().to(dtype)
+        tensor.requires_grad_(dtype.is_floating_point)
+        tensors.append(tensor.t() if is_transposed and tensor.dim() <= 2 else tensor)
+    for tensor, (value, exported) in zip(tensors, recorded(tensors), strict=True):
+        is_known = not tensor.is_floating_point() or tensor.dtype in (
+            torch.float16, torch.float32, torch.float64,
+        )  # fmt: skip
+        kept = tensor.detach().numpy() if is_known else tensor.detach().float().numpy()
+        assert same(exported, np.ascontiguousarray(kept))
+        assert value is not None
+        expected = tuple(tensor.shape), DATA_TYPES[kept.dtype.name]
+        assert (tuple(value.tensor.dims), value.tensor.data_type) == expected
+        assert np.array(value.tensor.float_data, "<f4").tobytes() == numbers(kept)
 
 
 def test_every_bfloat16_and_float8_is_its_float32():
     for dtype, bits in ((torch.bfloat16, torch.int16), (torch.float8_e4m3fn, torch.uint8)):
         every = torch.arange(2 ** (8 * dtype.itemsize)).to(bits).view(dtype)
-        value, exported = recorded(every)
+        [(value, exported)] = recorded([every])
         assert exported.dtype == np.float32
         number = ~np.isnan(exported)  # a NaN may come back with other bits
         assert 1 < np.count_nonzero(~number) < len(exported) / 100

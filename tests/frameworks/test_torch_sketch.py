@@ -16,7 +16,7 @@ from distsummary.checkpoints.sketch import torch_sketch
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, CHUNK, Sketcher, signs
 from distsummary.checkpoints.sketch.parts import ModelParts, SketchedPart
 from distsummary.checkpoints.sketch.sketching import open_sketching
-from distsummary.checkpoints.sketch.torch_sketch import GROUP, SUMMED, on_device
+from distsummary.checkpoints.sketch.torch_sketch import SUMMED, on_device
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import load
 from tests.frameworks.test_torch import process_group
@@ -53,8 +53,11 @@ def test_the_sketch_is_that_of_the_reference_on_host_and_device(dtype: torch.dty
     assert torch.equal(found, on_device(Sketcher(), torch.from_numpy(signs(0)), parts))
 
 
-def test_more_chunks_than_go_at_a_time_and_a_start_inside_of_one_are_added() -> None:
-    flat = torch.randn((GROUP + 3) * CHUNK + 77)
+def test_more_chunks_than_go_at_a_time_and_a_start_inside_of_one_are_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_sketch, "GROUP", 2)
+    flat = torch.randn(4 * CHUNK + 77)  # of which 3 are whole in one run
     part = SketchedPart(name="w", tensor=flat, runs=((0, slice(0, 1000)), (1000, slice(1000, None))))
     expected = Sketcher().sketch({"w": flat.numpy()})
     found = on_device(Sketcher(), torch.from_numpy(signs(0)), [part]).numpy()
