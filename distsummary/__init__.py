@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.landscapes.directions.sketched import SketchedPath, training_path
     from distsummary.landscapes.generator import landscape, landscape_set
     from distsummary.landscapes.model.quantities import Evaluation
-    from distsummary.landscapes.output.grid import LossGrid
+    from distsummary.landscapes.output.loss_grid import LossGrid
     from distsummary.landscapes.run.progress import Progress
     from distsummary.landscapes.summary_landscape import SummaryLandscape
     from distsummary.launcher import launch
@@ -69,7 +69,7 @@ _NAMES_OF = {  # what each module gives; the same as above, which type checkers 
     "distsummary.landscapes.directions.sketched": ("SketchedPath", "training_path"),
     "distsummary.landscapes.generator": ("landscape", "landscape_set"),
     "distsummary.landscapes.model.quantities": ("Evaluation",),
-    "distsummary.landscapes.output.grid": ("LossGrid",),
+    "distsummary.landscapes.output.loss_grid": ("LossGrid",),
     "distsummary.landscapes.run.progress": ("Progress",),
     "distsummary.landscapes.summary_landscape": ("SummaryLandscape",),
     "distsummary.launcher": ("launch",),

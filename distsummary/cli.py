@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
 from distsummary.interrupts import heeds_interrupts
-from distsummary.landscapes.directions.names import CENTERINGS, DIRECTIONS
+from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
 
 if TYPE_CHECKING:
-    from distsummary.landscapes.output.grid import LossGrid
+    from distsummary.landscapes.output.loss_grid import LossGrid
 
 # Messages name the arguments of Python functions; here these are options. An argument is recognised inside a
 # message by its "=" (ARGUMENTS), and at the beginning as the field that the message is about (FIELDS).

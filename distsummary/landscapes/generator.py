@@ -40,7 +40,7 @@ from distsummary.landscapes.model.quantities import Evaluation, quantity_names, 
 from distsummary.landscapes.model.repeatable_loader import numbers_kept
 from distsummary.landscapes.model.user_code import check_loss
 from distsummary.landscapes.output.describe import doubts
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.landscapes.request import (
     Request,

@@ -12,7 +12,7 @@ from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscapes.directions.names import CENTERINGS, CORNERS, DIRECTIONS, OF_RUNS
+from distsummary.landscapes.directions import CENTERINGS, CORNERS, DIRECTIONS, OF_RUNS
 from distsummary.landscapes.directions.normalization import NORMALIZATIONS, FilterAxisHook
 from distsummary.landscapes.directions.parameters import Patterns
 from distsummary.landscapes.directions.prepare import Direction

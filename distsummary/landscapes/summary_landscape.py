@@ -14,7 +14,7 @@ from distsummary.landscapes.engines.base import MODES
 from distsummary.landscapes.factory import named_parts
 from distsummary.landscapes.generator import landscape_set
 from distsummary.landscapes.model.data import check_batches, mindspore_batches
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 

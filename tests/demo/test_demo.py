@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from distsummary.format.records import DIALECTS
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 from tests.interrupts import sigint

@@ -8,7 +8,7 @@ import torch
 
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run import scheduler
 from tests.frameworks.landscape_nets import CRITERION, Mlp, make_net
 from tests.frameworks.test_torch_evaluation import Reader

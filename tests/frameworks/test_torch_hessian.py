@@ -18,7 +18,7 @@ from distsummary.landscapes.directions.hessian import lanczos, mean_product
 from distsummary.landscapes.engines.torch_hessian import TorchHessian
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.torch_memory import exceeds_device
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from tests.frameworks.test_torch_landscape import conv_net, fingerprint, images
 from tests.unit.landscapes import golden_mlp
 

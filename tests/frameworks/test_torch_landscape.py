@@ -17,7 +17,7 @@ from distsummary.landscapes.engines.torch_engines import TorchRowEngine
 from distsummary.landscapes.generator import landscape, landscape_set
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.torch_loan import portable
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 from tests.unit.landscapes import golden_mlp
 

@@ -19,7 +19,7 @@ from distsummary.landscapes.directions.torch_parameters import filter_axes, tied
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.torch_loan import Loan, portable
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 
 
 class Language(nn.Module):

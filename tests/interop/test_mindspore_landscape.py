@@ -11,7 +11,7 @@ import pytest
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.format.records import Landscape
 from distsummary.landscapes.generator import landscape_set
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 from distsummary.landscapes.summary_landscape import SummaryLandscape
 from distsummary.reading.reader import read_values

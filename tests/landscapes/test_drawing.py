@@ -12,7 +12,7 @@ import pytest
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeCancelled, LandscapeError
 from distsummary.landscapes.output import write
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from tests.interrupts import Dropping, sigint
 from tests.unit.landscapes.golden_mlp import Mlp, batches
 from tests.unit.landscapes.test_generator import draw

@@ -21,7 +21,7 @@ from distsummary.errors import (
 )
 from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.generator import landscape
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 from distsummary.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy

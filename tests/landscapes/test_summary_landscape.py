@@ -22,7 +22,7 @@ from distsummary.errors import (
 )
 from distsummary.landscapes import summary_landscape
 from distsummary.landscapes.generator import landscape_set
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.summary_landscape import SummaryLandscape, count_workers, parts_of
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir

@@ -12,7 +12,7 @@ import pytest
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.cli import main
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.conftest import ROOT
 from tests.unit.test_cli import two_ranks

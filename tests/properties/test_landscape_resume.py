@@ -12,7 +12,7 @@ from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run import runner
 from distsummary.landscapes.run.identity import landscape_identity
 from distsummary.run_dir import RunDir

@@ -27,7 +27,7 @@ from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.generator import landscape, landscape_set
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.user_code import BatchLoss
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run import actor_crew
 from distsummary.landscapes.run.actor import RayWorkers
 from distsummary.landscapes.run.progress import Progress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.summary_landscape import SummaryLandscape
 from tests.conftest import ROOT
 from tests.unit.landscapes import golden_mlp

@@ -11,7 +11,7 @@ import pytest
 from distsummary.cli import FIELDS, grid_line, main
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Batch, Event, Value
-from distsummary.landscapes.directions.names import DIRECTIONS
+from distsummary.landscapes.directions import DIRECTIONS
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec

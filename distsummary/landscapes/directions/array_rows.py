@@ -86,3 +86,8 @@ def array_rows(array: Array) -> Rows:
     array = np.asarray(array)
     by_row = array if array.ndim else array.reshape(1)
     return Rows(array.shape, lambda start, stop: by_row[start:stop])
+
+
+def shape_of(state: Mapping[str, Array], name: str) -> tuple[int, ...]:
+    """The shape of a parameter, without reading it where it lies in a file or on a device."""
+    return rows_of(state, name).shape if isinstance(state, StoredState | InRows) else np.shape(state[name])

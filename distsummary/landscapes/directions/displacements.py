@@ -1,4 +1,10 @@
-"""How far checkpoints lie from the last of them, block by block in float64, whatever they are kept in."""
+"""How far checkpoints lie from the last of them, block by block in float64, and products of such blocks.
+
+Products run in BLAS on one thread: two threads that meet after every block wait for each other by spinning,
+so that 40 checkpoints cost five times the CPU of one thread and take no less time. BLAS libraries start
+threads above a certain size, so the wide axis is cut into strips below it. The sums are then also the same
+for any number of threads.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -7,12 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.checkpoints.mapped import StoredState
-from distsummary.landscapes.directions.array_rows import InRows, rows_of
+from distsummary.landscapes.directions.array_rows import shape_of
 
 Array = NDArray[Any]
 
 BLOCK = 1 << 16  # elements: larger blocks leave the cache, 3 times slower
 BLOCK_BYTES = 1 << 23  # of one block of all checkpoints, float64: of thousands it holds fewer elements
+# Multiplications in one product; OpenBLAS (interface/gemm.c: SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD)
+# takes one thread up to here.
+_SERIAL = 1 << 18
+_NARROWEST = 32  # a strip: below, calls cost more than threads (from 90 rows on), and those have enough to do
 
 
 def displacements(
@@ -37,14 +47,31 @@ def displacements(
             yield name, slice(start, stop), block
 
 
-def shape_of(state: Mapping[str, Array], name: str) -> tuple[int, ...]:
-    """The shape of a parameter, without reading it where it lies in a file or on a device."""
-    return rows_of(state, name).shape if isinstance(state, StoredState | InRows) else np.shape(state[name])
-
-
 def _reader(state: Mapping[str, Array], name: str) -> Callable[[int, int], Array]:
     """What gives elements start .. stop-1 of a parameter."""
     if isinstance(state, StoredState):
         return lambda start, stop: state.part(name, start, stop)
     flat = np.asarray(state[name]).reshape(-1)
     return lambda start, stop: flat[start:stop]
+
+
+def inner(a: Array, b: Array) -> Array:
+    """a @ b.T, float64 (m, n), of a (m, k) and b (n, k)."""
+    m, n, wide = len(a), len(b), a.shape[1]
+    strip = _SERIAL // max(1, m * n)
+    if strip < _NARROWEST or wide <= strip:
+        return np.asarray(a @ b.T)
+    count, whole = wide // strip, wide - wide % strip
+    stack_a, stack_b = (x[:, :whole].reshape(len(x), count, strip).swapaxes(0, 1) for x in (a, b))
+    total = (stack_a @ stack_b.swapaxes(1, 2)).sum(axis=0)
+    return np.asarray(total + a[:, whole:] @ b[:, whole:].T)
+
+
+def combine_rows(weights: Array, rows: Array) -> Array:
+    """weights @ rows, float64 (m, k), of weights (m, n) and rows (n, k)."""
+    m, n = weights.shape
+    strip = max(_NARROWEST, _SERIAL // max(1, m * n))
+    out = np.empty((m, rows.shape[1]))
+    for start in range(0, rows.shape[1], strip):
+        out[:, start : start + strip] = weights @ rows[:, start : start + strip]
+    return out

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.directions.collinear import COLLINEAR, is_rounding
-from distsummary.landscapes.directions.displacements import shape_of
+from distsummary.landscapes.directions.array_rows import shape_of
 from distsummary.landscapes.directions.finite import refuse_diverged
 from distsummary.landscapes.directions.pca import Axes, combine, gram
-from distsummary.landscapes.directions.recipe import Array, Directions, Weights
+from distsummary.landscapes.directions.recipe import COLLINEAR, Array, Directions, Weights
+from distsummary.landscapes.directions.rounding import is_rounding
 
 
 def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:

@@ -23,9 +23,8 @@ from distsummary.landscapes.directions.normalization import (
     resolve_filter_axes,
 )
 from distsummary.landscapes.directions.normals import Array
-from distsummary.landscapes.directions.overlaps import refuse_overlaps
+from distsummary.landscapes.directions.parameter_identity import fitting, refuse_overlaps
 from distsummary.landscapes.directions.recipe import SHOWN, Weights, check_fit, is_real
-from distsummary.landscapes.directions.wrappers import fitting
 
 Patterns: TypeAlias = str | Sequence[str] | None
 

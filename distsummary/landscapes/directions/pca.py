@@ -22,12 +22,12 @@ import numpy as np
 
 from distsummary.checks import check_choice
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.directions.collinear import ONE_ROW, is_rounding
-from distsummary.landscapes.directions.displacements import displacements, shape_of
+from distsummary.landscapes.directions import CENTERINGS
+from distsummary.landscapes.directions.array_rows import shape_of
+from distsummary.landscapes.directions.displacements import combine_rows, displacements, inner
 from distsummary.landscapes.directions.finite import refuse_diverged
-from distsummary.landscapes.directions.names import CENTERINGS
-from distsummary.landscapes.directions.products import combine_rows, inner
-from distsummary.landscapes.directions.recipe import Array, Directions, Weights, check_fit
+from distsummary.landscapes.directions.recipe import ONE_ROW, Array, Directions, Weights, check_fit
+from distsummary.landscapes.directions.rounding import is_rounding
 
 RANK_TOLERANCE = 1e-14  # relative to the largest eigenvalue, per checkpoint
 NARROW = 0.1  # of the first singular value: a second one below may be rounding

@@ -9,19 +9,20 @@ import numpy as np
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.array_rows import Rows, rows_of
-from distsummary.landscapes.directions.collinear import ONE_ROW, refuse_parallel
 from distsummary.landscapes.directions.hessian import Eigenpairs, unflatten
 from distsummary.landscapes.directions.interpolate import line, triangle
 from distsummary.landscapes.directions.normalization import FilterAxis, mindspore_moves, normalize
 from distsummary.landscapes.directions.normals import RNG
 from distsummary.landscapes.directions.pca import locate, pca_plane
 from distsummary.landscapes.directions.recipe import (
+    ONE_ROW,
     Array,
     Directions,
     RandomDirections,
     Recipe,
     Weights,
     is_real,
+    refuse_parallel,
 )
 
 MARGIN = 0.2  # of the path's extent, on each side

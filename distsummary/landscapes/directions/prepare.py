@@ -1,6 +1,8 @@
-"""The planes that were asked for, made from the checkpoints."""
+"""The planes of a request, made from the checkpoints, and the labels that keep their tags apart."""
 
+import hashlib
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -9,9 +11,8 @@ from typing import TypeAlias
 
 from distsummary.checkpoints.sketch.count_sketch import digest
 from distsummary.errors import InvalidValueError
+from distsummary.landscapes.directions import CORNERS
 from distsummary.landscapes.directions.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
-from distsummary.landscapes.directions.labels import label
-from distsummary.landscapes.directions.names import CORNERS
 from distsummary.landscapes.directions.parameters import Moving
 from distsummary.landscapes.directions.planes import (
     Prepared,
@@ -33,6 +34,9 @@ OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # (name
 # The eigenvectors of the two largest eigenvalues at a state, over the parameters that move.
 FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
 
+LONGEST = 40  # characters for the names in a label: tags become names of files
+AND = "-and-"
+_DIGEST = 3  # bytes
 _log = logging.getLogger(__name__)
 
 
@@ -222,3 +226,27 @@ def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[s
             pairs.products, pairs.values.tolist(), pairs.residuals.tolist(),
         )  # fmt: skip
     return pairs
+
+
+def label(*, is_given: bool = False, twin: int = 1, parameters: Sequence[str] = (), seed: int = 0) -> str:
+    """The label of a landscape: empty for the first of its kind, of all parameters and seed 0.
+
+    `is_given`: along the user's own directions, unless these replay a random plane. `twin` numbers the
+    landscapes of one call with the same kind and ends, from 1.
+    """
+    words = [
+        "given" if is_given else "",
+        f"no{twin}" if twin > 1 else "",
+        f"only_{readable(parameters)}" if parameters else "",
+        f"seed{seed}" if seed else "",
+    ]
+    return "_".join(word for word in words if word)
+
+
+def readable(texts: Sequence[str]) -> str:
+    """Texts in characters that are allowed in file names; with a hash if other texts could give the same."""
+    plain = AND.join(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") for text in texts)[:LONGEST]
+    if plain.split(AND) == list(texts):
+        return plain
+    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=_DIGEST).hexdigest()
+    return f"{plain}-{digest}" if plain else digest

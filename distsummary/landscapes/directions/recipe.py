@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.checks import check_choice, check_int
-from distsummary.errors import InvalidValueError
-from distsummary.landscapes.directions.array_rows import Rows, array_rows
-from distsummary.landscapes.directions.displacements import shape_of
+from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.landscapes.directions.array_rows import Rows, array_rows, rows_of, shape_of
+from distsummary.landscapes.directions.displacements import inner
 from distsummary.landscapes.directions.normalization import (
     NORMALIZATIONS,
     FilterAxis,
@@ -18,9 +18,11 @@ from distsummary.landscapes.directions.normalization import (
     normalized,
 )
 from distsummary.landscapes.directions.normals import random_direction
-from distsummary.landscapes.directions.wrappers import uncompiled
+from distsummary.landscapes.directions.parameter_identity import uncompiled
 
 SHOWN = 5  # names in a message
+COLLINEAR = 1e-6  # of the sine between two axes
+ONE_ROW = "directions='line' draws one row of points, between two checkpoints or two of runs="
 
 Array: TypeAlias = NDArray[Any]
 Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name: of tied ones the first
@@ -134,3 +136,30 @@ def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str]
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more if names else "nothing"
+
+
+def refuse_parallel(recipe: Recipe, centre: Weights, names: Iterable[str], normalization: str) -> None:
+    """Raise LandscapeError, naming what moves, unless the axes x and y span a plane.
+
+    The smallest parameters come first: as soon as the axes differ in some, the others are not read.
+    """
+    products, moved = np.zeros((2, 2)), []
+    for name in sorted(names, key=lambda name: int(np.prod(shape_of(centre, name), dtype=np.int64))):
+        weights = rows_of(centre, name)
+        axes = [recipe.rows(axis, name, weights) for axis in (0, 1)]
+        if all(rows.is_zero for rows in axes):
+            continue
+        moved.append(name)
+        for start, stop in weights.blocks():
+            both = np.stack([rows(start, stop).reshape(-1) for rows in axes]).astype(np.float64)
+            products += inner(both, both)
+            (xx, xy), (_, yy) = products
+            if xx * yy - xy * xy > COLLINEAR**2 * xx * yy:  # false if one is zero
+                return
+    after = "" if normalization == "none" else f" after normalization={normalization!r}"
+    more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
+    raise LandscapeError(
+        f"the x direction is {products[0, 1] / products[1, 1]:.4g} times the y direction{after}, in all that "
+        f"moves ({', '.join(moved[:SHOWN])}{more}), so they span no plane; use directions that are not "
+        f"parallel, another normalization, or more parameters; {ONE_ROW}"
+    )

@@ -1,6 +1,6 @@
-"""The rounding floor of a grid: where a step along a direction is lost in the weights' precision; pure."""
+"""What rounding hides: steps of a grid below an ulp, checkpoints that differ by rounding alone; pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -29,23 +29,21 @@ def rounding_floors(
     """
     shares, kept = {}, kept or {}
     for axis, step in enumerate(steps):
-        counts = np.zeros(2, np.int64)
+        moved = lost = 0
         for name in names:  # some rows of one parameter at a time are held
             weights = rows_of(centre, name)
             along = recipe.rows(axis, name, weights)
-            for block in weights.blocks():
-                counts += _lost(weights(*block), along(*block), step, precision, kept.get(name, ""))
-        shares["xy"[axis]] = float(counts[0] / counts[1]) if counts[1] else 0.0
+            for start, stop in weights.blocks():
+                block = weights(start, stop)
+                dtype = kept.get(name, "") or block.dtype.name
+                known = precision if precision in EXPLICIT_BITS else OF_DTYPE.get(dtype, "float32")
+                change = np.abs(np.asarray(along(start, stop), np.float64).reshape(-1)) * abs(step)
+                moves = change > 0
+                moved += int(moves.sum())
+                below = change < ulp(block.astype(np.float64).reshape(-1), known)
+                lost += int((below & moves).sum())
+        shares["xy"[axis]] = lost / moved if moved else 0.0
     return shares
-
-
-def _lost(weights: Array, along: Array, step: float, precision: str, kept: str) -> tuple[int, int]:
-    """How many parameters the step leaves where they are by rounding, of how many that it moves."""
-    change = np.abs(np.asarray(along, np.float64).reshape(-1)) * abs(step)
-    moves = change > 0
-    known = precision if precision in EXPLICIT_BITS else OF_DTYPE.get(kept or weights.dtype.name, "float32")
-    below = change < ulp(weights.astype(np.float64).reshape(-1), known)
-    return int((below & moves).sum()), int(moves.sum())
 
 
 def ulp(weights: Array, precision: str) -> Array:
@@ -54,3 +52,31 @@ def ulp(weights: Array, precision: str) -> Array:
     exponents = np.where(weights == 0, LEAST_EXPONENT[precision], exponents - 1)
     exponents = np.maximum(exponents, LEAST_EXPONENT[precision])
     return np.asarray(np.ldexp(1.0, exponents - EXPLICIT_BITS[precision]))
+
+
+def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) -> bool:
+    """Whether rounding alone may spread checkpoints by `length` along an axis.
+
+    Rounding moves each number by at most half an ulp, and the rounding of the last checkpoint is in all
+    displacements; `length` is the root of the sum of squares over the checkpoints, a singular value. Numbers
+    in float32 count as bfloat16 if they are that in all checkpoints: in a single one it may be by chance.
+    """
+    is_narrow = all(  # the lower 16 bits, which bfloat16 does not have, are 0
+        block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()
+        for state in reversed(states)
+        for block in _blocks(state, names)
+    )
+    squares = 0.0
+    for block in _blocks(states[-1], names):
+        precision = "bf16" if is_narrow else OF_DTYPE.get(block.dtype.name, "float32")
+        steps = ulp(block.astype(np.float64), precision)
+        squares += float(np.einsum("i,i->", steps, steps))
+    return length <= 0.5 * float(np.sqrt(len(states) * squares))
+
+
+def _blocks(state: Weights, names: Iterable[str]) -> Iterator[Array]:
+    """All numbers of a state, flat, some rows at a time."""
+    for name in names:
+        rows = rows_of(state, name)
+        for start, stop in rows.blocks():
+            yield rows(start, stop).reshape(-1)

@@ -15,8 +15,8 @@ from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
 from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
 from distsummary.checks import check_choice, renamed
 from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.displacements import combine_rows, inner
 from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, pca_axes, solve
-from distsummary.landscapes.directions.products import combine_rows, inner
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights
 from distsummary.landscapes.directions.sources import ckpt_dir_of
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from distsummary.landscapes.output.grid import LossGrid, finite_bounds
+from distsummary.landscapes.output.grid import Grid, finite_bounds
 
 
-def in_a_line(grid: LossGrid) -> str:
+def in_a_line(grid: Grid) -> str:
     """`LossGrid(pca, 21 x 21 points, loss 0.21 to 4.5, explained variance 0.91 + 0.063, torch-row)`."""
     facts = [grid.kind or grid.decomposition, f"{len(grid.x)} x {len(grid.y)} points", _losses(grid)]
     if not grid.computed.all():
@@ -17,7 +17,7 @@ def in_a_line(grid: LossGrid) -> str:
     return f"LossGrid({', '.join([*facts, *filter(None, [grid.engine])])})"
 
 
-def _losses(grid: LossGrid) -> str:
+def _losses(grid: Grid) -> str:
     """The range of the losses that are finite."""
     if not np.isfinite(grid.z).any():
         return "no finite loss"
@@ -45,12 +45,12 @@ def _without_middle(name: str, most: int) -> str:
     return f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
 
 
-def not_finite(grid: LossGrid) -> int:
+def not_finite(grid: Grid) -> int:
     """How many of the losses that were computed are NaN or Inf; those that were lost do not count."""
     return int((grid.computed & ~np.isfinite(grid.z)).sum())
 
 
-def doubts(grids: Mapping[str, LossGrid]) -> str:
+def doubts(grids: Mapping[str, Grid]) -> str:
     """What to say of the losses that are not finite, grid by grid, and what to check; "" where all are."""
     doubtful = {name: grid for name, grid in grids.items() if not_finite(grid)}
     counts = [_count(name, grid) for name, grid in doubtful.items()]
@@ -58,14 +58,14 @@ def doubts(grids: Mapping[str, LossGrid]) -> str:
     return "; ".join([*counts, *dict.fromkeys(checks)])
 
 
-def _count(name: str, grid: LossGrid) -> str:
+def _count(name: str, grid: Grid) -> str:
     bad, computed = not_finite(grid), int(grid.computed.sum())
     if bad == computed:
         return f"{name}: not one of the {computed:,} computed losses is finite"
     return f"{name}: {bad:,} of {computed:,} computed losses are not finite"
 
 
-def _check(grid: LossGrid) -> str:
+def _check(grid: Grid) -> str:
     """What to look for where nothing is finite."""
     if np.isfinite(grid.true_loss[-1]):
         return (
@@ -76,3 +76,18 @@ def _check(grid: LossGrid) -> str:
         "nor is that of the centre itself: look for NaN and Inf in the data, in the checkpoint, and in what "
         "the loss function gives for one batch"
     )
+
+
+def ends_of_line(grid: Grid) -> tuple[str, str]:
+    """The names of the ends of a line: their runs, or their numbers."""
+    start, end = grid.runs or [f"{grid.unit} {number}" for number in (grid.numbers[0], grid.numbers[-1])]
+    return start, end
+
+
+def checkpoint_names(grid: Grid) -> list[str]:
+    """The names of the checkpoints: their number, or their run if it has no other."""
+    names = [str(number) for number in grid.numbers]
+    for run, part in grid.parts.items():
+        if run and len(part) == 1:
+            names[part.start] = run
+    return names

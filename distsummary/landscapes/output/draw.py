@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from distsummary.checks import check_choice
 from distsummary.errors import MissingExtraError
-from distsummary.landscapes.output import panels
 from distsummary.landscapes.output.cells import thinned
-from distsummary.landscapes.output.describe import not_finite, shortened
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.describe import ends_of_line, not_finite, shortened
+from distsummary.landscapes.output.grid import Grid
+from distsummary.landscapes.output.label_placement import place_labels
 from distsummary.landscapes.output.scale import scale_for
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MAX_NAMES = 120  # letters of all names in the title
 MUCH_ROUNDING = 0.1  # a share of the steps that a picture must not be silent about
 
 
-def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
+def draw(grid: Grid, kind: str = "contour", format: str = "png") -> bytes:
     """The grid as a picture in the bytes of a file; raises as `figure_of`, and for an unknown format."""
     check_choice("format", format, FORMATS)
     buffer = io.BytesIO()
@@ -34,7 +34,7 @@ def draw(grid: LossGrid, kind: str = "contour", format: str = "png") -> bytes:
     return buffer.getvalue()
 
 
-def figure_of(grid: LossGrid, kind: str = "contour") -> "Figure":
+def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
     """The grid as a figure; one of one row is drawn as a curve, whatever the kind.
 
     No global state of matplotlib is touched. Raises InvalidValueError for an unknown kind, MissingExtraError
@@ -45,8 +45,21 @@ def figure_of(grid: LossGrid, kind: str = "contour") -> "Figure":
     runs = tuple(run.replace("$", r"\$") for run in runs)  # two of them would make a formula
     grid = replace(grid, runs=runs)
     has_path = len(grid.path) > 1 and grid.kind != "line"
-    figure = _empty_figure(12.0 if has_path else 6.8)
-    main, beside = _split(figure, has_path)
+    try:
+        importlib.import_module("matplotlib.figure")
+        from distsummary.landscapes.output import panels
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
+            name="matplotlib",
+        ) from error
+    figure: Any = panels.empty_figure(12.0 if has_path else 6.8)
+    # What the figure itself has below stands under both parts, and under their legends.
+    beside = None
+    if has_path:
+        main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
+    else:
+        main = figure.subfigures(1, 1)
     main.suptitle(textwrap.fill(title(grid), MAX_TITLE, break_on_hyphens=False), fontsize="large")
     figure.supxlabel("\n".join(notes(grid)), fontsize=8, color="0.4")
     scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
@@ -61,41 +74,18 @@ def figure_of(grid: LossGrid, kind: str = "contour") -> "Figure":
         panels.draw_losses(losses, grid)
         panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
     if kind == "contour" and min(grid.z.shape) > 1:
-        panels.make_room(figure, main.axes[0], grid)
-    return figure
+        place_labels(figure, main.axes[0], grid)
+    return figure  # type: ignore[no-any-return]  # subfigures have types that say too little
 
 
-def _empty_figure(width: float) -> "Figure":
-    try:
-        importlib.import_module("matplotlib.figure")
-        from distsummary.landscapes.output.figure import empty_figure
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
-            name="matplotlib",
-        ) from error
-    return empty_figure(width)
-
-
-def _split(figure: Any, has_path: bool) -> tuple[Any, Any]:
-    """The figure's part for the picture, and its part for the path if there is one.
-
-    What the figure itself has below stands under both, and under their legends.
-    """
-    if not has_path:
-        return figure.subfigures(1, 1), None
-    main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
-    return main, beside
-
-
-def title(grid: LossGrid) -> str:
+def title(grid: Grid) -> str:
     """What the picture shows, in a sentence."""
     if grid.kind in ("joint", "triangle"):
         names = ", ".join(grid.runs)
         named = names if len(names) <= MAX_NAMES else f"{len(grid.runs)} runs"
         return f"{'joint PCA plane of' if grid.kind == 'joint' else 'plane through'} {named}"
     if grid.kind == "line":
-        start, end = panels.ends_of_line(grid)
+        start, end = ends_of_line(grid)
         return f"from {start} to {end}, straight"
     if grid.decomposition == "PCA" and grid.numbers:
         mode = "" if grid.mode == "standard" else f" ({grid.mode})"
@@ -106,7 +96,7 @@ def title(grid: LossGrid) -> str:
     return f"around {where}, {grid.kind or 'random'} plane ({grid.normalization} normalisation)"
 
 
-def notes(grid: LossGrid) -> list[str]:
+def notes(grid: Grid) -> list[str]:
     """What the losses of the picture are not: computed, finite, apart from rounding; nothing if they are."""
     found = []
     left, missing = int((~grid.computed).sum()), int(grid.missing.sum())
@@ -123,7 +113,7 @@ def notes(grid: LossGrid) -> list[str]:
     return found
 
 
-def checkpoint_lines(grid: LossGrid) -> list[str]:
+def checkpoint_lines(grid: Grid) -> list[str]:
     """A table of the path: true loss, loss in the plane, distance from the plane."""
     lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
     run_of = {k: run for run, part in grid.parts.items() for k in part}
@@ -138,7 +128,7 @@ def checkpoint_lines(grid: LossGrid) -> list[str]:
     return lines
 
 
-def plane_lines(grid: LossGrid) -> list[str]:
+def plane_lines(grid: Grid) -> list[str]:
     """What the plane has of the path."""
     lines = [""]
     if grid.explained_variance.size:

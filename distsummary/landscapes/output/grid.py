@@ -1,26 +1,24 @@
-"""LossGrid: a loss landscape as data, from and to files and records."""
+"""A loss grid as data, and as a NumPy archive (.npz), from which it is loaded again.
 
-import os
+An archive holds the arrays of the grid by their names and everything else as JSON under the key `meta`.
+Landscaper 1.3 (`LossLandscape.load_from_npz`) also finds its `loss` (m, n), in which NaN and Inf are made
+finite as for viewers, since it sorts all points by loss, and `coordinates` (2, n), the axes; grids that are
+not square have neither.
+"""
+
+import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
 
-from distsummary.errors import (
-    DamagedFileError,
-    InvalidValueError,
-    LandscapeError,
-    MissingExtraError,
-    MissingFileError,
-)
+from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.interpolate import barrier
 from distsummary.landscapes.directions.normalization import FilterAxis
 from distsummary.landscapes.directions.recipe import Array
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ARRAYS = (
     "x",
@@ -36,55 +34,14 @@ ARRAYS = (
 )
 LATER = ("step_path", "computed")  # older files have none
 NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # by their tags
+FORMAT = 1  # of archives
+ZIP = b"PK"  # how they begin
+QUANTITY = "quantity:"  # before the name of one in an archive
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LossGrid:
-    """The loss over a plane of parameter space.
-
-    The parameters at (i, j) are `centre + x[j] * direction_x + y[i] * direction_y`; the centre is
-    checkpoint `numbers[-1]`.
-
-    Attributes:
-        x, y: axes, float64 (n,) and (m,).
-        z: losses, float64 (m, n); NaN and Inf stay what they are.
-        numbers: the checkpoints of the path by number; only the centre for a random plane.
-        kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
-            (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
-        runs, run_lengths: of planes and lines through several, and how many checkpoints each has.
-        path: their coordinates in the plane, float64 (k, 2). The centre is exactly (0, 0).
-        path_loss: the loss at these coordinates, in the plane, (k,).
-        true_loss: the loss of the checkpoints themselves, (k,).
-        residuals: how much of each checkpoint lies outside the plane, |d - A c| / |d|, (k,).
-        steps, step_path: training steps between the checkpoints and their coordinates (s, 2), by sketches.
-        explained_variance: of the two directions, (2,); empty for a random plane.
-        eigenvalues, eigenvalue_errors: the two algebraically largest of the Hessian, and how far off each is
-            at most, but for the rounding of the products that they are found by.
-        decomposition: what viewers are told: "PCA", "Random" or "Hessian".
-        convergence_point: (x, y, loss) of the end of training as viewers show it.
-        unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
-        centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
-        parameters: the patterns that said what moves; empty where all trainable parameters do.
-        filter_axis: of filter normalization, the axes by parameter that are not 0.
-        directions: a blake2b hash of what moves and of the directions: of random ones the recipe (names,
-            seed, normalization), of all others the arrays. "" in older files.
-        label: what is in the tag beside kind and checkpoints, see `directions.labels`.
-        bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
-        engine: who evaluated the points.
-        samples: rows of data behind each loss.
-        data_sets: the names of the data sets, of which the first makes the loss; () for data without a name.
-        quantities: what was computed beside the loss, by name: (m, n) each, such as a metric or "stderr".
-            With `data_sets` each has the name of its own before it, as "train/stderr" and "test/loss".
-        computed: where a loss was computed, bool (m, n), by default everywhere; False where it was
-            interpolated from others, or is missing: NaN in `z`. Nothing is extrapolated.
-        is_partial: whether points are left that were asked for: the landscape was stopped, or lost points.
-        lost_points: points without a value because their workers died too often.
-        worker_seconds: seconds spent on points, by worker; where a landscape went on, by the last call.
-        hardware: what the points were computed on; of a landscape that went on elsewhere all of them.
-        precision_error: of a reduced precision, the largest relative error of the losses that were compared.
-        rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
-            {"x": share, "y": share}; see `directions.rounding`.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Grid:
+    """The data of a `LossGrid`, which describes the fields."""
 
     x: Array
     y: Array
@@ -139,20 +96,6 @@ class LossGrid:
         object.__setattr__(self, "filter_axis", axes)
         if self.computed.dtype != np.bool_:
             raise InvalidValueError(f"computed must be of bool, got {self.computed.dtype}")
-
-    def __repr__(self) -> str:
-        from distsummary.landscapes.output.describe import in_a_line
-
-        return in_a_line(self)
-
-    def _repr_png_(self) -> bytes | None:
-        """The picture as a notebook's cell shows it; without matplotlib the cell has the text alone."""
-        from distsummary.landscapes.output.draw import draw
-
-        try:
-            return draw(self)
-        except MissingExtraError:
-            return None
 
     @property
     def tag(self) -> str:
@@ -209,32 +152,6 @@ class LossGrid:
             for run, length, end in zip(self.runs, self.run_lengths, ends, strict=True)
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the grid in the format that the suffix of `path` names.
-
-        .npz: everything, for `load` and for Landscaper (see `output.npz`).
-        .vtp: surface and path for ParaView (see `output.vtp`).
-        .h5 or .hdf5: the layout of Li et al.'s repository (see `output.h5`); needs h5py.
-
-        Raises InvalidValueError for another suffix, MissingExtraError without h5py, RunDirError when the file
-        cannot be written.
-        """
-        from distsummary.landscapes.output.files import save_grid
-
-        save_grid(self, FilePath(path))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "LossGrid":
-        """Read what `save` wrote as .npz; raises MissingFileError or DamagedFileError."""
-        from distsummary.landscapes.output.npz import from_npz
-
-        if not FilePath(path).is_file():
-            raise MissingFileError(f"{os.fspath(path)} is not there; landscapes are saved with LossGrid.save")
-        try:
-            return from_npz(FilePath(path).read_bytes())
-        except (DamagedFileError, OSError) as error:
-            raise DamagedFileError(f"{os.fspath(path)} cannot be read: {error}") from error
-
     def meta(self) -> dict[str, Any]:
         """Every field that is no array, as JSON can hold it."""
         apart = {*ARRAYS, "quantities"}
@@ -242,26 +159,37 @@ class LossGrid:
         mappings = ("worker_seconds", "rounding", "filter_axis")
         return meta | {name: dict(getattr(self, name)) for name in mappings}
 
-    def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "contour") -> "Figure | None":
-        """Draw a picture into a file (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).
+    def to_npz(self) -> bytes:
+        """The grid as a NumPy archive, see above."""
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        arrays |= {f"{QUANTITY}{name}": values for name, values in self.quantities.items()}
+        if len(self.x) == len(self.y):
+            arrays["loss"] = make_finite(self.z, finite_bounds(self.z))
+            arrays["coordinates"] = np.stack((self.x, self.y))
+        buffer = io.BytesIO()
+        np.savez(buffer, meta=np.array(json.dumps({"format": FORMAT, **self.meta()})), **arrays)
+        return buffer.getvalue()
 
-        Without `path` nothing is written or shown: it returns the matplotlib Figure, which a notebook shows
-        as the value of its cell, and which pyplot does not know, so nothing need be closed.
-
-        `kind` "contour" or "surface", the path on either; a grid of one row is drawn as a curve. Losses that
-        are not finite, or missing, leave a hole.
-
-        Raises InvalidValueError for another suffix or kind, MissingExtraError without matplotlib, RunDirError
-        when the file cannot be written.
-        """
-        if path is None:
-            from distsummary.landscapes.output.draw import figure_of
-
-            return figure_of(self, kind)
-        from distsummary.landscapes.output.files import save_picture
-
-        save_picture(self, FilePath(path), kind)
-        return None
+    @classmethod
+    def from_npz(cls, data: bytes) -> Self:
+        """The grid in an archive that `to_npz` made; raises DamagedFileError for anything else."""
+        if not data.startswith(ZIP):  # NumPy would take it for a pickle, and advise to load that
+            raise DamagedFileError(
+                "it is no .npz, the only format that loads; save as .npz, or compute it again"
+            )
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as saved:
+                meta: dict[str, Any] = json.loads(str(saved["meta"]))
+                arrays = {n: saved[n] for n in ARRAYS if n in saved or n not in LATER}
+                measured = {n.removeprefix(QUANTITY): saved[n] for n in saved if n.startswith(QUANTITY)}
+            if meta.pop("format") != FORMAT:
+                raise ValueError("it was written by a newer version")
+            if "centring" in meta:  # as this field was called at first
+                meta["centering"] = meta.pop("centring")
+            meta |= {name: tuple(value) for name, value in meta.items() if isinstance(value, list)}
+            return cls(**meta, **arrays, quantities=measured)
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, BadZipFile) as error:
+            raise DamagedFileError(f"not a saved loss grid ({error}); compute it again") from error
 
 
 def finite_bounds(*arrays: Array) -> tuple[float, float]:

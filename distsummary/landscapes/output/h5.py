@@ -29,13 +29,13 @@ import numpy as np
 
 from distsummary.errors import MissingExtraError
 from distsummary.landscapes.directions.recipe import Array
-from distsummary.landscapes.output.grid import LossGrid, finite_bounds
+from distsummary.landscapes.output.grid import Grid, finite_bounds
 
 QUANTITIES = "quantities"
 ACCURACY = "accuracy"  # the quantity that is theirs
 
 
-def to_h5(grid: LossGrid) -> bytes:
+def to_h5(grid: Grid) -> bytes:
     """The file; raises MissingExtraError without h5py."""
     try:
         h5py: Any = importlib.import_module("h5py")  # Any: it has no types
@@ -54,7 +54,7 @@ def to_h5(grid: LossGrid) -> bytes:
     return buffer.getvalue()
 
 
-def _arrays(grid: LossGrid) -> dict[str, Any]:
+def _arrays(grid: Grid) -> dict[str, Any]:
     """The datasets by name."""
     surface = _surface(grid)
     if len(grid.y) == 1:
@@ -79,7 +79,7 @@ def _arrays(grid: LossGrid) -> dict[str, Any]:
     return {"xcoordinates": grid.x, **surface, **path}
 
 
-def _surface(grid: LossGrid) -> dict[str, Array]:
+def _surface(grid: Grid) -> dict[str, Array]:
     """Losses and accuracies (m, n) under the peers' names."""
     first = grid.data_sets[0] if grid.data_sets else ""
     measured = {_named(first, "loss"): grid.z, **grid.quantities}

@@ -1,37 +1,48 @@
-"""Where the names of points have room beside them in a picture; pure."""
+"""The names of checkpoints in a picture, each placed where there is room beside its point."""
 
 from collections.abc import Container
+from typing import Any
 
 import numpy as np
 
 from distsummary.landscapes.directions.recipe import Array
+from distsummary.landscapes.output.grid import Grid
 
 CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # right or left, above or below; as they are tried
+DOT, STAR = 3.5, 7.0  # points: half the size that checkpoints are drawn with
+GAP = STAR  # from a checkpoint to its name, which covers no star
 
 
-def corners_with_room(
-    points: Array, sizes: Array, gap: float, taken: Array, always: Container[int]
-) -> dict[int, tuple[int, int]]:
-    """The corner at which the name of each point stands, by index; of those without room there is none.
+def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
+    """Move the names of checkpoints off the dots and each other, or leave them out; `figure` is complete.
 
-        name |              all in pixels: `points` and `sizes` of names (k, 2), `taken` (t, 4) boxes that
-             o point        stay free (left, bottom, right, top), `gap` from point to name along either axis
-
-    A name covers nothing that is taken and no other name. Of the corners that are free it has the one that
-    is farthest from other points and names (twice the gap is far enough), or it would be read as that of
-    another. Those of `always` choose first, and stand also where there is no room. A box around a point is
-    its own dot.
+    The first and the last name stay, and those of the ends of a run.
     """
-    found = {}
-    for k in sorted(range(len(points)), key=lambda k: k not in always):
-        boxes = [_box(points[k], sizes[k], gap, corner) for corner in CORNERS]
-        others = _others(points[k], taken)
-        room = [min(_distance(box, others), 2 * gap) for box in boxes]
-        if max(room) >= 0 or k in always:
-            corner = int(np.argmax(room))
-            found[k] = CORNERS[corner]
-            taken = np.vstack((taken, boxes[corner]))
-    return found
+    figure.get_layout_engine().execute(figure)  # before, nothing has its place
+    names = list(axes.texts)
+    points = axes.transData.transform(np.array([name.xy for name in names]).reshape(-1, 2))
+    dots = axes.transData.transform(grid.path)
+    sizes = np.array([name.get_window_extent().size for name in names]).reshape(-1, 2)
+    ends = {tuple(grid.path[k]) for part in grid.parts.values() for k in (part.start, part.stop - 1)}
+    always = {0, len(names) - 1} | {k for k, name in enumerate(names) if tuple(name.xy) in ends}
+    point = axes.figure.dpi / 72
+    left, bottom, right, top = axes.bbox.extents
+    far = np.inf
+    outside = [  # beyond the four sides of the axes
+        (-far, -far, left, far),
+        (right, -far, far, far),
+        (-far, -far, far, bottom),
+        (-far, top, far, far),
+    ]
+    taken = np.vstack((around(dots, DOT * point), around(dots[-1:], STAR * point), outside))
+    found = corners_with_room(points, sizes, GAP * point, taken, always)
+    for k, name in enumerate(names):
+        if k not in found:
+            name.remove()
+            continue
+        to_right, up = found[k]
+        name.set(position=(GAP * to_right, GAP * up), ha="left" if to_right > 0 else "right")
+        name.set_va("bottom" if up > 0 else "top")
 
 
 def around(points: Array, radius: float) -> Array:
@@ -39,21 +50,35 @@ def around(points: Array, radius: float) -> Array:
     return np.hstack((points - radius, points + radius))
 
 
-def _box(point: Array, size: Array, gap: float, corner: tuple[int, int]) -> Array:
-    near = point + gap * np.array(corner)
-    far = near + size * np.array(corner)
-    return np.concatenate((np.minimum(near, far), np.maximum(near, far)))
+def corners_with_room(
+    points: Array, sizes: Array, gap: float, taken: Array, always: Container[int]
+) -> dict[int, tuple[int, int]]:
+    """The corner at which the name of each point stands, by index; points without room have none.
 
+        name |              all in pixels: `points` and `sizes` of names (k, 2), `taken` (t, 4) boxes that
+             o point        stay free (left, bottom, right, top), `gap` from point to name along either axis
 
-def _others(point: Array, taken: Array) -> Array:
-    """What is taken, without the boxes whose middle is the point."""
-    is_own = np.isclose(point - taken[:, :2], taken[:, 2:] - point, atol=0.5).all(axis=1)
-    return np.asarray(taken[~is_own])
-
-
-def _distance(box: Array, taken: Array) -> float:
-    """In pixels to the nearest of what is taken, -1 where some of that is covered."""
-    apart = np.maximum(taken[:, :2] - box[2:], box[:2] - taken[:, 2:])
-    if np.any(apart.max(axis=1) < 0):
-        return -1.0
-    return round(float(np.hypot(*np.maximum(apart, 0).T).min(initial=np.inf)), 1)  # rounding chooses none
+    A name covers nothing that is taken and no other name. Of the free corners it takes the one farthest from
+    other points and names (twice the gap is far enough), so that it is not read as the name of another.
+    Those of `always` choose first, and are placed even if there is no room. A box whose middle is the point
+    is its own dot.
+    """
+    found = {}
+    for k in sorted(range(len(points)), key=lambda k: k not in always):
+        is_own = np.isclose(points[k] - taken[:, :2], taken[:, 2:] - points[k], atol=0.5).all(axis=1)
+        others = taken[~is_own]
+        boxes, room = [], []
+        for corner in CORNERS:
+            near = points[k] + gap * np.array(corner)
+            opposite = near + sizes[k] * np.array(corner)
+            box = np.concatenate((np.minimum(near, opposite), np.maximum(near, opposite)))
+            apart = np.maximum(others[:, :2] - box[2:], box[:2] - others[:, 2:])
+            nearest = np.hypot(*np.maximum(apart, 0).T).min(initial=np.inf)
+            covers_some = bool(np.any(apart.max(axis=1) < 0))
+            boxes.append(box)
+            room.append(-1.0 if covers_some else min(round(float(nearest), 1), 2 * gap))  # not by rounding
+        if max(room) >= 0 or k in always:
+            best = int(np.argmax(room))
+            found[k] = CORNERS[best]
+            taken = np.vstack((taken, boxes[best]))
+    return found

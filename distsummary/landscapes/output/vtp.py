@@ -18,7 +18,7 @@ import numpy as np
 
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.output.cells import drape, finite_runs, whole_cells
-from distsummary.landscapes.output.grid import LossGrid, finite_bounds, make_finite
+from distsummary.landscapes.output.grid import Grid, finite_bounds, make_finite
 
 SURFACE, PATH, STEPS_BETWEEN = 0, 1, 2
 NO_CHECKPOINT = -1
@@ -27,7 +27,7 @@ STEPS = 16  # of the path from checkpoint to checkpoint
 _TYPES = {"f": ("Float64", "<f8"), "i": ("Int64", "<i8")}
 
 
-def to_vtp(grid: LossGrid) -> bytes:
+def to_vtp(grid: Grid) -> bytes:
     """The file. A point's z is its loss; a checkpoint lies at its loss in the plane.
 
     Point data:
@@ -87,7 +87,7 @@ def _document(fields: Sequence[str], counts: Mapping[str, int], sections: Sequen
     ).encode()
 
 
-def _fields(grid: LossGrid) -> list[str]:
+def _fields(grid: Grid) -> list[str]:
     """The arrays that belong to the grid as a whole."""
     known = {
         "explained_variance": grid.explained_variance,
@@ -98,7 +98,7 @@ def _fields(grid: LossGrid) -> list[str]:
     return [*arrays, _string("hardware", grid.hardware)] if grid.hardware else arrays
 
 
-def _laid(grid: LossGrid) -> list[Array]:
+def _laid(grid: Grid) -> list[Array]:
     """The path of each run with what lies between its checkpoints, then the steps known by sketches.
 
     Each (points, 3), the height NaN where there is no surface; every STEPS-th point of a run is a checkpoint.
@@ -111,18 +111,18 @@ def _laid(grid: LossGrid) -> list[Array]:
     return [drape(grid.x, grid.y, grid.z, points, per_leg) for points, per_leg in paths]
 
 
-def _stride(grid: LossGrid) -> int:
+def _stride(grid: Grid) -> int:
     return 1 if min(grid.z.shape) == 1 else STEPS
 
 
-def _extras(grid: LossGrid, laid: list[Array]) -> list[Array]:
+def _extras(grid: Grid, laid: list[Array]) -> list[Array]:
     """The points of `laid` that are no checkpoints."""
     runs = len(grid.parts)
     between = [path[np.arange(len(path)) % _stride(grid) != 0] for path in laid[:runs]]
     return between + laid[runs:]
 
 
-def _points(grid: LossGrid, laid: list[Array]) -> tuple[Array, dict[str, Array]]:
+def _points(grid: Grid, laid: list[Array]) -> tuple[Array, dict[str, Array]]:
     """Coordinates (n, 3) and the data of each point, (n,)."""
     x, y = np.meshgrid(grid.x, grid.y)
     extra = np.concatenate(_extras(grid, laid))
@@ -146,7 +146,7 @@ def _points(grid: LossGrid, laid: list[Array]) -> tuple[Array, dict[str, Array]]
     return np.column_stack((plane, heights)), data | _quantities(grid, data, len(loss))
 
 
-def _quantities(grid: LossGrid, taken: Container[str], points: int) -> dict[str, Array]:
+def _quantities(grid: Grid, taken: Container[str], points: int) -> dict[str, Array]:
     """The quantities by names that are not taken, (points,), NaN behind the grid's own points."""
     found: dict[str, Array] = {}
     for name, values in grid.quantities.items():
@@ -157,7 +157,7 @@ def _quantities(grid: LossGrid, taken: Container[str], points: int) -> dict[str,
     return found
 
 
-def _cells(grid: LossGrid, laid: list[Array]) -> tuple[Array, list[tuple[int, Array]], Array]:
+def _cells(grid: Grid, laid: list[Array]) -> tuple[Array, list[tuple[int, Array]], Array]:
     """Vertices (k, 1), lines as (part, indices) and quads (q, 4), by indices of points."""
     checkpoints = grid.z.size + np.arange(len(grid.path))
     lines = _paths(grid, laid, checkpoints)
@@ -170,7 +170,7 @@ def _cells(grid: LossGrid, laid: list[Array]) -> tuple[Array, list[tuple[int, Ar
     return checkpoints[:, None], lines, np.stack((first, first + 1, first + width + 1, first + width), axis=1)
 
 
-def _paths(grid: LossGrid, laid: list[Array], checkpoints: Array) -> list[tuple[int, Array]]:
+def _paths(grid: Grid, laid: list[Array], checkpoints: Array) -> list[tuple[int, Array]]:
     """The lines of the runs and of the steps: the indices of their points."""
     lines: list[tuple[int, Array]] = []
     parts = [list(part) for part in grid.parts.values()]

@@ -17,8 +17,9 @@ from distsummary.errors import (
     MissingFileError,
 )
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Landscape, Value
-from distsummary.landscapes.directions.labels import readable
-from distsummary.landscapes.output.grid import LossGrid, finite_bounds, make_finite
+from distsummary.landscapes.directions.prepare import readable
+from distsummary.landscapes.output.grid import finite_bounds, make_finite
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.publish import ensure_directory, publish
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments

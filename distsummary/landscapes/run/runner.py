@@ -23,7 +23,7 @@ from distsummary.landscapes.engines.engine_choice import EngineChoice, MemoryToo
 from distsummary.landscapes.engines.timing import plan_engine
 from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import quantity_names
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run.assemble import Evaluated, assemble, gather
 from distsummary.landscapes.run.failures import (
     CHOOSING,

@@ -10,7 +10,7 @@ from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines.chunks import Chunk, Kind, plan_chunks
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.worker import EngineFacts
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run.assemble import Evaluated, assemble, gather
 from distsummary.landscapes.run.refine import first_points
 

@@ -27,7 +27,7 @@ from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines import numpy_engine
 from distsummary.landscapes.generator import landscape, landscape_set
 from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.request import Request
 from distsummary.landscapes.run.progress import Progress
 from distsummary.run_dir import RunDir

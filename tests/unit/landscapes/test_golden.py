@@ -7,7 +7,7 @@ import pytest
 
 from distsummary.checkpoints.trajectory import read
 from distsummary.landscapes.generator import landscape, landscape_set
-from distsummary.landscapes.output.grid import LossGrid
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 from tests.unit.landscapes import golden_mlp
 

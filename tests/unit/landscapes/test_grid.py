@@ -17,7 +17,8 @@ from distsummary.errors import (
     RunDirError,
 )
 from distsummary.landscapes.directions.planes import path_axes
-from distsummary.landscapes.output.grid import LossGrid, finite_bounds
+from distsummary.landscapes.output.grid import finite_bounds
+from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscapes.directions import displacements, products
+from distsummary.landscapes.directions import displacements
 from distsummary.landscapes.directions.normalization import normalize
 from distsummary.landscapes.directions.pca import (
     CENTERINGS,
@@ -59,7 +59,7 @@ EXPECTED = {
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' paths, too, are cut into blocks, and these into strips."""
     monkeypatch.setattr(displacements, "BLOCK", 3_001)
-    monkeypatch.setattr(products, "_SERIAL", 1 << 13)
+    monkeypatch.setattr(displacements, "_SERIAL", 1 << 13)
 
 
 def flat(direction: Mapping[str, Any]) -> Any:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.directions.collinear import COLLINEAR, refuse_parallel
-from distsummary.landscapes.directions.recipe import Directions
+from distsummary.landscapes.directions.recipe import COLLINEAR, Directions, refuse_parallel
 
 CENTRE = {name: np.ones(2, np.float32) for name in "abcdefg"}
 

@@ -1,6 +1,6 @@
 import re
 
-from distsummary.landscapes.directions.labels import label, readable
+from distsummary.landscapes.directions.prepare import label, readable
 
 
 def test_the_usual_landscape_has_no_label_and_others_have_words() -> None:

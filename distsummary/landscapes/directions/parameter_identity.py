@@ -1,0 +1,75 @@
+"""Which parameters are one: names that differ only by wrappers, memory that several share; pure."""
+
+import re
+from collections.abc import Collection, Container, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from distsummary.checkpoints.mapped import StoredState
+from distsummary.errors import InvalidValueError
+from distsummary.landscapes.directions.normals import Array
+
+_PREFIX = re.compile(r"((module|_orig_mod)\.)*")
+_COMPILED = "_orig_mod."
+
+
+def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """`state` under those of the names that differ from its own by wrappers alone.
+
+    These are a prefix that all have, and torch.compile's around single layers. Two are never made one.
+    """
+    if all(name in names for name in state):
+        return state
+    there = {bare: name for name, bare in _bare(names).items()}
+    renamed = {name if name in names else there.get(bare, name): name for name, bare in _bare(state).items()}
+    is_clear = len(there) == len(names) and len(renamed) == len(state)
+    if not is_clear or all(new == old for new, old in renamed.items()):
+        return state
+    if isinstance(state, StoredState):
+        return state.selected(renamed)
+    return {new: state[old] for new, old in renamed.items()}
+
+
+def _bare(names: Iterable[str]) -> dict[str, str]:
+    """The names without wrappers."""
+    prefix = common_prefix(names)
+    return {name: uncompiled(name.removeprefix(prefix)) for name in names}
+
+
+def uncompiled(name: str) -> str:
+    """The name that a parameter has where none of its layers is compiled."""
+    return name.replace(_COMPILED, "")
+
+
+def common_prefix(names: Iterable[str]) -> str:
+    """The wrappers' prefix that all names have, such as "module._orig_mod."."""
+    prefixes = [match.group() for name in names if (match := _PREFIX.match(name))]
+    shortest = min(prefixes, key=len, default="")
+    return shortest if all(prefix.startswith(shortest) for prefix in prefixes) else ""
+
+
+def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
+    """Raise InvalidValueError for parameters with an element in common, one of which moves.
+
+    A landscape would move them as two, which they are not. `arrays` hold each parameter once; of these only
+    the addresses are looked at.
+    """
+    begun: list[tuple[int, str]] = []  # (end, name) of those that begin before
+    for start, end, name in sorted((*_bounds(array), name) for name, array in arrays.items()):
+        begun = [(stop, other) for stop, other in begun if stop > start]
+        for _, other in begun:
+            if (name in moved or other in moved) and np.shares_memory(arrays[name], arrays[other]):
+                raise InvalidValueError(
+                    f"{other} {arrays[other].shape} and {name} {arrays[name].shape} share memory, and a "
+                    "landscape would move them as two; let the model compute with one parameter and views of "
+                    "it (weight.t()), or give each its own memory (a clone)"
+                )
+        begun.append((end, name))
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """The addresses of the first byte, and of the one behind the last."""
+    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    start, end = (sum(pick(step, 0) for step in steps) for pick in (min, max))
+    return array.ctypes.data + start, array.ctypes.data + end + array.itemsize

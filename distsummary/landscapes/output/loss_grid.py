@@ -1,0 +1,147 @@
+"""LossGrid: a loss landscape with its files and pictures."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from distsummary.checks import check_choice
+from distsummary.errors import DamagedFileError, MissingExtraError, MissingFileError, RunDirError
+from distsummary.landscapes.output.describe import in_a_line
+from distsummary.landscapes.output.draw import FORMATS, KINDS, draw, figure_of
+from distsummary.landscapes.output.grid import Grid
+from distsummary.landscapes.output.h5 import to_h5
+from distsummary.landscapes.output.vtp import to_vtp
+from distsummary.publish import publish, refuse_unlike_files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENCODERS: dict[str, Callable[[Grid], bytes]] = {
+    ".npz": Grid.to_npz,
+    ".vtp": to_vtp,
+    ".h5": to_h5,
+    ".hdf5": to_h5,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class LossGrid(Grid):
+    """The loss over a plane of parameter space.
+
+    The parameters at (i, j) are `centre + x[j] * direction_x + y[i] * direction_y`; the centre is
+    checkpoint `numbers[-1]`.
+
+    Attributes:
+        x, y: axes, float64 (n,) and (m,).
+        z: losses, float64 (m, n); NaN and Inf stay what they are.
+        numbers: the checkpoints of the path by number; only the centre for a random plane.
+        kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
+            (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
+        runs, run_lengths: of planes and lines through several, and how many checkpoints each has.
+        path: their coordinates in the plane, float64 (k, 2). The centre is exactly (0, 0).
+        path_loss: the loss at these coordinates, in the plane, (k,).
+        true_loss: the loss of the checkpoints themselves, (k,).
+        residuals: how much of each checkpoint lies outside the plane, |d - A c| / |d|, (k,).
+        steps, step_path: training steps between the checkpoints and their coordinates (s, 2), by sketches.
+        explained_variance: of the two directions, (2,); empty for a random plane.
+        eigenvalues, eigenvalue_errors: the two algebraically largest of the Hessian, and how far off each is
+            at most, but for the rounding of the products that they are found by.
+        decomposition: what viewers are told: "PCA", "Random" or "Hessian".
+        convergence_point: (x, y, loss) of the end of training as viewers show it.
+        unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
+        centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
+        parameters: the patterns that said what moves; empty where all trainable parameters do.
+        filter_axis: of filter normalization, the axes by parameter that are not 0.
+        directions: a blake2b hash of what moves and of the directions: of random ones the recipe (names,
+            seed, normalization), of all others the arrays. "" in older files.
+        label: what is in the tag beside kind and checkpoints, see `directions.labels`.
+        bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
+        engine: who evaluated the points.
+        samples: rows of data behind each loss.
+        data_sets: the names of the data sets, of which the first makes the loss; () for data without a name.
+        quantities: what was computed beside the loss, by name: (m, n) each, such as a metric or "stderr".
+            With `data_sets` each has the name of its own before it, as "train/stderr" and "test/loss".
+        computed: where a loss was computed, bool (m, n), by default everywhere; False where it was
+            interpolated from others, or is missing: NaN in `z`. Nothing is extrapolated.
+        is_partial: whether points are left that were asked for: the landscape was stopped, or lost points.
+        lost_points: points without a value because their workers died too often.
+        worker_seconds: seconds spent on points, by worker; where a landscape went on, by the last call.
+        hardware: what the points were computed on; of a landscape that went on elsewhere all of them.
+        precision_error: of a reduced precision, the largest relative error of the losses that were compared.
+        rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
+            {"x": share, "y": share}; see `directions.rounding`.
+    """
+
+    def __repr__(self) -> str:
+        return in_a_line(self)
+
+    def _repr_png_(self) -> bytes | None:
+        """The picture as a notebook's cell shows it; without matplotlib the cell has the text alone."""
+        try:
+            return draw(self)
+        except MissingExtraError:
+            return None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the grid in the format that the suffix of `path` names.
+
+        .npz: everything, for `load` and for Landscaper (see `output.grid`).
+        .vtp: surface and path for ParaView (see `output.vtp`).
+        .h5 or .hdf5: the layout of Li et al.'s repository (see `output.h5`); needs h5py.
+
+        Raises InvalidValueError for another suffix, MissingExtraError without h5py, RunDirError when the file
+        cannot be written.
+        """
+        file = Path(path)
+        suffix = file.suffix.lower()
+        check_choice(f"the suffix of {file.name!r}", suffix, ENCODERS)
+        check_place(file)
+        publish(file, ENCODERS[suffix](self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote as .npz; raises MissingFileError or DamagedFileError."""
+        if not Path(path).is_file():
+            raise MissingFileError(
+                f"{os.fspath(path)} does not exist; landscapes are saved with LossGrid.save"
+            )
+        try:
+            return cls.from_npz(Path(path).read_bytes())
+        except (DamagedFileError, OSError) as error:
+            raise DamagedFileError(f"{os.fspath(path)} cannot be read: {error}") from error
+
+    def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "contour") -> "Figure | None":
+        """Draw a picture into a file (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).
+
+        Without `path` nothing is written or shown: it returns the matplotlib Figure, which a notebook shows
+        as the value of its cell. pyplot does not know it, so there is nothing to close.
+
+        `kind` is "contour" or "surface", with the path on it; a grid of one row is drawn as a curve. Losses
+        that are not finite, or missing, leave a hole.
+
+        Raises InvalidValueError for another suffix or kind, MissingExtraError without matplotlib, RunDirError
+        when the file cannot be written.
+        """
+        if path is None:
+            return figure_of(self, kind)
+        file = Path(path)
+        suffix = file.suffix.lower()
+        check_choice(f"the suffix of {file.name!r}", suffix, [f".{name}" for name in FORMATS])
+        check_choice("kind", kind, KINDS)
+        check_place(file)
+        publish(file, draw(self, kind, suffix[1:]))
+        return None
+
+
+def check_place(path: Path) -> None:
+    """Raise RunDirError unless `path` lies in an existing directory; before anything is encoded."""
+    for parent in path.parents:
+        if parent.is_dir():
+            break
+        if parent.exists():
+            raise RunDirError(f"{path} cannot be written: {parent} is a file; choose another directory")
+    if not path.parent.is_dir():
+        raise RunDirError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
+    refuse_unlike_files(path)
