@@ -203,10 +203,7 @@ class FrameReader:
             elif base == offset:
                 return  # truncated meanwhile: the block, read from here, would hold the frame
             else:
-                base, block = (
-                    offset,
-                    b"",
-                )  # the frame crosses the end of the block: read a block that begins with it
+                base, block = offset, b""  # it crosses the end of the block: read one that begins with it
                 continue
             offset = end
 

@@ -30,6 +30,7 @@ def check_journals(paths: list[Path]) -> list[Finding]:
 
 
 def _check_journal(path: Path) -> Iterator[Finding]:
+    """What is wrong with one journal."""
     end = 0
     for frame in read_frames(path, resync=True):
         end = frame.end
