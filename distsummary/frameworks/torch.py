@@ -1,9 +1,9 @@
 """PyTorch as a framework: plain, DDP, FSDP2 and tensor parallel modules. Nothing here is a collective."""
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from distsummary.frameworks.base import ArraySpec, check_state
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank
 from distsummary.frameworks.torch_histogram import CountedHistogram, count
+from distsummary.frameworks.torch_modules import entries, memory, unwrap, wrapped
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -128,8 +129,7 @@ class TorchFramework:
 
         Parameters that view the same memory in the same way count as tied.
         """
-        module, _ = _unwrap(model)
-        trained = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        trained = [(name, value) for name, value in unwrap(model).named_parameters() if value.requires_grad]
         first = {memory(value): name for name, value in reversed(trained)}
         return [(name, value) for name, value in trained if first[memory(value)] == name]
 
@@ -170,12 +170,14 @@ class TorchFramework:
 
     def mesh(self, model: nn.Module) -> dict[str, tuple[int, int]]:
         """The axes of the parameters' device meshes (unnamed ones are dim_0, dim_1 ...); "dp" for DDP."""
-        module, data_parallel = _unwrap(model)
         axes: dict[str, tuple[int, int]] = {}
-        if data_parallel is not None:
-            group = data_parallel.process_group
-            axes["dp"] = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-        for parameter in module.parameters():
+        outer: nn.Module | None = model
+        while outer is not None:  # DDP may be inside of torch.compile
+            if isinstance(outer, nn.parallel.DistributedDataParallel):
+                group = outer.process_group
+                axes["dp"] = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+            outer = wrapped(outer)
+        for parameter in unwrap(model).parameters():
             dtensor = _as_dtensor(parameter)
             coordinate = None if dtensor is None else dtensor.device_mesh.get_coordinate()
             if dtensor is not None and coordinate is not None:  # None: the mesh does not have this rank
@@ -256,68 +258,6 @@ def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
         return _array(torch.empty(1, dtype=dtype)).dtype
     except (TypeError, RuntimeError) as error:
         raise InvalidTypeError(f"{dtype} has no array ({error}); convert it to float32 or int8") from error
-
-
-def _unwrap(model: nn.Module) -> tuple[nn.Module, nn.parallel.DistributedDataParallel | None]:
-    """The module inside DDP, DataParallel and torch.compile, and the DDP wrapper if there is one."""
-    if not isinstance(model, nn.Module):
-        raise InvalidTypeError(f"a PyTorch model must be torch.nn.Module, got {type(model).__name__}")
-    data_parallel = None
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            data_parallel = model
-        inner = wrapped(model)
-        if inner is None:
-            return model, data_parallel
-        model = inner
-
-
-def wrapped(module: nn.Module) -> nn.Module | None:
-    """The module that DDP, DataParallel or torch.compile wrapped in this one; None for any other module."""
-    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        return cast(nn.Module, module.module)
-    return compiled_from(module)
-
-
-def compiled_from(module: nn.Module) -> nn.Module | None:
-    """The module from which torch.compile made this one; None for any other module."""
-    # Private names, seen in torch 2.13; elsewhere a compiled module is taken for a plain one. A user's own
-    # child may be called _orig_mod, too. By name, since torch._dynamo takes a second to import.
-    kinds = {(kind.__module__.partition("._dynamo")[0], kind.__name__) for kind in type(module).__mro__}
-    return dict(module.named_children()).get("_orig_mod") if ("torch", "OptimizedModule") in kinds else None
-
-
-def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then persistent buffers, without state_dict(), whose hooks may be collectives."""
-    module, _ = _unwrap(model)
-    yield from module.named_parameters()
-    transient = {
-        f"{path}.{name}" if path else name
-        for path, part in module.named_modules(remove_duplicate=False)
-        for name in getattr(part, "_non_persistent_buffers_set", ())  # private, seen in torch 2.13
-    }
-    for name, buffer in module.named_buffers():
-        if name not in transient:
-            yield name, buffer
-
-
-def memory(tensor: Tensor) -> Hashable:
-    """A key that is equal for tensors that view the same memory in the same way.
-
-    The id of the tensor if it has no memory of its own.
-    """
-    if not has_addresses(tensor):
-        return id(tensor)
-    return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
-
-
-def has_addresses(tensor: Tensor) -> bool:
-    """Whether this is a plain dense tensor whose values are at an address."""
-    if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
-        return False
-    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
-        return False
-    return tensor.data_ptr() != 0  # FSDP frees the memory of what it has gathered
 
 
 def _axis_names(mesh: "DeviceMesh") -> tuple[str, ...]:

@@ -7,19 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.torch import FRAMEWORK, entries, has_addresses, memory, wrapped
+from distsummary.frameworks.torch import FRAMEWORK
+from distsummary.frameworks.torch_modules import entries, has_addresses, memory, unwrap
 from distsummary.landscapes.directions.array_rows import Rows
 from distsummary.landscapes.directions.normalization import FilterAxis
 from distsummary.landscapes.directions.normals import Array
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DDP, DataParallel and torch.compile: names and values without their wrapping."""
-    while (inner := wrapped(model)) is not None:
-        model = inner
-    return model
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

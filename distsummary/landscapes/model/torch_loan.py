@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from distsummary.checkpoints.mapped import StoredState
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.torch import compiled_from
+from distsummary.frameworks.torch_modules import compiled_from, unwrap
 from distsummary.interrupts import uninterrupted
 from distsummary.landscapes.directions.array_rows import Rows
 from distsummary.landscapes.directions.recipe import Weights, check_fit
-from distsummary.landscapes.directions.torch_parameters import named_tensors, sharing, tie, unwrap
+from distsummary.landscapes.directions.torch_parameters import named_tensors, sharing, tie
 from distsummary.landscapes.directions.torch_rows import rows_on, tensor_of
 from distsummary.landscapes.model.torch_backends import backends
 from distsummary.landscapes.model.torch_memory import gpus_of, in_dtype, spread, to_device

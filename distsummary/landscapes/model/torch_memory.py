@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distsummary.frameworks.torch_modules import unwrap
 from distsummary.landscapes.directions.recipe import Array, RandomDirections, Recipe, Weights
-from distsummary.landscapes.directions.torch_parameters import named_tensors, unwrap
+from distsummary.landscapes.directions.torch_parameters import named_tensors
 from distsummary.landscapes.directions.torch_rows import draws, rows_on, whole
 from distsummary.landscapes.model.batches import mapped
 from distsummary.landscapes.model.data import batch_bytes

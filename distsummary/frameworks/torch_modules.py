@@ -1,0 +1,66 @@
+"""The model inside DDP and torch.compile, its tensors by name, and which of them share memory."""
+
+from collections.abc import Hashable, Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from distsummary.errors import InvalidTypeError
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DDP, DataParallel and torch.compile, whose names have no wrapper's prefix."""
+    if not isinstance(model, nn.Module):
+        raise InvalidTypeError(f"a PyTorch model must be torch.nn.Module, got {type(model).__name__}")
+    while (inner := wrapped(model)) is not None:
+        model = inner
+    return model
+
+
+def wrapped(module: nn.Module) -> nn.Module | None:
+    """The module that DDP, DataParallel or torch.compile wrapped in this one; None for any other module."""
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return cast(nn.Module, module.module)
+    return compiled_from(module)
+
+
+def compiled_from(module: nn.Module) -> nn.Module | None:
+    """The module from which torch.compile made this one; None for any other module."""
+    # Private names, seen in torch 2.13; elsewhere a compiled module is taken for a plain one. A user's own
+    # child may be called _orig_mod, too. By name, since torch._dynamo takes a second to import.
+    kinds = {(kind.__module__.partition("._dynamo")[0], kind.__name__) for kind in type(module).__mro__}
+    return dict(module.named_children()).get("_orig_mod") if ("torch", "OptimizedModule") in kinds else None
+
+
+def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then persistent buffers, without state_dict(), whose hooks may be collectives."""
+    module = unwrap(model)
+    yield from module.named_parameters()
+    transient = {
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules(remove_duplicate=False)
+        for name in getattr(part, "_non_persistent_buffers_set", ())  # private, seen in torch 2.13
+    }
+    for name, buffer in module.named_buffers():
+        if name not in transient:
+            yield name, buffer
+
+
+def memory(tensor: Tensor) -> Hashable:
+    """A key that is equal for tensors that view the same memory in the same way.
+
+    The id of the tensor if it has no memory of its own.
+    """
+    if not has_addresses(tensor):
+        return id(tensor)
+    return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def has_addresses(tensor: Tensor) -> bool:
+    """Whether this is a plain dense tensor whose values are at an address."""
+    if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
+        return False
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return False
+    return tensor.data_ptr() != 0  # FSDP frees the memory of what it has gathered
