@@ -1,6 +1,6 @@
-"""The engine for numpy models: the plain loop, every parameter written anew at every point."""
+"""The engine for numpy models: the naive loop, which writes every parameter anew at every point."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,13 @@ NO_NUMBERS = "cOSUMm"  # kinds of dtypes: complex, objects such as None, texts, 
 
 
 class NumpyEngine:
-    """The reference the others are compared with; parameters are moved in place, in the dtype they have.
+    """The reference for the other engines. Moves parameters in place, in the dtype they have.
 
     `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`.
     """
 
     name = "numpy-naive"
-    is_streamed = False  # it is read for each point, if at all
+    is_streamed = False  # streamed data is read anew for each point, not once for several
 
     def __init__(
         self,
@@ -63,24 +63,21 @@ class NumpyEngine:
         self._directions = Directions(x={}, y={})
         self.bn_mode = "eval" if mode == "standard" else "batch"
         self.hardware = f"{processor()}, numpy {np.__version__}"
-        self._refuse_random(name)
+        first = next(self._batches(name), None)
+        if first is None:
+            raise InvalidValueError("batches must hold at least one batch, got none")
+        once, again = (in_batch(first[2], self._reading, first[0]) for _ in range(2))
+        if not np.array_equal(once, again, equal_nan=True):
+            raise LandscapeError(
+                "the model gives other losses for the same parameters and batch; "
+                "switch off what is random in it"
+            )
 
     def _batches(self, name: str) -> Iterator[tuple[Any, BatchFacts, str]]:
-        """The batches of a data set, what they count and what they are called."""
+        """The batches of a data set with their weights and their names for messages."""
         for number, batch in enumerate(self._data[name], 1):
             called = batch_name(number, name)
             yield batch, batch_facts(batch, self._mode, self._evaluation, called), called
-
-    def _refuse_random(self, name: str) -> None:
-        for batch, _, called in self._batches(name):
-            once, again = (in_batch(called, self._reading, batch) for _ in range(2))
-            if not np.array_equal(once, again, equal_nan=True):
-                raise LandscapeError(
-                    "the model gives other losses for the same parameters and batch; "
-                    "switch off what is random in it"
-                )
-            return
-        raise InvalidValueError("batches must hold at least one batch, got none")
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
@@ -88,15 +85,15 @@ class NumpyEngine:
 
     def row_values(self, y: float, xs: Array) -> Array:
         """See Engine."""
-        return np.stack([self._at(float(x), float(y)) for x in xs])
-
-    def _at(self, x: float, y: float) -> Array:
-        self._place(self._centre)
-        for name, along_x in self._directions.x.items():
-            target = self._arrays[name]
-            kind = target.dtype.type
-            target[...] = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
-        return self._values()
+        found = []
+        for x in xs:
+            self._place(self._centre)
+            for name, along_x in self._directions.x.items():
+                target = self._arrays[name]
+                kind = target.dtype.type
+                target[...] = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
+            found.append(self._values())
+        return np.stack(found)
 
     def state_values(self, state: Weights) -> Array:
         """See Engine."""
@@ -109,34 +106,38 @@ class NumpyEngine:
                 target[...] = state[name]
 
     def _values(self) -> Array:
-        return np.concatenate([self._values_of(name) for name in self._data])
-
-    def _values_of(self, name: str) -> Array:
-        tally = Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
-        for batch, facts, called in self._batches(name):
-            tally.add(slice(None), in_batch(called, self._reading, batch)[None], facts)
-            if not len(tally.active):
-                break
-        return np.asarray(tally.values()[0])
+        """The quantities of the parameters as they are."""
+        found = []
+        for name in self._data:
+            tally = Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
+            for batch, facts, called in self._batches(name):
+                tally.add(slice(None), in_batch(called, self._reading, batch)[None], facts)
+                if not len(tally.active):
+                    break
+            found.append(tally.values()[0])
+        return np.concatenate(found)
 
     def _reading(self, batch: Any) -> Array:
+        """See `Tally`."""
         loss, outputs, targets = self._loss(batch)
         losses = _numbers(self._loss_name, loss)
         if losses.ndim > 1:
             raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
-        rows = _sums(losses, batch_rows(batch)) if self._evaluation.wants_rows else []
-        metrics = [
-            _metric(name, apply_metric(f, outputs, targets)) for name, f in self._evaluation.metrics.items()
-        ]
-        return np.array([losses.mean(), *rows, *metrics, *self._class_sums(losses, batch)])
-
-    def _class_sums(self, losses: Array, batch: Any) -> Sequence[float]:
-        if not self._evaluation.classes:
-            return ()
-        labels = np.asarray(batch_labels(batch)).reshape(-1)
-        if losses.shape != labels.shape:
-            raise LandscapeError(CLASSES_NEED_ROWS)
-        return [float(losses[labels == number].sum()) for number in range(self._evaluation.classes)]
+        found = [losses.mean()]
+        if self._evaluation.wants_rows:
+            has_rows = losses.shape == (batch_rows(batch),)
+            found += [losses.mean(), (losses**2).mean()] if has_rows else [np.inf, 0.0]
+        for name, metric in self._evaluation.metrics.items():
+            value = _numbers(f"metric {name!r}", apply_metric(metric, outputs, targets))
+            if value.size != 1:
+                raise LandscapeError(metric_shape_error(name, value.shape))
+            found.append(float(value.reshape(())))
+        if self._evaluation.classes:
+            labels = np.asarray(batch_labels(batch)).reshape(-1)
+            if losses.shape != labels.shape:
+                raise LandscapeError(CLASSES_NEED_ROWS)
+            found += [losses[labels == number].sum() for number in range(self._evaluation.classes)]
+        return np.array(found)
 
     def close(self) -> None:
         """See Engine."""
@@ -145,20 +146,8 @@ class NumpyEngine:
         self._originals = None
 
 
-def _sums(losses: Array, rows: int) -> list[float]:
-    """See `torch_measure`."""
-    return [losses.mean(), (losses**2).mean()] if losses.shape == (rows,) else [np.inf, 0.0]
-
-
-def _metric(name: str, found: Any) -> float:
-    value = _numbers(f"metric {name!r}", found)
-    if value.size != 1:
-        raise LandscapeError(metric_shape_error(name, value.shape))
-    return float(value.reshape(()))
-
-
 def _numbers(what: str, found: Any) -> Array:
-    """What a function gave, float64."""
+    """The values that a function of the user's returned, float64."""
     try:
         values = np.asarray(found)
         if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # a loss and its parts are no rows

@@ -1,4 +1,4 @@
-"""A worker: one engine and the planes, asked for chunks; `actor.py` puts it into a process."""
+"""A worker: one engine that evaluates chunks of the planes; `actor.py` runs it in a process of its own."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +19,9 @@ from distsummary.landscapes.model.quantities import Evaluation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What every worker gets: model, loss, data and the landscapes to evaluate (same `names` in all).
+    """The work of all workers: model, loss, data and the landscapes to evaluate (same `names` in all).
 
-    `choice` None: not made yet, and the row engine until then. With a choice every worker gives the same
+    `choice` None: not made yet, so the row engine is used. With the same choice all workers compute the same
     bits.
     """
 
@@ -36,9 +36,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a grid says about its engine; `quantities` are the columns of ChunkResult.measured.
+    """What a grid records of its engine; `quantities` are the columns of ChunkResult.measured.
 
-    `is_streamed`: points that are evaluated together share the reading of the data.
+    `is_streamed`: the data is read once for all points that are evaluated together.
     """
 
     name: str
@@ -51,11 +51,11 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkResult:
-    """What a chunk gave.
+    """The quantities at the points of a chunk.
 
     Attributes:
         values: losses float64, one per point of the chunk.
-        seconds: that they took.
+        seconds: the time they took.
         measured: all quantities, float64 (points, quantities); the first column is `values`.
     """
 
@@ -100,19 +100,26 @@ class LandscapeWorker:
         )
 
     def evaluate(self, chunk: Chunk) -> ChunkResult:
-        """The quantities of the chunk's points; they depend on nothing but the task and the chunk."""
+        """The quantities of the chunk's points; they depend only on the task and the chunk."""
         start = self._clock()
         plane = self._planes[chunk.plane]
         with self._within_memory(f"at {chunk}"):
             if self._plane != chunk.plane:
                 self._engine.set_plane(plane.states[-1], plane.recipe)
                 self._plane = chunk.plane
-            measured = self._values(chunk, plane)
+            columns = list(chunk.columns)
+            if chunk.kind == "grid":
+                measured = self._engine.row_values(float(plane.y[chunk.row]), plane.x[columns])
+            elif chunk.kind == "path":
+                points = [plane.points[k] for k in columns]
+                measured = np.concatenate([self._engine.row_values(y, np.array([x])) for x, y in points])
+            else:
+                measured = np.stack([self._engine.state_values(plane.states[k]) for k in columns])
         return ChunkResult(values=measured[:, 0], seconds=self._clock() - start, measured=measured)
 
     @contextmanager
     def _within_memory(self, when: str) -> Iterator[None]:
-        """Raise MemoryTooSmallError, which says what to go on with, where there is a smaller engine."""
+        """Turn an out-of-memory error into MemoryTooSmallError if there is a smaller engine."""
         try:
             yield
         except Exception as error:  # of any kind: a device tells in its own way that it is full
@@ -123,15 +130,6 @@ class LandscapeWorker:
             raise MemoryTooSmallError(
                 f"{choice.label} ran out of memory {when}; go on with {smaller.label}", smaller
             ) from error
-
-    def _values(self, chunk: Chunk, plane: PlanePlan) -> Array:
-        columns = list(chunk.columns)
-        if chunk.kind == "grid":
-            return self._engine.row_values(float(plane.y[chunk.row]), plane.x[columns])
-        if chunk.kind == "path":
-            points = plane.points
-            return np.concatenate([self._engine.row_values(points[k, 1], points[k, :1]) for k in columns])
-        return np.stack([self._engine.state_values(plane.states[k]) for k in columns])
 
     def close(self) -> None:
         """Give the model back as it was."""

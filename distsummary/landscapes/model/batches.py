@@ -1,4 +1,4 @@
-"""A batch of any kind: what it holds, and the same with other tensors."""
+"""The structure of a batch of any kind: its parts, its leaves, and a copy with other leaves."""
 
 import copy
 from collections import UserDict
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-OPAQUE = type | FunctionType | MethodType | ModuleType  # which hold code
-HIDDEN = ("__dict__", "__weakref__")  # slots that are no attributes
+OPAQUE = type | FunctionType | MethodType | ModuleType  # objects that hold code, not data
+HIDDEN = ("__dict__", "__weakref__")  # slots that are not attributes
 
 
 def parts(batch: Any) -> dict[Any, Any] | None:
-    """What a list, tuple, mapping or dataclass holds, by place or name; None for all else."""
+    """The items of a list, tuple, mapping or dataclass by index or name; None for anything else."""
     if isinstance(batch, tuple | list):
         return dict(enumerate(batch))
     if isinstance(batch, Mapping):
@@ -23,13 +23,13 @@ def parts(batch: Any) -> dict[Any, Any] | None:
 
 
 def leaves(batch: Any) -> list[Any]:
-    """What lies in a batch and has no parts, in order."""
+    """The values in a batch that have no parts, in order."""
     held = parts(batch)
     return [batch] if held is None else [leaf for part in held.values() for leaf in leaves(part)]
 
 
 def structure(batch: Any) -> Any:
-    """What of a batch is no leaf, to compare."""
+    """The container structure of a batch without its leaves, in a form that can be compared."""
     held = parts(batch)
     return held and (type(batch), tuple((name, structure(part)) for name, part in held.items()))
 
@@ -37,44 +37,43 @@ def structure(batch: Any) -> Any:
 def mapped(
     batch: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda part: False
 ) -> Any:
-    """The batch with `change(leaf)` for each leaf, in order; what is changed nowhere is the same object.
+    """The batch with `change(leaf)` in the place of each leaf; unchanged containers are not copied.
 
-    Containers keep their class, but for mappings that are neither dict nor UserDict: these become dicts.
+    Containers keep their class, except mappings that are neither dict nor UserDict: they become dicts.
     """
     held = None if is_leaf(batch) else parts(batch)
     if held is None:
         return change(batch)
     found = {name: mapped(part, change, is_leaf) for name, part in held.items()}
-    return batch if all(found[name] is held[name] for name in held) else _rebuilt(batch, found)
-
-
-def _rebuilt(batch: Any, held: dict[Any, Any]) -> Any:
-    """Another container of the kind of `batch`."""
+    if all(found[name] is held[name] for name in held):
+        return batch
     if isinstance(batch, tuple | list):
         is_named = hasattr(batch, "_fields")
-        return type(batch)(*held.values()) if is_named else type(batch)(held.values())
+        return type(batch)(*found.values()) if is_named else type(batch)(found.values())
     is_mapping = isinstance(batch, Mapping)
     if is_mapping and not isinstance(batch, dict | UserDict):
-        return held  # a copy of it might look at the same memory
+        return found  # a copy of such a mapping might share the memory of the original
     other: Any = copy.copy(batch)  # no constructor: it may want other arguments, or convert
-    for name, part in held.items():
+    for name, part in found.items():
         if is_mapping:
             other[name] = part
         else:
-            object.__setattr__(other, name, part)  # a frozen one too
+            object.__setattr__(other, name, part)  # frozen dataclasses too
     return other
 
 
 def inside(batch: Any) -> Iterator[Any]:
-    """Everything in a batch in order, itself first; of objects of other kinds what they hold.
+    """Every value in a batch in order, the batch itself first, including the attributes of other objects.
 
-    What holds something comes once: objects may hold each other.
+    A value with parts comes once, because objects may refer to each other.
     """
-    met: dict[int, Any] = {}  # the objects too, so that no id is taken again
+    met: dict[int, Any] = {}  # with the objects, so that no id is used again
     todo = [batch]
     while todo:
         value = todo.pop()
-        held = _held(value)
+        held = parts(value)
+        if held is None:
+            held = {} if shape_of(value) is not None else attributes(value)
         if held and id(value) in met:
             continue
         met[id(value)] = value
@@ -82,16 +81,8 @@ def inside(batch: Any) -> Iterator[Any]:
         todo += reversed(held.values())
 
 
-def _held(value: Any) -> dict[Any, Any]:
-    """The parts of a container, the attributes of an object; nothing of an array."""
-    held = parts(value)
-    if held is None:
-        held = {} if shape_of(value) is not None else attributes(value)
-    return held
-
-
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array; None for what is none, though it may say how large its pictures are."""
+    """The shape of an array; None for other objects, even if they have an attribute of that name."""
     if isinstance(value, OPAQUE) or not hasattr(type(value), "shape"):
         return None
     shape = value.shape
@@ -99,7 +90,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """What an object holds in __dict__ and __slots__."""
+    """The attributes of an object, from __dict__ and __slots__."""
     if isinstance(value, OPAQUE):
         return {}
     slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]

@@ -11,7 +11,6 @@ import numpy as np
 
 from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.model.batches import inside, shape_of
 from distsummary.landscapes.model.quantities import BatchFacts, Evaluation
 from distsummary.landscapes.model.repeatable_loader import refuse_unsteady, steady
@@ -39,15 +38,31 @@ def host_bytes() -> int:
 
 
 def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: int) -> tuple[Any, bool]:
-    """(one data set, or several by name; whether they are streamed): lists, unless they are.
+    """Read the batches: (one data set, or several by name; whether they are streamed). Lists unless streamed.
 
-    `streamed` None: where a source that can be read again, such as a loader, takes more than `limit` bytes.
-    Raises InvalidValueError for a loader that would be streamed and gives other data each time.
+    `streamed` None: True if the sources that can be read again, such as loaders, take more than `limit`
+    bytes. Raises InvalidValueError for a loader that would be streamed but gives other data each time.
     """
     named = _named(batches)
     if streamed is None:
-        held = _held(named, limit)
-        streamed, named = held is None, named if held is None else held
+        held: dict[str, Iterable[Any]] = {}
+        total, streamed = 0, False
+        for name, source in named.items():
+            if not isinstance(source, Iterable) or isinstance(source, list | tuple):
+                held[name] = source
+                continue
+            held[name] = read = []
+            for batch in steady(source):
+                read.append(batch)
+                total += batch_bytes(batch)
+                unread = max(0, length_hint(source) - len(read))
+                expected = total + unread * batch_bytes(batch)
+                if expected > limit and not isinstance(source, Iterator):  # an iterator is read once
+                    streamed = True
+                    break
+            if streamed:
+                break
+        named = named if streamed else held
     found = data_sets(named, streamed=streamed)
     if streamed:
         for name, source in found.items():
@@ -55,26 +70,8 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
     return (found if isinstance(batches, Mapping) else found[""]), streamed
 
 
-def _held(named: Data, limit: int) -> dict[str, Iterable[Any]] | None:
-    """All sources as lists; None once those that can be read again are known to exceed `limit` bytes."""
-    held: dict[str, Iterable[Any]] = {}
-    total = 0
-    for name, source in named.items():
-        if not isinstance(source, Iterable) or isinstance(source, list | tuple):
-            held[name] = source
-            continue
-        held[name] = read = []
-        for batch in steady(source):
-            read.append(batch)
-            total += batch_bytes(batch)
-            unread = max(0, length_hint(source) - len(read))
-            if total + unread * batch_bytes(batch) > limit and not isinstance(source, Iterator):
-                return None
-    return held
-
-
 def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -> dict[str, Iterable[Any]]:
-    """The data sets by name, "" for one without; lists, or if `streamed` what is the same when read again."""
+    """The data sets by name, "" for one without: lists, or if `streamed` sources that can be read again."""
     named = _named(batches)
     if not named:
         raise InvalidValueError("batches must hold at least one data set, got none")
@@ -108,13 +105,13 @@ def _called(name: str) -> str:
 
 
 def _refuse_empty(batches: Iterable[Any], name: str) -> None:
-    """Raise InvalidValueError for what tells that it has no batch."""
+    """Raise InvalidValueError for a source that says it has no batch."""
     if length_hint(batches, 1) == 0:
         raise InvalidValueError(f"{_called(name)} must hold at least one batch, got none")
 
 
 def check_batches(batches: Iterable[Any], name: str = "") -> list[Any]:
-    """The batches as a list; raises InvalidValueError for none."""
+    """The batches as a list; raises InvalidValueError if there is none."""
     if not isinstance(batches, Iterable):
         raise InvalidTypeError(
             f"{_called(name)} must be iterable, got {batches!r}; give a list of batches or a loader"
@@ -132,14 +129,14 @@ def _refuse_no_rows(rows: int, name: str) -> None:
 
 
 def batch_bytes(batch: Any) -> int:
-    """What the arrays of a batch take."""
+    """The size of all arrays in a batch."""
     return sum(int(value.nbytes) for value in inside(batch) if hasattr(type(value), "nbytes"))
 
 
 def batch_rows(batch: Any) -> int:
-    """Rows of a batch: the first axis of its first array that has one, wherever it lies in the batch.
+    """The rows of a batch: the length of the first axis of its first array that has axes.
 
-    Without any the length of its first list of texts, and 1 where there is none either.
+    Without such an array it is the length of its first list of texts, and without that 1.
     """
     rows = _rows(batch)
     return 1 if rows is None else rows
@@ -149,26 +146,25 @@ def _rows(batch: Any) -> int | None:
     for value in inside(batch):
         if shape := shape_of(value):
             return int(shape[0])
-    return next((len(value) for value in inside(batch) if _is_texts(value)), None)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, tuple | list) and bool(value) and all(isinstance(v, str | bytes) for v in value)
+    for value in inside(batch):
+        if isinstance(value, tuple | list) and value and all(isinstance(v, str | bytes) for v in value):
+            return len(value)
+    return None
 
 
 def tell_unweighted(batches: Iterable[Any] | Data) -> None:
-    """A warning where batches are several and do not tell their rows."""
+    """Warn if there are several batches and their rows cannot be counted."""
     for name, source in _named(batches).items():
         if length_hint(source, 2) > 1 and _rows(next(iter(steady(source)), None)) is None:
             _log.warning(
-                "%s hold no array that tells their rows: each counts the same in the loss; "
-                "give batches of one size, or with an array of a row each",
+                "%s hold no array whose rows could be counted: each batch counts the same in the loss; "
+                "give batches of one size, or with an array that has a row for each sample",
                 _called(name),
             )
 
 
 def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
-    """The first num_samples // batch size batches, as MindSpore takes them."""
+    """The first num_samples // batch size batches, the ones that MindSpore takes."""
     count = num_samples // max(1, batch_rows(batches[0]))
     if count < 1:
         raise InvalidValueError(
@@ -179,15 +175,15 @@ def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
 
 
 def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a batch") -> BatchFacts:
-    """What a batch counts; raises for one without rows, and without labels where classes are."""
-    rows = batch_rows(batch)
+    """The weight and rows of a batch, in all and by class.
+
+    Raises LandscapeError for a batch without rows and, with classes, for labels that are none of them.
+    """
+    rows, classes = batch_rows(batch), evaluation.classes
     _refuse_no_rows(rows, name)
-    class_rows = _class_rows(batch, rows, evaluation.classes, name) if evaluation.classes else np.zeros(0)
-    return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows, class_rows=class_rows)
-
-
-def _class_rows(batch: Any, rows: int, classes: int, name: str) -> Array:
-    """How many rows each class has; raises LandscapeError for labels that are no classes."""
+    weight = rows if mode == "standard" else 1.0
+    if not classes:
+        return BatchFacts(weight=weight, rows=rows, class_rows=np.zeros(0))
     found = np.asarray(batch_labels(batch))
     labels = found.reshape(-1)
     if len(labels) != rows:
@@ -201,8 +197,8 @@ def _class_rows(batch: Any, rows: int, classes: int, name: str) -> Array:
             f"with classes={classes} labels must be in [0, {classes - 1}], got {outside[0]} in {name}; "
             "raise classes, or leave such rows out"
         )
-    counts: Array = (labels[None] == np.arange(classes)[:, None]).sum(axis=1).astype(np.float64)
-    return counts
+    class_rows = (labels[None] == np.arange(classes)[:, None]).sum(axis=1).astype(np.float64)
+    return BatchFacts(weight=weight, rows=rows, class_rows=class_rows)
 
 
 def batch_labels(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is computed at a point: an evaluation asked for, and the sums that become its quantities; pure.
+"""What is computed at a point: the options (`Evaluation`) and the sums from which quantities follow; pure.
 
 A batch gives one *reading* per point: a row of numbers, see `Tally`. A data set's quantities follow
 from the weighted sums of its readings. All points see the batches in the same order, so two points differ by
@@ -8,10 +8,10 @@ Standard error of the loss, with m = sum w l / sum w over the batches, l the los
 
 - from rows, where the loss of every row is known: sqrt(sum w (v + (l - m)^2) / sum w / (n - 1)), v the
   variance of a batch's rows about l and n all rows;
-- from batches, where only means are, or where rows do not count the same (class weights, rows left out):
+- from batches, if only their means are known or rows do not count the same (class weights, rows left out):
   sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, B the batches.
 
-Sums are of differences from the first batch's loss: those of squares lose the digits that are asked for.
+Sums are of differences from the first batch's loss, because sums of squares would lose the relevant digits.
 """
 
 import math
@@ -107,17 +107,15 @@ class Evaluation:
         return self.stderr or self.tolerance is not None or self.classes > 0
 
     def quantities(self) -> tuple[str, ...]:
-        """What a data set gives at a point."""
+        """The names of what a data set gives at a point."""
         errors = ("stderr",) if self.stderr or self.tolerance is not None else ()
         rows = ("rows",) if self.stops_early else ()
-        return (LOSS, *self.metrics, *self._class_losses(), *errors, *rows)
-
-    def _class_losses(self) -> tuple[str, ...]:
-        return tuple(f"{LOSS}[{number}]" for number in range(self.classes))
+        by_class = (f"{LOSS}[{number}]" for number in range(self.classes))
+        return (LOSS, *self.metrics, *by_class, *errors, *rows)
 
 
 def refuse_unfit(evaluation: Evaluation, mode: str, *, is_torch: bool) -> None:
-    """Raise InvalidValueError for an evaluation that models of this kind, or in this mode, do not have."""
+    """Raise InvalidValueError for options that do not apply to this framework or mode."""
     if not is_torch and (evaluation.precision or evaluation.bn_mode):
         raise InvalidValueError(
             "precision and bn_mode are for torch models; a numpy model computes as it is written"
@@ -143,7 +141,7 @@ def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
-    """What a batch counts: its weight in a point's loss, its rows, and how many of them each class has."""
+    """The weight of a batch in a point's loss, its rows, and how many of them each class has."""
 
     weight: float
     rows: int
@@ -174,7 +172,12 @@ class Tally:
     @property
     def active(self) -> Array:
         """The points that need more batches, by index."""
-        return np.flatnonzero(~self._is_done())
+        is_done = self._is_cut
+        if self._evaluation.tolerance is not None:
+            enough = np.where(self._by_rows, 1, MIN_BATCHES)
+            is_known = (self._batches >= enough) & (self._rows >= MIN_ROWS)
+            is_done = is_done | (is_known & (self.stderr() <= self._evaluation.tolerance))
+        return np.flatnonzero(~is_done)
 
     def add(self, points: Array | slice, readings: Array, facts: BatchFacts) -> None:
         """Add a batch's readings at `points`, indices or a slice.
@@ -189,31 +192,20 @@ class Tally:
                 self._class_rows[points] += facts.class_rows
             if self._evaluation.wants_rows:
                 self._origin[points] = np.where(is_first, loss, self._origin[points])
-                self._add_moments(points, readings, weight)
+                away = loss - self._origin[points]
+                variance = np.zeros_like(away)
+                if self._of_rows:
+                    variance = readings[:, 2] - readings[:, 1] ** 2
+                    self._by_rows[points] &= ~is_apart(*readings[:, :3].T)
+                    if self._evaluation.classes and not self._by_rows.all():
+                        raise LandscapeError(CLASSES_NEED_MEANS)
+                self._moments[points] += weight * np.stack((away, away**2, variance), axis=1)
+                self._squares[points] += weight**2 * np.stack((np.ones_like(away), away, away**2), axis=1)
         self._weight[points] += weight
         self._rows[points] += facts.rows
         self._batches[points] += 1
         if self._evaluation.cap is not None:
             self._is_cut[points] |= is_first & ~(loss <= self._evaluation.cap)
-
-    def _add_moments(self, points: Array | slice, readings: Array, weight: float) -> None:
-        away = readings[:, 0] - self._origin[points]
-        variance = np.zeros_like(away)
-        if self._of_rows:
-            variance = readings[:, 2] - readings[:, 1] ** 2
-            self._by_rows[points] &= ~is_apart(*readings[:, :3].T)
-            if self._evaluation.classes and not self._by_rows.all():
-                raise LandscapeError(CLASSES_NEED_MEANS)
-        self._moments[points] += weight * np.stack((away, away**2, variance), axis=1)
-        self._squares[points] += weight**2 * np.stack((np.ones_like(away), away, away**2), axis=1)
-
-    def _is_done(self) -> Array:
-        tolerance = self._evaluation.tolerance
-        if tolerance is None:
-            return self._is_cut
-        enough = np.where(self._by_rows, 1, MIN_BATCHES)
-        is_known = (self._batches >= enough) & (self._rows >= MIN_ROWS)
-        return self._is_cut | (is_known & (self.stderr() <= tolerance))
 
     def stderr(self) -> Array:
         """The standard error of each point's loss so far, (points,); NaN before it can be known."""
@@ -246,7 +238,7 @@ class Tally:
 
 
 def is_apart(loss: Array, mean: Array, square: Array) -> Array:
-    """Whether rows do not count the same; nothing is known where they are not finite."""
+    """Whether the rows do not count the same; False where they are not finite."""
     return np.asarray(np.abs(mean - loss) > SAME * np.sqrt(square))
 
 

@@ -1,7 +1,7 @@
-"""Readings of a loader that are all the same: it shuffles and augments with random numbers of its own.
+"""Gives a loader that shuffles and augments the same random numbers, and so the same batches, each time.
 
 The points of a landscape are compared with each other, so all must see the same data, in every worker and
-when the landscape goes on in another process.
+when another process resumes the landscape.
 """
 
 import random
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A loader, each reading of which begins with the same random numbers and leaves those of others alone.
+    """A loader that starts each reading with the same random numbers and leaves the global generators alone.
 
     These are Python's `random`, NumPy's global generator and torch's default one of the CPU. A generator that
-    the loader holds goes on from reading to reading, see `refuse_unsteady`.
+    the loader itself holds is not reset between readings, see `refuse_unsteady`.
     """
 
     loader: Iterable[Any]
@@ -46,12 +46,12 @@ class Steady:
 
 
 def steady(source: Iterable[Any]) -> Iterable[Any]:
-    """What is read the same each time: lists as they are, anything else as Steady."""
+    """The batches in a form that gives the same each time: lists as they are, anything else as Steady."""
     return source if isinstance(source, list | tuple | Steady) else Steady(source)
 
 
 def refuse_unsteady(source: Iterable[Any], name: str = "") -> None:
-    """Raise InvalidValueError where the first batches of two readings differ, or there is none."""
+    """Raise InvalidValueError if the first batches of two readings differ, or if there is no batch."""
     if isinstance(source, list | tuple):
         return
     first, second = (next(iter(steady(source)), _END) for _ in range(2))
@@ -69,7 +69,7 @@ def refuse_unsteady(source: Iterable[Any], name: str = "") -> None:
 
 @contextmanager
 def numbers_kept() -> Iterator[None]:
-    """The global generators are afterwards as they were."""
+    """Restore the global generators afterwards."""
     others = _states()
     try:
         yield
@@ -78,13 +78,20 @@ def numbers_kept() -> Iterator[None]:
 
 
 class _Numbers:
-    """The random numbers of one reading, swapped with everybody else's while the loader runs."""
+    """The random numbers of one reading, put into the global generators while the loader runs."""
 
     def __init__(self) -> None:
-        self._own = _seeded()
+        generator = mtrand.get_bit_generator()
+        own = np.random.RandomState(type(generator)(SEED))
+        self._own = {
+            "random": random.Random(SEED).getstate(),
+            "numpy": (generator, own.get_state(legacy=False)),
+        }
+        if (torch := sys.modules.get("torch")) is not None:
+            self._own["torch"] = torch.Generator().manual_seed(SEED).get_state()
 
     def apart(self, read: Callable[[], T]) -> T:
-        """What `read` gives with the numbers of this reading; the global generators are put back."""
+        """Call `read` with the numbers of this reading; the global generators are restored."""
         with numbers_kept():
             _set_states(self._own)
             try:
@@ -93,28 +100,11 @@ class _Numbers:
                 self._own = _states()
 
 
-def _torch() -> Any:
-    """Torch, if somebody has loaded it: without it no loader draws from it."""
-    return sys.modules.get("torch")
-
-
-def _seeded() -> dict[str, Any]:
-    generator = _generator()
-    own = np.random.RandomState(type(generator)(SEED))
-    states = {"random": random.Random(SEED).getstate(), "numpy": (generator, own.get_state(legacy=False))}
-    if (torch := _torch()) is not None:
-        states["torch"] = torch.Generator().manual_seed(SEED).get_state()
-    return states
-
-
-def _generator() -> Any:
-    """NumPy's global one: others than MT19937 may be put there, at any time."""
-    return mtrand.get_bit_generator()
-
-
 def _states() -> dict[str, Any]:
-    states = {"random": random.getstate(), "numpy": (_generator(), np.random.get_state(legacy=False))}
-    if (torch := _torch()) is not None:
+    """Of the global generators; torch's only if it is loaded, since otherwise no loader draws from it."""
+    generator: Any = mtrand.get_bit_generator()  # MT19937, or what the user has put there
+    states = {"random": random.getstate(), "numpy": (generator, np.random.get_state(legacy=False))}
+    if (torch := sys.modules.get("torch")) is not None:
         states["torch"] = torch.get_rng_state()
     return states
 
@@ -125,11 +115,11 @@ def _set_states(states: Mapping[str, Any]) -> None:
     mtrand.set_bit_generator(generator)
     np.random.set_state(state)
     if "torch" in states:
-        _torch().set_rng_state(states["torch"])
+        sys.modules["torch"].set_rng_state(states["torch"])
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two batches hold the same values; objects that show nothing count as the same."""
+    """Whether two batches hold the same values; objects without comparable parts count as the same."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Mapping):
@@ -142,18 +132,18 @@ def _is_same(one: Any, other: Any) -> bool:
         return one == other or one != one  # NaN
     framework = framework_of(one)
     if not framework.is_tensor(one):
-        return _is_same(_shown(one), _shown(other))
+        return _is_same(_comparable(one), _comparable(other))
     try:
         arrays = framework.to_numpy(one), framework.to_numpy(other)
-    except (InvalidTypeError, InvalidValueError):  # no array, such as a nested tensor
+    except (InvalidTypeError, InvalidValueError):  # not an array, such as a nested tensor
         return True
     if any(array.dtype.hasobject for array in arrays):
         return _is_same(*(array.tolist() for array in arrays))
     return arrays[0].shape == arrays[1].shape and arrays[0].tobytes() == arrays[1].tobytes()
 
 
-def _shown(value: Any) -> list[Any]:
-    """What an object holds that can be compared."""
+def _comparable(value: Any) -> list[Any]:
+    """The parts of an object that can be compared."""
     return [
         part
         for part in inside(value)

@@ -1,4 +1,4 @@
-"""What torch's libraries for GPUs may do while a landscape computes: round to TF32, and choose by timing."""
+"""Settings of torch's GPU libraries while a landscape is computed: rounding to TF32, choice of algorithms."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,26 +12,34 @@ _backends: Any = torch.backends
 
 @contextmanager
 def backends(*, tf32: bool) -> Iterator[None]:
-    """Products of float32 are rounded to TF32 or not, and algorithms are the same each time and everywhere.
+    """Round products of float32 to TF32 or not, and use the same algorithms each time and in every process.
 
-    cudnn.benchmark takes the one that was the fastest just now, which is another in another process; some
-    that cudnn.deterministic excludes add in any order.
+    cudnn.benchmark would choose by timing, and so differ between processes; cudnn.deterministic excludes
+    algorithms that add in any order.
     """
     with ExitStack() as restore:
         for name, value in {"benchmark": False, "deterministic": True}.items():
             restore.callback(setattr, _cudnn, name, getattr(_cudnn, name))
             setattr(_cudnn, name, value)
-        restore.callback(_set, _settings())
-        parts = ["tf32" if tf32 else "ieee"] * len(_parts())
-        _set(_Settings("high" if tf32 else "highest", tf32, parts))
+        parts = _parts()
+        restore.callback(
+            _set,
+            _Settings(
+                _or_none(torch.get_float32_matmul_precision),
+                _or_none(lambda: bool(_cudnn.allow_tf32)),
+                [part.fp32_precision for part in parts],
+            ),
+        )
+        new = ["tf32" if tf32 else "ieee"] * len(parts)
+        _set(_Settings("high" if tf32 else "highest", tf32, new))
         yield
 
 
 class _Settings(NamedTuple):
-    """Of TF32, in both of torch's ways to say it; None for what it does not tell, as they contradict.
+    """Of TF32, in torch's old and new API; None where the old one raises because the two contradict.
 
-    Until 2.8 there is but the old way. Since then it raises where it is asked for what the new one has set,
-    and the new one alone, which many now use, leaves the old one behind: so both are set, and agree.
+    Before torch 2.9 there is only the old API. Since then reading it raises after the new one was used alone,
+    as many programs do: so both are set here, and agree.
     """
 
     matmul: str | None
@@ -39,16 +47,8 @@ class _Settings(NamedTuple):
     parts: list[str]  # the new way: of what `_parts` gives
 
 
-def _settings() -> _Settings:
-    return _Settings(
-        _told(torch.get_float32_matmul_precision),
-        _told(lambda: bool(_cudnn.allow_tf32)),
-        [part.fp32_precision for part in _parts()],
-    )
-
-
 def _set(asked: _Settings) -> None:
-    """Take settings; what was not told becomes what the new way says."""
+    """Apply settings; a None of the old API follows the new one."""
     is_tf32 = [part == "tf32" for part in asked.parts]
     torch.set_float32_matmul_precision(asked.matmul or ("high" if is_tf32[0] else "highest"))
     _cudnn.allow_tf32 = is_tf32[1] if asked.convolutions is None else asked.convolutions
@@ -57,13 +57,13 @@ def _set(asked: _Settings) -> None:
 
 
 def _parts() -> list[Any]:
-    """Whose precision the new way sets: products on a GPU, cuDNN's, and products on a CPU, as the old one."""
+    """The backends that the new API sets one by one and the old one together; none before torch 2.9."""
     if not hasattr(_cudnn, "conv"):
         return []
     return [_backends.cuda.matmul, _cudnn.conv, _cudnn.rnn, _backends.mkldnn.matmul]
 
 
-def _told(ask: Callable[[], Any]) -> Any:
+def _or_none(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a torch model gives for a batch: the loss and whatever else an evaluation asks for, as tensors."""
+"""Readings of a torch model for a batch: the loss, metrics and class sums of an `Evaluation`, as tensors."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -41,20 +41,29 @@ class Measure:
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
+        def beside(targets: Any, outputs: Any) -> Any:
+            """Targets on the device of the outputs: a model over several devices ends on another one."""
+            return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
+
         self._evaluation, self._device = evaluation, device
         self._loss_name = loss_name(loss_fn)
-        self._loss = bind_loss(model, loss_fn, _beside if spread(model) else None)
+        self._loss = bind_loss(model, loss_fn, beside if spread(model) else None)
         self._by_rows = _by_rows(loss_fn) if evaluation.wants_rows else None
         self._autocast = AUTOCAST.get(evaluation.precision)
         self.has_rows = False
 
     @torch.inference_mode()
     def probe(self, batch: Any) -> None:
-        """Find out with a batch whether the loss of each row is to be had; a criterion is asked for it."""
+        """Find out with a batch whether the loss of each row is available, if need be without a reduction."""
         if self._evaluation.wants_rows:
             found, outputs, targets = self._loss(batch)
-            if self._by_rows is not None and not _runs(self._by_rows, outputs, targets):
-                self._by_rows = None
+            if self._by_rows is not None:
+                try:
+                    self._by_rows(outputs, targets)
+                except (MemoryError, torch.OutOfMemoryError):
+                    raise
+                except Exception:  # of any kind: the user's criterion needs its reduction, so it keeps it
+                    self._by_rows = None
             loss, rows = self._read(found, outputs, targets, batch_rows(batch))
             columns = torch.stack([loss.double(), *_sums(loss, rows)]).cpu().numpy()
             self.has_rows = rows is not None and not is_apart(*columns)
@@ -68,27 +77,30 @@ class Measure:
             self._device.type, dtype=self._autocast, enabled=self._autocast is not None, cache_enabled=False
         ):
             try:
-                return self._columns(batch)
+                found, outputs, targets = self._loss(batch)
+                loss, rows = self._read(found, outputs, targets, batch_rows(batch))
+                columns = [loss]
+                if self.has_rows:
+                    columns += _sums(loss, rows)
+                for name, metric in self._evaluation.metrics.items():
+                    value = self._tensor(f"metric {name!r}", apply_metric(metric, outputs, targets))
+                    if value.numel() != 1:
+                        raise LandscapeError(metric_shape_error(name, value.shape))
+                    columns.append(value.reshape(()))
+                if self._evaluation.classes:
+                    columns.append(self._class_sums(rows, batch))
+                return tuple(columns)
             except RuntimeError as error:
                 if any(sign in str(error).lower() for sign in ("require grad", "inference tensor")):
                     hint(error, GRADIENTS)
                 raise
 
-    def _columns(self, batch: Any) -> tuple[Tensor, ...]:
-        found, outputs, targets = self._loss(batch)
-        loss, rows = self._read(found, outputs, targets, batch_rows(batch))
-        columns = [loss]
-        if self.has_rows:
-            columns += _sums(loss, rows)
-        for name, metric in self._evaluation.metrics.items():
-            columns.append(self._metric(name, apply_metric(metric, outputs, targets)))
-        if self._evaluation.classes:
-            columns.append(self._class_sums(rows, batch))
-        return tuple(columns)
-
     def _read(self, found: Any, outputs: Any, targets: Any, count: int) -> tuple[Tensor, Tensor | None]:
-        """(the loss, that of each of the batch's `count` rows if it is to be had), real."""
-        losses = self._losses(found)
+        """(the loss, the loss of each of the batch's `count` rows or None if that is not available), real."""
+        losses = self._tensor(self._loss_name, found)
+        if losses.dim() > 1:
+            raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
+        losses = losses if losses.is_floating_point() else losses.double()
         if losses.dim():
             return losses.mean(), losses if len(losses) == count else None
         if self._by_rows is None:
@@ -96,19 +108,6 @@ class Measure:
         rows = self._tensor(self._loss_name, self._by_rows(outputs, targets))
         has_rows = rows.dim() > 0 and len(rows) == count
         return losses, rows.reshape(count, -1).mean(1) if has_rows else None
-
-    def _losses(self, found: Any) -> Tensor:
-        """What a loss function gave: one number or one for each row."""
-        losses = self._tensor(self._loss_name, found)
-        if losses.dim() > 1:
-            raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
-        return losses if losses.is_floating_point() else losses.double()
-
-    def _metric(self, name: str, found: Any) -> Tensor:
-        value = self._tensor(f"metric {name!r}", found)
-        if value.numel() != 1:
-            raise LandscapeError(metric_shape_error(name, value.shape))
-        return value.reshape(())
 
     def _tensor(self, what: str, found: Any) -> Tensor:
         try:
@@ -136,28 +135,12 @@ def join(columns: Sequence[Tensor]) -> Tensor:
     return torch.cat([column.reshape(-1).double() for column in columns])
 
 
-def _beside(targets: Any, outputs: Any) -> Any:
-    """Targets on the device of the outputs: batches lie where a model over several devices begins."""
-    return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
-
-
 def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
-    """The mean of the rows and of their squares; of none what is apart from any loss."""
+    """The means of the rows and of their squares; without rows numbers that agree with no loss."""
     if rows is None:
         return [loss.new_full((), number, dtype=torch.float64) for number in (torch.inf, 0.0)]
     exact = rows.double()
     return [exact.mean(), (exact * exact).mean()]
-
-
-def _runs(by_rows: Callable[..., Any], outputs: Any, targets: Any) -> bool:
-    """Whether a criterion of the user's can do without its reduction."""
-    try:
-        by_rows(outputs, targets)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # of any kind: it is the user's code, which runs as he gave it
-        return False
-    return True
 
 
 def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:

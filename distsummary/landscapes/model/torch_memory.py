@@ -1,8 +1,7 @@
-"""Where tensors of a landscape lie: points in flat memory, devices, and what fits on them."""
+"""Memory of a landscape's tensors: points in flat memory, moves between devices, and what fits on them."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from distsummary.landscapes.model.batches import mapped
 from distsummary.landscapes.model.data import batch_bytes
 
 ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
-DEVICE_SHARE = 0.5  # of a GPU's memory, that batches may take; the rest is the model's and its activations'
-# What torch says where it was not its own allocator that was refused memory: on a CPU; CUDA; its libraries.
+DEVICE_SHARE = 0.5  # of a GPU's memory that batches may take; the rest is for the model and its activations
+# In messages of errors that are no torch.OutOfMemoryError: of the CPU, of CUDA, of its libraries.
 FULL = "can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"
 
 
@@ -26,7 +25,7 @@ class Flat:
     """Tensors of one dtype and device as one vector, so that a move is one operation.
 
     Sums are made in float32, in float64 for float64; half precision is rounded once, at the point. Each view
-    has the strides of its tensor, without holes and overlaps; the tensors may be outlines on "meta".
+    has the strides of its tensor, without holes and overlaps; the tensors may lie on the device "meta".
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -44,12 +43,12 @@ class Flat:
         self._at = 0.0
 
     def points(self) -> Iterator[tuple[str, Tensor]]:
-        """By name what the point's values are read from."""
+        """The views that hold the values at the point, by name."""
         return ((name, self._view(self._point, name)) for name in self._views)
 
     @property
     def nbytes(self) -> int:
-        """Of the values at a point."""
+        """The size of the values at a point."""
         return self._point.nbytes
 
     def _view(self, flat: Tensor, name: str) -> Tensor:
@@ -59,21 +58,21 @@ class Flat:
     def set_plane(
         self, centre: Mapping[str, Tensor], x: Mapping[str, Tensor], y: Mapping[str, Tensor]
     ) -> None:
-        """Take the values at the centre and along the directions."""
+        """Copy the values at the centre and along the directions."""
         for flat, values in ((self._base, centre), (self._x, x), (self._y, y)):
             for name in self._views:
                 self._view(flat, name).copy_(values[name])
 
     def set_row(self, y: float) -> None:
-        """Once a row."""
+        """Compute the base of a row: centre + y * second direction."""
         torch.add(self._base, self._y, alpha=y, out=self._row)
 
     def load(self, xs: Sequence[float]) -> None:
-        """Say where the next point is."""
+        """Set where the next point is."""
         self._at = xs[0]
 
     def move(self) -> None:
-        """Go there."""
+        """Compute the values at that point."""
         torch.add(self._row, self._x, alpha=self._at, out=self._sum)
         if self._sum is not self._point:
             self._point.copy_(self._sum)
@@ -94,46 +93,48 @@ def as_channels_last(batch: Any) -> Any:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides without holes or overlaps in the order of the tensor's: kernels choose their results' by it."""
+    """Strides in the order of the tensor's, without holes or overlaps: kernels depend on it."""
     return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def plane_tensors(
     centre: Weights, recipe: Recipe, moved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Centre and directions of these parameters, as tensors: on the host, or where they were drawn."""
+    """Centre and directions of these parameters as tensors, on the host or on the device that drew them."""
     here = {name: as_tensor(centre[name]) for name in moved}
     if isinstance(recipe, RandomDirections) and any(draws(tensor.device) for tensor in moved.values()):
-        x, y = ({n: _drawn(recipe, axis, n, centre, t.device) for n, t in moved.items()} for axis in (0, 1))
+        x, y = (
+            {
+                name: whole(recipe.rows(axis, name, rows_on(tensor.device, centre, name)), tensor.device)
+                for name, tensor in moved.items()
+            }
+            for axis in (0, 1)
+        )
     else:
         made = recipe.make(centre)
         x, y = ({name: as_tensor(axis[name]) for name in moved} for axis in (made.x, made.y))
     return here, x, y
 
 
-def _drawn(recipe: Recipe, axis: int, name: str, centre: Weights, device: torch.device) -> Tensor:
-    return whole(recipe.rows(axis, name, rows_on(device, centre, name)), device)
-
-
 def as_tensor(array: Array) -> Tensor:
-    """A copy: arrays out of Ray's store are read-only."""
+    """A copy, because arrays in Ray's object store are read-only."""
     return torch.tensor(np.asarray(array))
 
 
 def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """The batch with its tensors (also in lists, tuples, mappings and dataclasses) on the device.
 
-    What has a method `to` is moved by that, as a copy; other objects stay as they are. `dtype`: what tensors
-    of floating point become; not those in objects.
+    Copies of other objects are moved by their method `to` if they have one; the rest stays as it is. `dtype`:
+    what tensors of floating point become, except those inside objects.
     """
-    there = mapped(batch, partial(_there, device=device), is_leaf=_moves_itself)
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.to(device)
+        return copy.copy(part).to(device) if _moves_itself(part) else part  # `to` of many changes the object
+
+    there = mapped(batch, moved, is_leaf=_moves_itself)
     return there if dtype is None else in_dtype(there, dtype)
-
-
-def _there(part: Any, device: torch.device | str) -> Any:
-    if isinstance(part, Tensor):
-        return part.to(device)
-    return copy.copy(part).to(device) if _moves_itself(part) else part  # many write to themselves
 
 
 def _moves_itself(part: Any) -> bool:
@@ -142,7 +143,7 @@ def _moves_itself(part: Any) -> bool:
 
 
 def in_dtype(batch: Any, dtype: torch.dtype) -> Any:
-    """The batch with its tensors of floating point in another dtype; those in objects as they are."""
+    """The batch with its tensors of floating point in another dtype, except those inside objects."""
 
     def changed(part: Any) -> Any:
         return part.to(dtype) if isinstance(part, Tensor) and part.is_floating_point() else part
@@ -151,7 +152,7 @@ def in_dtype(batch: Any, dtype: torch.dtype) -> Any:
 
 
 def pinned(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor where a GPU fetches it by itself, so that nobody waits; for other devices as it is."""
+    """The tensor in pinned memory, from which a GPU copies without waiting; unchanged for other devices."""
     return host.pin_memory() if device.type == "cuda" else host
 
 
@@ -161,36 +162,36 @@ def gpus_of(tensors: Iterable[Tensor]) -> list[torch.device]:
 
 
 def spread(model: nn.Module) -> list[int]:
-    """The numbers of the GPUs that a model lies on, where they are several; else none."""
+    """The numbers of the GPUs that a model lies on if there are several; otherwise none."""
     gpus = gpus_of(named_tensors(unwrap(model)).values())
     return sorted(gpu.index for gpu in gpus) if len(gpus) > 1 else []
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that memory was too small, in torch's ways and Python's."""
+    """Whether an error of torch or Python says that memory ran out."""
     is_one = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
     return is_one or any(sign in str(error) for sign in FULL)
 
 
 def exceeds_device(batches: Iterable[Any], device: torch.device) -> bool:
-    """Whether batches take more than their share of a device that has memory of its own."""
+    """Whether batches take more than their share of a GPU's memory."""
     room = device_bytes(device)
     return room is not None and sum(map(batch_bytes, batches)) > DEVICE_SHARE * room
 
 
 def device_bytes(device: torch.device) -> int | None:
-    """The memory of a GPU that this process may take; None for the CPU, which has the host's."""
+    """The memory of a GPU that this process may use; None for the CPU."""
     if device.type != "cuda":
         return None
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # torch 2.6 does not tell
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # not in torch 2.6
     return int(torch.cuda.get_device_properties(device).total_memory * share(device))
 
 
 def worker_device(model: nn.Module, gpus: float) -> str | None:
-    """Where a worker that was given so many GPUs puts the model; None: a model over several stays.
+    """The device for the model of a worker with so many GPUs; None: a model over several GPUs stays there.
 
-    One that was given a share of a GPU keeps to that share of its memory: the rest is a training's or other
-    workers', who would run out of it.
+    A worker with a share of a GPU is limited to that share of its memory: a training or other workers need
+    the rest.
     """
     if spread(model):
         return None

@@ -100,7 +100,7 @@ def test_several_batches_without_rows_are_told_by_the_name_of_their_data_set(
     assert not caplog.text
     tell_unweighted({"a": [(ROWS,)], "b": [(1.0, 2.0)] * 2})
     [message] = [record.message for record in caplog.records]
-    assert message.startswith("batches of b hold no array that tells their rows: each counts the same")
+    assert message.startswith("batches of b hold no array whose rows could be counted: each batch")
 
 
 def test_a_loader_is_held_where_it_fits_and_read_again_where_not() -> None:
@@ -177,7 +177,7 @@ def test_a_streamed_loader_of_unknown_length_is_no_empty_one(caplog: pytest.LogC
     data, _ = read_data(Numbers(), streamed=True, limit=1)
     assert list(data_sets(data, streamed=True)[""]) == [1.0, 2.0]
     tell_unweighted(data)
-    assert "hold no array that tells their rows" in caplog.text
+    assert "hold no array whose rows could be counted" in caplog.text
 
 
 def test_a_loader_that_changes_is_refused_by_the_name_of_its_data_set() -> None:
