@@ -42,7 +42,9 @@ def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
                 return None
         if payload[position] != 0x2A:
             return None
-        length, position = read_varint(payload, position + 1)
+        length, position = payload[position + 1], position + 2
+        if length > 0x7F:
+            length, position = read_varint(payload, position - 1)
         end = position + length
         if end > len(payload):
             return None
