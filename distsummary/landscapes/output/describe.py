@@ -6,23 +6,26 @@ import numpy as np
 
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 
+ONLY_THE_CENTRE = (
+    "that of the centre itself is, so the steps of the grid are too long: try another normalization "
+    "or other directions"
+)
+NOT_EVEN_THE_CENTRE = (
+    "nor is that of the centre itself: look for NaN and Inf in the data, in the checkpoint, and in what "
+    "the loss function returns for one batch"
+)
+
 
 def in_a_line(grid: Grid) -> str:
     """`LossGrid(pca, 21 x 21 points, loss 0.21 to 4.5, explained variance 0.91 + 0.063, torch-row)`."""
-    facts = [grid.kind or grid.decomposition, f"{len(grid.x)} x {len(grid.y)} points", _losses(grid)]
+    low, high = finite_bounds(grid.z)
+    losses = f"loss {low:.4g} to {high:.4g}" if np.isfinite(grid.z).any() else "no finite loss"
+    facts = [grid.kind or grid.decomposition, f"{len(grid.x)} x {len(grid.y)} points", losses]
     if not grid.computed.all():
         facts.append(f"{grid.computed.sum():,} of {grid.computed.size:,} computed")
     if grid.explained_variance.size:
         facts.append("explained variance " + " + ".join(f"{share:.3g}" for share in grid.explained_variance))
     return f"LossGrid({', '.join([*facts, *filter(None, [grid.engine])])})"
-
-
-def _losses(grid: Grid) -> str:
-    """The range of the losses that are finite."""
-    if not np.isfinite(grid.z).any():
-        return "no finite loss"
-    low, high = finite_bounds(grid.z)
-    return f"loss {low:.4g} to {high:.4g}"
 
 
 def shortened(names: Sequence[str], most: int) -> tuple[str, ...]:
@@ -52,30 +55,16 @@ def not_finite(grid: Grid) -> int:
 
 def doubts(grids: Mapping[str, Grid]) -> str:
     """What to say of the losses that are not finite, grid by grid, and what to check; "" where all are."""
-    doubtful = {name: grid for name, grid in grids.items() if not_finite(grid)}
-    counts = [_count(name, grid) for name, grid in doubtful.items()]
-    checks = [_check(grid) for grid in doubtful.values() if not_finite(grid) == grid.computed.sum()]
-    return "; ".join([*counts, *dict.fromkeys(checks)])
-
-
-def _count(name: str, grid: Grid) -> str:
-    bad, computed = not_finite(grid), int(grid.computed.sum())
-    if bad == computed:
-        return f"{name}: not one of the {computed:,} computed losses is finite"
-    return f"{name}: {bad:,} of {computed:,} computed losses are not finite"
-
-
-def _check(grid: Grid) -> str:
-    """What to look for where nothing is finite."""
-    if np.isfinite(grid.true_loss[-1]):
-        return (
-            "that of the centre itself is, so the steps of the grid are too long: try another normalization "
-            "or other directions"
-        )
-    return (
-        "nor is that of the centre itself: look for NaN and Inf in the data, in the checkpoint, and in what "
-        "the loss function gives for one batch"
-    )
+    said, checks = [], []
+    for name, grid in grids.items():
+        bad, computed = not_finite(grid), int(grid.computed.sum())
+        if bad and bad == computed:
+            said.append(f"{name}: not one of the {computed:,} computed losses is finite")
+            is_centre = bool(np.isfinite(grid.true_loss[-1]))
+            checks.append(ONLY_THE_CENTRE if is_centre else NOT_EVEN_THE_CENTRE)
+        elif bad:
+            said.append(f"{name}: {bad:,} of {computed:,} computed losses are not finite")
+    return "; ".join([*said, *dict.fromkeys(checks)])
 
 
 def ends_of_line(grid: Grid) -> tuple[str, str]:

@@ -43,20 +43,17 @@ def to_h5(grid: Grid) -> bytes:
         raise MissingExtraError(
             "HDF5 files need h5py; run: pip install 'distsummary[h5]', or save as .npz", name="h5py"
         ) from error
-    buffer = io.BytesIO()
-    with h5py.File(buffer, "w") as file:
-        for name, values in _arrays(grid).items():
-            file[name] = values
-        group = file.create_group(QUANTITIES)
-        for name, values in grid.quantities.items():
-            group.create_dataset(_link(name), data=values).attrs["name"] = name
-        file.attrs["distsummary"] = json.dumps(grid.meta())
-    return buffer.getvalue()
-
-
-def _arrays(grid: Grid) -> dict[str, Any]:
-    """The datasets by name."""
-    surface = _surface(grid)
+    surface: dict[str, Array] = {}  # losses and accuracies under the peers' names
+    first = grid.data_sets[0] if grid.data_sets else ""
+    measured = {_named(first, "loss"): grid.z, **grid.quantities}
+    for theirs, data_set in (("train", "train" if "train" in grid.data_sets else first), ("test", "test")):
+        loss, accuracy = _named(data_set, "loss"), _named(data_set, ACCURACY)
+        if loss in measured:
+            surface[f"{theirs}_loss"] = measured[loss]
+            if accuracy in measured:
+                _, largest = finite_bounds(measured[accuracy])
+                is_share = largest <= 1
+                surface[f"{theirs}_acc"] = measured[accuracy] * 100.0 if is_share else measured[accuracy]
     if len(grid.y) == 1:
         for name in [name for name in surface if name.endswith("_loss")]:
             surface.setdefault(name.replace("_loss", "_acc"), np.full(grid.z.shape, np.nan))
@@ -76,35 +73,24 @@ def _arrays(grid: Grid) -> dict[str, Any]:
         path["explained_variance_ratio_"] = grid.explained_variance
     if grid.steps:
         path |= {"steps": np.array(grid.steps, np.int64), "step_path": grid.step_path}
-    return {"xcoordinates": grid.x, **surface, **path}
 
-
-def _surface(grid: Grid) -> dict[str, Array]:
-    """Losses and accuracies (m, n) under the peers' names."""
-    first = grid.data_sets[0] if grid.data_sets else ""
-    measured = {_named(first, "loss"): grid.z, **grid.quantities}
-    found = {}
-    for theirs, data_set in (("train", "train" if "train" in grid.data_sets else first), ("test", "test")):
-        loss, accuracy = _named(data_set, "loss"), _named(data_set, ACCURACY)
-        if loss in measured:
-            found[f"{theirs}_loss"] = measured[loss]
-            if accuracy in measured:
-                found[f"{theirs}_acc"] = _in_percent(measured[accuracy])
-    return found
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        for name, values in {"xcoordinates": grid.x, **surface, **path}.items():
+            file[name] = values
+        group = file.create_group(QUANTITIES)
+        for name, values in grid.quantities.items():
+            group.create_dataset(link_name(name), data=values).attrs["name"] = name
+        file.attrs["distsummary"] = json.dumps(grid.meta())
+    return buffer.getvalue()
 
 
 def _named(data_set: str, quantity: str) -> str:
-    """What a quantity of a data set is called; those of one without a name have no prefix."""
+    """The name of a quantity of a data set; those of one without a name have no prefix."""
     return f"{data_set}/{quantity}" if data_set else quantity
 
 
-def _in_percent(accuracy: Array) -> Array:
-    """An accuracy whose largest is at most 1 is a share."""
-    _, largest = finite_bounds(accuracy)
-    return accuracy * 100.0 if largest <= 1 else accuracy
-
-
-def _link(name: str) -> str:
-    """A name as one link of a group, each another: a slash would part it, "." is the group itself."""
+def link_name(name: str) -> str:
+    """A name as one HDF5 link, a different one for each: a slash would split it, "." is the group itself."""
     quoted = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return {"": "%", ".": "%2E"}.get(quoted, quoted)

@@ -11,7 +11,7 @@ lines (of each run, of the steps, of a grid of one row), a quad for each grid ce
 
 import base64
 import struct
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
@@ -31,7 +31,7 @@ def to_vtp(grid: Grid) -> bytes:
     """The file. A point's z is its loss; a checkpoint lies at its loss in the plane.
 
     Point data:
-        loss: between checkpoints interpolated from the grid.
+        loss: between checkpoints it is interpolated from the grid.
         log10_loss: NaN unless the loss is above 0.
         true_loss: of a checkpoint its own; of the grid `loss`, for its points lie in the plane; NaN between.
         residual: how much of a checkpoint is outside the plane; 0 for the grid, NaN between.
@@ -47,91 +47,28 @@ def to_vtp(grid: Grid) -> bytes:
     lies at the largest finite loss (-Inf at the smallest) and is in no surface and no line, which have a hole
     there.
     """
-    laid = _laid(grid)
-    points, data = _points(grid, laid)
-    verts, lines, quads = _cells(grid, laid)
-    part = [PATH] * len(verts) + [kind for kind, _ in lines] + [SURFACE] * len(quads)
-    sections = [
-        _section("PointData", [_array(name, values) for name, values in data.items()], 'Scalars="loss"'),
-        _section("CellData", [_array("part", np.array(part, np.int64))]),
-        _section("Points", [_array("Points", points)]),
-        _connections("Verts", verts),
-        _connections("Lines", [line for _, line in lines]),
-        _connections("Polys", quads),
-    ]
-    counts = {
-        "Points": len(points),
-        "Verts": len(verts),
-        "Lines": len(lines),
-        "Strips": 0,
-        "Polys": len(quads),
-    }
-    return _document(_fields(grid), counts, sections)
+    is_line = min(grid.z.shape) == 1
+    stride = 1 if is_line else STEPS  # from checkpoint to checkpoint
+    runs = [list(part) for part in grid.parts.values()]
 
+    # The path of each run with what lies between its checkpoints, then the steps known by sketches: each
+    # (points, 3), the height NaN where there is no surface.
+    if is_line:
+        laid = [np.column_stack((grid.path[run], np.full(len(run), np.nan))) for run in runs]
+    else:
+        laid = [drape(grid.x, grid.y, grid.z, grid.path[run], STEPS) for run in runs]
+        laid += [drape(grid.x, grid.y, grid.z, grid.step_path, 1)] if grid.steps else []
 
-def _document(fields: Sequence[str], counts: Mapping[str, int], sections: Sequence[str]) -> bytes:
-    """The whole file around its sections."""
-    numbers = " ".join(f'NumberOf{name}="{count}"' for name, count in counts.items())
-    return "\n".join(
-        (
-            '<?xml version="1.0"?>',
-            '<VTKFile type="PolyData" version="1.0" byte_order="LittleEndian" header_type="UInt64">',
-            "<PolyData>",
-            *([_section("FieldData", fields)] if fields else []),
-            f"<Piece {numbers}>",
-            *sections,
-            "</Piece>",
-            "</PolyData>",
-            "</VTKFile>\n",
-        )
-    ).encode()
-
-
-def _fields(grid: Grid) -> list[str]:
-    """The arrays that belong to the grid as a whole."""
-    known = {
-        "explained_variance": grid.explained_variance,
-        "precision_error": np.array([grid.precision_error] if grid.precision_error else []),
-        "rounding": np.array([grid.rounding.get(axis, np.nan) for axis in "xy"] if grid.rounding else []),
-    }
-    arrays = [_array(name, values) for name, values in known.items() if values.size]
-    return [*arrays, _string("hardware", grid.hardware)] if grid.hardware else arrays
-
-
-def _laid(grid: Grid) -> list[Array]:
-    """The path of each run with what lies between its checkpoints, then the steps known by sketches.
-
-    Each (points, 3), the height NaN where there is no surface; every STEPS-th point of a run is a checkpoint.
-    """
-    if min(grid.z.shape) == 1:
-        flat = [grid.path[list(part)] for part in grid.parts.values()]
-        return [np.column_stack((path, np.full(len(path), np.nan))) for path in flat]
-    paths = [(grid.path[list(part)], STEPS) for part in grid.parts.values()]
-    paths += [(grid.step_path, 1)] if grid.steps else []
-    return [drape(grid.x, grid.y, grid.z, points, per_leg) for points, per_leg in paths]
-
-
-def _stride(grid: Grid) -> int:
-    return 1 if min(grid.z.shape) == 1 else STEPS
-
-
-def _extras(grid: Grid, laid: list[Array]) -> list[Array]:
-    """The points of `laid` that are no checkpoints."""
-    runs = len(grid.parts)
-    between = [path[np.arange(len(path)) % _stride(grid) != 0] for path in laid[:runs]]
-    return between + laid[runs:]
-
-
-def _points(grid: Grid, laid: list[Array]) -> tuple[Array, dict[str, Array]]:
-    """Coordinates (n, 3) and the data of each point, (n,)."""
+    # The points: of the grid, of the checkpoints, and those between, which are no checkpoints.
+    between = [path[np.arange(len(path)) % stride != 0] for path in laid[: len(runs)]]
+    extra = np.concatenate(between + laid[len(runs) :])
     x, y = np.meshgrid(grid.x, grid.y)
-    extra = np.concatenate(_extras(grid, laid))
     loss = np.concatenate((grid.z.reshape(-1), grid.path_loss, extra[:, 2]))
     heights = make_finite(loss, finite_bounds(grid.z, grid.path_loss))
     plane = np.concatenate((np.column_stack((x.reshape(-1), y.reshape(-1))), grid.path, extra[:, :2]))
     unknown = np.full(len(extra), np.nan)
     numbers = np.array(grid.numbers or (0,) * len(grid.path), np.int64)
-    runs = np.repeat(np.arange(len(grid.parts)), [len(part) for part in grid.parts.values()])
+    run_numbers = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
     is_computed = np.concatenate((grid.computed.reshape(-1), np.ones(len(grid.path), bool)))
     before, after = grid.z.size, len(extra)
     data = {
@@ -140,53 +77,83 @@ def _points(grid: Grid, laid: list[Array]) -> tuple[Array, dict[str, Array]]:
         "true_loss": np.concatenate((grid.z.reshape(-1), grid.true_loss, unknown)),
         "residual": np.concatenate((np.zeros(before), grid.residuals, unknown)),
         "checkpoint": np.pad(numbers, (before, after), constant_values=NO_CHECKPOINT),
-        "run": np.pad(runs, (before, after)),
+        "run": np.pad(run_numbers, (before, after)),
         "computed": np.pad(is_computed.astype(np.int64), (0, after)),
     }
-    return np.column_stack((plane, heights)), data | _quantities(grid, data, len(loss))
-
-
-def _quantities(grid: Grid, taken: Container[str], points: int) -> dict[str, Array]:
-    """The quantities by names that are not taken, (points,), NaN behind the grid's own points."""
-    found: dict[str, Array] = {}
     for name, values in grid.quantities.items():
-        while name in taken or name in found:
+        while name in data:
             name = f"{QUANTITY}{name}"
-        padding = (0, points - values.size)
-        found[name] = np.pad(values.reshape(-1).astype(np.float64), padding, constant_values=np.nan)
-    return found
+        padding = (0, len(loss) - values.size)
+        data[name] = np.pad(values.reshape(-1).astype(np.float64), padding, constant_values=np.nan)
 
-
-def _cells(grid: Grid, laid: list[Array]) -> tuple[Array, list[tuple[int, Array]], Array]:
-    """Vertices (k, 1), lines as (part, indices) and quads (q, 4), by indices of points."""
-    checkpoints = grid.z.size + np.arange(len(grid.path))
-    lines = _paths(grid, laid, checkpoints)
-    if min(grid.z.shape) == 1:
-        lines += _split(SURFACE, np.arange(grid.z.size), grid.z.reshape(-1))
-        return checkpoints[:, None], lines, np.empty((0, 4), np.int64)
-    width = grid.z.shape[1]
-    rows, columns = whole_cells(grid.z).T
-    first = rows * width + columns
-    return checkpoints[:, None], lines, np.stack((first, first + 1, first + width + 1, first + width), axis=1)
-
-
-def _paths(grid: Grid, laid: list[Array], checkpoints: Array) -> list[tuple[int, Array]]:
-    """The lines of the runs and of the steps: the indices of their points."""
+    # The cells, by indices of points: a vertex for each checkpoint, lines as (part, indices), quads.
+    checkpoints = before + np.arange(len(grid.path))
     lines: list[tuple[int, Array]] = []
-    parts = [list(part) for part in grid.parts.values()]
-    at = int(checkpoints[-1]) + 1
+    at = before + len(grid.path)
     for number, path in enumerate(laid):
-        heights = path[:, 2].copy()
-        is_extra = np.ones(len(path), bool)
+        path_heights, is_extra = path[:, 2].copy(), np.ones(len(path), bool)
         indices = np.empty(len(path), np.int64)
-        if number < len(parts):
-            is_extra[:: _stride(grid)] = False
-            indices[~is_extra] = checkpoints[parts[number]]
-            heights[~is_extra] = grid.path_loss[parts[number]]
+        if number < len(runs):
+            is_extra[::stride] = False
+            indices[~is_extra] = checkpoints[runs[number]]
+            path_heights[~is_extra] = grid.path_loss[runs[number]]
         indices[is_extra] = at + np.arange(is_extra.sum())
         at += int(is_extra.sum())
-        lines += _split(PATH if number < len(parts) else STEPS_BETWEEN, indices, heights)
-    return lines
+        lines += _split(PATH if number < len(runs) else STEPS_BETWEEN, indices, path_heights)
+    if is_line:
+        lines += _split(SURFACE, np.arange(before), grid.z.reshape(-1))
+        quads = np.empty((0, 4), np.int64)
+    else:
+        width = grid.z.shape[1]
+        rows, columns = whole_cells(grid.z).T
+        first = rows * width + columns
+        quads = np.stack((first, first + 1, first + width + 1, first + width), axis=1)
+
+    of_grid = {
+        "explained_variance": grid.explained_variance,
+        "precision_error": np.array([grid.precision_error] if grid.precision_error else []),
+        "rounding": np.array([grid.rounding.get(axis, np.nan) for axis in "xy"] if grid.rounding else []),
+    }
+    fields = [_array(name, values) for name, values in of_grid.items() if values.size]
+    if grid.hardware:
+        head = '<Array type="String" Name="hardware" NumberOfTuples="1" format="binary">'
+        fields.append("\n".join((head, _encoded(grid.hardware.encode() + b"\0"), "</Array>")))
+    part = [PATH] * len(checkpoints) + [kind for kind, _ in lines] + [SURFACE] * len(quads)
+    points = np.column_stack((plane, heights))
+    lines_alone = [line for _, line in lines]
+    return polydata(fields, points, data, checkpoints, lines_alone, quads, np.array(part, np.int64))
+
+
+def polydata(
+    fields: Sequence[str],
+    points: Array,
+    data: Mapping[str, Array],
+    verts: Array,
+    lines: Sequence[Array],
+    quads: Array,
+    part: Array,
+) -> bytes:
+    """VTK PolyData as XML: points with their data, cells by indices of points with their part."""
+    counts = {"Points": points, "Verts": verts, "Lines": lines, "Strips": (), "Polys": quads}
+    numbers_of = " ".join(f'NumberOf{name}="{len(items)}"' for name, items in counts.items())
+    return "\n".join(
+        (
+            '<?xml version="1.0"?>',
+            '<VTKFile type="PolyData" version="1.0" byte_order="LittleEndian" header_type="UInt64">',
+            "<PolyData>",
+            *([_section("FieldData", fields)] if fields else []),
+            f"<Piece {numbers_of}>",
+            _section("PointData", [_array(name, values) for name, values in data.items()], 'Scalars="loss"'),
+            _section("CellData", [_array("part", part)]),
+            _section("Points", [_array("Points", points)]),
+            _connections("Verts", verts[:, None]),
+            _connections("Lines", lines),
+            _connections("Polys", quads),
+            "</Piece>",
+            "</PolyData>",
+            "</VTKFile>\n",
+        )
+    ).encode()
 
 
 def _split(part: int, indices: Array, heights: Array) -> list[tuple[int, Array]]:
@@ -212,11 +179,6 @@ def _array(name: str, values: Array) -> str:
     )
     head = f'<DataArray type="{kind}" Name={quoteattr(name)} {shape} format="binary">'
     return "\n".join((head, _encoded(np.ascontiguousarray(values, dtype).tobytes()), "</DataArray>"))
-
-
-def _string(name: str, text: str) -> str:
-    head = f'<Array type="String" Name={quoteattr(name)} NumberOfTuples="1" format="binary">'
-    return "\n".join((head, _encoded(text.encode() + b"\0"), "</Array>"))
 
 
 def _encoded(data: bytes) -> str:

@@ -4,7 +4,7 @@ import logging
 import secrets
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from distsummary.errors import (
 )
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Landscape, Value
 from distsummary.landscapes.directions.prepare import readable
+from distsummary.landscapes.output.draw import draw
 from distsummary.landscapes.output.grid import finite_bounds, make_finite
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.publish import ensure_directory, publish
@@ -65,95 +66,89 @@ def write_landscapes(
         )
     ensure_directory(run_dir.landscape_dir)
     with run_dir.locked("landscape"):
-        named = [_beside_other_runs(run_dir, grid) for grid in grids]
-        grids = [grid for grid in named if _is_worth_it(run_dir, grid, journal)]
-        if not grids:
+        worthy: list[LossGrid] = []
+        for grid in grids:
+            grid = beside_other_runs(run_dir, grid)
+            path = run_dir.landscape_file(grid.tag, ".npz")
+            if not grid.computed.any():
+                _log.warning("%s is not written: no point of it was computed", path)
+            elif grid.is_partial and is_complete(path):
+                kept_in = f"in {journal}, and the same call goes on from there" if journal else "nowhere else"
+                _log.warning(
+                    "%s holds a complete landscape, so it is not replaced by one with %d of %d points; these "
+                    "are %s",
+                    path,
+                    grid.computed.sum(),
+                    grid.computed.size,
+                    kept_in,
+                )
+            else:
+                worthy.append(grid)
+        if not worthy:
             return []
-        made = _save_grids(run_dir, grids)
-        pictures = _draw_all(grids)
-        made += _save_pictures(run_dir, grids, pictures)
-        _replace_events(run_dir, grids, pictures, loss_of or run_dir)
-        return [path for dialect in DIALECTS for path in segments(run_dir.landscape_dir, dialect)] + made
+        made = [run_dir.landscape_file(grid.tag, ".npz") for grid in worthy]
+        for path, grid in zip(made, worthy, strict=True):
+            grid.save(path)
+
+        pictures: dict[str, Image] = {}
+        kinds = {grid.tag: picture_tags(grid) for grid in worthy}
+        try:
+            for grid in worthy:
+                for tag, kind in kinds[grid.tag].items():
+                    png = draw(grid, kind)
+                    width, height = struct.unpack(">II", png[16:24])  # PNG: length, "IHDR", width, height
+                    pictures[tag] = Image(height=height, width=width, encoded=png)
+        except MissingExtraError as error:
+            _log.warning("no pictures: %s", error)
+            pictures = {}
+        for tag in [tag for of_grid in kinds.values() for tag in of_grid]:
+            path = run_dir.landscape_file(tag, ".png")
+            if tag in pictures:
+                publish(path, pictures[tag].encoded)
+                made.append(path)
+            else:
+                path.unlink(missing_ok=True)  # that of an older grid
+
+        # New segments of both dialects; the older ones go once these are complete.
+        directory = run_dir.landscape_dir
+        older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
+        now = time.time()
+        replaced = {tag for grid in worthy for tag in (grid.tag, *kinds[grid.tag])}
+        planes = [grid for grid in worthy if min(grid.z.shape) > 1]
+        landscapes = _kept(directory, MINDSPORE, replaced)
+        landscapes += [
+            Event(0, now, [Value("landscape", grid.tag, landscape_record(grid))]) for grid in planes
+        ]
+        curve = read_loss_curve(loss_of or run_dir) if landscapes else []
+        _write_events(run_dir, MINDSPORE, [*landscapes, *curve])
+        images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
+        _write_events(run_dir, TENSORBOARD, [*_kept(directory, TENSORBOARD, replaced), *images])
+        for path in older:
+            path.unlink(missing_ok=True)
+        return [path for dialect in DIALECTS for path in segments(directory, dialect)] + made
 
 
-def _is_worth_it(run_dir: RunDir, grid: LossGrid, journal: Path | None) -> bool:
-    """Whether a grid has more than what lies there; says so where it has not."""
-    path = run_dir.landscape_file(grid.tag, ".npz")
-    if not grid.computed.any():
-        _log.warning("%s is not written: no point of it was computed", path)
-        return False
-    if not (grid.is_partial and _is_complete(path)):
-        return True
-    kept_in = "nowhere else" if journal is None else f"in {journal}, and the same call goes on from there"
-    _log.warning(
-        "%s holds a complete landscape, so it is not replaced by one with %d of %d points; these are %s",
-        path,
-        grid.computed.sum(),
-        grid.computed.size,
-        kept_in,
-    )
-    return False
-
-
-def _is_complete(path: Path) -> bool:
-    """Whether a grid lies there that lacks nothing."""
+def is_complete(path: Path) -> bool:
+    """Whether a file holds a grid without missing points."""
     try:
         return not LossGrid.load(path).is_partial
     except (MissingFileError, DamagedFileError):
         return False
 
 
-def _beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
-    """The grid, under a tag of its own where the usual one is that of other runs' landscape."""
+def beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
+    """The grid, under a tag of its own if a landscape of other runs has the usual one."""
     path = run_dir.landscape_file(grid.tag, ".npz")
     if grid.kind not in ("joint", "triangle", "line") or not path.is_file():
         return grid
     try:
         others = LossGrid.load(path).runs
-    except DamagedFileError:  # it is worth no name
+    except DamagedFileError:  # it may be replaced
         return grid
     if others == grid.runs:
         return grid
     own = f"of_{readable(grid.runs)}" if grid.runs else "of_one"
     return replace(grid, label="_".join(word for word in (grid.label, own) if word))
-
-
-def _save_grids(run_dir: RunDir, grids: Sequence[LossGrid]) -> list[Path]:
-    paths = [run_dir.landscape_file(grid.tag, ".npz") for grid in grids]
-    for path, grid in zip(paths, grids, strict=True):
-        grid.save(path)
-    return paths
-
-
-def _save_pictures(run_dir: RunDir, grids: Sequence[LossGrid], pictures: Mapping[str, Image]) -> list[Path]:
-    """The pictures as files; that of an older grid goes, also where there is no new one."""
-    tags = [tag for grid in grids for tag in _picture_tags(grid)]
-    for tag in tags:
-        path = run_dir.landscape_file(tag, ".png")
-        if tag in pictures:
-            publish(path, pictures[tag].encoded)
-        else:
-            path.unlink(missing_ok=True)
-    return [run_dir.landscape_file(tag, ".png") for tag in tags if tag in pictures]
-
-
-def _replace_events(
-    run_dir: RunDir, grids: Sequence[LossGrid], pictures: Mapping[str, Image], loss_of: RunDir
-) -> None:
-    """New segments of both dialects; the older ones go once these are complete."""
-    directory = run_dir.landscape_dir
-    older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
-    now = time.time()
-    planes = [grid for grid in grids if min(grid.z.shape) > 1]
-    landscapes = [Event(0, now, [Value("landscape", grid.tag, landscape_record(grid))]) for grid in planes]
-    images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
-    replaced = {tag for grid in grids for tag in (grid.tag, *_picture_tags(grid))}
-    landscapes = [*_kept(directory, MINDSPORE, replaced), *landscapes]
-    curve = read_loss_curve(loss_of) if landscapes else []
-    _write_events(run_dir, MINDSPORE, [*landscapes, *curve])
-    _write_events(run_dir, TENSORBOARD, [*_kept(directory, TENSORBOARD, replaced), *images])
-    for path in older:
-        path.unlink(missing_ok=True)
 
 
 def landscape_record(grid: LossGrid) -> Landscape:
@@ -226,25 +221,7 @@ def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
         writer.close()
 
 
-def _draw_all(grids: Sequence[LossGrid]) -> dict[str, Image]:
-    """Pictures by tag; none, and a line in the log, without matplotlib."""
-    from distsummary.landscapes.output.draw import draw
-
-    try:
-        return {tag: _image(draw(grid, kind)) for grid in grids for tag, kind in _picture_tags(grid).items()}
-    except MissingExtraError as error:
-        _log.warning("no pictures: %s", error)
-        return {}
-
-
-def _picture_tags(grid: LossGrid) -> dict[str, str]:
+def picture_tags(grid: LossGrid) -> dict[str, str]:
     """The kind of each picture of a grid, by tag."""
     is_line = min(grid.z.shape) == 1
     return {grid.tag: "contour"} if is_line else {grid.tag: "contour", f"{grid.tag}/surface": "surface"}
-
-
-def _image(png: bytes) -> Image:
-    width, height = struct.unpack(
-        ">II", png[16:24]
-    )  # the first chunk of a PNG: length, "IHDR", width, height
-    return Image(height=height, width=width, encoded=png)
