@@ -7,6 +7,7 @@ for any number of threads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,12 @@ def displacements(
     length = max(1, min(BLOCK, BLOCK_BYTES // (8 * n)))
     buffer = np.empty(n * length)
     for name in names:
-        reads = [_reader(state, name) for state in states]
+        reads: list[Callable[[int, int], Array]] = []  # elements start .. stop-1 of the parameter
+        for state in states:
+            if isinstance(state, StoredState):
+                reads.append(partial(state.part, name))
+            else:
+                reads.append(partial(_elements, np.asarray(state[name]).reshape(-1)))
         size = int(np.prod(shape_of(states[-1], name), dtype=np.int64))
         for start in range(0, size, length):
             stop = min(start + length, size)
@@ -47,12 +53,8 @@ def displacements(
             yield name, slice(start, stop), block
 
 
-def _reader(state: Mapping[str, Array], name: str) -> Callable[[int, int], Array]:
-    """What gives elements start .. stop-1 of a parameter."""
-    if isinstance(state, StoredState):
-        return lambda start, stop: state.part(name, start, stop)
-    flat = np.asarray(state[name]).reshape(-1)
-    return lambda start, stop: flat[start:stop]
+def _elements(flat: Array, start: int, stop: int) -> Array:
+    return flat[start:stop]
 
 
 def inner(a: Array, b: Array) -> Array:

@@ -33,7 +33,7 @@ def refuse_not_finite(
     rest = [n for n in own if n not in set(moved) and (reads_statistics or not n.endswith(STATISTICS))]
     held = [name for name in rest if name in centre]
     for state, names in ((centre, held), (own, [name for name in rest if name not in centre])):
-        if name := _first(state, names, _is_number):
+        if name := _first(state, names, lambda array: ~np.isnan(array)):
             whose = "the centre" if state is centre else "the model, where the checkpoint has none,"
             more = "; or leave running statistics out by ds.Evaluation(bn_mode='recompute')"
             raise LandscapeError(
@@ -67,7 +67,3 @@ def _first(state: Weights, names: Iterable[str], is_good: Callable[[Any], Any]) 
         if not all_good:
             return name
     return None
-
-
-def _is_number(array: Array) -> Array:
-    return np.asarray(~np.isnan(array))

@@ -106,9 +106,22 @@ def resolve_filter_axes(
         axes.update({name: axis for name, axis in told.items() if axis is not None})
     elif hook is not None:
         raise InvalidTypeError(f"filter_axis must be a mapping or a function of (name, shape), got {hook!r}")
-    for name, axis in axes.items():
-        if len(shapes[name]) > 1:
-            _check_axis(name, shapes[name], axis)
+    for name, filter_axis in axes.items():
+        shape, field = shapes[name], f"filter_axis of {name}"
+        if len(shape) < 2:
+            continue
+        given: Any = filter_axis
+        axis, groups = given if isinstance(given, tuple) and len(given) == 2 else (given, 1)
+        check_type(field, axis, int)
+        check_type(f"the groups in {field}", groups, int)
+        if not -len(shape) <= axis < len(shape):
+            raise InvalidValueError(
+                f"{field} must be in [{-len(shape)}, {len(shape) - 1}], got {axis}; its shape is {shape}"
+            )
+        if groups < 1 or shape[0] % groups or (groups > 1 and axis % len(shape) == 0):
+            raise InvalidValueError(
+                f"the groups in {field} must divide axis 0 of {shape} and need another axis, got {given}"
+            )
     return axes
 
 
@@ -122,30 +135,15 @@ def _axis(dimensions: int, filter_axis: FilterAxis) -> tuple[int, int]:
     return axis % dimensions, groups
 
 
-def _check_axis(name: str, shape: tuple[int, ...], filter_axis: FilterAxis) -> None:
-    field = f"filter_axis of {name}"
-    if isinstance(filter_axis, tuple) and len(filter_axis) == 2:
-        axis, groups = filter_axis
-    else:
-        axis, groups = filter_axis, 1
-    check_type(field, axis, int)
-    check_type(f"the groups in {field}", groups, int)
-    if not -len(shape) <= axis < len(shape):
-        raise InvalidValueError(
-            f"{field} must be in [{-len(shape)}, {len(shape) - 1}], got {axis}; its shape is {shape}"
-        )
-    if groups < 1 or shape[0] % groups or (groups > 1 and axis % len(shape) == 0):
-        raise InvalidValueError(
-            f"the groups in {field} must divide axis 0 of {shape} and need another axis, got {filter_axis}"
-        )
-
-
 def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: list[int]) -> Rows:
     """Each group of rows scaled as one; of the axes behind the first each place on the kept one as one."""
     shape, each = direction.shape, len(direction) // groups
 
-    def sums(rows: Rows) -> Array:
-        return np.stack([_sum_squares(rows, at * each, (at + 1) * each, kept) for at in range(groups)])
+    def sums(rows: Rows) -> Array:  # of squares over all axes but the kept ones, float64, for each group
+        groups_of_blocks = (rows.blocks(at * each, (at + 1) * each) for at in range(groups))
+        return np.stack(
+            [np.asarray(sum(squares(rows(*block), kept) for block in blocks)) for blocks in groups_of_blocks]
+        )
 
     scales = _scale(name, sums(direction), sums(weights))
     scales = scales.reshape(groups, *(size if at in kept else 1 for at, size in enumerate(shape[1:], 1)))
@@ -154,11 +152,6 @@ def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: 
         return times(direction(start, stop), scales[np.arange(start, stop) // each])
 
     return replace(direction, read=read)
-
-
-def _sum_squares(rows: Rows, start: int, stop: int, kept: list[int]) -> Array:
-    """The sums of squares of some rows over all axes but the kept ones, float64."""
-    return np.asarray(sum(squares(rows(*block), kept) for block in rows.blocks(start, stop)))
 
 
 @singledispatch

@@ -56,7 +56,12 @@ def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
     the addresses are looked at.
     """
     begun: list[tuple[int, str]] = []  # (end, name) of those that begin before
-    for start, end, name in sorted((*_bounds(array), name) for name, array in arrays.items()):
+    bounds = []  # the addresses of the first byte and of the one behind the last
+    for name, array in arrays.items():
+        steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+        low, high = (array.ctypes.data + sum(pick(step, 0) for step in steps) for pick in (min, max))
+        bounds.append((low, high + array.itemsize, name))
+    for start, end, name in sorted(bounds):
         begun = [(stop, other) for stop, other in begun if stop > start]
         for _, other in begun:
             if (name in moved or other in moved) and np.shares_memory(arrays[name], arrays[other]):
@@ -66,10 +71,3 @@ def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
                     "it (weight.t()), or give each its own memory (a clone)"
                 )
         begun.append((end, name))
-
-
-def _bounds(array: Array) -> tuple[int, int]:
-    """The addresses of the first byte, and of the one behind the last."""
-    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
-    start, end = (sum(pick(step, 0) for step in steps) for pick in (min, max))
-    return array.ctypes.data + start, array.ctypes.data + end + array.itemsize

@@ -22,7 +22,6 @@ from distsummary.landscapes.directions.normalization import (
     mindspore_moves,
     resolve_filter_axes,
 )
-from distsummary.landscapes.directions.normals import Array
 from distsummary.landscapes.directions.parameter_identity import fitting, refuse_overlaps
 from distsummary.landscapes.directions.recipe import SHOWN, Weights, check_fit, is_real
 
@@ -77,9 +76,19 @@ class Moving:
         moved = {name: np.broadcast_to(nothing, shape) for name, shape in self.shapes.items()}
         check_fit(what, named, ChainMap(moved, dict.fromkeys(self.own, nothing)), self.shapes)
         held = [name for name in self.own if name in named]
+        to_fit = []
         for name in held:
-            _check_real(what, name, named, self.own)
-        check_fit(what, named, self.own, [n for n in held if not _are_numbers(n, named, self.own)])
+            given, expected = rows_of(named, name), rows_of(self.own, name)
+            dtype, own_dtype = given(0, 0).dtype, expected(0, 0).dtype
+            if is_real(own_dtype) and not is_real(dtype):
+                raise InvalidValueError(
+                    f"{what} has {name} of {dtype}, the model of {own_dtype}; give the model that made the "
+                    "checkpoints"
+                )
+            numbers = ((), (1,))  # some formats have (1,) for a single number
+            if given.shape not in numbers or expected.shape not in numbers:
+                to_fit.append(name)
+        check_fit(what, named, self.own, to_fit)
         return named
 
     def refuse_not_finite(self, label: str, centre: Weights, *, reads_statistics: bool = True) -> None:
@@ -111,27 +120,40 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
     if patterns is not None:
         names = select(shapes, patterns, others=lambda: framework.state(model), tied=tied)
         shapes = {name: shapes[name] for name in names}
-    refuse_overlaps(_in_memory(model, tied), shapes)
+    if framework.name == "torch":
+        from distsummary.landscapes.directions.torch_parameters import in_memory
+
+        arrays = in_memory(model, tied)
+    else:
+        named = {name: array for name, array in framework.named_parameters(model) if name not in tied}
+        arrays = {n: array for n, array in named.items() if isinstance(array, np.ndarray) and array.size}
+    refuse_overlaps(arrays, shapes)
     precisions = {name: str(tensors[name].dtype).removeprefix("torch.") for name in shapes}
-    _refuse_unmovable(precisions)
-    return Moving(
-        shapes=shapes,
-        is_all=shapes.keys() == trainable.keys(),
-        tied=tied,
-        filter_axes=resolve_filter_axes(_by_first_names(filter_axis, tied), shapes, axes),
-        patterns=() if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns),
-        precisions=precisions,
-        own=own,
-    )
-
-
-def _refuse_unmovable(precisions: Mapping[str, str]) -> None:
     for name, precision in precisions.items():
         if not precision.startswith(("float", "bfloat")):
             raise InvalidTypeError(
                 f"only parameters of floating point can move, {name} is {precision}; convert it, freeze it "
                 "(a buffer of numpy models), or choose others by parameters="
             )
+    if isinstance(filter_axis, Mapping):  # by the first names of tied parameters
+        by_first: dict[str, FilterAxis] = {}
+        for name, axis in filter_axis.items():
+            first = tied.get(name, name)
+            if by_first.setdefault(first, axis) != axis:
+                raise InvalidValueError(
+                    f"filter_axis has {by_first[first]!r} and {axis!r} for {first} and its other names, "
+                    "which are one parameter; give one of them"
+                )
+        filter_axis = by_first
+    return Moving(
+        shapes=shapes,
+        is_all=shapes.keys() == trainable.keys(),
+        tied=tied,
+        filter_axes=resolve_filter_axes(filter_axis, shapes, axes),
+        patterns=() if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns),
+        precisions=precisions,
+        own=own,
+    )
 
 
 def _mindspore_shapes(
@@ -147,65 +169,20 @@ def _mindspore_shapes(
     return {name: state[name].shape for name in names}
 
 
-def _by_first_names(hook: FilterAxisHook, tied: Mapping[str, str]) -> FilterAxisHook:
-    """A mapping by the first names of tied parameters; raises InvalidValueError where two disagree."""
-    if not isinstance(hook, Mapping):
-        return hook
-    found: dict[str, FilterAxis] = {}
-    for name, axis in hook.items():
-        first = tied.get(name, name)
-        if found.setdefault(first, axis) != axis:
-            raise InvalidValueError(
-                f"filter_axis has {found[first]!r} and {axis!r} for {first} and its other names, which are "
-                "one parameter; give one of them"
-            )
-    return found
-
-
 def _told_by_modules(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
     if framework_of(model).name == "torch":
         from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
 
         return filter_axes(model), tied_names(model)
     first: dict[Any, str] = {}
-    names = {name: first.setdefault(_memory(array), name) for name, array in _own(model)}
-    return {}, {name: known for name, known in names.items() if name != known}
-
-
-def _own(model: Any) -> Iterable[tuple[str, Array]]:
-    """The parameters of a numpy model; raises InvalidTypeError for what is no model."""
-    return framework_of(model).named_parameters(model)
-
-
-def _in_memory(model: Any, tied: Mapping[str, str]) -> dict[str, Array]:
-    """The parameters that have addresses, tied ones once under their first names."""
-    if framework_of(model).name == "torch":
-        from distsummary.landscapes.directions.torch_parameters import in_memory
-
-        return in_memory(model, tied)
-    found = {name: array for name, array in _own(model) if name not in tied}
-    return {name: array for name, array in found.items() if isinstance(array, np.ndarray) and array.size}
-
-
-def _memory(array: Array) -> Any:
-    """What is equal for arrays that look at one memory alike."""
-    if not isinstance(array, np.ndarray) or not array.size:
-        return id(array)
-    return array.ctypes.data, array.dtype.str, array.shape, array.strides
-
-
-def _check_real(what: str, name: str, state: Weights, own: Weights) -> None:
-    """Raise InvalidValueError for an array that holds no real numbers where the model's does."""
-    given, expected = (rows_of(values, name)(0, 0).dtype for values in (state, own))
-    if is_real(expected) and not is_real(given):
-        raise InvalidValueError(
-            f"{what} has {name} of {given}, the model of {expected}; give the model that made the checkpoints"
-        )
-
-
-def _are_numbers(name: str, state: Weights, own: Weights) -> bool:
-    """Whether both are single numbers: some formats have (1,) for those without an axis."""
-    return all(rows_of(values, name).shape in ((), (1,)) for values in (state, own))
+    tied = {}
+    for name, array in framework_of(model).named_parameters(model):
+        is_array = isinstance(array, np.ndarray) and array.size  # others share no memory that is known
+        memory = (array.ctypes.data, array.dtype.str, array.shape, array.strides) if is_array else id(array)
+        known = first.setdefault(memory, name)
+        if known != name:
+            tied[name] = known
+    return {}, tied
 
 
 def own_state(model: Any) -> Weights:
@@ -294,16 +271,14 @@ def canonical(what: str, state: Weights, tied: Mapping[str, str]) -> Weights:
     stored: dict[str, str] = {}  # names in the state by canonical name
     for name in state:
         first = tied.get(name, name)
-        if first != name and first in state and not _equal(state[first], state[name]):
-            raise InvalidValueError(
-                f"{what} has different values for {first} and {name}, which are one parameter of the model; "
-                "give the model that made the checkpoints"
-            )
+        if first != name and first in state:
+            one, other = state[first], state[name]
+            if np.shape(one) != np.shape(other) or not np.array_equal(one, other, equal_nan=True):
+                raise InvalidValueError(
+                    f"{what} has different values for {first} and {name}, which are one parameter of the "
+                    "model; give the model that made the checkpoints"
+                )
         stored.setdefault(first, name)
     if isinstance(state, StoredState):
         return state.selected(stored)
     return {first: state[name] for first, name in stored.items()}
-
-
-def _equal(one: Array, other: Array) -> bool:
-    return np.shape(one) == np.shape(other) and bool(np.array_equal(one, other, equal_nan=True))

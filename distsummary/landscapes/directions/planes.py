@@ -8,7 +8,7 @@ import numpy as np
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscapes.directions.array_rows import Rows, rows_of
+from distsummary.landscapes.directions.array_rows import rows_of
 from distsummary.landscapes.directions.hessian import Eigenpairs, unflatten
 from distsummary.landscapes.directions.interpolate import line, triangle
 from distsummary.landscapes.directions.normalization import FilterAxis, mindspore_moves, normalize
@@ -194,7 +194,20 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
         normalization=normalization,
         filter_axes=settings.filter_axes,
     )
-    _refuse_no_filters(state, names, normalization)
+    # "filter" moves only tensors with two dimensions, "mindspore" those that MindSpore moves by their names,
+    # and either only values that are not zero.
+    every = (rows_of(state, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
+    filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
+    moves = (
+        (normalization == "none" and 0 not in rows.shape)
+        or any(rows(*block).any() for block in rows.blocks())
+        for rows in filters
+    )
+    if not any(moves):
+        raise LandscapeError(
+            f"normalization={normalization!r} leaves random directions without any parameter to move; "
+            "use normalization='none', or parameters that it moves and that are not zero"
+        )
     known = {
         "kind": "random",
         "decomposition": "Random",
@@ -208,11 +221,38 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
 def prepare_given(
     state: Weights, number: int | None, names: Sequence[str], settings: Settings, given: Directions
 ) -> Prepared:
-    """The plane of directions that the user made, normalised here; what they do not name stays."""
+    """The plane of the user's directions, which are normalized here; parameters that they lack stay.
+
+    Raises InvalidValueError for one that is not finite in float32, InvalidTypeError unless they are real.
+    """
     normalization = settings.pick_normalization("filter")
     centre = {name: state[name] for name in names}
-    fitting = _complete(_as_arrays(given).make(centre), centre)
-    recipe = _normalized(fitting, centre, normalization, settings)
+
+    def read(value: Any) -> Array:  # a framework's tensors may want gradients or lie on a device
+        framework = framework_of(value)
+        is_array = framework.name == "numpy" or not framework.is_tensor(value)
+        return value if is_array else framework.to_numpy(value)
+
+    x, y = ({name: read(value) for name, value in axis.items()} for axis in (given.x, given.y))
+    Directions(x=x, y=y).make(centre)  # raises if they do not fit
+    found = []
+    for axis, direction in (("x", x), ("y", y)):
+        for name, array in direction.items():
+            if not is_real(np.asarray(array).dtype):
+                raise InvalidTypeError(
+                    f"the {axis} direction of {name} is {np.asarray(array).dtype}; give real numbers"
+                )
+            with np.errstate(over="ignore"):
+                is_finite = np.isfinite(np.asarray(array, np.float32)).all()
+            if not is_finite:
+                raise InvalidValueError(
+                    f"the {axis} direction holds NaN or Inf in {name}, or what float32 cannot hold; "
+                    "give other numbers"
+                )
+        nothing = np.float32(0)  # takes no memory
+        rest = {n: np.broadcast_to(nothing, np.shape(a)) for n, a in centre.items() if n not in direction}
+        found.append({name: np.asarray(array, order="C") for name, array in direction.items()} | rest)
+    recipe = _normalized(Directions(x=found[0], y=found[1]), centre, normalization, settings)
     known = {"kind": "given", "decomposition": "Random", "normalization": normalization}
     return _prepare_centre(state, number, names, recipe, settings, known)
 
@@ -278,61 +318,6 @@ def _normalized(
                 f"give one that moves something, or choose another normalization; {ONE_ROW}"
             )
     return Directions(x=x, y=y)
-
-
-def _as_arrays(given: Directions) -> Directions:
-    """The directions with arrays for a framework's tensors, which may want gradients or lie on a device."""
-
-    def read(value: Any) -> Array:
-        framework = framework_of(value)
-        is_array = framework.name == "numpy" or not framework.is_tensor(value)
-        return value if is_array else framework.to_numpy(value)
-
-    x, y = ({name: read(value) for name, value in axis.items()} for axis in (given.x, given.y))
-    return Directions(x=x, y=y)
-
-
-def _complete(given: Directions, centre: Weights) -> Directions:
-    """Directions over all parameters of the centre: zero, in no memory, for those that are not given.
-
-    Raises InvalidValueError for one that is not finite in float32, InvalidTypeError for what are no real
-    numbers.
-    """
-    nothing = np.float32(0)
-    found = []
-    for axis, direction in (("x", given.x), ("y", given.y)):
-        for name, array in direction.items():
-            if not is_real(np.asarray(array).dtype):
-                raise InvalidTypeError(
-                    f"the {axis} direction of {name} is {np.asarray(array).dtype}; give real numbers"
-                )
-            with np.errstate(over="ignore"):
-                is_finite = np.isfinite(np.asarray(array, np.float32)).all()
-            if not is_finite:
-                raise InvalidValueError(
-                    f"the {axis} direction holds NaN or Inf in {name}, or what float32 cannot hold; "
-                    "give other numbers"
-                )
-        rest = {n: np.broadcast_to(nothing, np.shape(a)) for n, a in centre.items() if n not in direction}
-        found.append({name: np.asarray(array, order="C") for name, array in direction.items()} | rest)
-    return Directions(x=found[0], y=found[1])
-
-
-def _refuse_no_filters(centre: Weights, names: Sequence[str], normalization: str) -> None:
-    """Under "filter" only tensors with two dimensions move, under "mindspore" those that MindSpore moves by
-    their names, and only where they are not zero.
-    """
-    every = (rows_of(centre, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
-    filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
-    if not any((normalization == "none" and 0 not in rows.shape) or _has_values(rows) for rows in filters):
-        raise LandscapeError(
-            f"normalization={normalization!r} leaves random directions without any parameter to move; "
-            "use normalization='none', or parameters that it moves and that are not zero"
-        )
-
-
-def _has_values(rows: Rows) -> bool:
-    return any(rows(*block).any() for block in rows.blocks())
 
 
 def path_axes(points: Array, size: int) -> tuple[Array, Array]:

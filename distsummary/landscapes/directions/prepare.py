@@ -4,7 +4,7 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeAlias
@@ -80,9 +80,16 @@ def prepare(
         if direction == "pca":
             for interval in source.intervals:
                 states.centre(interval[-1], reads_statistics=reads_statistics)
-            found += _paths(source, states, moving, settings)
+            intervals = list(dict.fromkeys(source.intervals))
+            for numbers in intervals:
+                key = "pca" if len(intervals) == 1 else f"pca[{numbers[0]}, {numbers[-1]}]"
+                path = [states[number] for number in numbers]
+                plane = prepare_pca(path, numbers, moving.names, settings)
+                found.append((key, _with_steps(plane, source, moving, numbers)))
             continue
-        last = _centre_of(source, direction, settings)
+        # MindSpore's random plane, also a replayed one, is around the end of the last path.
+        is_random = direction == "random" or isinstance(direction, Directions)
+        last = source.end_of_paths if settings.mode == "mindspore" and is_random else source.last
         centre = states.centre(last, reads_statistics=reads_statistics)
         if isinstance(direction, Directions):
             given = Directions(
@@ -103,23 +110,6 @@ def prepare(
             plane = prepare_random(centre, last, moving.names, settings)
         found.append(("given" if isinstance(direction, Directions) else direction, plane))
     return _named(found, moving, settings)
-
-
-def _centre_of(source: Source, direction: Direction, settings: Settings) -> int | None:
-    """The last checkpoint; MindSpore's random plane, also replayed, is around the end of the last path."""
-    is_random = direction == "random" or isinstance(direction, Directions)
-    return source.end_of_paths if settings.mode == "mindspore" and is_random else source.last
-
-
-def _paths(
-    source: Source, states: Checkpoints, moving: Moving, settings: Settings
-) -> Iterator[tuple[str, Prepared]]:
-    """The PCA plane of each interval, and its key: of equal ones one."""
-    intervals = list(dict.fromkeys(source.intervals))
-    for numbers in intervals:
-        key = "pca" if len(intervals) == 1 else f"pca[{numbers[0]}, {numbers[-1]}]"
-        plane = prepare_pca([states[n] for n in numbers], numbers, moving.names, settings)
-        yield key, _with_steps(plane, source, moving, numbers)
 
 
 def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Settings) -> dict[str, Prepared]:

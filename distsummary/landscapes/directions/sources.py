@@ -94,9 +94,20 @@ def open_source(
     if isinstance(around, Mapping):
         return _saved(model, around, unit, step_per_epoch)
     _refuse_files(around)
-    trajectory = around if isinstance(around, Trajectory) else _read(ckpt_dir_of(around, _has_metadata))
+    if isinstance(around, Trajectory):
+        trajectory = around
+    else:
+        ckpt_dir = ckpt_dir_of(around, _has_metadata)
+        if has_sketches(ckpt_dir) and not _has_metadata(ckpt_dir):
+            raise MissingFileError(
+                f"{ckpt_dir} holds sketches and no checkpoints, which a landscape needs: train with "
+                "collect_landscape={'sketch': True, 'intervals': [[...]]}; ds.training_path gives the path "
+                "alone"
+            )
+        trajectory = read(ckpt_dir)
+    kept_in = trajectory.ckpt_dir
     return Source(
-        label=_label(trajectory.ckpt_dir),
+        label=kept_in.parent.name if kept_in.name == "ckpt_dir" else kept_in.name,  # that of the run
         intervals=saved_intervals(trajectory.intervals, trajectory.numbers),
         numbers=trajectory.numbers,
         load=partial(_load, trajectory),
@@ -112,7 +123,16 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
     path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
     for number, checkpoint in path.items():
         check_int("a number of a checkpoint in around", number, low=0, high=MAX_INT)
-        _check_checkpoint(f"around[{number}]", checkpoint)
+        if isinstance(checkpoint, str | os.PathLike | Mapping) and is_single(checkpoint):
+            continue
+        _refuse_files(checkpoint)
+        is_path = isinstance(checkpoint, str | os.PathLike)
+        found = repr(checkpoint) if is_path else f"a {type(checkpoint).__name__}"  # values may be many
+        error = InvalidValueError if is_path else InvalidTypeError
+        raise error(
+            f"around[{number}] must be values by name or a file that ends with one of {SUFFIXES}, got "
+            f"{found}; give one"
+        )
     numbers = tuple(sorted(path))
     return Source(
         label="path",
@@ -122,28 +142,6 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
         unit=unit or "step",
         step_per_epoch=step_per_epoch or 1,
     )
-
-
-def _check_checkpoint(field: str, checkpoint: Any) -> None:
-    """Raise for what is neither values by name nor a file of them; values are not shown, they may be many."""
-    if isinstance(checkpoint, str | os.PathLike | Mapping) and is_single(checkpoint):
-        return
-    _refuse_files(checkpoint)
-    is_path = isinstance(checkpoint, str | os.PathLike)
-    found = repr(checkpoint) if is_path else f"a {type(checkpoint).__name__}"
-    error = InvalidValueError if is_path else InvalidTypeError
-    raise error(
-        f"{field} must be values by name or a file that ends with one of {SUFFIXES}, got {found}; give one"
-    )
-
-
-def _read(ckpt_dir: Path) -> Trajectory:
-    if has_sketches(ckpt_dir) and not _has_metadata(ckpt_dir):
-        raise MissingFileError(
-            f"{ckpt_dir} holds sketches and no checkpoints, which a landscape needs: train with "
-            "collect_landscape={'sketch': True, 'intervals': [[...]]}; ds.training_path gives the path alone"
-        )
-    return read(ckpt_dir)
 
 
 def _sketches(trajectory: Trajectory) -> Sketches | None:
@@ -164,21 +162,17 @@ def _sketches(trajectory: Trajectory) -> Sketches | None:
 def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[Source]:
     """The checkpoints of each of several runs, under labels that differ; raises as `open_source`."""
     sources = [open_source(model, run) for run in runs]
-    labels = [source.label for source in sources]
-    labels = [
-        _with_folder(run, label) if labels.count(label) > 1 else label
-        for run, label in zip(runs, labels, strict=True)
-    ]
+    plain = [source.label for source in sources]
+    labels = []
+    for run, label in zip(runs, plain, strict=True):
+        if plain.count(label) > 1 and isinstance(run, str | os.PathLike) and is_single(run):
+            # After its folder, as checkpoint-500/model.safetensors. Not resolve(): in the cache of a hub all
+            # such files are links into one folder.
+            label = f"{Path(os.path.abspath(run)).parent.name}/{label}"
+        labels.append(label)
     while len(set(labels)) < len(labels):  # again, where a run is called "best (1)" already
         labels = [f"{at} ({n})" if labels.count(at) > 1 else at for n, at in enumerate(labels, 1)]
     return [replace(source, label=label) for source, label in zip(sources, labels, strict=True)]
-
-
-def _with_folder(run: AnyAround, label: str) -> str:
-    """The label of a file after its folder, as of checkpoint-500/model.safetensors; any other as it is."""
-    is_file = isinstance(run, str | os.PathLike) and is_single(run)
-    # not resolve(): in the cache of a hub all such files are links into one folder
-    return f"{Path(os.path.abspath(run)).parent.name}/{label}" if is_file else label  # type: ignore[arg-type]  # it is a path
 
 
 def is_single(around: AnyAround) -> bool:
@@ -197,7 +191,11 @@ def _refuse_files(around: object) -> None:
         raise InvalidValueError(f"around must not be blank, got {around!r}; name a run or a checkpoint file")
     if Path(around).is_dir():
         return
-    if Path(around).suffix in PICKLES or _is_zip(Path(around)):
+    is_zip = False
+    if Path(around).is_file():
+        with open(around, "rb") as file:
+            is_zip = file.read(len(ZIP)) == ZIP
+    if Path(around).suffix in PICKLES or is_zip:
         raise InvalidValueError(
             f"files of torch.save are not read here, got {os.fspath(around)}; load it yourself and give the "
             "values by name: around=torch.load(path, weights_only=True), where that is the state_dict, or "
@@ -212,29 +210,17 @@ def _refuse_files(around: object) -> None:
         )
 
 
-def _is_zip(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(ZIP)) == ZIP
-
-
-def _refuse_nested(state: Mapping[Any, Any]) -> None:
-    """Raise InvalidValueError for a checkpoint that holds the values by name, and more."""
-    if nested := [name for name, value in state.items() if isinstance(value, Mapping)]:
-        raise InvalidValueError(
-            f"around must be arrays by name, got mappings under {', '.join(map(repr, nested[:SHOWN]))}; give "
-            'the one that holds the parameters, such as checkpoint["state_dict"]'
-        )
-
-
 def _single(model: Any, around: Any) -> tuple[str, Weights]:
     """The label and the values of one state."""
     if around is None:
         return "model", own_state(model)
     _refuse_files(around)
     if isinstance(around, Mapping):
-        _refuse_nested(around)
+        if nested := [name for name, value in around.items() if isinstance(value, Mapping)]:
+            raise InvalidValueError(
+                f"around must be arrays by name, got mappings under {', '.join(map(repr, nested[:SHOWN]))}; "
+                'give the one that holds the parameters, such as checkpoint["state_dict"]'
+            )
         framework = framework_of(model)
         values = around.items()
         return "state", {
@@ -262,11 +248,6 @@ def _told_of_too_many() -> Iterator[None]:
             "the path has more checkpoints than this process may have files open; raise the limit "
             "(ulimit -n) above their number, use Python 3.13, which need not have them open, or choose fewer"
         ) from error
-
-
-def _label(ckpt_dir: Path) -> str:
-    """The name of the run that a ckpt_dir belongs to."""
-    return ckpt_dir.parent.name if ckpt_dir.name == "ckpt_dir" else ckpt_dir.name
 
 
 def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path], bool]) -> Path:

@@ -6,7 +6,6 @@ so that a normal may be the next float32.
 """
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -26,16 +25,13 @@ _UNIT = 2.0**-53
 def device_normals(seed: int, axis: int, name: str, start: int, stop: int, device: torch.device) -> Tensor:
     """What `random_normals` gives, on the device: float32 (stop - start,)."""
     out = torch.empty(stop - start, dtype=torch.float32, device=device)
-    for first, last in _pieces(start, stop):
+    for first in range(start, stop, PIECE):
+        last = min(first + PIECE, stop)
         steps = torch.arange(first // _WORDS, -(-last // _WORDS), device=device)
         drawn = _normals(*_words(seed, axis, name, steps))
         skipped = first % _WORDS
         out[first - start : last - start] = drawn[skipped : skipped + last - first]
     return out
-
-
-def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    return ((at, min(at + PIECE, stop)) for at in range(start, stop, PIECE))
 
 
 def _words(seed: int, axis: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

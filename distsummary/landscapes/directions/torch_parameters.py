@@ -33,22 +33,15 @@ def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
     found: dict[str, FilterAxis] = {}
     tied = tied_names(model)
     for path, module in unwrap(model).named_modules():
-        axis = _filter_axis(module)
+        axis: FilterAxis | None = None
+        if isinstance(module, _TRANSPOSED):  # (in, out / groups, ...)
+            axis = (1, module.groups) if module.groups > 1 else 1
+        elif type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
+            axis = 1  # GPT-2's Linear, transposed
         if axis is not None:
             name = f"{path}.weight" if path else "weight"
             found[tied.get(name, name)] = axis
     return found
-
-
-def _filter_axis(module: nn.Module) -> FilterAxis | None:
-    if isinstance(module, _TRANSPOSED):  # (in, out / groups, ...)
-        return (1, module.groups) if module.groups > 1 else 1
-    kind = type(module)
-    if kind.__name__ == "Conv1D" and kind.__module__.startswith(
-        "transformers."
-    ):  # GPT-2's Linear, transposed
-        return 1
-    return None
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -122,10 +115,25 @@ class OwnState(Mapping[str, Array]):
 
     @classmethod
     def of(cls, model: nn.Module) -> "OwnState":
-        """What `state` of the framework copies, tied parameters under their first names only."""
+        """What `state` of the framework copies, tied parameters under their first names only.
+
+        Raises for a parameter or buffer that has no values yet, or that is sparse.
+        """
         tied = tied_names(model)
         found = {name: tensor for name, tensor in entries(model) if name not in tied}
-        _refuse_unreadable(found)
+        for name, tensor in found.items():
+            if nn.parameter.is_lazy(tensor):
+                raise InvalidValueError(f"{name} is lazy, without a shape; call the model with a batch first")
+            if tensor.is_meta:
+                raise InvalidValueError(
+                    f"{name} is on the device meta, without values; load the model's first, "
+                    "also those that accelerate has offloaded"
+                )
+            if tensor.layout != torch.strided:
+                raise InvalidTypeError(
+                    f"{name} is sparse ({tensor.layout}), and landscapes are of dense values; keep "
+                    "it dense and call to_sparse() in forward(), or make it a buffer with persistent=False"
+                )
         return cls(found)
 
     def __getitem__(self, name: str) -> Array:
@@ -148,23 +156,6 @@ class OwnState(Mapping[str, Array]):
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, Array]]]:
         return dict, ({name: self[name] for name in self},)
-
-
-def _refuse_unreadable(tensors: Mapping[str, Tensor]) -> None:
-    """Raise for a parameter or buffer that has no values yet, or that is sparse."""
-    for name, tensor in tensors.items():
-        if nn.parameter.is_lazy(tensor):
-            raise InvalidValueError(f"{name} is lazy, without a shape; call the model with a batch first")
-        if tensor.is_meta:
-            raise InvalidValueError(
-                f"{name} is on the device meta, without values; load the model's first, "
-                "also those that accelerate has offloaded"
-            )
-        if tensor.layout != torch.strided:
-            raise InvalidTypeError(
-                f"{name} is sparse ({tensor.layout}), and landscapes are of dense values; keep "
-                "it dense and call to_sparse() in forward(), or make it a buffer with persistent=False"
-            )
 
 
 def _array(tensor: Tensor) -> Array:
