@@ -1,4 +1,4 @@
-"""The recommended door: a Run whose collector, rank, attempt and files are found for you."""
+"""ds.init: a Run with its collector, for which rank, attempt and files are found."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -43,8 +43,8 @@ def init(
 
     Args:
         run_dir: the directory of the whole run, the same for all ranks.
-        watch: the model, whose parameters get histograms; also tells the mesh of a distributed one.
-        optimizer: tells the learning rate and stands in the lineage. loss_fn: stands in the lineage.
+        watch: the model, whose parameters get histograms; a distributed one also provides the mesh.
+        optimizer: source of the learning rate, and part of the lineage. loss_fn: part of the lineage.
         callbacks: one or several, called before the collector that `init` itself makes.
         role: "train" or "eval"; an eval job on the run dir of a training supersedes nothing.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
@@ -63,7 +63,7 @@ def init(
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
-    if watch is None and topology.rank == 0:  # who keeps what is whole on all ranks
+    if watch is None and topology.rank == 0:  # rank 0 keeps replicated state
         refuse_unwatched(collector_options)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
@@ -86,7 +86,7 @@ def init(
 
 
 def refuse_unwatched(collector_options: Mapping[str, Any]) -> None:
-    """Raise InvalidValueError where checkpoints or sketches are asked for of a model that nobody gives."""
+    """Raise InvalidValueError if checkpoints or sketches are asked for without a model."""
     specified = collector_options.get("collect_specified_data")
     given = specified.get("collect_landscape") if isinstance(specified, Mapping) else None
     if collector_options.get("collect_landscape") or given:
@@ -101,7 +101,7 @@ def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callb
     given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     if any(isinstance(callback, SummaryCollector) for callback in given):
         raise InvalidValueError(
-            "callbacks must hold no SummaryCollector, init makes one; pass its arguments to init, such as "
+            "callbacks must not hold a SummaryCollector, init makes one; pass its arguments to init, such as "
             "collect_freq=10, or drive your own by ds.Run(callbacks=[...])"
         )
     return given

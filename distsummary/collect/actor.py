@@ -122,7 +122,13 @@ class RemoteWriter:
         try:
             return ray.get(reference, timeout=ANSWER_S)
         except GetTimeoutError as error:
-            self._end_life()
+            # It hangs: end it, so that Ray restarts it. A collector that is still starting is left alone.
+            host, pid = self._process
+            if host == platform.node():  # a stopped process would not hear Ray's kill
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            elif host:
+                ray.kill(self._actor, no_restart=False)
             raise TimeoutError(f"no answer of the collector for {ANSWER_S:g} s") from error
         except ActorDiedError as error:  # for good: Ray does not restart one whose constructor failed
             self._actor = start_collector(self._spec)
@@ -135,17 +141,6 @@ class RemoteWriter:
         greeting = self._answer(self._actor.hello.remote())
         self._session, self._health = greeting.session, greeting.health
         self._process = greeting.host, greeting.pid
-
-    def _end_life(self) -> None:
-        """End a collector that hangs, so that Ray restarts it; one that is still starting is left alone."""
-        host, pid = self._process
-        if not host:
-            return
-        if host == platform.node():  # a stopped process would not hear Ray's kill
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        else:
-            ray.kill(self._actor, no_restart=False)
 
     def _resume(self) -> None:
         """Send everything unacknowledged to the collector's next session, in order."""

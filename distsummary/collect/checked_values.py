@@ -1,4 +1,4 @@
-"""A value that a user hands over by name, checked and copied before it goes on its way."""
+"""Checks and copies a value that a user hands over by name, before it is queued."""
 
 import math
 from typing import Any
@@ -55,7 +55,7 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
 
     Args:
         plugin: one of `records.PLUGINS`, in any case.
-        name: the tag; of no consequence for graphs and lineage.
+        name: the tag; ignored for graphs and lineage.
         value: scalar: a number or a tensor of one element. tensor, histogram, image: see `taken`; a tensor or
             histogram has one or more dimensions. landscape: `records.Landscape`. graph: bytes of a ModelProto
             or GraphProto. The lineage plugins: their protobuf message.
@@ -63,7 +63,7 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
 
     Raises:
         InvalidTypeError: the value is of a type that the plugin cannot hold.
-        InvalidValueError: the plugin is unknown, the name is no name, or the value has a wrong shape or size.
+        InvalidValueError: the plugin is unknown, the name is bad, or the value has a wrong shape or size.
     """
     kind = plugin.lower() if isinstance(plugin, str) else plugin
     if kind not in PLUGINS or not isinstance(kind, str):
@@ -104,7 +104,7 @@ def taken(
     Args:
         exports: take also a tensor that only a .npy file can hold (complex, long double, text, times,
             records, and what is too large for an event), as OnlyExported.
-        mindspore_compat: histograms have edges in the dtype of the tensor: none is counted on its device.
+        mindspore_compat: histograms have edges in the dtype of the tensor, so none is counted on its device.
 
     Raises:
         InvalidTypeError: its dtype cannot be recorded. InvalidValueError: its shape or size cannot.
@@ -119,7 +119,10 @@ def taken(
             f"{field} must be bool, integer or float of up to 64 bits, got {spec.dtype}; {remedy}"
         )
     if plugin == "image":
-        _check_layout(field, spec.shape)
+        try:
+            layout_of(spec.shape)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"{field}: {error}") from error
     elif plugin == "tensor" and not _fits_event(spec):
         raise InvalidValueError(
             f"{field} of shape {spec.shape} takes {4 * math.prod(spec.shape)} bytes, of at most "
@@ -167,10 +170,3 @@ def is_real(dtype: np.dtype[Any]) -> bool:
 
 def _fits_event(spec: ArraySpec) -> bool:
     return is_real(spec.dtype) and 4 * math.prod(spec.shape) <= MAX_TENSOR_BYTES
-
-
-def _check_layout(field: str, shape: tuple[int, ...]) -> None:
-    try:
-        layout_of(shape)
-    except InvalidValueError as error:
-        raise InvalidValueError(f"{field}: {error}") from error

@@ -57,7 +57,7 @@ class SummaryCollector(Callback):
     an evaluation are scalars `eval/<name>`.
 
     No hook raises into the training, except for bad arguments at its begin: what cannot be recorded is
-    counted in `health()` and said once.
+    counted in `health()` and logged once.
 
     Args:
         summary_dir: the run dir, the same for all ranks; made if absent.
@@ -74,7 +74,7 @@ class SummaryCollector(Callback):
         collect_landscape: as the key of `collect_specified_data`; off by default. A checkpoint that finds the
             disk busy with older ones holds the training up for 5 s at most and is then dropped and counted.
         mindspore_compat: record epoch ends twice, scale images and draw histograms as MindSpore does.
-        topology: where this rank stands; by default as the loop says, else as the environment does.
+        topology: the place of this rank; by default from the loop, else from the environment.
         coordinator: internal, a `Coordinator`: makes one run of all ranks; by default the run dir itself.
         collectors: "rank": a Ray actor writes, "process": this process, "auto": the actor under Ray.
         rotate_bytes, rotate_s: begin new event files before these would exceed so many bytes, or when they

@@ -19,7 +19,7 @@ from distsummary.run_dir import export_dir
 from distsummary.writing.writer import EventWriter
 
 MAX_NAME = 200  # bytes; file systems take 255
-_CUT = "%~"  # stands in no quoted tag, so that a cut one is no other's
+_CUT = "%~"  # occurs in no quoted tag, so that a shortened tag equals no other
 
 
 class Exports:
@@ -27,7 +27,7 @@ class Exports:
 
     Args:
         directory: where the event files lie.
-        stamp: seconds since the epoch; the first number from it on that is free names the directory.
+        stamp: seconds since the epoch; the first free number from it on names the directory.
         files: the thread that writes them.
     """
 
@@ -43,8 +43,20 @@ class Exports:
                 self._files.submit(f"export of {value.tag}", job, nbytes=value.data.nbytes)
 
     def _export(self, value: Value, step: int) -> None:
-        if self._exported is None:
-            self._exported = _new_directory(self._directory, self._stamp)
+        stamp = self._stamp
+        while self._exported is None:  # a directory to which no other record exports
+            path = export_dir(self._directory, stamp)
+            ensure_directory(path.parent)
+            try:
+                path.mkdir()
+            except FileExistsError:
+                stamp += 1
+            except OSError as error:
+                raise RunDirError(
+                    f"the directory {path} cannot be made: {error.strerror}; free space or mend permissions"
+                ) from error
+            else:
+                self._exported = path
         export_npy(self._exported, value.tag, step, np.asarray(value.data.result()))
 
 
@@ -81,20 +93,3 @@ def file_name(tag: str) -> str:
         digest = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:16]
         name = f"{name[: MAX_NAME - len(_CUT) - len(digest)]}{_CUT}{digest}"
     return name
-
-
-def _new_directory(base: Path, stamp: int) -> Path:
-    """A directory that no other record exports to, though it was opened in the same second."""
-    while True:
-        path = export_dir(base, stamp)
-        ensure_directory(path.parent)
-        try:
-            path.mkdir()
-        except FileExistsError:
-            stamp += 1
-        except OSError as error:
-            raise RunDirError(
-                f"the directory {path} cannot be made: {error.strerror}; free space or mend its permissions"
-            ) from error
-        else:
-            return path

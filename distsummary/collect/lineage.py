@@ -1,4 +1,4 @@
-"""Lineage of one rank: what was trained, with what, on what, and how well it did."""
+"""Lineage of one rank: the model, the hyperparameters, the data sets and the metrics."""
 
 import json
 import logging
@@ -22,16 +22,16 @@ _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "Opt
 
 
 def train_lineage(
-    told: CallbackParams, topology: Topology, *, loss: float | None = None, mindspore_compat: bool = False
+    params: CallbackParams, topology: Topology, *, loss: float | None = None, mindspore_compat: bool = False
 ) -> pb.TrainLineage:
-    """The lineage of a training so far, from what its loop tells; what it does not tell stays unset.
+    """The lineage of a training so far, from the parameters of its loop; what these do not have stays unset.
 
     Args:
-        loss: the last one, None while there is none.
+        loss: the last one, None before the first.
         mindspore_compat: the size of the data set as steps times batch size, whatever it really is.
     """
     message = pb.TrainLineage()
-    network, optimizer, dataset = told.get("network"), told.get("optimizer"), told.get("train_dataset")
+    network, optimizer, dataset = params.get("network"), params.get("optimizer"), params.get("train_dataset")
     _put(message.algorithm, "network", class_name(network))
     _put(message.algorithm, "loss", loss)
     hyper = message.hyper_parameters
@@ -39,38 +39,37 @@ def train_lineage(
     if optimizer is not None:
         rate = framework_of(optimizer).learning_rate(optimizer)
         _put(hyper, "learning_rate", None if rate is None else resolve(rate))
-    _put(hyper, "loss_function", class_name(told.get("loss_fn")))
-    _put(hyper, "epoch", told.get("epoch_num"))
-    _put(hyper, "parallel_mode", told.get("parallel_mode"))
+    _put(hyper, "loss_function", class_name(params.get("loss_fn")))
+    _put(hyper, "epoch", params.get("epoch_num"))
+    _put(hyper, "parallel_mode", params.get("parallel_mode"))
     _put(hyper, "device_num", topology.world_size)
-    batch = batch_size(dataset, told.get("train_dataset_element"))
+    batch = batch_size(dataset, params.get("train_dataset_element"))
     _put(hyper, "batch_size", batch)
     _put(message.train_dataset, "train_dataset_path", dataset_path(dataset))
-    steps = told.get("batch_num") or 0
+    steps = params.get("batch_num") or 0
     _put(message.train_dataset, "train_dataset_size", dataset_size(dataset, steps, batch, mindspore_compat))
-    path = told.get("latest_ckpt_file")
+    path = params.get("latest_ckpt_file")
     message.model.path = json.dumps({"ckpt": os.path.abspath(path) if path else None})
     message.model.size = os.path.getsize(path) if path and os.path.isfile(path) else 0
     return message
 
 
-def evaluation_lineage(told: CallbackParams, *, mindspore_compat: bool = False) -> pb.EvaluationLineage:
+def evaluation_lineage(params: CallbackParams, *, mindspore_compat: bool = False) -> pb.EvaluationLineage:
     """The lineage of an evaluation: its metrics as JSON, and its data set."""
     message = pb.EvaluationLineage()
     try:
-        message.metric = json.dumps(told.get("metrics") or {}, default=_metric)
+        # json knows neither tensors nor the numbers of NumPy.
+        message.metric = json.dumps(
+            params.get("metrics") or {}, default=lambda value: resolve(scalar("a metric", value))
+        )
     except (TypeError, ValueError) as error:
-        logger.warning("the metrics are not in the lineage, they are no JSON: %s", error)
-    dataset = told.get("valid_dataset")
-    batch = batch_size(dataset, told.get("eval_dataset_element"))
-    steps = told.get("batch_num") or 0
+        logger.warning("the metrics are not in the lineage, because they are not JSON: %s", error)
+    dataset = params.get("valid_dataset")
+    batch = batch_size(dataset, params.get("eval_dataset_element"))
+    steps = params.get("batch_num") or 0
     _put(message.valid_dataset, "valid_dataset_path", dataset_path(dataset))
     _put(message.valid_dataset, "valid_dataset_size", dataset_size(dataset, steps, batch, mindspore_compat))
     return message
-
-
-def _metric(value: object) -> float:
-    return resolve(scalar("a metric", value))  # a tensor or NumPy's number: json knows neither
 
 
 def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.UserDefinedInfo:
@@ -78,7 +77,7 @@ def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.User
 
     Args:
         values: text, numbers; an integer beyond int32 is kept as a double, beyond 2^53 as text.
-        hyper_config: JSON whose "custom_lineage_data" stands below `values` (`topology.hyper_config`).
+        hyper_config: JSON whose "custom_lineage_data" is overridden by `values` (`topology.hyper_config`).
     """
     message = pb.UserDefinedInfo()
     for given, value in {**_parse_hyper_config(hyper_config), **values}.items():
@@ -100,10 +99,10 @@ def _parse_hyper_config(text: str) -> dict[str, str | int | float]:
     try:
         parsed = {} if reason else json.loads(text)
     except (ValueError, RecursionError) as error:
-        parsed, reason = {}, f"it is no JSON: {error}"
+        parsed, reason = {}, f"it is not JSON: {error}"
     given = parsed.get("custom_lineage_data", {}) if isinstance(parsed, dict) else None
     if reason or not isinstance(given, dict):
-        logger.warning("MINDINSIGHT_HYPER_CONFIG is ignored: %s", reason or "it holds no custom_lineage_data")
+        logger.warning("MINDINSIGHT_HYPER_CONFIG is ignored: %s", reason or "it has no custom_lineage_data")
         return {}
     return {
         key: value
@@ -170,7 +169,7 @@ def class_name(thing: object) -> str | None:
 
 
 def batch_size(loader: object, batch: object = None) -> int | None:
-    """Samples of one batch: as the loader says, else as many as the first tensor of a batch holds."""
+    """Samples of one batch: from the loader, else from the first tensor of a batch."""
     for source in (loader, getattr(loader, "batch_sampler", None)):
         size = getattr(source, "batch_size", None)
         if isinstance(size, int) and not isinstance(size, bool):
@@ -183,7 +182,7 @@ def batch_size(loader: object, batch: object = None) -> int | None:
 def dataset_size(loader: object, steps: int, batch: int | None, mindspore_compat: bool = False) -> int | None:
     """Samples that this rank sees in an epoch: its sampler's, else steps times batch size.
 
-    MindSpore always says steps times batch size, which counts a smaller last batch as a whole one.
+    MindSpore always takes steps times batch size, which counts a smaller last batch as a whole one.
     """
     product = steps * batch if steps and batch else None
     samples = None if mindspore_compat else _length(getattr(loader, "sampler", None))
@@ -193,7 +192,7 @@ def dataset_size(loader: object, steps: int, batch: int | None, mindspore_compat
 
 
 def dataset_path(loader: object) -> str | None:
-    """Where the data of a loader lies, if one of the data sets below it says so."""
+    """The path of a loader's data, if one of the data sets below it has one."""
     source = loader
     for _ in range(16):
         source = getattr(source, "dataset", None)
@@ -214,7 +213,7 @@ def _length(source: object) -> int | None:
 
 
 def _put(message: Any, field: str, value: object) -> None:  # Any: one of several generated messages
-    """Set a field if there is a value, and one that the field can hold."""
+    """Set a field if there is a value that it can hold."""
     if value is None or (isinstance(value, int) and abs(value) > INT32):
         return
     if isinstance(value, float) and math.isfinite(value) and abs(value) > 3.4e38:
@@ -223,5 +222,5 @@ def _put(message: Any, field: str, value: object) -> None:  # Any: one of severa
 
 
 def _text(value: str) -> str:
-    """The text as UTF-8 can hold it: a path may have bytes that are none, and JSON half a surrogate pair."""
+    """The text as UTF-8 can hold it: paths may have other bytes, and JSON half a surrogate pair."""
     return value.encode(errors="backslashreplace").decode()

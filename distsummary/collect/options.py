@@ -28,7 +28,7 @@ PATTERNS = ("histogram_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes, Linux
 MAX_PATH_PART = 255
 MIN_ROTATE_BYTES = 4096
-_RESERVED = ("tfevents", "summary.", "_lineage")  # what viewers know the files by
+_RESERVED = ("tfevents", "summary.", "_lineage")  # how viewers recognise the files
 _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 
 
@@ -98,14 +98,14 @@ def _check_pattern(name: str, value: object) -> str | None:
     return value
 
 
-def check_summary_dir(value: object) -> RunDir:
-    """The run dir, made if absent; raises also for a path that is too long, a file, or one not writable."""
-    check_type("summary_dir", value, (str, os.PathLike))
+def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:
+    """The run dir, made if absent; raises also for a file, or a path too long or not writable."""
+    check_type(field, value, (str, os.PathLike))
     run_dir = RunDir(value)  # type: ignore[arg-type]  # just checked
     parts = [os.fsencode(part) for part in run_dir.base.parts]
     if len(os.fsencode(run_dir.base)) > MAX_PATH or any(len(part) > MAX_PATH_PART for part in parts):
         raise InvalidValueError(
-            f"summary_dir must have at most {MAX_PATH} bytes and {MAX_PATH_PART} in each part, "
+            f"{field} must have at most {MAX_PATH} bytes and {MAX_PATH_PART} in each part, "
             f"got {len(os.fsencode(run_dir.base))}; choose a shorter path"
         )
     return run_dir.create()
@@ -161,7 +161,7 @@ def check_file_affix(field: str, value: object) -> str:
 
 
 def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | None:
-    """`max_file_size` in bytes, None for no limit; a record takes a negative one for none, with a warning."""
+    """`max_file_size` in bytes, None for no limit; a record warns of a negative one and has no limit then."""
     check_int("max_file_size", value, optional=True)
     if not isinstance(value, int):
         return None

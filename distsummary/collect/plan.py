@@ -1,10 +1,10 @@
 """Which step gets what, and which rank's turn it is: pure functions, equal on every rank.
 
-What a value is decides who records it (its placement):
+Who records a value depends on its placement:
 
-- replicated (equal on all data-parallel ranks): dealt, so that W ranks do 1/W of the work each;
-- sharded: every rank its own part, at the same steps;
-- local (loss, images, timings): every rank.
+- replicated (equal on all data-parallel ranks): dealt, so that each of W ranks does 1/W of the work;
+- sharded: every rank records its own part, at the same steps;
+- local (loss, images, timings): every rank records it.
 """
 
 import heapq
@@ -20,7 +20,7 @@ DEALS = ("parameters", "steps", "all")
 
 
 def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range:
-    """The steps that get tensors, MindSpore's rule; 0 is a member but no step, and step 1 always gets them.
+    """The steps that get tensors, by MindSpore's rule; step 1 always gets them, and 0 is only a member.
 
     Args:
         total: steps of the whole training, >= 0. freq: collect_freq, >= 1.
@@ -70,7 +70,7 @@ class Steps:
     def turn(self, step: int, group: "Group") -> bool:
         """Whether it is this rank's turn: the r-th of W ranks takes every W-th of these steps from its r-th.
 
-        Of steps that were jumped over the newest decides, so that exactly one rank records.
+        If steps were jumped over, the newest decides, so that exactly one rank records.
         """
         return (self.count(step) - 1) % group.size == group.index
 
@@ -107,32 +107,28 @@ class Group:
 def dealing_group(topology: Topology) -> Group:
     """The ranks that hold the same replicated values as this one.
 
-    Without a mesh that is the whole world. With one it is the ranks that differ in coordinates along data
-    axes alone: what is equal on tensor-parallel ranks, too, is then recorded once for each of them, but no
+    Without a mesh these are all ranks. With one they are the ranks whose coordinates differ along data axes
+    alone: a value that is also equal on tensor-parallel ranks is then recorded once for each of those, but no
     value that differs is left out.
 
     Raises InvalidValueError for a mesh that does not fit into the world.
     """
     if not topology.mesh:
         return Group(index=topology.rank, size=topology.world_size)
-    _check_mesh(topology.mesh, topology.world_size)
+    for axis, (coordinate, extent) in topology.mesh.items():
+        check_int(f"the size of mesh axis {axis!r}", extent, low=1)
+        check_int(f"the coordinate along mesh axis {axis!r}", coordinate, low=0, high=extent - 1)
+    ranks = math.prod(extent for _, extent in topology.mesh.values())
+    if topology.world_size % ranks:
+        raise InvalidValueError(
+            f"mesh {dict(topology.mesh)} has {ranks} ranks, but world_size is {topology.world_size}; "
+            "the product of the axis sizes must divide the world size"
+        )
     index, size = 0, 1
     for _, (coordinate, extent) in sorted(item for item in topology.mesh.items() if item[0] in DATA_AXES):
         index = index * extent + coordinate
         size *= extent
     return Group(index=index, size=size)
-
-
-def _check_mesh(mesh: Mapping[str, tuple[int, int]], world_size: int) -> None:
-    for axis, (coordinate, extent) in mesh.items():
-        check_int(f"the size of mesh axis {axis!r}", extent, low=1)
-        check_int(f"the coordinate along mesh axis {axis!r}", coordinate, low=0, high=extent - 1)
-    ranks = math.prod(extent for _, extent in mesh.values())
-    if world_size % ranks:
-        raise InvalidValueError(
-            f"mesh {dict(mesh)} has {ranks} ranks, but world_size is {world_size}; "
-            "the product of the axis sizes must divide the world size"
-        )
 
 
 def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:

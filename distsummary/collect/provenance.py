@@ -1,4 +1,4 @@
-"""Where a run comes from: commit, command line and versions, with secrets taken out."""
+"""Where a run comes from: its commit, command line and versions, with secrets removed."""
 
 import platform
 import re
@@ -66,7 +66,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide what a run does, as far as they are installed."""
+    """Versions of the packages that a run depends on, as far as they are installed."""
     found = {}
     for package in PACKAGES:
         try:

@@ -52,7 +52,7 @@ class SummaryRecord:
             does not fit.
         raise_exception: raise a failure of the background as WriteError on the next call.
         export_options: {"tensor_format": "npy"} also writes tensors as `export_<seconds>/tensor/*.npy`, and
-            takes those that only such a file can hold (see `checked.taken`).
+            takes those that only such a file can hold (see `checked_values.taken`).
         formats: of "mindspore" and "tensorboard".
         rotate_bytes, rotate_s: begin new files before these would exceed so many bytes, or when they are so
             many seconds old.
@@ -93,7 +93,7 @@ class SummaryRecord:
         check_type("raise_exception", raise_exception, bool)
         exports = check_export_options(export_options)
         chosen = check_formats(formats)
-        self._directory = check_summary_dir(log_dir).base
+        self._directory = check_summary_dir(log_dir, "log_dir").base
         self._scalars: dict[str, float] = {}  # what the next record() takes
         self._known: set[str] = set()  # names of scalars that were checked
         self._pool: dict[tuple[str, str], Value] = {}
@@ -125,9 +125,9 @@ class SummaryRecord:
     def log_dir(self) -> str:
         """The path of the event file, as MindSpore calls it; it exists once an event is written.
 
-        It is the MindSpore dialect's if that is written, and the newest after a rotation. Until there is a
-        file, it is the name that it will have unless another writer of the directory takes that first. Of a
-        record with a `writer` of its own it is the directory.
+        It is the MindSpore dialect's if that is written, and the newest after a rotation. Before there is
+        a file, it is the name that it will have unless another writer takes that first. For a record with a
+        `writer` of its own it is the directory.
         """
         return str(self._directory if self._event_file is None else self._event_file())
 
@@ -139,7 +139,7 @@ class SummaryRecord:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write scalars as the event of a step, at once and apart from what `add_value` collects.
 
-        Half a microsecond, where `add_value` and `record` take several: the way for every step.
+        It takes half a microsecond, `add_value` and `record` several: use it for values of every step.
 
         Args:
             step: an integer of at most 64 bits.

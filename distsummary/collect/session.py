@@ -1,4 +1,4 @@
-"""What a collector holds open while it records: its place in the run, its files, its lineage."""
+"""Session: what a collector holds open while it records, such as its files and its lineage."""
 
 import math
 import os
@@ -32,7 +32,7 @@ from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-# Nobody can record a checkpoint again later: training waits so long for a slow disk, for a dead one once.
+# A checkpoint cannot be recorded again later: training waits this long for a slow disk, once for a dead one.
 CHECKPOINT_WAIT_S = 5.0
 
 
@@ -76,7 +76,7 @@ class Session:
         self._writer = open_writer(spec, collectors)
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
-        # git and the coordinator may be slow, and a checkpoint must not wait for them
+        # separate, because git and the coordinator may be slow, and a checkpoint must not wait for them
         self._errand = Background(failures.health, raise_exception=spec.raise_exception)
         self._pid = os.getpid()
         self._exports = Exports(rank_dir, int(time.time()), self._files) if exports_npy else None

@@ -1,8 +1,7 @@
-"""The values of one step, taken from what the loop tells: loss, learning rate, images, parameters."""
+"""The values of one step, taken from the parameters of the loop: loss, learning rate, images, weights."""
 
 import math
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ def loss_values(params: CallbackParams) -> list[Value]:
 
 
 def learning_rate_values(params: CallbackParams) -> list[Value]:
-    """The learning rate that the optimizer has now."""
+    """The current learning rate of the optimizer."""
     optimizer = params.get("optimizer")
     if optimizer is None:
         return []
@@ -50,7 +49,7 @@ def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
 
 
 def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
-    """The first images of a batch, from its first tensor; none when that is no picture.
+    """The first images of a batch, from its first tensor; none if that is not a picture.
 
     It is one with the axes of one of `png.LAYOUTS`; with two axes only as uint8, since floats and integers
     are features and tokens then. `mindspore_compat` takes all images of (N, C, H, W) alone.
@@ -81,7 +80,7 @@ class Parameters:
         pattern: matches the wanted names from their start; "" for the first five parameters.
         deal: "parameters": each rank its share, at all steps; "steps": each rank all of them, at its turns;
             "all": each rank all of them.
-        exports, mindspore_compat: see `checked.taken`.
+        exports, mindspore_compat: see `checked_values.taken`.
     """
 
     def __init__(
@@ -101,34 +100,34 @@ class Parameters:
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
     def values(self, plugin: str, steps: Steps, step: int, failures: Failures) -> list[Value]:
-        """Snapshots of this rank's parameters at a step; one that cannot be taken costs itself alone."""
-        values = []
-        wanted = self._wanted()
-        facts = {name: failures.call(f"shard of {name}", self._facts, tensor) for name, tensor in wanted}
-        found = {name: fact for name, fact in facts.items() if fact is not None}
-        mine = self._mine({name: size for name, (shard, size) in found.items() if shard is None}, steps, step)
-        for name, tensor in wanted:
-            shard, _ = found.get(name, (None, 0))
-            if name in mine or shard is not None:
-                data = failures.call(f"{plugin} of {name}", self._taken, plugin, name, tensor)
-                values.append(Value(plugin, f"{name}/auto", data, shard))
-        return [value for value in values if value.data is not None]
+        """Snapshots of this rank's parameters at a step; one that fails does not affect the others."""
 
-    def _taken(self, plugin: str, name: str, tensor: Any) -> Any:
-        whole = tensor if tensor.shape else tensor.reshape(1)  # viewers show no tensor without a dimension
-        return taken(plugin, f"{name}/auto", whole, exports=self._exports, mindspore_compat=self._compat)
+        def facts(tensor: Any) -> tuple[Shard | None, int]:
+            """The slice that is here (None: all of it), and the bytes of the whole."""
+            return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
 
-    def _facts(self, tensor: Any) -> tuple[Shard | None, int]:
-        """The slice that lies here, None of what is whole; and the bytes of all values."""
-        return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
+        def snapshot(tag: str, tensor: Any) -> Any:
+            whole = (
+                tensor if tensor.shape else tensor.reshape(1)
+            )  # viewers show no tensor without a dimension
+            return taken(plugin, tag, whole, exports=self._exports, mindspore_compat=self._compat)
 
-    def _wanted(self) -> list[tuple[str, Any]]:
-        named: Iterable[tuple[str, Any]] = self._framework.named_parameters(self._network)
+        wanted: list[tuple[str, Any]] = list(self._framework.named_parameters(self._network))
         if self._pattern is None:
-            return list(named)[:FIRST_PARAMETERS]
-        return [(name, tensor) for name, tensor in named if self._pattern.match(name)]
-
-    def _mine(self, sizes: dict[str, int], steps: Steps, step: int) -> frozenset[str]:
+            wanted = wanted[:FIRST_PARAMETERS]
+        else:
+            wanted = [(name, tensor) for name, tensor in wanted if self._pattern.match(name)]
+        found = {name: failures.call(f"shard of {name}", facts, tensor) for name, tensor in wanted}
+        sizes = {name: fact[1] for name, fact in found.items() if fact is not None and fact[0] is None}
         if self._deal == "steps":
-            return frozenset(sizes) if steps.turn(step, self._group) else frozenset()
-        return share(sizes, self._group)
+            mine = frozenset(sizes) if steps.turn(step, self._group) else frozenset()
+        else:
+            mine = share(sizes, self._group)
+        values = []
+        for name, tensor in wanted:
+            shard = (found[name] or (None, 0))[0]
+            if name in mine or shard is not None:
+                data = failures.call(f"{plugin} of {name}", snapshot, f"{name}/auto", tensor)
+                if data is not None:
+                    values.append(Value(plugin, f"{name}/auto", data, shard))
+        return values

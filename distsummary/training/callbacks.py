@@ -21,14 +21,14 @@ HOOKS = tuple(f"on_{phase}_{event}" for phase in ("train", "eval") for event in 
 
 
 class CallbackParams(dict[str, Any]):
-    """What the loop tells its callbacks: a dict whose keys can be read and set as attributes."""
+    """The parameters of a loop: a dict whose keys can be read and set as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
     def __missing__(self, name: str) -> Any:
         raise MissingParameterError(
-            f"the loop does not tell {name!r}; it tells {sorted(self)}; use .get({name!r})"
+            f"the loop has no parameter {name!r}; it has {sorted(self)}; use .get({name!r})"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -67,7 +67,7 @@ def length(loader: object) -> int:
 
 
 class RunContext:
-    """What every hook is called with: the loop's parameters, and the wish to stop."""
+    """What every hook is called with: the loop's parameters, and a way to stop the loop."""
 
     def __init__(self, original_args: CallbackParams) -> None:
         check_type("original_args", original_args, dict)
@@ -110,7 +110,7 @@ class NoRecorder:
 
 
 class Callback:
-    """Base of all callbacks: override the hooks that are wanted; only these cost anything.
+    """Base of all callbacks: override the hooks you need; the others cost nothing.
 
     `on_train_*` and `on_eval_*` are called; by default each calls the older name (`begin`, `step_end` ...),
     which serves both phases. As a context manager a callback is entered before the first hook and left after
@@ -205,7 +205,7 @@ class CallbackList:
     Args:
         callbacks: one, several, or None.
 
-    Raises InvalidTypeError for anything that is no Callback.
+    Raises InvalidTypeError for anything else than a Callback.
     """
 
     def __init__(self, callbacks: Callback | Sequence[Callback] | None = None) -> None:
@@ -224,7 +224,8 @@ class CallbackList:
                 given: object = stack.enter_context(callback)
                 if not isinstance(given, Callback):
                     logger.warning(
-                        "%s.__enter__ returned no callback; the original is used", type(callback).__name__
+                        "%s.__enter__ did not return a callback; the original is used",
+                        type(callback).__name__,
                     )
                     given = callback
                 entered.append(given)
@@ -255,7 +256,7 @@ class CallbackList:
 class LossMonitor(Callback):
     """Prints the loss every `per_print_times` steps (0: never) and stops a training whose loss is not finite.
 
-    The loss of a device tensor is waited for, and so checked, only where it is printed.
+    A loss on a device is waited for, and therefore checked, only when it is printed.
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
@@ -269,35 +270,35 @@ class LossMonitor(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Print; raises InvalidValueError for a loss of NaN or infinity."""
-        told = run_context.original_args()
-        outputs = told.get("net_outputs")
-        is_due = 0 < self._per_print_times <= told.cur_step_num - self._last_printed
+        params = run_context.original_args()
+        outputs = params.get("net_outputs")
+        is_due = 0 < self._per_print_times <= params.cur_step_num - self._last_printed
         loss = mean_of(outputs) if is_due or isinstance(outputs, (int, float)) else None
         if loss is None:
             return
         number = resolve(loss)
-        step = step_in_epoch(told)
+        step = step_in_epoch(params)
         if not math.isfinite(number):
             raise InvalidValueError(
-                f"epoch: {told.cur_epoch_num} step: {step}, the loss is {number}; "
+                f"epoch: {params.cur_epoch_num} step: {step}, the loss is {number}; "
                 "lower the learning rate or mend the data"
             )
         if is_due:
-            self._last_printed = told.cur_step_num
-            print(f"epoch: {told.cur_epoch_num} step: {step}, loss is {number}", flush=True)
+            self._last_printed = params.cur_step_num
+            print(f"epoch: {params.cur_epoch_num} step: {step}, loss is {number}", flush=True)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Print the metrics of an evaluation inside the training, if there was one."""
-        told = run_context.original_args()
-        if told.get("metrics"):
-            print(f"Eval result: epoch {told.cur_epoch_num}, metrics: {told.metrics}", flush=True)
+        params = run_context.original_args()
+        if params.get("metrics"):
+            print(f"Eval result: epoch {params.cur_epoch_num}, metrics: {params.metrics}", flush=True)
 
 
 class TimeMonitor(Callback):
     """Prints the time of every epoch and of its steps, in milliseconds.
 
     Args:
-        data_size: steps of an epoch, for a loader that does not know.
+        data_size: steps of an epoch, for a loader without a length.
         data_time: print also the mean time of a step that was spent waiting for data.
     """
 
@@ -321,11 +322,11 @@ class TimeMonitor(Callback):
         self._waited_s += run_context.original_args().get("logged", {}).get("perf/data_wait_s", 0.0)
 
     def epoch_end(self, run_context: RunContext) -> None:
-        """Print; nothing for an epoch of which nobody knows the steps (an evaluation without a loader)."""
-        told = run_context.original_args()
-        is_eval = told.get("mode") == "eval"
+        """Print; nothing for an epoch whose number of steps is unknown (an evaluation without a loader)."""
+        params = run_context.original_args()
+        is_eval = params.get("mode") == "eval"
         started_s = self._started_s.get("eval" if is_eval else "train")
-        steps = told.get("batch_num") or self._data_size or told.get("step_in_epoch")
+        steps = params.get("batch_num") or self._data_size or params.get("step_in_epoch")
         if started_s is None or not isinstance(steps, int) or steps <= 0:
             return
         epoch_ms = (time.perf_counter() - started_s) * 1e3
@@ -339,8 +340,8 @@ class TimeMonitor(Callback):
         )
 
 
-def step_in_epoch(told: CallbackParams) -> int:
+def step_in_epoch(params: CallbackParams) -> int:
     """The step within its epoch, from 1."""
-    if "step_in_epoch" in told or not told.get("batch_num"):
-        return int(told.get("step_in_epoch", told.cur_step_num))
-    return int((told.cur_step_num - 1) % told.batch_num + 1)
+    if "step_in_epoch" in params or not params.get("batch_num"):
+        return int(params.get("step_in_epoch", params.cur_step_num))
+    return int((params.cur_step_num - 1) % params.batch_num + 1)

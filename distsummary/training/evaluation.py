@@ -13,7 +13,7 @@ class EvaluationRun:
     """Made by `Run.eval`.
 
     Args:
-        dataset: what is evaluated, if that is known beforehand.
+        dataset: what is evaluated, if known beforehand.
         train: the parameters of the training around it.
         call: calls a hook of the callbacks, as `Run` does.
     """
@@ -63,7 +63,7 @@ class EvaluationRun:
             self.call("on_eval_step_end")
 
     def settle(self) -> None:
-        """Wait for the metrics and tell them to the callbacks."""
+        """Wait for the metrics and give them to the callbacks."""
         self._is_over = True
         self.metrics = {name: resolve(value) for name, value in self._logged.items()}
         self._params.metrics = self.metrics

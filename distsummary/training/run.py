@@ -1,4 +1,4 @@
-"""A training loop that the user writes himself: this counts its steps, measures them and drives callbacks."""
+"""Run: counts and measures the steps of a training loop that the user writes, and drives callbacks."""
 
 import atexit
 import contextlib
@@ -52,9 +52,9 @@ class Run:
 
     Args:
         callbacks: one, several or None.
-        network, optimizer, loss_fn: told to the callbacks as they are.
-        topology: where this rank stands; by default found as `ds.init` finds it.
-        epochs: what callbacks are told when the loop does not use `epochs()`.
+        network, optimizer, loss_fn: passed on to the callbacks.
+        topology: the place of this rank; by default found as `ds.init` finds it.
+        epochs: the number that callbacks see when the loop does not use `epochs()`.
         initial_step, initial_epoch: where a resumed training goes on, >= 0.
         clock: seconds, for the measurements.
 
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """The current epoch as callbacks are told: counted from 1, 0 before the first."""
+        """The current epoch as callbacks see it: counted from 1, 0 before the first."""
         return int(self._params.cur_epoch_num)
 
     @property

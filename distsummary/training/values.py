@@ -1,4 +1,4 @@
-"""Scalars of a training loop: floats of the host, or copies of device tensors that nobody waits for yet."""
+"""Scalars of a training loop: floats, or copies of device tensors that are still under way."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -88,7 +88,7 @@ def scalars(given: object) -> dict[str, Scalar]:
 def mean_of(outputs: object) -> Scalar | None:
     """The loss in what a network returned: a number or tensor (its mean), or the first of a list or tuple.
 
-    None when it is none of these.
+    None for anything else.
     """
     if isinstance(outputs, (list, tuple)):
         outputs = outputs[0] if outputs else None

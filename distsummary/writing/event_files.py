@@ -1,4 +1,4 @@
-"""The open segments of a directory, one for each dialect: opened, rotated, mended, made durable together."""
+"""The open segments of a directory, one for each dialect: they are opened, rotated and synced together."""
 
 import contextlib
 import threading
@@ -86,7 +86,7 @@ class EventFiles:
 
         Args:
             framed: by dialect, in the order of seq.
-            first_step: where TensorBoard is told that a session starts.
+            first_step: where a new session starts for TensorBoard.
         """
         nbytes = refused = 0
         now = self._files.now()

@@ -26,36 +26,31 @@ def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
 
 
 def cut_torn_tail(path: Path, files: Files) -> bool:
-    """Cut the incomplete last frame of a file of frames, as above; False where there is none, or a writer."""
-    return whole_length(path) < path.stat().st_size and _cut(path, files)
-
-
-def _cut(path: Path, files: Files) -> bool:
+    """Cut the incomplete last frame of one file; False if it has none, or a live writer."""
+    if whole_length(path) == path.stat().st_size:
+        return False
     descriptor = files.open_dead(path)
     if descriptor is None:
         return False
     try:
         length = whole_length(path)  # again, under the lock: its writer may have ended the frame meanwhile
         tail = os.pread(descriptor, os.fstat(descriptor).st_size - length, length)
-        if tail:
-            _keep_tail(path.parent, tail, files)
-            files.truncate(descriptor, length)
+        if not tail:
+            return False
+        directory = path.parent
+        taken = [int(match[1]) for p in directory.iterdir() if (match := _TORN_NAME.fullmatch(p.name))]
+        try:
+            kept = files.create(directory / f"torn-{max(taken, default=-1) + 1}.bin")
+            try:
+                files.write(kept, [tail])
+            finally:
+                files.close(kept)
+        except OSError as error:  # a full disk does not prevent the cut, which needs no space
+            logger.warning("%d bytes of a torn frame in %s are not kept: %s", len(tail), directory, error)
+        files.truncate(descriptor, length)
+        return True
     finally:
         files.close(descriptor)
-    return bool(tail)
-
-
-def _keep_tail(directory: Path, tail: bytes, files: Files) -> None:
-    """Save what is cut; a full disk does not stop the cut, which needs no space."""
-    taken = [int(match[1]) for p in directory.iterdir() if (match := _TORN_NAME.fullmatch(p.name))]
-    try:
-        kept = files.create(directory / f"torn-{max(taken, default=-1) + 1}.bin")
-        try:
-            files.write(kept, [tail])
-        finally:
-            files.close(kept)
-    except OSError as error:
-        logger.warning("%d bytes of a torn frame in %s are not kept: %s", len(tail), directory, error)
 
 
 class Segment:
@@ -87,7 +82,7 @@ class Segment:
             self._unsynced.append(Framed(0, 0, [data], len(data)))
 
     def extend(self, framed: Sequence[Framed]) -> None:
-        """Write frames in one call; raises OSError with nothing of them left in the file."""
+        """Write frames in one call; after an OSError none is left in the file, or the file is dead."""
         self._write(joined(part for frames in framed for part in frames.parts))
         self.length += sum(frames.nbytes for frames in framed)
         self.is_empty = False
@@ -101,18 +96,15 @@ class Segment:
         try:
             self._write_all(self._descriptor, parts)
         except OSError:
-            self._take_back()
+            try:
+                self._files.truncate(self._descriptor, self.length)  # take back what was written
+            except OSError:
+                self.is_dead = True  # the torn frame stays; the next writer's `cut_torn_tails` removes it
             raise
 
     def _write_all(self, descriptor: int, parts: list[Part]) -> None:
         while parts:
             parts = remaining(parts, self._files.write(descriptor, parts[:MAX_PARTS]))
-
-    def _take_back(self) -> None:
-        try:
-            self._files.truncate(self._descriptor, self.length)
-        except OSError:
-            self.is_dead = True  # the torn frame stays; the next writer's `cut_torn_tails` removes it
 
     def sync(self) -> None:
         """Make what was appended durable; on OSError the kernel may have dropped it, and the file is dead."""
@@ -130,10 +122,10 @@ class Segment:
         del self._unsynced[:count]
 
     def rescue(self) -> None:
-        """After a failed sync, put a durable file with everything that was appended in the place of this one.
+        """After a failed sync, replace this file by a durable one with everything that was appended.
 
-        Either file is there at any time, so nothing is lost or twice whatever happens. Raises OSError when it
-        cannot be written; it may be tried again, also after `close`.
+        One of the two files exists at any time, so nothing is lost or written twice, whatever happens. Raises
+        OSError if the new file cannot be written; it may be tried again, also after `close`.
         """
         if not self.path.exists():
             return  # the user removed it
@@ -202,7 +194,7 @@ def open_segments(
 
 
 def discard(opened: dict[str, Segment]) -> None:
-    """Close and remove segments that nothing was acknowledged in."""
+    """Close and remove segments in which nothing was acknowledged."""
     for segment in opened.values():
         segment.path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -25,7 +25,7 @@ MAX_RESERVE = 256 << 20  # bytes of the disk, or a fiftieth of it, that bulk val
 
 
 class Writer(Protocol):
-    """What stands between a rank's events and its files.
+    """Takes a rank's batches to its files.
 
     `start`, `write` and `flush` may raise OSError for what may pass (a full disk, a collector that restarts):
     nothing is lost then, and the same call is to be made again. All but `health` are called from one thread.
@@ -48,7 +48,7 @@ class Writer(Protocol):
 
 
 class EventWriter(Protocol):
-    """What stands between the training thread and a Writer: an AsyncWriter, or a test's double of one."""
+    """Takes events from the training thread: an AsyncWriter, or a test's double of one."""
 
     def write(self, event: Event) -> None:
         """Take an event; it is written in the background."""

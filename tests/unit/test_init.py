@@ -86,7 +86,7 @@ def test_a_removed_manifest_does_not_hide_what_is_recorded_from_then_on(nasty_tm
 def test_one_callback_is_enough_and_a_second_collector_is_refused(nasty_tmp_path: Path) -> None:
     with ds.init(nasty_tmp_path, callbacks=ds.TimeMonitor()) as run:
         list(run.steps([1, 2]))
-    with pytest.raises(InvalidValueError, match="callbacks must hold no SummaryCollector"):
+    with pytest.raises(InvalidValueError, match="callbacks must not hold a SummaryCollector"):
         ds.init(nasty_tmp_path, callbacks=[ds.SummaryCollector(nasty_tmp_path)])
 
 

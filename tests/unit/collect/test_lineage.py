@@ -209,7 +209,7 @@ def test_metrics_are_json_and_those_that_are_none_are_left_out(caplog):
     assert json.loads(message.metric) == {"a": 0.5, "b": 0.25, "c": 3.0}
     assert message.valid_dataset.valid_dataset_size == 10
     assert not evaluation_lineage(CallbackParams(metrics={"a": object()})).HasField("metric")
-    assert "no JSON" in caplog.text
+    assert "not JSON" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_entering_keeps_the_original_when_enter_returns_no_callback(caplog):
     with CallbackList([callback]) as callbacks:
         call(callbacks, "on_train_step_end")
     assert callback.seen[0] == "step_end"
-    assert "Forgetful.__enter__ returned no callback" in caplog.text
+    assert "Forgetful.__enter__ did not return a callback" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [3, "LossMonitor", [LossMonitor], [LossMonitor(), 3]])
