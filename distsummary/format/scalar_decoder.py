@@ -23,6 +23,7 @@ _DOUBLE = struct.Struct("<d")
 _SINGLE = struct.Struct("<f")
 _new = tuple.__new__  # takes half the time of a NamedTuple's own constructor
 _NOBODY = ("", 0, 0)
+_text = lru_cache(maxsize=4096)(bytes.decode)  # tags come again and again
 
 # Run id, attempt, seq, step, wall time, values: the fields of EventIds and Event, as one plain tuple.
 Fields: TypeAlias = tuple[str, int, int, int, float, list[Value]]
@@ -84,11 +85,6 @@ def _owner(encoded: bytes) -> tuple[str, int] | None:
         return None
     run_id = int.from_bytes(encoded[2:10], "little")
     return f"{run_id:016x}" if run_id else "", encoded[12]
-
-
-@lru_cache(maxsize=4096)
-def _text(encoded: bytes) -> str:
-    return encoded.decode()
 
 
 # --- the same for many frames at once: frames that agree in all bytes but those of the fields

@@ -195,7 +195,15 @@ class _Conversion:
         """A version record, then the events; nothing if no event has a value that the dialect can hold."""
         attempts: dict[str, int] = {}  # the highest so far, by run id
         for event in events:
-            kept = [fitting for value in event.values if (fitting := self._fitting(value))]
+            kept: list[Value] = []
+            for value in event.values:
+                if self._to == MINDSPORE:
+                    is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
+                    kept.append(value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value)
+                elif value.plugin in SUMMARY_PLUGINS and tensorboard_format.encode_value(value) is not None:
+                    kept.append(value)
+                else:
+                    self.left_out[value.plugin] += 1
             if not kept:
                 continue
             ids = EventIds(event.run_id, event.attempt, event.seq) if event.run_id else None
@@ -212,16 +220,6 @@ class _Conversion:
             attempts[event.run_id] = max(attempts[event.run_id], event.attempt)
             self.events += 1
             yield payload
-
-    def _fitting(self, value: Value) -> Value | None:
-        """The value as the dialect can hold it; None, and counted, if it cannot."""
-        if self._to == MINDSPORE:
-            is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
-            return value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value
-        if value.plugin in SUMMARY_PLUGINS and tensorboard_format.encode_value(value) is not None:
-            return value
-        self.left_out[value.plugin] += 1
-        return None
 
 
 def widened(histogram: Histogram, most: int) -> Histogram:

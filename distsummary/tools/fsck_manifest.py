@@ -69,7 +69,29 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
         missing = _missing(manifest, attempts)
         if missing and manifest["run_id"] != missing[0].run_id:  # of another run, or just made
             manifest |= {"run_id": missing[0].run_id, "attempts": []}
-        manifest["attempts"] += [_entry(one) for one in missing]
+        for one in missing:  # states, hosts and processes are unknown
+            incarnation = f"fsck {one.run_id} {one.role} {one.number}"
+            ranks = {}
+            for rank in sorted(one.first):
+                place = Topology(
+                    role=one.role,
+                    rank=rank,
+                    world_size=one.world_size,
+                    source="fsck",
+                    incarnation=incarnation,
+                    host="",
+                    pid=0,
+                )
+                ranks[str(rank)] = asdict(place) | {"state": "unknown"}
+            entry = {
+                "role": one.role,
+                "attempt": one.number,
+                "incarnation": incarnation,
+                "world_size": one.world_size,
+                "started": min(one.first.values()),
+                "ranks": ranks,
+            }
+            manifest["attempts"].append(entry)
         starts = [entry["started"] for entry in manifest["attempts"] if entry.get("started")]
         if starts:
             manifest["created"] = min(starts)
@@ -108,31 +130,3 @@ def _missing(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
     if manifest["run_id"] == run_id:
         found = [one for one in found if (one.role, one.number) not in known]
     return found
-
-
-def _entry(attempt: _Attempt) -> Manifest:
-    """The manifest's entry of an attempt; states, hosts and processes are unknown."""
-    incarnation = f"fsck {attempt.run_id} {attempt.role} {attempt.number}"
-    ranks = {
-        str(rank): asdict(
-            Topology(
-                role=attempt.role,
-                rank=rank,
-                world_size=attempt.world_size,
-                source="fsck",
-                incarnation=incarnation,
-                host="",
-                pid=0,
-            )
-        )
-        | {"state": "unknown"}
-        for rank in sorted(attempt.first)
-    }
-    return {
-        "role": attempt.role,
-        "attempt": attempt.number,
-        "incarnation": incarnation,
-        "world_size": attempt.world_size,
-        "started": min(attempt.first.values()),
-        "ranks": ranks,
-    }
