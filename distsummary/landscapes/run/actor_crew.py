@@ -209,12 +209,10 @@ class ActorCrew:
                 _log.warning(text, self._name, worker, place, silent_s, then)
         if started:  # where they die, their resources may be taken by others
             self._patience_ends = now + START_S
-        elif now >= self._patience_ends:
-            self._patience_ends = float("inf")
-            self._do_without()
-
-    def _do_without(self) -> None:
-        """Start a worker that needs nothing; never beside GPUs: all results of a crew are of one kind."""
+        if now < self._patience_ends:
+            return
+        self._patience_ends = float("inf")
+        # One that needs nothing; never beside GPUs, as all results of a crew are of one kind.
         on_gpus = [worker for worker, one in self._workers.items() if one.options.get("num_gpus")]
         if on_gpus and self._has_results:
             _log.warning(

@@ -1,8 +1,7 @@
-"""What a landscape is after its evaluation: the chunks' quantities -> LossGrid; pure."""
+"""Puts the quantities of all chunks together to a LossGrid; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from distsummary.landscapes.run.refine import Mask, between_rows, first_points, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """What came back from the workers."""
+    """What came back from the workers, of all landscapes of a task."""
 
     results: Mapping[Chunk, Array]
     abandoned: Sequence[Chunk]
@@ -30,9 +29,9 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """Quantities, float64, NaN where none came: grid (m, n, q), path and checkpoint (k, q).
+    """Quantities of one landscape, float64, NaN where none came: grid (m, n, q), path, checkpoint (k, q).
 
-    `computed` says of which points of the grid some came, bool (m, n).
+    `computed`: whether they came, for each point of the grid, bool (m, n).
     """
 
     grid: Array
@@ -42,20 +41,30 @@ class Gathered:
 
 
 def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: str = "") -> LossGrid:
-    """The grid of landscape `number` from the losses of its chunks.
+    """The grid of landscape `number` from the quantities of its chunks.
 
-    Points that were never evaluated are interpolated where they lie between others, else they are NaN, as are
-    those that were given up; `LossGrid.computed` tells all of them.
+    Points that were not evaluated are interpolated if they lie between others, else NaN. So are points that
+    were given up. `LossGrid.computed` is False for all of these.
     """
-    plane = prepared.plane
+    plane, known = prepared.plane, prepared.known
     found = gather(evaluated.results, number, plane)
     given_up = [chunk for chunk in evaluated.abandoned if chunk.plane == number]
     computed = found.computed.copy()
     for chunk in given_up:
         if chunk.kind == "grid":
             computed[chunk.row, list(chunk.columns)] = False
-    whole = _filled(found)
+    whole = found.grid  # with what was not evaluated interpolated, where that can be
+    if not found.computed.all():
+        is_refined = bool(found.computed[first_points(found.computed.shape)].all())
+        fill = interpolate if is_refined else between_rows
+        each = np.moveaxis(found.grid, -1, 0)
+        whole = np.stack([fill(values, found.computed) for values in each], axis=-1)
     path_loss = found.path[:, 0]
+    convergence_point = 0.0, 0.0, float(path_loss[-1])
+    if known["decomposition"] == "Random" and known["mode"] == "mindspore":
+        i, j = len(plane.y) // 2, len(plane.x) // 2  # MindSpore's point: not the centre for even sizes
+        convergence_point = float(plane.x[j]), float(plane.y[i]), float(whole[i, j, 0])
+    x_step, y_step = (float(axis[1] - axis[0]) if len(axis) > 1 else 0.0 for axis in (plane.x, plane.y))
     facts = evaluated.facts
     return LossGrid(
         x=plane.x,
@@ -65,23 +74,25 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
         path=plane.points,
         path_loss=path_loss,
         true_loss=found.checkpoint[:, 0],
-        convergence_point=_convergence(plane, whole[..., 0], float(path_loss[-1]), prepared.known),
+        convergence_point=convergence_point,
         bn_mode=facts.bn_mode,
         engine=facts.name,
         hardware=facts.hardware,
         precision_error=evaluated.choice.precision_error,
-        rounding=_rounding(prepared, precision),
+        rounding=rounding_floors(
+            plane.states[-1], plane.recipe, plane.names, (x_step, y_step), precision, prepared.precisions
+        ),
         directions=digest((plane.names, plane.recipe)),
         samples=facts.samples,
         quantities={name: whole[..., n] for n, name in enumerate(facts.quantities) if n},
         lost_points=sum(map(len, given_up)),
         worker_seconds=dict(evaluated.worker_seconds),
-        **prepared.known,
+        **known,
     )
 
 
 def gather(results: Mapping[Chunk, Array], number: int, plane: PlanePlan) -> Gathered:
-    """The results of landscape `number` in their places."""
+    """The results of landscape `number` as arrays."""
     quantities = max((np.shape(measured)[1] for measured in results.values()), default=1)
     rows = {"grid": len(plane.y), "path": 1, "checkpoint": 1}
     columns = {"grid": len(plane.x), "path": len(plane.states), "checkpoint": len(plane.states)}
@@ -95,30 +106,3 @@ def gather(results: Mapping[Chunk, Array], number: int, plane: PlanePlan) -> Gat
     return Gathered(
         grid=found["grid"], path=found["path"][0], checkpoint=found["checkpoint"][0], computed=computed
     )
-
-
-def _filled(found: Gathered) -> Array:
-    """The grid's quantities (m, n, q) with those never evaluated interpolated where that can be."""
-    if found.computed.all():
-        return found.grid
-    is_refined = bool(found.computed[first_points(found.computed.shape)].all())
-    fill = interpolate if is_refined else between_rows
-    each = np.moveaxis(found.grid, -1, 0)
-    return np.stack([fill(values, found.computed) for values in each], axis=-1)
-
-
-def _rounding(prepared: Prepared, precision: str) -> dict[str, float]:
-    """How much of a step along each axis is lost in the weights' precision, see `rounding`."""
-    plane, kept = prepared.plane, prepared.precisions
-    x, y = (float(axis[1] - axis[0]) if len(axis) > 1 else 0.0 for axis in (plane.x, plane.y))
-    return rounding_floors(plane.states[-1], plane.recipe, plane.names, (x, y), precision, kept)
-
-
-def _convergence(
-    plane: PlanePlan, z: Array, at_centre: float, known: Mapping[str, Any]
-) -> tuple[float, float, float]:
-    """The centre; for a random plane in mode "mindspore" point n // 2 of the grid: not it for even sizes."""
-    if known["decomposition"] == "Random" and known["mode"] == "mindspore":
-        i, j = len(plane.y) // 2, len(plane.x) // 2
-        return float(plane.x[j]), float(plane.y[i]), float(z[i, j])
-    return 0.0, 0.0, at_centre

@@ -190,7 +190,15 @@ class _Walk:
         elif kind in (dict, MappingProxyType):
             self._all(part for item in value.items() for part in item)
         elif isinstance(value, FunctionType):
-            self._function(value)
+            self._text(name_of(value))
+            if not _is_foreign(value):
+                self._code(value.__code__)
+                self._all((value.__defaults__, value.__kwdefaults__))
+                for cell in value.__closure__ or ():
+                    try:
+                        self.take(cell.cell_contents)
+                    except ValueError:  # nothing in it yet
+                        self._text("empty")
         elif isinstance(value, type):
             self._class(value)
         elif (inner := _wrapped(value)) is not None:
@@ -198,28 +206,22 @@ class _Walk:
         elif self._is_data and fields is not None:  # without caches beside them
             self.take({name: getattr(value, name) for name in fields if hasattr(value, name)})
         elif self._is_data or isinstance(value, partial | Mapping | list | tuple):
-            self._pickled(value)
+            try:
+                kept = value.__reduce_ex__(PICKLE)  # class, attributes, slots and items
+            except Exception:  # of any kind: it cannot be pickled
+                self._unreadable(value)
+                return
+            for part in [kept] if isinstance(kept, str) else kept:
+                self.take(list(part) if isinstance(part, Iterator) else part)  # items come as an iterator
         elif hasattr(kind, "named_modules"):
             self._module(value)
+        elif isinstance(value, SimpleNamespace | Namespace) or (
+            (whole or callable(value) or fields is not None) and not _is_foreign(kind)
+        ):
+            self.take(kind)
+            self._attributes(value)
         else:
-            counts = whole or callable(value) or fields is not None
-            if isinstance(value, SimpleNamespace | Namespace) or (counts and not _is_foreign(kind)):
-                self.take(kind)
-                self._attributes(value)
-            else:
-                self._text(name_of(value))
-
-    def _function(self, function: FunctionType) -> None:
-        self._text(name_of(function))
-        if _is_foreign(function):
-            return
-        self._code(function.__code__)
-        self._all((function.__defaults__, function.__kwdefaults__))
-        for cell in function.__closure__ or ():
-            try:
-                self.take(cell.cell_contents)
-            except ValueError:  # nothing in it yet
-                self._text("empty")
+            self._text(name_of(value))
 
     def _code(self, code: CodeType) -> None:
         """A class in a function counts with its line number on Python 3.13: it is one of the constants."""
@@ -268,16 +270,6 @@ class _Walk:
             if name not in MODULE_STATE and "_hooks" not in name and getattr(item, "grad_fn", None) is None:
                 self._text(name)
                 self.take(item)
-
-    def _pickled(self, value: Any) -> None:
-        """What pickle would keep: its class, attributes, slots and items."""
-        try:
-            kept = value.__reduce_ex__(PICKLE)
-        except Exception:  # of any kind: it cannot be pickled
-            self._unreadable(value)
-            return
-        for part in [kept] if isinstance(kept, str) else kept:
-            self.take(list(part) if isinstance(part, Iterator) else part)  # the items come as an iterator
 
     def _unreadable(self, value: Any) -> None:
         """In data it may be another one the next time, so it never counts as the same."""

@@ -1,4 +1,4 @@
-"""What tells the progress of a landscape: a line in a terminal, a display in a notebook, else the log."""
+"""Reports the progress of a landscape: a line in a terminal, a display in a notebook, else the log."""
 
 import importlib
 import logging
@@ -12,9 +12,9 @@ from typing import Any, TextIO, TypeAlias
 from distsummary.errors import InvalidTypeError
 from distsummary.topology import in_notebook
 
-TELL_EVERY_S = 0.5  # in a terminal and a notebook
+REPORT_EVERY_S = 0.5  # in a terminal and a notebook
 LOG_EVERY_S = 30.0
-MOST_RATES = 8  # in one line; a callback is told them all
+MOST_RATES = 8  # in one line; a callback gets them all
 _MINUTE, _HOUR = 60, 3600
 
 _log = logging.getLogger(__name__)
@@ -64,18 +64,12 @@ def line(progress: Progress) -> str:
         is_done = progress.is_done
         parts.append(f"in {_duration(progress.seconds)}" if is_done else f"{_duration(progress.left_s)} left")
     if progress.by_worker:
-        parts.append(_workers(list(progress.by_worker.values())))
+        rates = list(progress.by_worker.values())
+        speeds = " + ".join(map(_rate, rates))
+        if len(rates) > MOST_RATES:  # the slowest and the fastest
+            speeds = f"{_rate(min(rates))} to {_rate(max(rates))}"
+        parts.append("1 worker" if len(rates) == 1 else f"{len(rates)} workers ({speeds} points/s)")
     return "landscape: " + ", ".join(parts)
-
-
-def _workers(rates: list[float]) -> str:
-    """How many there are, and how fast each is; of many the slowest and the fastest."""
-    if len(rates) == 1:
-        return "1 worker"
-    speeds = " + ".join(map(_rate, rates))
-    if len(rates) > MOST_RATES:
-        speeds = f"{_rate(min(rates))} to {_rate(max(rates))}"
-    return f"{len(rates)} workers ({speeds} points/s)"
 
 
 def _rate(points_per_s: float) -> str:
@@ -83,7 +77,7 @@ def _rate(points_per_s: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the unit that leaves two digits or three."""
+    """In the unit that needs two or three digits."""
     if seconds < 2 * _MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
@@ -92,11 +86,11 @@ def _duration(seconds: float) -> str:
 def open_teller(
     progress: bool | ProgressCallback, *, clock: Callable[[], float] = time.monotonic
 ) -> ProgressCallback | None:
-    """What is to be called with every Progress of one landscape; None where nothing is to be told.
+    """The function to call with every Progress of one landscape; None if progress is not reported.
 
-    True: a line on a terminal's stderr, rewritten in place, or a display of a notebook, updated in place,
-    every half second at most; where there is neither, a line in the log every 30 s and at the end. A function
-    is called with every Progress. Raises InvalidTypeError for anything else.
+    `progress` True: a line on a terminal's stderr or a display of a notebook, updated in place, every half
+    second at most; with neither, a line in the log every 30 s and at the end. A function is returned as it
+    is. Raises InvalidTypeError for anything else.
     """
     if callable(progress):
         return progress
@@ -108,14 +102,14 @@ def open_teller(
     if not progress:
         return None
     if in_notebook():
-        return _Paced(_Display(), TELL_EVERY_S, clock)
+        return _Paced(_Display(), REPORT_EVERY_S, clock)
     if sys.stderr is not None and sys.stderr.isatty():
-        return _Paced(_TerminalLine(sys.stderr), TELL_EVERY_S, clock)
-    return _Paced(_to_log, LOG_EVERY_S, clock, first_after_s=LOG_EVERY_S)
+        return _Paced(_TerminalLine(sys.stderr), REPORT_EVERY_S, clock)
+    return _Paced(lambda text, _: _log.info("%s", text), LOG_EVERY_S, clock, first_after_s=LOG_EVERY_S)
 
 
 class _Paced:
-    """Says the line every `every_s` seconds at most, and once at the end, behind which it says nothing."""
+    """Says the line every `every_s` seconds at most, and a last time at the end."""
 
     def __init__(
         self,
@@ -138,31 +132,27 @@ class _Paced:
 
 
 class _TerminalLine:
-    """One line of a terminal, written over itself; a shorter one erases what is left of a longer one."""
+    """One line of a terminal that is written over itself, blanks over the rest of a longer one."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._width = stream, 0
 
     def __call__(self, text: str, is_last: bool) -> None:
-        text = fitting(text, _columns(self._stream) - 1)  # one that wraps could not be written over
+        try:
+            width = os.get_terminal_size(self._stream.fileno()).columns or sys.maxsize
+        except (OSError, ValueError, AttributeError):  # a terminal without a width
+            width = sys.maxsize
+        text = fitting(text, width - 1)  # one that wraps could not be written over
         self._stream.write(f"\r{text:<{self._width}}" + ("\n" if is_last else ""))
         self._stream.flush()
         self._width = len(text)
 
 
 def fitting(text: str, width: int) -> str:
-    """The line without those of its last parts that do not fit."""
+    """The line without its last parts, as far as they do not fit."""
     while len(text) > width and (end := max(text.rfind(", "), text.rfind(" ("))) > 0:
         text = text[:end]
     return text[:width]
-
-
-def _columns(stream: TextIO) -> int:
-    """The width of the terminal; no limit where it has none, or does not tell."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or sys.maxsize
-    except (OSError, ValueError, AttributeError):
-        return sys.maxsize
 
 
 class _Display:
@@ -178,7 +168,3 @@ class _Display:
             self._handle = display.display(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
-
-
-def _to_log(text: str, is_last: bool) -> None:
-    _log.info("%s", text)

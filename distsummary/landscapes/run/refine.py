@@ -15,7 +15,7 @@ from distsummary.landscapes.directions.recipe import Array
 Mask = NDArray[np.bool_]
 
 COARSEST = 3  # level: every 8th point, and
-LEAST = 4  # intervals along an axis: what lies between coarser points may be missed by all of them
+LEAST = 4  # intervals along an axis: coarser points may all miss what lies between them
 _SHARE = 0.5  # of the surplus, that is taken for the error
 _FLOOR = 0.1  # of the median loss: below it a surplus is not compared with the loss itself
 
@@ -26,7 +26,7 @@ def lattice(count: int, level: int) -> Array:
 
 
 def coarsest(shape: tuple[int, ...]) -> int:
-    """The level that is predicted by none; 0 for a grid that is too small to leave anything out."""
+    """The level that no other predicts; 0 for a grid that is too small to leave anything out."""
     intervals = min((count - 1 for count in shape if count > 1), default=0)
     return max(0, min(COARSEST, (intervals // LEAST).bit_length() - 1))
 
@@ -37,7 +37,7 @@ def first_points(shape: tuple[int, int]) -> Mask:
 
 
 def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
-    """The points (m, n) to evaluate next, none when the grid is as exact as it was asked to be.
+    """The points (m, n) to evaluate next; none when the grid is within the tolerance.
 
     `losses` (m, n) count where `computed`. `tolerance` is a share: of the loss at a point, or of a tenth of
     the median loss where that is more.
@@ -51,7 +51,7 @@ def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
 
 
 def interpolate(values: Array, computed: Mask) -> Array:
-    """Values (m, n) with those that are not computed interpolated from the levels above; these must be."""
+    """Values (m, n), interpolated from the coarser levels where not computed; those must be computed."""
     found = np.where(computed, values, np.nan)
     for level in range(coarsest(values.shape) - 1, 0, -1):
         fine = _predicted(found, level)
@@ -61,7 +61,7 @@ def interpolate(values: Array, computed: Mask) -> Array:
 
 
 def between_rows(values: Array, computed: Mask) -> Array:
-    """Values (m, n) with those between computed ones of their column interpolated; NaN beyond these."""
+    """Values (m, n), interpolated along columns between computed ones; NaN beyond these."""
     found, rows = np.where(computed, values, np.nan), np.arange(len(values))
     for column in range(values.shape[1]):
         known = computed[:, column]
@@ -80,13 +80,12 @@ def _predicted(values: Array, level: int) -> Array:
     """The points of level - 1 as those of `level` predict them."""
     coarse = [lattice(count, level) for count in values.shape]
     fine = [lattice(count, level - 1) for count in values.shape]
-    weights = [_linear(c, f) for c, f in zip(coarse, fine, strict=True)]
+    # The matrices (fine, coarse) that interpolate linearly along each axis.
+    weights = [
+        np.stack([np.interp(f, c, unit) for unit in np.eye(len(c))], axis=1)
+        for c, f in zip(coarse, fine, strict=True)
+    ]
     return _weighted(weights[0], _weighted(weights[1], values[np.ix_(*coarse)].T).T)
-
-
-def _linear(coarse: Array, fine: Array) -> Array:
-    """The matrix (fine, coarse) that interpolates linearly."""
-    return np.stack([np.interp(fine, coarse, unit) for unit in np.eye(len(coarse))], axis=1)
 
 
 def _weighted(weights: Array, values: Array) -> Array:
