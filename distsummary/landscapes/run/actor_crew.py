@@ -209,6 +209,7 @@ class ActorCrew:
                 _log.warning(text, self._name, worker, place, silent_s, then)
         if started:  # where they die, their resources may be taken by others
             self._patience_ends = now + START_S
+            return
         if now < self._patience_ends:
             return
         self._patience_ends = float("inf")
