@@ -13,7 +13,7 @@ import secrets
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from functools import partial
+from functools import partial, partialmethod
 from operator import length_hint
 from types import CodeType, FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
@@ -189,18 +189,13 @@ class _Walk:
             self._all(value)
         elif kind in (dict, MappingProxyType):
             self._all(part for item in value.items() for part in item)
-        elif isinstance(value, FunctionType):
-            self._text(name_of(value))
-            if not _is_foreign(value):
-                self._code(value.__code__)
-                self._all((value.__defaults__, value.__kwdefaults__))
-                for cell in value.__closure__ or ():
-                    try:
-                        self.take(cell.cell_contents)
-                    except ValueError:  # nothing in it yet
-                        self._text("empty")
-        elif isinstance(value, type):
-            self._class(value)
+        elif isinstance(value, FunctionType | type):
+            is_data, self._is_data = self._is_data, False  # code counts as code, in data too
+            if isinstance(value, type):
+                self._class(value)
+            else:
+                self._function(value)
+            self._is_data = is_data
         elif (inner := _wrapped(value)) is not None:
             self.take(inner)
         elif self._is_data and fields is not None:  # without caches beside them
@@ -223,6 +218,18 @@ class _Walk:
         else:
             self._text(name_of(value))
 
+    def _function(self, function: FunctionType) -> None:
+        self._text(name_of(function))
+        if _is_foreign(function):
+            return
+        self._code(function.__code__)
+        self._all((function.__defaults__, function.__kwdefaults__))
+        for cell in function.__closure__ or ():
+            try:
+                self.take(cell.cell_contents)
+            except ValueError:  # nothing in it yet
+                self._text("empty")
+
     def _code(self, code: CodeType) -> None:
         """A class in a function counts with its line number on Python 3.13: it is one of the constants."""
         self._all((code.co_code, code.co_exceptiontable, code.co_names))
@@ -237,9 +244,8 @@ class _Walk:
         self._text(name_of(kind))
         for base in kind.__mro__:
             for name, item in () if _is_foreign(base) else vars(base).items():
-                is_setting = is_plain(item) and not name.startswith("__")
                 is_code = isinstance(item, FunctionType) or _wrapped(item) is not None
-                if is_setting or (is_code and name != "__init__"):
+                if name != "__init__" and (is_code or not name.startswith("__")):
                     self._text(f"{name_of(base)}.{name}")
                     self.take(item)
 
@@ -292,11 +298,13 @@ def is_plain(value: object) -> bool:
 
 
 def _wrapped(value: Any) -> Any:
-    """The function inside a property, staticmethod, classmethod or cache; None for others."""
+    """What a property, staticmethod, classmethod, cache or partialmethod is made of; None for others."""
     if isinstance(value, property):
         return value.fget
     if isinstance(value, staticmethod | classmethod):
         return value.__func__
+    if isinstance(value, partialmethod):
+        return value.func, value.args, value.keywords
     if type(value).__module__ == "functools" and not isinstance(value, partial):
         return getattr(value, "__wrapped__", None) or getattr(value, "func", None)
     return None

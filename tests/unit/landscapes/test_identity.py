@@ -40,7 +40,7 @@ def loss_hash(loss_fn: Any, net: Net | None = None) -> str:
 
 def compiled(source: str, skipped: int = 0, file: str = "a.py", **globals_: Any) -> Any:
     """What `source` calls `f`, as if it stood somewhere in a file."""
-    space = {"__name__": "somewhere", "functools": functools} | globals_
+    space = {"__name__": "somewhere", "functools": functools, "numpy": np} | globals_
     exec(compile("\n" * skipped + source, file, "exec"), space)
     return space["f"]
 
@@ -106,6 +106,12 @@ SOURCES = {
         "class f:\n @staticmethod\n def g(): return 2",
     ),
     "setting of a class": ("class f:\n scale = 1", "class f:\n scale = 2"),
+    "list of a class": ("class f:\n scales = [1, 2]", "class f:\n scales = [1, 3]"),
+    "array of a class": ("class f:\n a = numpy.ones(2)", "class f:\n a = numpy.zeros(2)"),
+    "partial method": (
+        "class f:\n def g(self, h): return h\n k = functools.partialmethod(g, 1)",
+        "class f:\n def g(self, h): return h\n k = functools.partialmethod(g, 2)",
+    ),
     "inner class": ("def f():\n class g:\n  h = 1", "def f():\n class g:\n  h = 2"),
     "cached property": (
         "class f:\n @functools.cached_property\n def g(self): return 1",
