@@ -245,6 +245,7 @@ def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
     )
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(tmp_path: Path) -> None:
     arguments = {"around": None, "run_dir": tmp_path}
     with pytest.raises(LandscapeError, match=r"the 2 points finished are kept in .*journal-"):
@@ -255,6 +256,7 @@ def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(
     assert grid.z.tobytes() == draw(around=None).z.tobytes()
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_a_landscape_that_goes_on_elsewhere_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -327,10 +329,8 @@ def test_both_functions_take_the_same_arguments() -> None:
 
 
 def test_a_side_has_51_points_where_nothing_is_said() -> None:
-    grid = landscape(*make_parts(), progress=False)
-    assert isinstance(grid, LossGrid)
-    assert grid.z.shape == (51, 51)
-    assert np.isfinite(grid.z).all()
+    grid = landscape(Mlp(), batch_loss=lambda model, batch: 1.0, batches=batches()[:1], progress=False)
+    assert grid.z.tolist() == [[1.0] * 51] * 51
 
 
 @pytest.mark.parametrize(
