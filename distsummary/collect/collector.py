@@ -240,10 +240,21 @@ class SummaryCollector(Callback):
         self._plan_next()
 
     def _plan_next(self) -> None:
-        """Find the next steps at which more is due than what was logged; the ones before them are plain."""
+        """Find the next steps at which more is due than what was logged; the ones before them are plain.
+
+        Only a Run asks for them, and its loss is always logged: it is not looked for here.
+        """
         if self._last is None or self._session is None:
             return
-        self._regular_at = plain_before = self._regular.after(self._last)
+        plain_before = math.inf
+        self._regular_at = self._regular.after(self._last)
+        optimizer = None if self._params is None else self._params.get("optimizer")
+        if (
+            (self._collected.metric and optimizer is not None)
+            or self._histograms is not None
+            or self._takes_images
+        ):
+            plain_before = self._regular_at
         if self._whole is not None:
             self._tensors_at = self._tensors.after(self._last)
             plain_before = min(plain_before, self._tensors_at)

@@ -89,6 +89,7 @@ class Run:
         )  # fmt: skip
         self._context = RunContext(self._params)
         self._clock = clock
+        self._steps_before_epoch = initial_step
         self._logged = NOTHING
         self._known_names: set[str] = set()  # checked
         self._data_wait_s = self._body_start_s = 0.0
@@ -182,15 +183,16 @@ class Run:
                 batch = next(batches)
             except StopIteration:
                 break
-            self._data_wait_s = clock() - asked_s
+            started_s = clock()
+            self._data_wait_s = started_s - asked_s
             params["cur_step_num"] = step = params["cur_step_num"] + 1
-            params["step_in_epoch"] += 1
             params["train_dataset_element"] = batch
             params["net_outputs"] = None
             self._is_step_open = True
             if step >= recorder.plain_before:
                 self._call("on_train_step_begin")
-            self._body_start_s = clock()
+                started_s = clock()
+            self._body_start_s = started_s
             yield batch
         if not self._in_epochs:
             self._settle_epoch()
@@ -282,7 +284,7 @@ class Run:
             self._call("on_train_begin")
         if not self._is_epoch_begun:
             self._is_epoch_begun = True
-            self._params.step_in_epoch = 0
+            self._steps_before_epoch = self.step
             self._call("on_train_epoch_begin")
 
     def _settle_step(self) -> None:
@@ -294,7 +296,6 @@ class Run:
         else:
             self._is_step_open = False
             self._params.cur_step_num -= 1
-            self._params.step_in_epoch -= 1
 
     def _settle_epoch(self) -> None:
         if self._is_closed:
@@ -312,6 +313,7 @@ class Run:
         self._call(hook)
 
     def _call(self, hook: str, context: RunContext | None = None) -> None:
+        self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
         try:
             for method in self._callbacks.methods[hook]:
                 method(context or self._context)
