@@ -11,10 +11,10 @@ MODES = ("standard", "mindspore")
 
 
 class Engine(Protocol):
-    """What evaluates points. While it is open the model's values are its own; `close` puts the user's back.
+    """Evaluates points. While it is open it moves the model's values; `close` puts the user's back.
 
-    The loss of a point is the mean of the batches' losses, weighted by their rows in mode "standard" and not
-    weighted in mode "mindspore".
+    The loss of a point is the mean of the batches' losses, weighted by their rows in mode "standard" and
+    unweighted in mode "mindspore".
     """
 
     name: str
@@ -25,23 +25,23 @@ class Engine(Protocol):
 
     @property
     def hardware(self) -> str:
-        """Where it computes, by name."""
+        """The hardware and library version that the bits of its results depend on."""
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
-        """Take the plane through `centre` (all values by name) along the directions that `recipe` makes."""
+        """Set the plane: through `centre` (all values by name), along the directions that `recipe` makes."""
 
     def row_values(self, y: float, xs: Array) -> Array:
         """Quantities float64 (len(xs), quantities) at centre + xs[j] * directions.x + y * directions.y.
 
-        They depend on nothing but the arguments; where points are evaluated together (chunks), on the place
-        of a point in `xs` too, in the last digits.
+        They depend only on the arguments. If points are evaluated together (in chunks), the last digits also
+        depend on the position of a point in `xs`.
         """
 
     def state_values(self, state: Weights) -> Array:
-        """The quantities (quantities,) of a whole checkpoint; the plane stays."""
+        """The quantities (quantities,) of a whole checkpoint; the plane stays set."""
 
     def close(self) -> None:
-        """Give the model back bit for bit: values, buffers and training flags. A second call does nothing."""
+        """Restore the model bit for bit: values, buffers and training flags. A second call does nothing."""
 
 
 @cache

@@ -191,7 +191,7 @@ class TorchEngine:
         one that is another in channels-last memory.
         """
         tensors = list(self._loan.tensors.values())
-        versions = [tensor._version for tensor in tensors]
+        versions = [tensor._version for tensor in tensors]  # how autograd notices writes, as in torch 2.13
         self._measure.probe(batch)
 
         def repeats() -> bool:
@@ -232,7 +232,7 @@ class TorchEngine:
         self._centre, self._is_at_centre = centre, False
 
     def _place(self, state: Weights) -> None:
-        """Take whole values by name."""
+        """Write whole tensors by name."""
         self._loan.place(state)
 
     @torch.inference_mode()
@@ -306,7 +306,7 @@ def is_near(found: Array, expected: Array, precision: str) -> bool:
 
 
 class TorchNaiveEngine(TorchEngine):
-    """The plain loop, with `precision="float64"` the reference of all engines."""
+    """The naive loop; with `precision="float64"` the reference for all engines."""
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
@@ -324,7 +324,7 @@ class TorchNaiveEngine(TorchEngine):
 
 
 class TorchRowEngine(TorchEngine):
-    """One operation moves all parameters of a dtype and device; see `Flat`."""
+    """Moves all parameters of a dtype and device with one operation, see `Flat`."""
 
     def _layout(self) -> None:
         groups: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}

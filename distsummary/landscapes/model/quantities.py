@@ -41,22 +41,22 @@ class Evaluation:
     """What is computed at each point, and how.
 
     Attributes:
-        metrics: further numbers by name, `f(outputs, targets)`: the mean over a batch's rows. Where the loss
-            function takes (model, batch) it must return (loss, outputs), and metrics get (outputs, batch).
-        classes: also the mean loss of the rows of each class 0 .. classes-1, "loss[0]" and so on; targets
-            are labels then, all of these classes.
-        stderr: also the standard error of the loss.
-        tolerance: stop adding batches to a point when its standard error is at most this, and 30 rows are in;
+        metrics: more numbers by name: functions `f(outputs, targets)` that return the mean over the rows of a
+            batch. A `batch_loss` must return (loss, outputs), and its metrics get (outputs, batch).
+        classes: also compute the mean loss of the rows of each class 0 .. classes-1, as "loss[0]" and so on;
+            targets must be labels of these classes.
+        stderr: also compute the standard error of the loss.
+        tolerance: stop adding batches to a point once its standard error is at most this and 30 rows are in;
             the order of the batches is the same for all points, so they should be shuffled.
-        cap: stop after the first batch where the loss is above it or not finite; the point keeps that loss.
-            Any number; infinity stops what is not finite alone.
-        bn_mode: of models with BN. "eval": running statistics; "batch": those of each batch; "recompute":
-            running statistics made anew at every point from all batches of the first data set. "" is "eval",
-            in mode "mindspore" its training mode.
+        cap: stop after the first batch if its loss is above this or not finite; the point keeps that loss.
+            Any number; infinity stops only losses that are not finite.
+        bn_mode: for models with BN. "eval": running statistics; "batch": statistics of each batch;
+            "recompute": running statistics computed anew at every point from all batches of the first data
+            set. "" is "eval", and "batch" in mode "mindspore".
         precision: "" as the model is, without TF32; "tf32" with it (on GPUs that have it); "bf16" or "fp16":
             torch's autocast; "float64".
         streamed: read the batches once for each block of points instead of keeping them on the device. None:
-            where they do not fit: a loader with more than a quarter of the host's memory, batches with more
+            if they do not fit: a loader needs more than a quarter of the host's memory, or the batches more
             than half of the GPU's. Loaders that shuffle or augment give the same data each time, see
             `steady`.
     """
@@ -103,7 +103,7 @@ class Evaluation:
 
     @property
     def wants_rows(self) -> bool:
-        """Whether the loss of every row is of use."""
+        """Whether the loss of every row is needed."""
         return self.stderr or self.tolerance is not None or self.classes > 0
 
     def quantities(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A torch model on loan: its tensors look at memory of ours, and come back bit for bit."""
+"""A torch model on loan: the engines move its values, and it is given back bit for bit."""
 
 import copy
 import math
@@ -34,15 +34,15 @@ _NOTHING = np.empty(0)
 class Loan:
     """The model between taking over and giving back.
 
-    While it lasts every parameter and buffer looks at other memory, so that no value of the user's tensors is
-    written to; parameters that share memory are one. With `in_place` the parameters stay where they are, as
+    While the loan lasts every parameter and buffer has other memory, so that no value of the user's tensors
+    is overwritten; parameters that share memory are one. With `in_place` the parameters keep their memory, as
     far as `can_stay` allows, and their values are saved.
     `give_back` restores memory, the modules' attributes, the number of threads, the random number generators
     and the settings of libraries for GPUs.
 
     Args:
         names: the parameters that move; raises InvalidValueError for unknown ones.
-        training: MindSpore's way: the whole model in training mode. False: evaluation mode.
+        training: whether the whole model is put into training mode, as MindSpore does; else into eval mode.
         threads: of torch on the CPU.
         dtype: what values of floating point become while the loan lasts; None: what they are.
         tf32: whether a GPU may round products to TF32.
@@ -108,7 +108,7 @@ class Loan:
             raise
 
     def place(self, state: Weights) -> None:
-        """Write whole values by name; raises InvalidValueError for one of another shape."""
+        """Write whole tensors by name; raises InvalidValueError for a wrong shape."""
         for name, tensor in self.tensors.items():
             if name not in state:
                 continue
@@ -196,7 +196,7 @@ class Attributes:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """The modules' attributes are afterwards what they were."""
+    """Restore the modules' attributes afterwards."""
     attributes = Attributes(model)
     try:
         yield
@@ -253,18 +253,19 @@ def placed(
     other = copy.deepcopy(function, dict(shared))  # the model in it is not copied
     for part in other.modules():
         if id(part) not in shared:
+            # What Module.to is made of; it has had this form since torch 2.1, seen in 2.13.
             part._apply(moved, recurse=False)  # type: ignore[no-untyped-call]  # torch's
     return other
 
 
 def run_as_written(model: nn.Module) -> None:
-    """Let modules that were compiled (`module.compile()`, or a part by torch.compile) run their own code.
+    """Let compiled modules (by `module.compile()`, or parts by torch.compile) run their original code.
 
-    As a model in torch.compile does, see `unwrap`: compiled code reads parameters behind torch's back, is
-    compiled anew for a mode it has not met, and has no second derivatives.
+    `unwrap` does the same for a whole model. Compiled code may read parameters where they were when it was
+    compiled, is compiled anew for eval mode, and has no second derivatives.
     """
     for module in model.modules():
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        if getattr(module, "_compiled_call_impl", None) is not None:  # as in torch 2.13
             module._compiled_call_impl = None
         if (inner := compiled_from(module)) is not None:
             module.forward = inner.__call__

@@ -32,12 +32,10 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Measure:
-    """Readings (see `quantities`) of the model as it is: `measure(batch)` is a tuple of tensors.
+    """Computes readings (see `quantities`) of the model as it is: `measure(batch)` is a tuple of tensors.
 
-    Every one is a number but the last, which is (classes,) where classes are asked for. Nothing is waited
-    for.
-
-    Raises LandscapeError for a loss or a metric that is no number.
+    Each is a number, except the last one if there are classes: it is (classes,). A GPU is not waited for.
+    Raises LandscapeError for a loss or a metric that is not a number.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
@@ -129,7 +127,7 @@ class Measure:
 
 
 def join(columns: Sequence[Tensor]) -> Tensor:
-    """A reading as one tensor (columns,)."""
+    """The tensors of a reading as one (columns,)."""
     if len(columns) == 1 and columns[0].numel() == 1:
         return columns[0].reshape(1)
     return torch.cat([column.reshape(-1).double() for column in columns])
@@ -144,7 +142,7 @@ def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
 
 
 def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
-    """A criterion of torch.nn with a loss for each row, or for parts of it; None for other functions."""
+    """A criterion of torch.nn without its mean, for one loss per row or part of it; None for other functions."""
     if not isinstance(loss_fn, nn.Module) or getattr(loss_fn, "reduction", None) != "mean":
         return None
     by_rows: Any = copy.copy(loss_fn)
@@ -153,5 +151,5 @@ def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
 
 
 def on_host(readings: Tensor) -> Array:
-    """Readings as float64; the one place where the device is waited for."""
+    """Readings as float64 on the host; the only place that waits for the device."""
     return np.asarray(readings.double().cpu().numpy())
