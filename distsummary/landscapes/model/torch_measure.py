@@ -142,7 +142,7 @@ def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
 
 
 def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
-    """A criterion of torch.nn without its mean, for one loss per row or part of it; None for other functions."""
+    """A criterion of torch.nn without its mean: one loss per row or part of it. None for other functions."""
     if not isinstance(loss_fn, nn.Module) or getattr(loss_fn, "reduction", None) != "mean":
         return None
     by_rows: Any = copy.copy(loss_fn)
