@@ -2,7 +2,7 @@
 
 import os
 
-# Ray reads these when it is first imported, so they stand before any import that may import it.
+# Ray reads these when it is first imported, so they are set before any import that may import it.
 os.environ["RAY_AUTH_MODE"] = "disabled"  # else a new local cluster writes ~/.ray/auth_token
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # what Ray's warning about num_gpus=0 asks for
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

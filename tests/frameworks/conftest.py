@@ -6,11 +6,11 @@ import pytest
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Torch with one thread: several are slow beside busy neighbours."""
+def several_threads() -> Iterator[None]:
+    """Torch with two threads, so that an engine that leaves one behind is seen; tests have one else."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)

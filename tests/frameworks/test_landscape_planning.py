@@ -31,9 +31,6 @@ from tests.unit.landscapes import golden_mlp
 MANY = 10**7  # points: timing candidates pays
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def task_of(net: Any, loss_fn: Any = CRITERION, size: int = 9, **more: Any) -> Task:
     state = framework_of(net).state(net)
     names = tuple(name for name, _ in framework_of(net).named_parameters(net))
@@ -56,10 +53,11 @@ def grid_of(task: Task, order: Any = list) -> Any:
     return found
 
 
+@pytest.mark.usefixtures("several_threads")
 @pytest.mark.parametrize("kind", [Mlp, ResNet8], ids=lambda kind: kind.__name__)
 def test_the_choice_is_one_that_was_timed_and_is_exact(kind: type) -> None:
     net = make_net(kind)
-    before, threads = fingerprint(net), torch.get_num_threads()
+    before = fingerprint(net)
     planned = plan_engine(task_of(net), points=MANY)
     timing = planned.timings[planned.choice]
     assert timing.error <= EXACT
@@ -69,7 +67,7 @@ def test_the_choice_is_one_that_was_timed_and_is_exact(kind: type) -> None:
     assert any("channels_last" in choice.options for choice in tried) == (kind is ResNet8)
     assert f"torch {torch.__version__}" in planned.choice.hardware
     assert fingerprint(net) == before
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(("quantity", "is_refused"), [("test/loss", True), ("test/of/loss", False)])

@@ -17,8 +17,6 @@ from distsummary.landscapes.model.torch_loan import placed
 from distsummary.landscapes.model.torch_memory import to_device
 from tests.frameworks.landscape_nets import Data, Encoding
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Pair(NamedTuple):
     x: Any

@@ -13,8 +13,6 @@ from distsummary.landscapes.run import scheduler
 from tests.frameworks.landscape_nets import CRITERION, Mlp, make_net
 from tests.frameworks.test_torch_evaluation import Reader
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def draw(batches: Any, **more: Any) -> LossGrid:
     torch.manual_seed(0)

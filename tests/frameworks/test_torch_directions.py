@@ -10,8 +10,6 @@ from torch.nn.functional import cross_entropy
 
 import distsummary as ds
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH = torch.linspace(-1, 1, 360).reshape(30, 12), torch.arange(30) % 3
 
 

@@ -20,8 +20,6 @@ from tests.frameworks.test_torch_inference_engine import (
     values_of,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 HOST = torch.device("cpu")
 LAST_BITS = 3e-7  # of float32
 

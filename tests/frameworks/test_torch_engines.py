@@ -49,9 +49,6 @@ CHOICES = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def losses_of(engine: Any) -> Any:
     """At XS x YS; the engine is closed."""
     try:
@@ -154,11 +151,11 @@ def test_a_second_plane_takes_the_place_of_the_first() -> None:
         np.testing.assert_allclose(losses, float64_losses(net, batches, normalization="layer"), rtol=EXACT)
 
 
+@pytest.mark.usefixtures("several_threads")
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
 def test_an_error_in_the_loss_leaves_the_model_as_it_was(choice: EngineChoice) -> None:
     net, armed = make_net(Cnn), []
     batches, before, noise = net.batches(), fingerprint(net), torch.get_rng_state()
-    torch.set_num_threads(3)  # an engine computes with one, and gives them back
 
     def loss_fn(model: Any, batch: Any) -> Any:
         if armed:
@@ -173,7 +170,7 @@ def test_an_error_in_the_loss_leaves_the_model_as_it_was(choice: EngineChoice) -
     engine.close()
     assert fingerprint(net) == before
     assert torch.equal(torch.get_rng_state(), noise)
-    assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == 2  # the engine computed with one
     CRITERION(net(net.batch(4)[0]), net.batch(4)[1]).backward()
     assert net.head.weight.grad is not None
 

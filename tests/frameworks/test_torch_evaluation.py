@@ -38,9 +38,6 @@ CHUNKED = EngineChoice(engine="graph", chunk=4)
 ENGINES = pytest.mark.parametrize("choice", [ROW, GRAPH, CHUNKED], ids=lambda choice: choice.label)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def accuracy(outputs: Any, labels: Any) -> Any:
     return (outputs.argmax(1) == labels).float().mean()
 

@@ -21,8 +21,6 @@ from tests.frameworks.landscape_nets import (
 )
 from tests.frameworks.test_torch_engines import EXACT, losses_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Renormed(Net):
     """A table whose rows are made shorter where they are looked up, and that is read as a whole, too."""

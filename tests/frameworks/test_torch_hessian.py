@@ -22,7 +22,6 @@ from distsummary.landscapes.output.loss_grid import LossGrid
 from tests.frameworks.test_torch_landscape import conv_net, fingerprint, images
 from tests.unit.landscapes import golden_mlp
 
-THREADS = torch.get_num_threads()
 CRITERION = nn.CrossEntropyLoss()
 
 
@@ -99,6 +98,7 @@ def test_a_vector_that_is_read_only_as_those_of_rays_store_gives_its_product() -
         assert h.product(v).tobytes() == expected  # and no warning, which would be an error here
 
 
+@pytest.mark.usefixtures("several_threads")
 def test_the_product_is_the_sum_of_its_groups_in_order() -> None:
     model = mlp()
     torch.manual_seed(1)
@@ -111,7 +111,7 @@ def test_the_product_is_the_sum_of_its_groups_in_order() -> None:
         assert h.weight == sum(sizes)
         parts = [h.group_product(v, number) for number in range(h.groups)]
         assert h.product(v).tobytes() == sum(parts, start=np.zeros_like(v)).tobytes()
-    assert torch.get_num_threads() == THREADS
+    assert torch.get_num_threads() == 2
 
 
 def test_batches_that_are_read_again_or_do_not_fit_into_a_gpu_give_the_same_bits(

@@ -58,9 +58,6 @@ from tests.interrupts import sigint
 ROW, INFERENCE = EngineChoice(), EngineChoice(engine="inference")
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def names_of(net: nn.Module) -> list[str]:
     return [name for name, _ in framework_of(net).named_parameters(net)]
 

@@ -1,7 +1,7 @@
 """The row engine for torch models: MindSpore's numbers, a float64 loop's, and the user's model left alone."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,9 @@ CRITERION = nn.CrossEntropyLoss()
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    """The same models in each test; several threads, so that an engine that leaves one behind is seen."""
-    before = torch.get_num_threads()
+def seeded() -> None:
+    """The same models in each test."""
     torch.manual_seed(0)
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 class Mlp(nn.Module):
@@ -178,6 +174,7 @@ def test_the_row_engine_agrees_with_a_float64_loop(make: Callable[[], nn.Module]
     assert grid.bn_mode == "eval"
 
 
+@pytest.mark.usefixtures("several_threads")
 @pytest.mark.parametrize("mode", ["standard", "mindspore"])
 def test_the_model_and_the_generators_are_left_as_they_were(mode: str) -> None:
     def loss_fn(outputs: Any, labels: Any) -> Any:

@@ -24,8 +24,6 @@ from tests.frameworks.landscape_nets import (
 )
 from tests.frameworks.test_torch_engines import EXACT, losses_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 GRAPHS = [EngineChoice(engine="graph"), EngineChoice(engine="graph", chunk=4)]
 
 

@@ -16,9 +16,6 @@ from tests.frameworks.landscape_nets import Mlp, make_net
 CRITERION = nn.CrossEntropyLoss()
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def rows() -> TensorDataset:
     numbers = torch.Generator().manual_seed(1)
     return TensorDataset(torch.randn(60, 6, generator=numbers), torch.arange(60) % 3)

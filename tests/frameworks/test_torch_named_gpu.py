@@ -62,7 +62,7 @@ CHOICES = [
     *(choice for choice in ON_GPU if choice.label not in BEYOND),
 ]
 
-pytestmark = pytest.mark.usefixtures("one_thread", "gpu")
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 CAPTURED = EngineChoice(engine="graph", options=("cuda_graph",))

@@ -23,9 +23,6 @@ from distsummary.landscapes.run.progress import Progress
 CRITERION = nn.CrossEntropyLoss()
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 class Net(nn.Module):
     """A net with plain attributes; it counts its calls and keeps its last outputs."""
 

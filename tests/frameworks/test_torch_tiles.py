@@ -40,9 +40,6 @@ def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "LEAST_GAIN", 0)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def evaluated(net: Net, batches: list[Any], **more: Any) -> tuple[Any, set[int]]:
     """Quantities (points, quantities) at XS x YS, and into how many parts batches were cut."""
     engine = engine_at(net, batches, GRAPH, **more)

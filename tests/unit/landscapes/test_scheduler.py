@@ -340,4 +340,4 @@ def test_eight_workers_and_skewed_chunks_end_in_little_more_than_the_ideal_time(
         for chunk in at.pop(name):
             finish(scheduler, name, chunk)
     assert now <= 1.3 * sum(cost.values()) / sum(speed.values())
-    assert calls < (200 if point_s == 1 else 1000)
+    assert calls < (200 if point_s == 1 else 400)
