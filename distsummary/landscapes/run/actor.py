@@ -179,7 +179,7 @@ class RayCrew:
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What the worker that began last said of its engine."""
+        """What the worker that began last reported of its engine."""
         found: EngineFacts | None = self._crew.begun
         return found
 

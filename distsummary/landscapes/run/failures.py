@@ -39,7 +39,7 @@ def user_errors(where: str, *, who: str = CODE) -> Iterator[None]:
 
 
 def raised(error: Exception, who: str = CODE) -> str:
-    """Who raised what, in one line, with our hints; the error itself has the rest."""
+    """What raised which error, in one line with our hints; the cause of the new error has the rest."""
     line = first_line(error)
     notes = getattr(error, "__notes__", ())
     hints = "".join(f" ({note})" for note in notes if note.startswith(HINT))

@@ -116,7 +116,7 @@ class Journal:
             return False
 
     def _read(self, identity: Mapping[str, str]) -> None:
-        """Check the header, and take in every whole frame behind it."""
+        """Check the header and read every undamaged frame after it."""
         frames = read_frames(self.path, resync=True)
         header = next(frames, None)
         if header is None:
@@ -236,7 +236,7 @@ class Journal:
 
 
 def _choice_hash(choice: Mapping[str, Any] | None) -> str:
-    """The name of a choice in the chunks that were computed with it."""
+    """The hash by which chunks name the choice that they were computed with."""
     return hashlib.blake2b(json.dumps(choice, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

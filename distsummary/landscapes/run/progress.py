@@ -44,12 +44,12 @@ class Progress:
 
     @property
     def points_per_s(self) -> float:
-        """Of all workers together, 0 while nothing fresh is done."""
+        """Of all workers together; 0 until this call has evaluated a point."""
         return self.fresh / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end if it goes on like that; None while nothing fresh is done."""
+        """Estimated seconds until the end; None until this call has evaluated a point."""
         return (self.total - self.done) / self.points_per_s if self.points_per_s else None
 
 
@@ -132,7 +132,7 @@ class _Paced:
 
 
 class _TerminalLine:
-    """One line of a terminal that is written over itself, blanks over the rest of a longer one."""
+    """One line of a terminal that is overwritten; blanks erase the rest of a longer one."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._width = stream, 0
@@ -149,7 +149,7 @@ class _TerminalLine:
 
 
 def fitting(text: str, width: int) -> str:
-    """The line without its last parts, as far as they do not fit."""
+    """The line, shortened at the end to whole parts that fit the width."""
     while len(text) > width and (end := max(text.rfind(", "), text.rfind(" ("))) > 0:
         text = text[:end]
     return text[:width]

@@ -26,7 +26,7 @@ def lattice(count: int, level: int) -> Array:
 
 
 def coarsest(shape: tuple[int, ...]) -> int:
-    """The level that no other predicts; 0 for a grid that is too small to leave anything out."""
+    """The coarsest level, which is always evaluated; 0 for a grid too small to leave anything out."""
     intervals = min((count - 1 for count in shape if count > 1), default=0)
     return max(0, min(COARSEST, (intervals // LEAST).bit_length() - 1))
 
@@ -77,7 +77,7 @@ def _on_lattice(shape: tuple[int, int], level: int) -> Mask:
 
 
 def _predicted(values: Array, level: int) -> Array:
-    """The points of level - 1 as those of `level` predict them."""
+    """The points of level - 1 as the points of `level` predict them."""
     coarse = [lattice(count, level) for count in values.shape]
     fine = [lattice(count, level - 1) for count in values.shape]
     # The matrices (fine, coarse) that interpolate linearly along each axis.
@@ -89,7 +89,7 @@ def _predicted(values: Array, level: int) -> Array:
 
 
 def _weighted(weights: Array, values: Array) -> Array:
-    """weights @ values where a weight of 0 takes nothing, not even NaN."""
+    """weights @ values, where a weight of 0 ignores its value, even NaN."""
     with np.errstate(invalid="ignore"):  # Inf - Inf: a point between diverged ones is not known
         parts = np.where(weights[:, :, None] == 0, 0.0, weights[:, :, None] * values[None])
         return np.asarray(parts.sum(axis=1))

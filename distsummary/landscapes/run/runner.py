@@ -52,7 +52,7 @@ class Crew(Protocol):
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What a worker said of its engine; None as long as none has."""
+        """What a worker reported of its engine; None until one has begun."""
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
         """Run a scheduler to its end, calling `keep` with every chunk that came.
@@ -130,7 +130,7 @@ def generate(
 
 
 class _Drawing:
-    """A task on its way to its grids, with one engine."""
+    """The evaluation of a task with one engine, from first points to grids."""
 
     def __init__(
         self,
@@ -145,12 +145,12 @@ class _Drawing:
         self._tell, self._journal, self._refine = tell, journal, refine
         self._results: dict[Chunk, Array] = {} if journal is None else dict(journal.results)
         self._abandoned: list[Chunk] = []
-        self._started: float | None = None  # with the first chunk: starting workers is no pace
+        self._started: float | None = None  # with the first chunk: starting workers does not count
         self._fresh = Counter[str]()  # points of this call, by worker
         self._has_reported_all = False
 
     def draw(self, workers: Workers) -> Drawn:
-        """Evaluate until nothing is wanted; an interrupt gives what there is, if there is anything."""
+        """Evaluate all points, or those that refinement wants; an interrupt returns what there is."""
         shapes = [(len(plane.y), len(plane.x)) for plane in self._task.planes]
         with workers.crew(self._task) as crew:
             try:
@@ -213,7 +213,7 @@ class _Drawing:
         self._abandoned += scheduler.abandoned
 
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
-        """Report the progress; the total is of all points until refinement, at its end, has left some out."""
+        """Report the progress. Refinement counts the points that it leaves out only at its end."""
         done = sum(map(len, self._results))
         if self._tell is None or (done == total and self._has_reported_all):
             return

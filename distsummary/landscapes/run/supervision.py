@@ -56,14 +56,14 @@ def check_spread(own: list[int], given: float) -> None:
 
 
 class Silences:
-    """Since when workers that were asked have not answered; times are seconds of one clock."""
+    """Which workers have been asked and not answered for too long; times are seconds of one clock."""
 
     def __init__(self, limit_s: float = SILENT_S) -> None:
         self._limit_s = limit_s  # of all workers: one that always takes so long is reported once
         self._heard: dict[str, float] = {}
 
     def hear(self, worker: str, now: float) -> None:
-        """Take in that a worker answered."""
+        """Note that a worker answered."""
         self._heard[worker] = now
 
     def report(self, asked: Mapping[str, float], started: Set[str], now: float) -> dict[str, float]:
@@ -97,7 +97,7 @@ class Deaths:
         return len(self._ways)
 
     def add(self, how: str) -> None:
-        """Take in a death, in a few words that begin with NOT_BEGUN if the worker could not begin."""
+        """Note a death, described in a few words that begin with NOT_BEGUN if the worker could not begin."""
         self._ways.append(how)
 
     def forget(self) -> None:

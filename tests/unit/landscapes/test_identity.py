@@ -175,12 +175,12 @@ def test_a_function_counts_as_it_was_compiled_whatever_its_file_says_now(tmp_pat
         (np.dtype("f4"), np.dtype("f8")),
     ],
 )
-def test_what_a_function_holds_is_loss_hash(make: Any, one: Any, other: Any) -> None:
+def test_what_a_function_holds_counts(make: Any, one: Any, other: Any) -> None:
     assert loss_hash(make(one)) == loss_hash(make(one))
     assert loss_hash(make(one)) != loss_hash(make(other))
 
 
-def test_no_address_and_no_order_of_a_set_is_loss_hash() -> None:
+def test_no_address_and_no_order_of_a_set_counts() -> None:
     names = [f"name {number}" for number in range(50)]
     for make in (lambda: object(), lambda: Silent(1), lambda: open, lambda: Loss(object())):
         assert loss_hash(closing(make())) == loss_hash(closing(make()))
