@@ -1,4 +1,4 @@
-"""The aggregator as a named Ray actor, and the client that a rank talks to it with."""
+"""The aggregator as a named Ray actor, and the client through which a rank calls it."""
 
 import contextlib
 import hashlib
@@ -100,7 +100,7 @@ class AggregatorClient:
         self._ask("finish", MERGE_S, topology, attempt, health)
 
     def _ask(self, method: str, timeout_s: float, *args: object) -> Any:
-        """The answer of the aggregator, or else of the run dir; raises what the aggregator raised."""
+        """Call the aggregator, or the LocalCoordinator if it does not answer; raises what the call raised."""
         deadline = time.monotonic() + timeout_s
         reason = "Ray was shut down before the run was closed"
         try:
@@ -113,7 +113,7 @@ class AggregatorClient:
                 except RayActorError:
                     if not left:
                         raise
-                    logger.warning("%s: the aggregator ended; asking the next one", self._run_dir)
+                    logger.warning("%s: the aggregator ended; calling a new one", self._run_dir)
                     time.sleep(RETRY_S)
                     self._handle = _get_or_start(self._run_dir)
         except RayTaskError as error:
@@ -121,20 +121,21 @@ class AggregatorClient:
         except RayError as error:
             reason = f"no answer from the aggregator ({type(error).__name__}: {error})"
         logger.warning(
-            "%s: %s; %s without it. If there is no merged run later: distsummary merge %s",
+            "%s: %s; %s without it. If the merged run is missing later, run: distsummary merge %s",
             self._run_dir, reason, method, self._run_dir.base,
         )  # fmt: skip
         return getattr(self._local, method)(*args)
 
     def _is_connected(self) -> bool:
-        # A call without a connection would start a cluster, and in another one the handle means nothing.
+        # Without a connection the call would start a cluster; in another cluster the handle is not valid.
         return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
 
 
 def settle(launch_id: str) -> None:
     """Have the aggregators that served a launch write their merged runs now, because its ranks have ended.
 
-    Never raises. Waits at most SERVES_S for the aggregators of other jobs and MERGE_S for its own.
+    Never raises. Waits at most SERVES_S for the aggregators of other jobs and MERGE_S for those of this
+    launch.
     """
     try:
         found = []
@@ -151,7 +152,7 @@ def settle(launch_id: str) -> None:
 
 
 def _answers(references: list[Any], timeout_s: float) -> dict[Any, Any]:
-    """Reference -> answer, for those that come in time; failures and late ones are logged."""
+    """Reference -> answer, for the calls that are answered in time; failed and late ones are logged."""
     if not references:
         return {}
     ready, late = ray.wait(references, num_returns=len(references), timeout=timeout_s)
@@ -162,7 +163,9 @@ def _answers(references: list[Any], timeout_s: float) -> dict[Any, Any]:
         except RayActorError as error:
             logger.debug("an aggregator ended before it answered: %s", error)
         except RayError as error:
-            logger.warning("an aggregator failed: %s; if its run has no merged one: distsummary merge", error)
+            logger.warning(
+                "an aggregator failed: %s; if its run is not merged, run: distsummary merge", error
+            )
     if late:
         logger.warning("%d aggregator(s) did not answer within %g s", len(late), timeout_s)
     return found

@@ -40,11 +40,11 @@ class Aggregator:
     All its lasting state is in the run's manifest, so that a restarted aggregator continues where the last
     one stopped. A role is open until its newest attempt was merged with the final states of its ranks. It is
     merged when every rank has finished, when the aggregator is told to settle it, or when no rank was heard
-    from for `lease_s` seconds. Ranks that did not finish are then lost; a lost rank that comes back opens its
-    role again.
+    from for `lease_s` seconds. Ranks that have not finished are then marked lost; a lost rank that comes back
+    reopens its role.
 
-    With nothing open the aggregator ends and calls `on_end`: `grace_s` seconds after the last call of a rank,
-    or at once if it was told to settle. It also ends if the merge after a lapsed lease fails.
+    When no role is open, the aggregator ends and calls `on_end`: `grace_s` seconds after the last call of a
+    rank, or at once after `settle`. It also ends if the merge after an expired lease fails.
 
     Args:
         run_dir: the run dir.
@@ -82,7 +82,7 @@ class Aggregator:
             self._changed.notify_all()
 
     def serves(self, launch_id: str) -> bool:
-        """Whether ranks of a launch joined the run; never waits for a merge."""
+        """Whether ranks of this launch have joined the run; never waits for a merge."""
         attempts = self._run_dir.read_manifest()["attempts"]
         return any(entry["incarnation"].startswith(launch_id) for entry in attempts)
 
@@ -128,14 +128,14 @@ class Aggregator:
             )
 
     def settle(self, launch_id: str) -> None:
-        """Settle what the ranks of an ended launch left open, but not the roles of other launches."""
+        """Merge what the ranks of an ended launch left open; roles of other launches stay open."""
         with self._changed:
             self._settle(lambda entry: entry["incarnation"].startswith(launch_id))
-            self._last_contact -= self._grace_s  # no rank is left that the grace could be for
+            self._last_contact -= self._grace_s  # no rank is left to wait for
             self._changed.notify_all()
 
     def _settle(self, wanted: Callable[[Manifest], bool]) -> None:
-        """Merge the wanted ones of the open attempts; their ranks that still run count as lost."""
+        """Merge the open attempts that `wanted` selects; their ranks that still run count as lost."""
         for entry in open_attempts(self._run_dir.read_manifest()):
             if wanted(entry):
                 self._merge(entry["role"], entry["attempt"])

@@ -39,14 +39,14 @@ class MergeReport:
     """The result of merging the ranks of one role.
 
     Attributes:
-        path: the directory of the merged files: the run dir, for the role eval its directory `eval`.
+        path: the directory of the merged files: the run dir, or its directory `eval` for the role eval.
         note: why nothing was merged; empty if something was.
         missing_ranks: the ranks of the last attempt that have no directory.
         steps: how many steps were written. last_steps: rank -> its last step.
         conflicts: fields of the lineage on which the ranks disagree.
         damage: what could not be read. refused: values that could not be written.
-        superseded: how many events were left out because a later attempt computed their steps anew.
-        sharded: how many values were left out because they are shards; the ranks' files hold them.
+        superseded: how many events were left out because a later attempt computed their steps again.
+        sharded: how many values were left out because they are shards; the files of the ranks hold them.
         files: the merged files.
         evaluation: the report of the role eval.
     """
@@ -108,7 +108,7 @@ def merge_run(
         )
     if not has_ranks:
         return MergeReport(
-            path=run.base, note="the run has one rank, whose files are the run's", ranks=(0,), last_steps={}
+            path=run.base, note="the run has one rank, so nothing has to be merged", ranks=(0,), last_steps={}
         )
     with run.locked("merge"):
         evaluation = _merge_role(run, "eval", key_tags, files)
@@ -164,7 +164,7 @@ def _merge_role(
     def enter(manifest: Manifest) -> None:
         manifest["run_id"] = run_id
         entries: dict[str, Any] = manifest.setdefault("merged", {})
-        entries[role] = {  # what the event files have no place for
+        entries[role] = {  # facts that event files cannot hold
             "merged_at": time.time(),
             "ranks": list(report.ranks),
             "missing_ranks": list(report.missing_ranks),
@@ -216,7 +216,7 @@ def merged_scalars(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator
     for tag in tags:
         statistics = over_ranks(*ranks.scalars(tag))
         is_key = tag in KEY_TAGS or tag in key_tags
-        named = named_series(tag, statistics, is_key=is_key, taken=tags)
+        named = named_series(tag, statistics, is_key=is_key, recorded=tags)
         series += [(name, statistics.steps, values) for name, values in named.items()]
     if not series:
         return
@@ -233,7 +233,7 @@ def merged_scalars(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator
 
 
 def _size(value: Value) -> int:
-    """An estimate of the bytes that a value takes, not below them."""
+    """An upper estimate of the bytes that a value takes."""
     match value.data:
         case np.ndarray():
             body = 4 * value.data.size

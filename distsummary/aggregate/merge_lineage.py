@@ -26,13 +26,13 @@ _COUNTED = (("hyper_parameters", "batch_size"), ("train_dataset", "train_dataset
 
 
 class Conflict(NamedTuple):
-    """A field on which the ranks disagree, or whose value cannot be written; what each rank says, as JSON."""
+    """A field on which the ranks disagree, or which cannot be written, and each rank's value as JSON."""
 
     field: str
     by_rank: dict[int, Json]
 
     def as_json(self) -> dict[str, Any]:
-        """The conflict as it stands in the manifest; numbers that are not finite are strings."""
+        """The conflict as the manifest stores it; non-finite numbers become strings."""
         return {"field": self.field, "by_rank": {str(rank): value for rank, value in self.by_rank.items()}}
 
 
@@ -41,18 +41,18 @@ def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lin
 
     - Names, paths, learning rate and epochs must agree; otherwise the lowest rank's value is taken.
     - `device_num` is the world size.
-    - Batch and dataset sizes are summed if the dataset is split over the ranks (`is_split`); of replicas they
-      must agree. A sum beyond int32, which the file cannot hold, is left out.
+    - Batch and dataset sizes are summed if the dataset is split over the ranks (`is_split`); if every rank
+      reads all of it, they must agree. A sum above int32 is left out, because the file cannot hold it.
     - The loss and each evaluation metric is the mean over the ranks that have one.
     - The model comes from the lowest rank that saved one, the dataset graph from the lowest that has one.
-    - Custom information is joined; of a key with two values the lowest rank's is taken.
-    - A number that is not finite is left out: MindInsight answers in JSON, which has none.
+    - Custom information is merged; if ranks give a key different values, the lowest rank's value is taken.
+    - Non-finite numbers are left out: MindInsight answers in JSON, which cannot hold them.
 
     Every disagreement and everything that was left out is a Conflict.
 
     Args:
         lineages: rank -> its lineage; ranks without one may be absent.
-        world_size: of the attempt that the lineages belong to.
+        world_size: the world size of the attempt that the lineages belong to.
     """
     ranks = dict(sorted(lineages.items()))
     conflicts: list[Conflict] = []
@@ -73,8 +73,8 @@ def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lin
 def is_split(graph: lineage_pb2.DatasetGraph) -> bool:
     """Whether each rank reads its own part of a dataset.
 
-    It does with num_shards above 1 (MindSpore's datasets), or a sampler whose name contains "distributed":
-    `DistributedSampler` is the name in MindSpore and in torch.
+    True if num_shards is above 1 (MindSpore's datasets), or if the name of a sampler contains "distributed":
+    both MindSpore and torch have a `DistributedSampler`.
     """
     sampler = graph.sampler.operationParam
     return (
@@ -107,7 +107,7 @@ def _merge_evaluation(
 ) -> lineage_pb2.EvaluationLineage:
     merged = lineage_pb2.EvaluationLineage()
     by_metric: dict[str, ByRank] = {}
-    unreadable: dict[int, Json] = {}  # rank -> a text that is no JSON object
+    unreadable: dict[int, Json] = {}  # rank -> text that is not a JSON object
     texts = {rank: message.metric for rank, message in messages.items() if message.HasField("metric")}
     for rank, text in texts.items():
         try:
@@ -208,7 +208,7 @@ def _mean(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> float | Non
     if not all(math.isfinite(value) for value in values):
         conflicts.append(Conflict(field, {rank: _as_json(value) for rank, value in by_rank.items()}))
         return None
-    # fsum / n may differ from equal numbers by a bit
+    # fsum / n of equal numbers may differ from them by a bit
     return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values)
 
 

@@ -55,7 +55,7 @@ class MergedFiles:
         for path in directory.iterdir():
             is_staging = path.name.startswith(TEMPORARY) and path.is_dir() and not path.is_symlink()
             if is_staging and {inner.name for inner in path.iterdir()} <= {*DIALECTS, _LINEAGE}:
-                shutil.rmtree(path)  # of a merge that was killed
+                shutil.rmtree(path)  # left by a merge that was killed
         self._staging = temporary_name(directory)
         try:
             self._staging.mkdir()
@@ -92,7 +92,8 @@ class MergedFiles:
         if dialect == MINDSPORE:
             segment.append(frame(mindspore_format.encode_version(now, ids)))
         else:
-            # A session start makes a running TensorBoard drop what it read from the files that are replaced.
+            # A session start makes a running TensorBoard drop what it has read from the files that are
+            # replaced.
             segment.append(
                 frame(tensorboard_format.encode_version(now, ids))
                 + frame(tensorboard_format.encode_session_start(first_step, now, ids))

@@ -26,7 +26,7 @@ _TENSORBOARD_AT = 1 << 40  # ordinals from here on count events in TensorBoard's
 
 
 class BulkKey(NamedTuple):
-    """The identity of a bulk value; the run needs one of each, from any rank."""
+    """The identity of a bulk value; the merged run needs one value of each, from any rank."""
 
     plugin: str
     tag: str
@@ -89,9 +89,9 @@ class _Columns:
 class RankFiles:
     """The rank directories of one role, read at construction; damage is skipped and listed.
 
-    After a restart the steps of an attempt count only up to the first step of a later attempt, which computed
-    the following ones again. Of values that a rank recorded twice for a step, the last one counts. An attempt
-    is read in MindSpore's dialect, or in TensorBoard's if it has no other.
+    After a restart, the steps of an attempt count only up to the first step of a later attempt, which
+    computed the following ones again. If a rank recorded a value twice for a step, the last one counts. An
+    attempt is read from its MindSpore files, or from its TensorBoard files if it has no others.
 
     Args:
         directories: rank -> its directory.
@@ -226,8 +226,8 @@ class RankFiles:
 def first_free_attempt(run_dir: RunDir, role: str) -> int:
     """One more than the highest attempt in the event files of a role; 0 if they have none.
 
-    For a run whose manifest was removed. A segment has one writer, so its first undamaged frame has the
-    attempt of all; files of other programs have no attempts.
+    For a run whose manifest was removed. A segment has one writer, so the first undamaged frame shows the
+    attempt of all its frames; files of other programs have no attempts.
     """
     newest = -1
     for directory in (run_dir.writer_dir(role, 0, 1), *run_dir.rank_dirs(role).values()):
@@ -242,7 +242,7 @@ def first_free_attempt(run_dir: RunDir, role: str) -> int:
 
 
 def ends_of_attempts(attempts: Ints, steps: Ints) -> dict[int, float]:
-    """Attempt -> the first step of all later attempts, where it ends (inf for the last); both int64 (N,)."""
+    """Attempt -> where it ends: the first step of any later attempt, or inf; arguments int64 (N,)."""
     ends: dict[int, float] = {}
     end = np.inf
     for attempt in np.unique(attempts)[::-1].tolist():

@@ -49,16 +49,15 @@ def last_recorded(ranks: Ints, steps: Ints) -> Ints:
 def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
     """Mean, min, median, max and the rank of the maximum at each step, over the ranks that have the step.
 
-    A NaN of any rank stays visible: the mean is NaN and `argmax_rank` is the lowest rank that has a NaN,
-    while min, median and max are taken over the ranks that have a number (NaN if none has). Infinities are
-    numbers. Of equal maxima the lowest rank counts. Computed in float64; the order of the values makes no
-    difference.
+    If any rank has a NaN, the mean is NaN and `argmax_rank` is the lowest rank with a NaN, while min, median
+    and max are taken over the other ranks (NaN if there are none). Infinities count as numbers. Of equal
+    maxima the lowest rank counts. Computed in float64; the order of the values makes no difference.
 
     Args:
-        ranks, steps: int64 (N,); each pair of them at most once.
+        ranks, steps: int64 (N,); no pair occurs twice.
         values: float64 (N,).
     """
-    # By step, then value with NaN last, then falling rank: the last entry of a step has its argmax_rank.
+    # Sorted by step, then value (NaN last), then falling rank: the last entry of a step has its argmax_rank.
     order = np.lexsort((-ranks, values, steps))
     ranks, steps, values = ranks[order], steps[order], values[order]
     unique, starts, counts = np.unique(steps, return_index=True, return_counts=True)
@@ -87,11 +86,11 @@ def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
 
 
 def named_series(
-    tag: str, statistics: RankStatistics, *, is_key: bool, taken: Collection[str] = ()
+    tag: str, statistics: RankStatistics, *, is_key: bool, recorded: Collection[str] = ()
 ) -> dict[str, Floats]:
-    """Tag -> float64 (S,), as written: the mean as `tag`, and of a key tag also `<tag>/min` and the others.
+    """The series to write, by name, float64 (S,): the mean as `tag`, for a key tag also `<tag>/min` etc.
 
-    A name under which a rank recorded values itself (`taken`) is left out.
+    Names under which a rank itself recorded values (`recorded`) are left out.
     """
     series = {tag: statistics.mean}
     if is_key:
@@ -101,5 +100,5 @@ def named_series(
             f"{tag}/max": statistics.max,
             f"{tag}/argmax_rank": statistics.argmax_rank.astype(np.float64),
         }
-        series |= {name: values for name, values in others.items() if name not in taken}
+        series |= {name: values for name, values in others.items() if name not in recorded}
     return series

@@ -22,7 +22,7 @@ class ArraySpec(NamedTuple):
 
 
 class Pending(Protocol):
-    """A value that may still be under way from a device."""
+    """A value that may still be on its way from a device."""
 
     @property
     def nbytes(self) -> int:
@@ -60,22 +60,22 @@ class Framework(Protocol):
     def snapshot(self, tensor: Any) -> Pending:
         """A copy that in-place changes do not affect (or the tensor itself, if it is read-only).
 
-        The device is not waited for; `nbytes` is the size of the array that `result()` returns.
+        Does not wait for the device; `nbytes` is the size of the array that `result()` returns.
         """
 
     def histogram(self, tensor: Any) -> Pending:
-        """The histogram of the tensor as it is now, or the array to count; the device is not waited for.
+        """The histogram of the tensor as it is now, or the array to count; does not wait for the device.
 
-        `result()` returns a Histogram that was counted on the tensor's device, so that only the counts leave
-        it, or a copy of the values, whichever costs less. Either way the histogram equals that of
-        `format.histogram.count_histogram` for the same values.
+        `result()` returns a Histogram that was counted on the tensor's device, so that only the counts are
+        copied, or else a copy of the values, whichever costs less. Either way the histogram equals the one
+        that `format.histogram.count_histogram` computes for the same values.
         """
 
     def shard(self, tensor: Any) -> Shard | None:
         """The slice of a sharded tensor that this rank holds; None for a tensor that is whole here."""
 
     def split_axes(self, tensor: Any) -> tuple[str, ...]:
-        """The axes of the mesh (see `mesh`) that split the tensor; along the others, ranks hold copies."""
+        """The axes of the mesh (see `mesh`) that split the tensor; along other axes, ranks hold copies."""
 
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The trainable parameters of a model, in the model's order."""
@@ -84,9 +84,9 @@ class Framework(Protocol):
         """The model's own parameters and buffers by name, which `state` copies."""
 
     def watch(self, model: Any) -> Callable[[], bool]:
-        """A quick check whether the model still holds the same tensors, with the same shapes, trained or not.
+        """A quick check that the model still has the same tensors, shapes and trained parameters.
 
-        It may return False for an unchanged model, which must then be looked through again.
+        The function may return False for an unchanged model; the caller then lists its tensors again.
         """
 
     def state(self, model: Any) -> dict[str, Array]:
@@ -101,7 +101,7 @@ class Framework(Protocol):
     def learning_rate(self, optimizer: Any) -> float | Pending | None:
         """The current learning rate of the first parameter group, None if the optimizer has none.
 
-        A rate on a device is returned as a `snapshot`, so that the device is not waited for.
+        A rate on a device is returned as a `snapshot`, so that nothing waits for the device.
         """
 
 
@@ -153,7 +153,7 @@ def framework_of(value: object) -> Framework:
 
 
 def spec_of(name: str, tensor: Any) -> ArraySpec:
-    """`Framework.array_spec` of a tensor, whose errors then begin with `name`."""
+    """`Framework.array_spec` of a tensor; its errors begin with `name`."""
     try:
         return framework_of(tensor).array_spec(tensor)
     except (InvalidTypeError, InvalidValueError) as error:

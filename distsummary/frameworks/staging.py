@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-SMALLEST = 64 << 10  # bytes; below, the allocator's own memory is warm
+SMALLEST = 64 << 10  # bytes; the allocator reuses smaller blocks itself
 LARGEST = 64 << 20
 KEPT_BYTES = 64 << 20  # of unused blocks
 
 
 def staged(array: Array) -> Array:
-    """A copy in C order and native byte order, in memory of `blank`."""
+    """A copy in C order and native byte order, in memory from `blank`."""
     copy = blank(array.shape, array.dtype.newbyteorder("="))
     np.copyto(copy, array)
     return copy

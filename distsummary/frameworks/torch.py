@@ -1,4 +1,4 @@
-"""PyTorch as a framework: plain, DDP, FSDP2 and tensor parallel modules. Nothing here is a collective."""
+"""PyTorch as a framework: plain, DDP, FSDP2 and tensor parallel modules. No function is a collective."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -79,7 +79,7 @@ class TorchFramework:
         return _copied(local).result() if local.device.type == "cpu" else _array(local.cpu())
 
     def snapshot(self, tensor: Tensor) -> HostCopy | TorchCopy:
-        """A copy that later in-place changes on this stream do not affect; the device is not waited for."""
+        """A copy that later in-place changes on this stream do not affect; does not wait for the device."""
         return _copied(_local(tensor))
 
     def histogram(self, tensor: Tensor) -> HostCopy | TorchCopy | CountedHistogram:
@@ -94,7 +94,8 @@ class TorchFramework:
     def shard(self, tensor: Tensor) -> Shard | None:
         """The slice of a DTensor on this rank; None if no mesh axis of more than one rank splits it.
 
-        Raises InvalidValueError for a DTensor that is a pending sum, or whose mesh does not have this rank.
+        Raises InvalidValueError for a DTensor that is a pending sum, or whose mesh does not contain this
+        rank.
         """
         dtensor = _as_dtensor(tensor)
         if dtensor is None or not self.split_axes(tensor):
@@ -107,7 +108,7 @@ class TorchFramework:
             )
         try:  # private, seen in torch 2.13: DTensor has no other function for offsets
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-        except ImportError:  # the protocol of distributed checkpoints, which takes long to import
+        except ImportError:  # the interface of distributed checkpoints, which takes long to import
             offset = tuple(dtensor.__create_chunk_list__()[0].offsets)  # type: ignore[no-untyped-call]
         else:
             offset = compute_local_shape_and_global_offset(global_shape, mesh, placements)[1]
@@ -138,7 +139,7 @@ class TorchFramework:
         return entries(model)
 
     def watch(self, model: nn.Module) -> Callable[[], bool]:
-        """Compares the modules' own dicts: listing the parameters takes a third of a small model's sketch."""
+        """Compares the modules' dicts: listing parameters would take a third of a small model's sketch."""
         try:  # private, seen in torch 2.13: the dicts of a module's children and parameters
             dicts = [of for module in model.modules() for of in (module._modules, module._parameters)]
         except AttributeError:
@@ -210,7 +211,7 @@ def _copied(local: Tensor) -> HostCopy | TorchCopy:
         done.record(torch.cuda.current_stream(local.device))
         return TorchCopy(pinned, done)
     if local.device.type == "cpu" and not _becomes_float32(local):
-        # local.numpy() would forbid to resize the memory, as FSDP does with gathered parameters
+        # local.numpy() would make it impossible to resize the memory, as FSDP does with gathered parameters
         copy = blank(tuple(local.shape), _array_dtype(local.dtype))
         torch.from_numpy(copy).copy_(local)
         return HostCopy(copy)

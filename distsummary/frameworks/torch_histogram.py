@@ -1,4 +1,4 @@
-"""Counts a tensor into MindSpore's bins on its own device: only the counts leave it, without waiting."""
+"""Counts a tensor into MindSpore's bins on its own device and copies only the counts, without waiting."""
 
 from collections.abc import Iterator
 

@@ -10,7 +10,7 @@ from distsummary.errors import InvalidTypeError
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DDP, DataParallel and torch.compile, whose names have no wrapper's prefix."""
+    """The module inside DDP, DataParallel and torch.compile; its names have no wrapper's prefix."""
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"a PyTorch model must be torch.nn.Module, got {type(model).__name__}")
     while (inner := wrapped(model)) is not None:
@@ -27,14 +27,15 @@ def wrapped(module: nn.Module) -> nn.Module | None:
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
     """The module from which torch.compile made this one; None for any other module."""
-    # Private names, seen in torch 2.13; elsewhere a compiled module is taken for a plain one. A user's own
-    # child may be called _orig_mod, too. By name, since torch._dynamo takes a second to import.
+    # Private names, seen in torch 2.13; in other versions a compiled module counts as a plain one. The class
+    # is checked too, since a user's own child may be called _orig_mod; by its name, since importing
+    # torch._dynamo takes a second.
     kinds = {(kind.__module__.partition("._dynamo")[0], kind.__name__) for kind in type(module).__mro__}
     return dict(module.named_children()).get("_orig_mod") if ("torch", "OptimizedModule") in kinds else None
 
 
 def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then persistent buffers, without state_dict(), whose hooks may be collectives."""
+    """Parameters, then persistent buffers; does not use state_dict(), whose hooks may be collectives."""
     module = unwrap(model)
     yield from module.named_parameters()
     transient = {
@@ -50,7 +51,7 @@ def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def memory(tensor: Tensor) -> Hashable:
     """A key that is equal for tensors that view the same memory in the same way.
 
-    The id of the tensor if it has no memory of its own.
+    The key is the id of a tensor that has no memory of its own.
     """
     if not has_addresses(tensor):
         return id(tensor)

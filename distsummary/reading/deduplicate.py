@@ -14,14 +14,14 @@ class Seen:
     """The events seen so far, by (run id, attempt, seq).
 
     The seqs of an attempt rise, with gaps where a file has no frame for an event, so the highest seq and the
-    gaps are enough. Beyond 65536 gaps the oldest is forgotten; an event that fills it later counts as seen.
+    gaps are enough. Beyond 65536 gaps the oldest one is forgotten; events in it later count as seen.
     """
 
     def __init__(self) -> None:
         self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
 
     def add(self, run_id: str, attempt: int, seq: int) -> bool:
-        """Note an event; returns whether it is new. An event without a seq always is."""
+        """Note an event; returns whether it is new. An event without a seq is always new."""
         if not seq:
             return True
         known = self._attempt(run_id, attempt)

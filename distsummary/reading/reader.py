@@ -1,4 +1,4 @@
-"""Reads events: of one file, of all event files of a directory, or its lineage."""
+"""Reads the events of one file or of all event files of a directory, and their lineage."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from distsummary.reading.segments import dialect_of, lineage_files, segments
 
 MODES = ("strict", "skip", "tail")
 MAX_DAMAGE = 1000  # damaged places of one file that are listed one by one
-_MAX_LOGGED = 10  # the same where they are logged
+_MAX_LOGGED = 10  # damaged places of one file that are logged one by one
 
 
 class _Decoder(NamedTuple):
@@ -98,14 +98,15 @@ def read_file(
 ) -> Iterator[ReadEvent]:
     """The events of one file, in its order; records without values (versions, sessions) are left out.
 
-    A torn last frame is not damage: the file may be growing.
+    A torn last frame does not count as damage: the file may be growing.
 
     Args:
         path: the file; its name says the dialect.
         mode: "strict" raises at damage. "skip" continues at the next intact frame, wherever it begins. "tail"
             does the same, but reports damage only once something intact follows it: see `tail.Tail`.
         start: the byte to begin at: 0, or the `end` of an event that was read before.
-        skipped: receives the damage that was skipped, at most MAX_DAMAGE places; without it, it is logged.
+        skipped: receives the damage that was skipped, at most MAX_DAMAGE places; without it, damage is
+            logged.
         max_payload: larger events (bytes) are damage.
 
     Raises:
@@ -174,7 +175,7 @@ def values_of(piece: Piece) -> Iterable[ReadValue]:
 
 
 def decode_frame(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
-    """The event in a frame of a file of `dialect_of`; None for a record without values.
+    """The event in a frame of a file of this dialect; None for a record without values.
 
     Raises DamagedFileError.
     """
@@ -211,7 +212,7 @@ class _Skipping:
     def skip(self, offset: int, reason: str) -> None:
         damage = Damage(self.path, offset, reason)
         if self.mode == "strict":
-            raise DamagedFileError(f"{_said(damage)}; read it with mode='skip' to leave that out")
+            raise DamagedFileError(f"{_described(damage)}; read it with mode='skip' to leave that out")
         self._last_offset = offset
         if not self._left:
             self._more += 1
@@ -225,7 +226,7 @@ class _Skipping:
             if self._skipped is not None:
                 self._skipped.append(damage)
             else:
-                _logger.warning("%s; left out", _said(damage))
+                _logger.warning("%s; left out", _described(damage))
         self._waiting.clear()
 
     def end(self) -> None:
@@ -238,7 +239,7 @@ class _Skipping:
         self.report()
 
 
-def _said(damage: Damage) -> str:
+def _described(damage: Damage) -> str:
     return f"{damage.file} is damaged at byte {damage.offset}: {damage.reason}"
 
 
@@ -251,8 +252,8 @@ def read_directory(
 ) -> Iterator[ReadEvent]:
     """The events of all files of one dialect in a directory, in the order of their stamps.
 
-    An event that was written twice is given once, by (run id, attempt, seq); events of other writers have no
-    seq and are all given. Errors and `skipped` as in `read_file`.
+    An event that was written twice, with the same (run id, attempt, seq), is returned once; events of other
+    writers have no seq and are all returned. Errors and `skipped` as in `read_file`.
     """
     check_choice("dialect", dialect, DIALECTS)
     check_choice("mode", mode, MODES)
@@ -261,7 +262,7 @@ def read_directory(
 
 
 def read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[tuple[Path, Piece]]:
-    """The events of files, each once and with its file; events of scalars in columns where they are many."""
+    """Each event of the files once, with its file; long runs of scalar events come as columns."""
     seen = Seen()
     for file in files:
         for piece in _read_file(file, 0, _Skipping(file, mode, skipped)):
@@ -281,12 +282,13 @@ def read_values(
 ) -> Iterator[ReadValue]:
     """The values of a file, or of a directory's files in the order of their stamps, one by one.
 
-    An event that was written twice is given once, as in `read_directory`.
+    An event that was written twice is returned once, as in `read_directory`.
 
     Args:
         path: an event file, whose name says the dialect, or a directory.
-        dialect: of a directory's files; None reads MindSpore's if there are any, else TensorBoard's.
-        mode, skipped: as in `read_file`, and so are the errors.
+        dialect: the dialect of a directory's files; None reads MindSpore's if there are any, else
+            TensorBoard's.
+        mode, skipped: as in `read_file`, which raises the same errors.
     """
     files = files_of(path, dialect, mode)
     return chain.from_iterable(values_of(piece) for _, piece in read_once(files, mode, skipped))

@@ -1,4 +1,4 @@
-"""Reads a file as events of scalars in columns, many frames at a time, and everything else frame by frame."""
+"""Reads scalar events into columns, many frames at a time, and all other events frame by frame."""
 
 import os
 import struct
@@ -24,14 +24,14 @@ from distsummary.format.scalar_decoder import (
     varints_at,
 )
 
-FEW = 64  # events; fewer together cost less frame by frame
-_FIRST_LOOK = 4 * FEW  # frames that are tried as columns at first,
-_LONGEST_LOOK = 1 << 13  # and at most, where that went well
-_LONGEST_PAUSE = 1 << 17  # frames until columns are tried again where they never paid
+FEW = 64  # events; for fewer, reading frame by frame is faster
+_FIRST_LOOK = 4 * FEW  # frames that are first tried as columns
+_LONGEST_LOOK = 1 << 13  # frames that are tried as columns at most, after earlier successes
+_LONGEST_PAUSE = 1 << 17  # frames read one by one, at most, before columns are tried again
 _MAX_LENGTH = 1 << 12  # bytes of an event; larger ones are read frame by frame
 _MAX_HEADERS = 4096
-_MAX_GROUPS = 8  # of frames of one length in a block
-_MIN_GROUP = 32  # frames of one group on average: with fewer, columns cost more than they save
+_MAX_GROUPS = 8  # different layouts among the frames of one length in a block
+_MIN_GROUP = 32  # frames per layout on average; with fewer, columns cost more than they save
 _HEADER = struct.Struct("<QI")
 
 
@@ -83,13 +83,13 @@ def read_pieces(
     max_payload: int = MAX_PAYLOAD,
     resync: bool = False,
 ) -> Iterator[ScalarColumns | Frame]:
-    """The frames that `read_frames` gives, but with events of scalars in columns wherever many are adjacent.
+    """The frames that `read_frames` gives, but long runs of scalar events come as columns.
 
-    Columns hold only events whose CRCs are right and that `decode_scalars` decodes. Damaged and all other
-    events come as frames.
+    Columns hold only events whose CRCs are right and that `decode_scalars` decodes. All other events, damaged
+    ones included, come as frames.
 
     Args:
-        dialect: of the file, as `segments.dialect_of` gives it.
+        dialect: the dialect of the file, as `segments.dialect_of` gives it.
         source, start, max_payload, resync: as in `read_frames`.
     """
     with opened(source) as file:
@@ -108,8 +108,8 @@ def read_pieces(
                 yield columns
                 offset, pause = base + starts[taken], FEW
             if taken < walked or walked < most:
-                # The next frame does not fit the columns: read it alone. Where no columns came, go on frame
-                # by frame, for twice as long each time that columns do not pay.
+                # The next frame does not fit the columns: read it alone. After too few columns, read frame by
+                # frame, twice as many frames each time that columns do not pay.
                 count = 1
                 if taken < FEW:
                     count = max(walked, pause)
@@ -123,14 +123,14 @@ def read_pieces(
 
 
 class _Walker:
-    """Finds adjacent frames that may be events of scalars, by their headers, of which it keeps the length."""
+    """Finds adjacent frames that may be scalar events by their headers; caches the length for each header."""
 
     def __init__(self, dialect: str, max_length: int) -> None:
         self._dialect, self._max_length = dialect, max_length
-        self._lengths: dict[bytes, int] = {}  # of a frame, by its header
+        self._lengths: dict[bytes, int] = {}  # header -> length of the frame
 
     def starts(self, block: bytes, position: int, most: int) -> list[int]:
-        """Where each of up to `most` whole frames begins from `position` on, and where the last one ends."""
+        """The offsets of up to `most` whole frames from `position` on, and the end of the last one."""
         lengths, size = self._lengths, len(block)
         length_of = lengths.get
         starts = [position]
@@ -158,9 +158,9 @@ class _Walker:
 
 
 class _Group(NamedTuple):
-    """Frames whose fields lie in the same places: which of all they are (r,), their bytes (r, length).
+    """Frames whose fields lie in the same places: their indices (r,) and their bytes (r, length).
 
-    `tag_numbers` has the tag of each of their values, (r, values).
+    `tag_numbers` holds the tag of each of their values, (r, values).
     """
 
     fields: FieldPlaces
@@ -188,13 +188,13 @@ class _Tags(dict[bytes, int]):
 def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> ScalarColumns | None:
     """The events of adjacent frames in `block`, up to the first one that does not fit.
 
-    A frame does not fit if its CRC is wrong, if `decode_scalars` does not decode it, if it is of another
+    A frame does not fit if its CRC is wrong, if `decode_scalars` does not decode it, if it belongs to another
     attempt than the first one, or if the frames have too many different layouts.
 
     Args:
         base: where the block begins in the file.
-        starts: where each frame begins in the block, and where the last one ends; their headers are right.
-        dialect: of the file.
+        starts: where each frame begins in the block, and where the last one ends; all headers are right.
+        dialect: the dialect of the file.
 
     Returns:
         None if the first frame does not fit, or if the frames are so different that columns would not pay.
@@ -273,7 +273,7 @@ def _where(mask: Column, *columns: Column) -> tuple[Column, ...]:
 
 
 def _joined(groups: list[_Group], bounds: Column, tags: list[str]) -> ScalarColumns:
-    """The events of all groups in the order of their frames; the groups are of one attempt."""
+    """The events of all groups in the order of their frames; the groups belong to one attempt."""
     count = sum(group.places.size for group in groups)
     seqs, steps, counts = (np.zeros(count, np.int64) for _ in range(3))
     wall_times = np.empty(count)

@@ -1,4 +1,4 @@
-"""Scalars of event files as arrays, one series per tag; nothing imports it until the read API comes."""
+"""Scalars of event files as arrays, one series per tag; not used yet: waits for the public read API."""
 
 import os
 from collections.abc import Iterable
@@ -91,7 +91,7 @@ class _Table:
         numbers = np.concatenate(self._chunks[0])
         order = np.argsort(numbers, kind="stable")
         stops = np.cumsum(np.bincount(numbers, minlength=len(self._numbers)))
-        places = np.split(order, stops)  # of each tag's values; the last is empty
+        places = np.split(order, stops)  # indices of each tag's values; the last one is empty
         found = [(tag, place) for tag, place in zip(self._numbers, places, strict=False) if place.size]
         found.sort(key=lambda one: int(one[1][0]))
         parts: dict[str, list[Array]] = {tag: [] for tag, _ in found}

@@ -1,4 +1,4 @@
-"""Follows event files while they grow, poll by poll; nothing imports it until the read API comes."""
+"""Follows event files while they grow, poll by poll; not used yet: it waits for the public read API."""
 
 import os
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ class Tail:
 
     Args:
         path: an event file, whose name says the dialect, or a directory.
-        dialect: of a directory's files.
-        skipped: receives the damage that is skipped; without it, it is logged.
+        dialect: the dialect of a directory's files.
+        skipped: receives the damage that is skipped; without it, damage is logged.
         max_payload: larger events (bytes) are damage.
     """
 
@@ -37,12 +37,12 @@ class Tail:
         check_choice("dialect", dialect, DIALECTS)
         self.path, self.dialect = Path(path), dialect
         self._skipped, self._max_payload = skipped, max_payload
-        self._sizes: dict[Path, int] = {}  # when it was last read to its end
-        self._ends: dict[Path, int] = {}  # where the last event given ends
+        self._sizes: dict[Path, int] = {}  # file -> its size when it was last read to its end
+        self._ends: dict[Path, int] = {}  # file -> the end of the last event that was returned
         self._seen = Seen()
 
     def poll(self) -> Iterator[ReadEvent]:
-        """The events since the last poll; those that the caller does not take are given by the next again."""
+        """The events since the last poll; the next poll repeats those that the caller does not consume."""
         if self.path.is_dir():
             files = segments(self.path, self.dialect)
         else:

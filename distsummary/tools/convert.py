@@ -45,7 +45,8 @@ _SOURCES = (  # the part of a name that identifies the writer, in either dialect
 class Converted:
     """The conversion of one directory: `file` is None if the other dialect can hold none of its values.
 
-    `left_out` counts the values that it cannot hold by plugin, `refused` those that could not be written.
+    `left_out` counts, by plugin, values that the dialect cannot hold; `refused` those that failed to be
+    written.
     """
 
     directory: Path
@@ -58,7 +59,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertReport:
-    """What a conversion did; `already` are directories that had files of the other dialect."""
+    """What a conversion did; `already` are the directories that have files of the target dialect already."""
 
     to: str
     converted: tuple[Converted, ...]
@@ -103,12 +104,12 @@ def convert(
     out: str | os.PathLike[str] | None = None,
     files: Files | None = None,
 ) -> ConvertReport:
-    """Write the other dialect of a directory of event files, and of its direct children.
+    """Write the event files of a directory, and of its direct children, in the other dialect.
 
     Each directory gets one file, which appears complete or not at all. Times, steps and the identities of the
-    events stay. TensorBoard's dialect holds scalars, histograms and images; other values are left out and
+    events are kept. TensorBoard's dialect holds scalars, histograms and images; other values are left out and
     counted. Damage is left out and listed. For MindInsight, a histogram of more than 90 buckets gets wider
-    ones. Nothing is duplicated: a directory that has files of the dialect is left as it is.
+    ones. A directory that already has files of the target dialect is left as it is, so nothing is duplicated.
 
     Args:
         path: a run dir or a rank's directory.
@@ -118,7 +119,7 @@ def convert(
 
     Raises:
         MissingFileError: there are no files of the other dialect. RunDirError: all directories have been
-            converted before, a writer is at work in one, or nothing can be written.
+            converted already, a writer is at work in one, or nothing can be written.
     """
     check_choice("to", to, DIALECTS)
     base = Path(path)
@@ -162,7 +163,7 @@ def _convert(directory: Path, target: Path, source: str, to: str, files: Files) 
     first = next(payloads, None)
     path = None
     if first is not None:
-        # The new name has the stamp and the writer of the oldest file.
+        # The name of the new file has the stamp and the writer of the oldest one.
         oldest = segments(directory, source)[0].name
         writers = [match[1] for pattern in _SOURCES if (match := pattern.search(oldest))]
         writer = re.sub(r"[^0-9A-Za-z-]", "-", writers[0]) if writers else "0"
@@ -193,7 +194,7 @@ class _Conversion:
 
     def payloads(self, events: Iterable[ReadEvent]) -> Iterator[bytes]:
         """A version record, then the events; nothing if no event has a value that the dialect can hold."""
-        attempts: dict[str, int] = {}  # the highest so far, by run id
+        attempts: dict[str, int] = {}  # run id -> the highest attempt so far
         for event in events:
             kept: list[Value] = []
             for value in event.values:
@@ -223,7 +224,7 @@ class _Conversion:
 
 
 def widened(histogram: Histogram, most: int) -> Histogram:
-    """The same counts in at most `most` buckets, each made from equally many neighbours."""
+    """The same counts in at most `most` buckets, each of them made from equally many adjacent ones."""
     size = -(-histogram.left.size // most)
     starts = np.arange(0, histogram.left.size, size)
     ends = np.minimum(starts + size, histogram.left.size) - 1

@@ -1,4 +1,4 @@
-"""Describes every value of event files as a strict JSON object, which `distsummary dump` prints."""
+"""Describes each value of event files as a strict JSON object, for the command `distsummary dump`."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ from distsummary.reading.reader import ReadValue, decode_frame, values_of
 from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import all_event_files, dialect_of
 
-Json: TypeAlias = Any  # what json.dumps takes: JSON has no better type in Python
+Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make a new one for each line
 
@@ -32,8 +32,8 @@ _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make a new one 
 def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[str, Json]]:
     """One object for each value of a file, of the files of a directory, or of a run and its directories.
 
-    Duplicates are included. Damage is an object of the plugin "damage" with its byte offset, and reading
-    continues after it. Numbers that JSON does not have are "NaN", "Infinity" and "-Infinity".
+    Duplicates are included. A damaged place gives an object of the plugin "damage" with its byte offset, and
+    reading continues after it. The numbers that JSON lacks are written as "NaN", "Infinity" and "-Infinity".
 
     Args:
         path: an event file, the directory of a rank, or a run dir (its direct children are read, too).
@@ -46,7 +46,7 @@ def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[s
 
 
 def to_line(record: dict[str, Json]) -> str:
-    """The object as one line of strict JSON, in ASCII, so that no tag can control the terminal."""
+    """The object as one line of strict JSON, in ASCII, so that no tag can send control codes."""
     return _ENCODER.encode(record)
 
 
@@ -120,7 +120,7 @@ def _record(plugin: str, value: ReadValue, described: Json) -> dict[str, Json]:
 
 
 def _described(value: Value, full: bool) -> Json:
-    """The data of a value by its plugin; docs/format.md lists the fields."""
+    """The data of a value, as docs/format.md lists the fields for each plugin."""
     data = value.data
     described: dict[str, Json]
     match value.plugin:
@@ -175,7 +175,7 @@ def _described(value: Value, full: bool) -> Json:
 
 
 def number(value: float | None) -> Json:
-    """A number for JSON; one of three words if it is not finite."""
+    """A number for JSON; non-finite numbers as strings."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -184,8 +184,8 @@ def number(value: float | None) -> Json:
 def numbers(array: Array) -> Json:
     """The numbers of an array as nested lists.
 
-    An array without numbers is a flat empty list: the nested lists of a shape like (10**9, 0), which a file
-    may claim, would fill the memory.
+    An array without numbers gives a flat empty list. A file may claim a shape like (10**9, 0), whose nested
+    lists would fill the memory.
     """
     if not array.size:
         return []

@@ -1,4 +1,4 @@
-"""The kinds of problems that a run on disk can have: how severe each is, and its remedy."""
+"""The kinds of problems that a run on disk can have, with the severity and remedy of each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,10 @@ class Kind(NamedTuple):
 
 KINDS = {
     # the bytes
-    "damaged": Kind(
-        ERROR, "readers in mode 'skip' leave it out; restore the file from a copy if there is one"
-    ),
+    "damaged": Kind(ERROR, "readers skip it in mode 'skip'; restore the file from a copy if there is one"),
     "torn": Kind(ERROR, REPAIR, True),
-    "zero_frame": Kind(ERROR, "distsummary convert writes the other dialect without it"),
-    "unreadable": Kind(ERROR, "mend its permissions"),
+    "zero_frame": Kind(ERROR, "convert the files: distsummary convert leaves it out"),
+    "unreadable": Kind(ERROR, "fix its permissions"),
     "empty": Kind(WARNING, "remove the file: nothing was written to it"),
     "live": Kind(NOTE, "check again when its writer has ended"),
     # names and places
@@ -37,23 +35,21 @@ KINDS = {
     "too_deep": Kind(WARNING, "move the directory up: viewers see a base and its direct children"),
     "temporary": Kind(
         NOTE,
-        "the next writer of the directory removes it; remove it if no process uses the directory",
+        "the next writer of the directory removes it; or remove it when no process uses the directory",
     ),
     # several writers
-    "overlap": Kind(ERROR, "one writer for each directory: move the files of each to a directory of its own"),
+    "overlap": Kind(ERROR, "move the files of each writer to a directory of its own"),
     "step_back": Kind(WARNING, "a restarted run should use a new attempt, or a directory of its own"),
     "duplicate": Kind(WARNING, "distsummary reads it once; viewers show it twice or not at all"),
     "mixed_runs": Kind(WARNING, "move the files of each run to a directory of its own"),
     # what viewers reject
     "buckets": Kind(WARNING, "record histograms of at most 90 buckets"),
     "tensor_elements": Kind(WARNING, "record a part of the tensor or its histogram"),
-    "tensor_tags": Kind(
-        WARNING, "record fewer tensors: MindInsight keeps the six newest tags of a directory"
-    ),
-    "tags": Kind(WARNING, "record fewer tags: MindInsight keeps 300 of a directory"),
+    "tensor_tags": Kind(WARNING, "record fewer tensors: MindInsight keeps the six newest tags per directory"),
+    "tags": Kind(WARNING, "record fewer tags: MindInsight keeps 300 per directory"),
     "graph_names": Kind(ERROR, "rename the nodes"),
     "metric": Kind(ERROR, "write the metrics as JSON"),
-    "metric_not_finite": Kind(WARNING, "leave metrics that are not finite out: JSON has no such numbers"),
+    "metric_not_finite": Kind(WARNING, "leave out metrics that are not finite: JSON has no such numbers"),
     "landscape_shape": Kind(WARNING, "store z with the shape (len(y), len(x))"),
     "landscape_not_finite": Kind(WARNING, "replace the numbers that are not finite: the chart stays blank"),
     "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
@@ -61,7 +57,7 @@ KINDS = {
     "lineage_wiped": Kind(WARNING, "keep one lineage file in a directory, replaced as a whole"),
     # journals of unfinished landscapes
     "journal_torn": Kind(WARNING, REPAIR, True),
-    "journal_damaged": Kind(WARNING, "resume the landscape: what was there is evaluated again"),
+    "journal_damaged": Kind(WARNING, "resume the landscape: the lost points are evaluated again"),
     "journal_foreign": Kind(ERROR, "remove it, or restart its landscape with resume=False"),
     # the manifest
     "manifest_damaged": Kind(ERROR, REPAIR, True),
@@ -84,7 +80,7 @@ class Finding:
 
     @property
     def is_problem(self) -> bool:
-        """Whether something should be done about it: it is not a note."""
+        """Whether something should be done about it: everything but a note."""
         return self.severity != NOTE
 
     def as_json(self) -> dict[str, Any]:  # Any: strings, numbers, booleans
@@ -109,12 +105,12 @@ class Finding:
 def finding(
     file: Path, kind: str, message: str, *, offset: int | None = None, repairable: bool | None = None
 ) -> Finding:
-    """A finding of one of KINDS; `repairable=False` says that this one cannot be repaired."""
+    """A finding of one of KINDS; `repairable=False` marks one that cannot be repaired."""
     known = KINDS[kind]
     can_repair = known.is_repairable if repairable is None else repairable
     remedy = known.remedy
     if known.is_repairable and not can_repair:
-        remedy = "repair the damage before it first, or restore the file from a copy"
+        remedy = "first repair the damage before this place, or restore the file from a copy"
     return Finding(
         file=file,
         kind=kind,

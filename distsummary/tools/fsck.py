@@ -1,4 +1,4 @@
-"""Checks a run on disk: names what is damaged, misplaced or rejected by a viewer, and repairs some of it."""
+"""Checks a run on disk: finds what is damaged, misplaced or rejected by a viewer, and repairs some of it."""
 
 import os
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class FsckReport:
 
 @dataclass(slots=True)
 class _Tree:
-    """What was found below the base: directories with event files, journals of landscapes, runs, findings."""
+    """The content of the base: directories with event files, journals of landscapes, runs and findings."""
 
     facts: dict[Path, DirectoryFacts] = field(default_factory=dict)
     journals: list[Path] = field(default_factory=list)
@@ -66,9 +66,9 @@ class _Tree:
 def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | None = None) -> FsckReport:
     """Check a run dir, a rank's directory or the parent of runs; symbolic links are not followed.
 
-    A repair cuts torn tails of event files and of landscapes' journals (kept in `torn-<n>.bin`) and makes
-    run.json anew from the files (the old one is kept beside it). It deletes nothing, and leaves files with a
-    live writer alone.
+    A repair cuts torn tails of event files and of landscapes' journals (kept in `torn-<n>.bin`) and rebuilds
+    run.json from the event files (the old one is kept beside it). It deletes nothing, and does not touch
+    files that a live writer uses.
 
     Args:
         path: the directory.
@@ -76,8 +76,8 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
         files: the operating system; a test passes a double.
 
     Raises:
-        MissingFileError: there is no such directory, or no event file, journal and manifest in it.
-        NotADirectoryPathError: it is a file. RunDirError: it cannot be read, or not be repaired.
+        MissingFileError: there is no such directory, or it holds no event file, journal or manifest.
+            NotADirectoryPathError: it is a file. RunDirError: it cannot be read or repaired.
     """
     base = Path(path)
     tree = _check(base)
@@ -114,7 +114,7 @@ def _check(base: Path) -> _Tree:
 
     def unreadable(error: OSError) -> None:
         if error.filename == str(base):
-            raise RunDirError(f"{base} cannot be read: {error.strerror}; mend its permissions") from error
+            raise RunDirError(f"{base} cannot be read: {error.strerror}; fix its permissions") from error
         text = f"it cannot be read: {error.strerror}"
         tree.findings.append(finding(Path(error.filename), "unreadable", text))
 
@@ -131,7 +131,7 @@ def _check(base: Path) -> _Tree:
         tree.findings += [*of_names, *of_files, *check_journals(found_journals)]
         if event_files:
             tree.facts[directory] = facts
-            # A viewer that is pointed at the base, or at a run in it, also looks into the direct children.
+            # A viewer that is started on the base, or on a run in it, also looks into the direct children.
             viewed = {Path(os.path.realpath(base)), *(run.base for run in tree.runs)}
             real = Path(os.path.realpath(directory))
             if real not in viewed and real.parent not in viewed:
@@ -150,5 +150,5 @@ def _cut(places: set[Path], cut: Callable[[Path, Files], object], files: Files) 
             cut(place, files)
         except OSError as error:
             raise RunDirError(
-                f"torn tails in {place} cannot be cut: {error.strerror}; mend its permissions"
+                f"torn tails in {place} cannot be cut: {error.strerror}; fix its permissions"
             ) from error

@@ -1,4 +1,4 @@
-"""Checks the event files of one directory, each read once: bytes, values, and how the files fit together."""
+"""Checks the event files of one directory: bytes, values, and how the files fit together; reads each once."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ from distsummary.tools.fsck_names import LINEAGE, EventFile
 from distsummary.tools.fsck_steps import StepOrder
 from distsummary.tools.fsck_values import LOSS_TAG, MAX_TAGS, MAX_TENSOR_TAGS, tag_key, value_problems
 
-MAX_FINDINGS = 20  # of one kind in one file; further ones are counted
+MAX_FINDINGS = 20  # of one kind in one file; further ones are only counted
 MAX_KNOWN_TAGS = 100_000  # of a directory; further ones are not compared
 
 
@@ -24,7 +24,7 @@ MAX_KNOWN_TAGS = 100_000  # of a directory; further ones are not compared
 class DirectoryFacts:
     """What the event files of a directory hold, for the findings and for a manifest made from the files.
 
-    `owners` has the wall time (seconds) of the first event of each (run id, attempt).
+    `owners` maps each (run id, attempt) to the wall time (seconds) of its first event.
     """
 
     owners: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class DirectoryFacts:
     events: int = 0
     tags: set[tuple[str, str]] = field(default_factory=set)  # plugin, tag of the MindSpore dialect
     has_landscape: bool = False
-    lineage: list[tuple[Path, frozenset[str]]] = field(default_factory=list)  # the kinds in each file
+    lineage: list[tuple[Path, frozenset[str]]] = field(default_factory=list)  # kinds by file
 
 
 def check_files(files: list[EventFile]) -> tuple[DirectoryFacts, list[Finding]]:
@@ -53,7 +53,7 @@ def check_files(files: list[EventFile]) -> tuple[DirectoryFacts, list[Finding]]:
 
 
 def limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
-    """At most MAX_FINDINGS of each kind, then one that counts the others."""
+    """At most MAX_FINDINGS of each kind, then one finding that counts the others."""
     counts: dict[str, int] = {}
     for one in found:
         counts[one.kind] = counts.get(one.kind, 0) + 1
@@ -65,7 +65,7 @@ def limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None) -> Iterator[Finding]:
-    """What is wrong with one file; what it holds is added to `facts` and `steps`."""
+    """What is wrong with one file; its content is added to `facts` and `steps`."""
     path = file.path
     kinds: set[str] = set()
     end = 0
@@ -104,15 +104,15 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
         facts.lineage.append((path, frozenset(kinds)))
     size = path.stat().st_size
     if size > end and is_live(path):
-        text = "its writer is at work: the last frame is not complete yet"
+        text = "a writer is at work: the last frame is not complete yet"
         yield finding(path, "live", text, offset=end)
     elif size > end:
-        # `segment.cut_torn_tails` cuts only files with a stamp, and trusts no length after damage.
+        # `segment.cut_torn_tails` cuts only files with a stamp, and trusts no length after a damaged place.
         can_be_cut = stamp_of(path.name) is not None and whole_length(path) == end
         text = f"its last frame is torn, {size - end} bytes: MindInsight retries it forever"
         yield finding(path, "torn", text, offset=end, repairable=can_be_cut)
     elif not size and not is_live(path):
-        yield finding(path, "empty", "no event in it")
+        yield finding(path, "empty", "the file has no event")
 
 
 def is_live(path: Path) -> bool:
@@ -128,21 +128,21 @@ def is_live(path: Path) -> bool:
 
 
 def _check_directory(directory: Path, facts: DirectoryFacts) -> Iterator[Finding]:
-    """What is wrong with the files taken together: too many tags, and lineage that hides other lineage."""
+    """What is wrong with the files as a whole: too many tags, or lineage that hides other lineage."""
     tensors = sum(plugin == "tensor" for plugin, _ in facts.tags)
     if tensors > MAX_TENSOR_TAGS:
-        text = f"{tensors} tensor tags: MindInsight shows {MAX_TENSOR_TAGS} of a directory"
+        text = f"{tensors} tensor tags: MindInsight shows {MAX_TENSOR_TAGS} per directory"
         yield finding(directory, "tensor_tags", text)
     if len(facts.tags) > MAX_TAGS:
-        text = f"{len(facts.tags)} tags: MindInsight shows {MAX_TAGS} of a directory"
+        text = f"{len(facts.tags)} tags: MindInsight shows {MAX_TAGS} per directory"
         yield finding(directory, "tags", text)
     if facts.has_landscape and ("scalar", LOSS_TAG) not in facts.tags:
-        text = f"landscapes without the scalar {LOSS_TAG!r}: MindInsight says that the data do not exist"
+        text = f"landscapes without the scalar {LOSS_TAG!r}: MindInsight reports that the data do not exist"
         yield finding(directory, "landscape_alone", text)
     before: set[str] = set()
     for path, kinds in facts.lineage:
         if kinds == {"custom_lineage_data"}:
-            text = "custom information alone: MindInsight rejects the file"
+            text = "the file has only custom information: MindInsight rejects it"
             yield finding(path, "lineage_custom_only", text)
         lost = before & {"eval_lineage", "custom_lineage_data"}
         if lost and kinds & {"train_lineage", "dataset_graph"}:

@@ -1,4 +1,4 @@
-"""Checks that run.json agrees with the event files, and makes it anew from them."""
+"""Checks that run.json agrees with the event files, and rebuilds it from them."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
     """What is wrong with the run's manifest, given its directories by their real paths."""
     path = run.manifest_path
     if not os.path.lexists(path):
-        return [finding(path, "manifest_missing", "the run has rank directories and no manifest")]
+        return [finding(path, "manifest_missing", "the run has rank directories but no manifest")]
     try:
         manifest = run.read_manifest()
     except DistSummaryError as error:
@@ -39,11 +39,11 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
     if not missing:
         return []
     names = ", ".join(f"{one.role} {one.number} of the run {one.run_id}" for one in missing[:5])
-    return [finding(path, "manifest_stale", f"the files hold attempts that are not in it: {names}")]
+    return [finding(path, "manifest_stale", f"attempts in the event files are missing from it: {names}")]
 
 
 def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
-    """Write the manifest anew, or add the missing attempts; the old one is kept as `run.json.<n>.bak`.
+    """Rebuild the manifest, or add the missing attempts; the old one is kept as `run.json.<n>.bak`.
 
     Raises RunDirError if it cannot be written.
     """
@@ -62,12 +62,12 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
                 shutil.copy2(path, copy)
     except OSError as error:
         raise RunDirError(
-            f"{path} cannot be backed up: {error.strerror}; mend the permissions of {run.base}"
+            f"{path} cannot be backed up: {error.strerror}; fix the permissions of {run.base}"
         ) from error
 
     def change(manifest: Manifest) -> None:
         missing = _missing(manifest, attempts)
-        if missing and manifest["run_id"] != missing[0].run_id:  # of another run, or just made
+        if missing and manifest["run_id"] != missing[0].run_id:  # the manifest of another run, or a new one
             manifest |= {"run_id": missing[0].run_id, "attempts": []}
         for one in missing:  # states, hosts and processes are unknown
             incarnation = f"fsck {one.run_id} {one.role} {one.number}"
@@ -102,7 +102,7 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
 
 
 def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_Attempt]:
-    """The attempts in the files of the ranks; the files of the merged run are made from those."""
+    """The attempts in the files of the ranks; files of the merged run have no others."""
     found = []
     for role in _ROLES:
         ranks = run.rank_dirs(role) or {0: run.writer_dir(role, 0, 1)}
@@ -120,7 +120,7 @@ def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_
 
 
 def _missing(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
-    """The attempts of the newest run that are not in the manifest; all if it is of another run."""
+    """The attempts of the newest run that the manifest lacks; all of them if it belongs to another run."""
     if not attempts:
         return []
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}

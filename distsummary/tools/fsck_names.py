@@ -1,4 +1,4 @@
-"""Checks the names in a directory against what viewers make of them, without opening a file."""
+"""Checks the file names in a directory against how viewers interpret them, without opening a file."""
 
 import contextlib
 import os
@@ -14,12 +14,12 @@ from distsummary.reading.segments import LINEAGE_SUFFIX, stamp_of
 from distsummary.tools.findings import Finding, finding
 
 LINEAGE = "lineage"
-_OWNERS = {  # of a temporary file, by whether it is in use
+_OWNERS = {  # what is known of a temporary file, by whether it is in use
     True: "its process is at work and will rename it",
     False: "its process ended before it renamed it",
-    None: "of a process on another machine or in a container, or not of distsummary",
+    None: "it belongs to another machine, a container or another program",
 }
-_MINDINSIGHT = re.compile(r"summary\.(\d+)")  # a search: it matches anywhere in a name
+_MINDINSIGHT = re.compile(r"summary\.(\d+)")  # used with search: it matches anywhere in a name
 _TENSORBOARD = re.compile(r"tfevents(?:\.(\d+))?")
 _BACKUP = re.compile(r"(~|\.(bak|old|orig|swp|part|gz|zip|tmp|idx|bin)|\(copy\).*| copy)$", re.IGNORECASE)
 _EVENT_FILE = re.compile(r"^events\.out\.|_MS$|_lineage$")
@@ -36,7 +36,7 @@ class EventFile:
 
 
 def event_file(path: Path) -> EventFile | None:
-    """The kind of event file that viewers take a file of this name for; None if they ignore it."""
+    """The kind of event file that viewers recognise by this name; None if they ignore it."""
     if path.name.endswith("_explain"):
         return None
     if match := _TENSORBOARD.search(path.name):
@@ -48,7 +48,7 @@ def event_file(path: Path) -> EventFile | None:
 
 
 def in_reading_order(files: list[EventFile]) -> list[EventFile]:
-    """The files as the viewers read them: rising stamps, and equal ones by falling names."""
+    """The files in the order in which viewers read them: by rising stamp, then by falling name."""
     by_name = sorted(files, key=lambda file: file.path.name, reverse=True)
     return sorted(by_name, key=lambda file: int(file.stamp or 0))
 
@@ -87,7 +87,7 @@ def check_names(directory: Path) -> tuple[list[EventFile], list[Finding]]:
     for (kind, stamp), group in groupby(by_stamp, key=lambda file: (file.kind, file.stamp)):
         _, *others = [file.path for file in group]
         if stamp:
-            text = f"a second {kind} file of the stamp {stamp}"
+            text = f"a second {kind} file with the stamp {stamp}"
             findings += [finding(path, "equal_stamps", text) for path in others]
     return ordered, findings
 
@@ -97,17 +97,21 @@ def _name_findings(path: Path, file: EventFile | None) -> Iterator[Finding]:
     if file is None:
         if _EVENT_FILE.search(name):
             yield finding(
-                path, "misnamed", "no viewer finds it: its name has neither 'summary.<seconds>' nor tfevents"
+                path,
+                "misnamed",
+                "no viewer finds it: its name contains neither 'summary.<seconds>' nor tfevents",
             )
         return
     if _BACKUP.search(name):
-        yield finding(path, "misnamed", "viewers take it for an event file, backup or not")
+        yield finding(path, "misnamed", "it looks like a backup, but viewers read it as an event file")
     elif file.kind == TENSORBOARD and _MINDINSIGHT.search(name):
-        yield finding(path, "misnamed", "both viewers take it for their own, and one file cannot serve both")
+        yield finding(path, "misnamed", "both viewers read it, and one file cannot serve both")
     elif len(file.stamp) > _STAMP_DIGITS and file.kind != TENSORBOARD:
         text = f"the stamp {file.stamp} is not a time in seconds: MindInsight's list of all runs stays empty"
         yield finding(path, "stamp", text)
     elif len(file.stamp) != _STAMP_DIGITS and file.stamp:
         yield finding(path, "short_stamp", f"the stamp {file.stamp} does not have ten digits")
     elif stamp_of(name) is None:
-        yield finding(path, "misnamed", "viewers read it, distsummary does not: a dot must follow the stamp")
+        yield finding(
+            path, "misnamed", "viewers read it, but distsummary does not: a dot must follow the stamp"
+        )

@@ -9,7 +9,7 @@ from distsummary.reading.deduplicate import Seen
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_values import short
 
-_MAX_TAGS = 100_000  # further ones are not compared
+_MAX_TAGS = 100_000  # further tags are not compared
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _File:
 
 @dataclass(slots=True)
 class _Tag:
-    """The progress of a tag: the highest step of the newest attempt, in this file and in the older ones."""
+    """The progress of a tag: the highest step of its newest attempt, in this file and in the older files."""
 
     file: int
     attempt: int
@@ -36,7 +36,7 @@ class _Tag:
 
 @dataclass(slots=True)
 class _Clash:
-    """Values of a newer file at steps that an older one had reached, the first of them in detail."""
+    """Values in a newer file at steps that an older file had reached; the fields describe the first one."""
 
     offset: int
     tag: str
@@ -46,10 +46,10 @@ class _Clash:
 
 
 class StepOrder:
-    """Receives the events of the files in reading order; `findings` then says what a viewer would lose.
+    """Receives the events of the files in reading order; `findings` then lists what viewers would lose.
 
-    MindInsight and TensorBoard erase a tag's older points when a newer file has a lower or equal step, and
-    TensorBoard also within a file. A new attempt may go back to lower steps.
+    MindInsight and TensorBoard erase a tag's older points when a newer file has a lower or equal step.
+    TensorBoard does so within one file too. A new attempt may go back to lower steps.
     """
 
     def __init__(self, dialect: str) -> None:
@@ -59,11 +59,11 @@ class StepOrder:
         self._clashes: dict[tuple[int, int], _Clash] = {}  # (older file, newer file)
         self._copies: dict[int, tuple[int, int]] = {}  # file -> (count, first offset)
         self._seen = Seen()
-        self._run_ids: dict[str, int] = {}  # -> the first file
+        self._run_ids: dict[str, int] = {}  # run id -> the first file that has it
         self._offset = 0
 
     def begin(self, path: Path, offset: int, ids: EventIds, event: Event) -> bool:
-        """Note an event, before its values; returns False if it is a copy of an earlier event."""
+        """Note an event, before its values; returns False for a copy of an earlier event."""
         if not self._files or self._files[-1].path != path:
             self._files.append(_File(path, ids.run_id, event.wall_time, event.wall_time))
         file = self._files[-1]
@@ -80,7 +80,7 @@ class StepOrder:
     def take(self, key: tuple[str, str], ids: EventIds, step: int) -> None:
         """Note one value of the event; `key` is its plugin and tag."""
         if key[0] == "graph":
-            return  # graphs have no step
+            return  # a graph has no step
         now = len(self._files) - 1
         tag = self._tags.get(key)
         if tag is None:
@@ -88,7 +88,7 @@ class StepOrder:
                 self._tags[key] = _Tag(now, ids.attempt, step)
             return
         if tag.file != now:
-            # Another file begins: what the one before reached is old now, if it is the highest.
+            # A new file begins: the tag's last step in the file before is now old, if it is the highest.
             if tag.old_file < 0 or (tag.attempt, tag.step) > (tag.old_attempt, tag.old_step):
                 tag.old_file, tag.old_attempt, tag.old_step = tag.file, tag.attempt, tag.step
             tag.file, tag.attempt, tag.step = now, ids.attempt, step
@@ -110,7 +110,7 @@ class StepOrder:
             old, new = self._files[older], self._files[newer]
             what = f"{clash.count} value(s), the first {short(clash.tag)} at step {clash.step}"
             if old is new:
-                text = f"{what}, after step {clash.reached}: TensorBoard erases what lies between"
+                text = f"{what}, after step {clash.reached}: TensorBoard erases the steps between"
                 yield finding(new.path, "step_back", text, offset=clash.offset)
                 continue
             text = (
@@ -123,10 +123,10 @@ class StepOrder:
             else:
                 yield finding(new.path, "step_back", text, offset=clash.offset)
         for number, (count, offset) in self._copies.items():
-            text = f"{count} event(s) that were read before, by run id, attempt and seq"
+            text = f"{count} event(s) with the run id, attempt and seq of earlier ones"
             yield finding(self._files[number].path, "duplicate", text, offset=offset)
         if len(self._run_ids) > 1:
             *_, (run_id, number) = self._run_ids.items()
             others = ", ".join(other for other in self._run_ids if other != run_id)
-            text = f"events of the run {run_id} in a directory of the run(s) {others}"
+            text = f"events of the run {run_id} in a directory with the run(s) {others}"
             yield finding(self._files[number].path, "mixed_runs", text)

@@ -1,4 +1,4 @@
-"""Checks single values against the limits of MindInsight 2.3.1, each of which was observed in a run of it."""
+"""Checks single values against the limits of MindInsight 2.3.1; each limit was observed in a run of it."""
 
 import hashlib
 import json
@@ -11,12 +11,12 @@ from google.protobuf.message import DecodeError
 from distsummary.format.records import Landscape, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
-MAX_BUCKETS = 90  # of a histogram; a larger one is dropped
-MAX_TENSOR_ELEMENTS = 10_000_000  # of a tensor; a larger one is shown empty
-MAX_TENSOR_TAGS = 6  # of a directory; the oldest are evicted for good
-MAX_TAGS = 300  # of a directory
+MAX_BUCKETS = 90  # buckets of a histogram; one with more is dropped
+MAX_TENSOR_ELEMENTS = 10_000_000  # a larger tensor is shown empty
+MAX_TENSOR_TAGS = 6  # tensor tags of a directory; the oldest are evicted for good
+MAX_TAGS = 300  # tags of a directory
 LOSS_TAG = "loss/auto"  # the scalar that the landscape page requires
-_HOSTILE = frozenset('<>"')  # in the name of one node, they lose the whole graph
+_HOSTILE = frozenset('<>"')  # in the name of one node, they make the whole graph disappear
 
 
 class Problem(NamedTuple):
@@ -31,10 +31,10 @@ def value_problems(value: Value) -> Iterator[Problem]:
     match value.plugin:
         case "histogram" if value.data.left.size > MAX_BUCKETS:
             text = f"the histogram {short(value.tag)} has {value.data.left.size} buckets"
-            yield Problem("buckets", f"{text}: MindInsight drops those of more than {MAX_BUCKETS}")
+            yield Problem("buckets", f"{text}: MindInsight drops histograms of more than {MAX_BUCKETS}")
         case "tensor" if value.data.size > MAX_TENSOR_ELEMENTS:
             text = f"the tensor {short(value.tag)} has {value.data.size} elements"
-            yield Problem("tensor_elements", f"{text}: MindInsight keeps none above {MAX_TENSOR_ELEMENTS}")
+            yield Problem("tensor_elements", f"{text}: MindInsight keeps at most {MAX_TENSOR_ELEMENTS}")
         case "landscape":
             grid: Landscape = value.data
             if grid.z.shape != grid.y.shape + grid.x.shape or grid.z.ndim != 2:
@@ -61,7 +61,7 @@ def value_problems(value: Value) -> Iterator[Problem]:
 
 
 def metric_problems(metric: str) -> Iterator[Problem]:
-    """What is wrong with the metrics of an evaluation, which are JSON text; empty text has no metrics."""
+    """What is wrong with the metrics of an evaluation; they are JSON, and empty text means no metrics."""
     not_finite: list[str] = []
     try:
         parsed: Any = json.loads(metric or "{}", parse_constant=not_finite.append)  # Any: any JSON
@@ -76,10 +76,10 @@ def metric_problems(metric: str) -> Iterator[Problem]:
 
 
 def short(text: str) -> str:
-    """A name in quotes, with its middle cut out if it is long."""
+    """A name in quotes, shortened in the middle if it is long."""
     return repr(text if len(text) <= 80 else f"{text[:50]}...{text[-20:]}")
 
 
 def tag_key(tag: str) -> str:
-    """The tag, or its hash if it is so long that keeping it would cost memory."""
+    """The tag, or its hash if the tag is very long, to save memory."""
     return tag if len(tag) <= 1024 else hashlib.sha256(tag.encode(errors="replace")).hexdigest()

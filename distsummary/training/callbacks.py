@@ -88,7 +88,7 @@ class RunContext:
 
 
 class Recorder(Protocol):
-    """What records the steps of a training at which its callback has nothing else to do.
+    """Records the training steps at which its callback has nothing else to do than store the logged values.
 
     A Run calls `record_plain` instead of the hooks of a step that comes before `plain_before`, if no other
     callback has hooks for steps.
@@ -116,7 +116,7 @@ class Callback:
     which serves both phases. As a context manager a callback is entered before the first hook and left after
     the last, also after an exception.
 
-    A callback may have a `recorder`: see there.
+    A callback may set `recorder`, see Recorder.
     """
 
     recorder: Recorder = NoRecorder()
@@ -205,7 +205,7 @@ class CallbackList:
     Args:
         callbacks: one, several, or None.
 
-    Raises InvalidTypeError for anything else than a Callback.
+    Raises InvalidTypeError for anything but callbacks.
     """
 
     def __init__(self, callbacks: Callback | Sequence[Callback] | None = None) -> None:
@@ -235,7 +235,7 @@ class CallbackList:
         return self
 
     def _look_up(self) -> None:
-        """Find what each hook comes down to: a callback's own method, or the older one it would call."""
+        """Find the methods that each hook calls: a callback's own, or the older one that it falls back to."""
         self.methods: dict[str, list[Callable[[RunContext], None]]] = {hook: [] for hook in HOOKS}
         self.at_steps: list[Callback] = []
         for hook, methods in self.methods.items():
@@ -256,7 +256,7 @@ class CallbackList:
 class LossMonitor(Callback):
     """Prints the loss every `per_print_times` steps (0: never) and stops a training whose loss is not finite.
 
-    A loss on a device is waited for, and therefore checked, only when it is printed.
+    A loss on a device is copied to the host, and therefore checked, only when it is printed.
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
@@ -281,7 +281,7 @@ class LossMonitor(Callback):
         if not math.isfinite(number):
             raise InvalidValueError(
                 f"epoch: {params.cur_epoch_num} step: {step}, the loss is {number}; "
-                "lower the learning rate or mend the data"
+                "lower the learning rate or fix the data"
             )
         if is_due:
             self._last_printed = params.cur_step_num
@@ -299,7 +299,7 @@ class TimeMonitor(Callback):
 
     Args:
         data_size: steps of an epoch, for a loader without a length.
-        data_time: print also the mean time of a step that was spent waiting for data.
+        data_time: also print the mean time per step that was spent waiting for data.
     """
 
     def __init__(self, data_size: int | None = None, data_time: bool = False) -> None:
@@ -307,7 +307,7 @@ class TimeMonitor(Callback):
         self._data_size = data_size
         self._data_time = data_time
         check_int("data_size", data_size, low=1, optional=True)
-        self._started_s: dict[str, float] = {}  # by mode: an evaluation may lie within a training's epoch
+        self._started_s: dict[str, float] = {}  # by mode: an evaluation may run within a training epoch
         self._waited_s = 0.0
 
     def epoch_begin(self, run_context: RunContext) -> None:

@@ -13,7 +13,7 @@ class EvaluationRun:
     """Made by `Run.eval`.
 
     Args:
-        dataset: what is evaluated, if known beforehand.
+        dataset: the data to be evaluated, if known beforehand.
         train: the parameters of the training around it.
         call: calls a hook of the callbacks, as `Run` does.
     """
@@ -46,7 +46,7 @@ class EvaluationRun:
         self._context = RunContext(self._params)
 
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
-        """Metrics by name; values and errors as in `Run.log`, ClosedError after the block."""
+        """Log metrics by name; values and errors as in `Run.log`, and ClosedError after the `with` block."""
         if self._is_over:
             raise ClosedError("the evaluation is over; log inside its `with run.eval()` block")
         given = {**values, **named} if isinstance(values, Mapping) else values or named

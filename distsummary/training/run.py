@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
-NOTHING: dict[str, Scalar] = {}  # logged yet: never written to
+NOTHING: dict[str, Scalar] = {}  # the logged values of a step that has none yet; never written to
 
 
 class Run:
-    """Drives callbacks from the user's own loop, which `close` (or leaving `with`) ends.
+    """Drives callbacks from the user's own loop; `close`, or the end of the `with` block, ends the training.
 
     Example:
 
@@ -44,18 +44,18 @@ class Run:
         ...         evaluation.log(accuracy=accuracy(model))
         >>> run.close()
 
-    Every step also logs `perf/step_s`, seconds from asking for its batch to the end of its body, and
-    `perf/data_wait_s`, seconds of it spent in the loader; callbacks and evaluations are in neither.
-    A loop may be left by `break`: the step it leaves counts if it had logged something. When an exception
-    leaves `with`, or a hook raises, the callbacks are left as context managers without `on_train_end`.
-    In a process that was forked from this one, closing or leaving the run calls nothing.
+    Every step also logs `perf/step_s`, the seconds from requesting its batch to the end of its body, and
+    `perf/data_wait_s`, the part of them spent in the loader; neither includes callbacks or evaluations. After
+    `break` the last step counts if it has logged something. If an exception leaves the `with` block, or a
+    hook raises, the callbacks are exited as context managers, without `on_train_end`. In a forked child
+    process, closing or leaving the run calls no callback.
 
     Args:
         callbacks: one, several or None.
         network, optimizer, loss_fn: passed on to the callbacks.
         topology: the place of this rank; by default found as `ds.init` finds it.
         epochs: the number that callbacks see when the loop does not use `epochs()`.
-        initial_step, initial_epoch: where a resumed training goes on, >= 0.
+        initial_step, initial_epoch: where a resumed training continues, >= 0.
         clock: seconds, for the measurements.
 
     Raises InvalidTypeError or InvalidValueError for bad arguments.
@@ -91,7 +91,7 @@ class Run:
         self._clock = clock
         self._steps_before_epoch = initial_step
         self._logged = NOTHING
-        self._known_names: set[str] = set()  # checked
+        self._known_names: set[str] = set()  # names that have been checked
         self._data_wait_s = self._body_start_s = 0.0
         self._is_entered = self._is_training = self._is_epoch_begun = self._is_step_open = False
         self._in_epochs = self._is_guarded = self._is_closed = False
@@ -118,14 +118,14 @@ class Run:
         return self._context
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of the training, counted from 0 like `range(count)`; a resumed run goes on.
+        """The epochs of the training, counted from 0 like `range(count)`; a resumed run continues.
 
-        `count` is that of the whole training: a second phase asks for more than the first had.
+        `count` is the total of the whole training: a second phase passes more than the first one did.
         """
         check_int("count", count, low=1)
         self._require_open()
         if self.epoch >= count:
-            logger.warning("epochs(%d): epoch %d is done already, nothing is left", count, self.epoch)
+            logger.warning("epochs(%d): epoch %d is done already, nothing is left to do", count, self.epoch)
         self._params.epoch_num = count
         return self._epochs(count)
 
@@ -150,7 +150,7 @@ class Run:
     def _steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Between two batches: end the step, wait for the next batch, and begin its step.
 
-        It does not rely on being closed: when that happens after `break` is up to the interpreter.
+        Does not rely on being closed: after `break` the interpreter decides when a generator is closed.
         """
         clock, params, context = self._clock, self._params, self._context
         at_steps = self._callbacks.at_steps
@@ -178,7 +178,7 @@ class Run:
             if self._is_closed or context.is_stop_requested:
                 break
             if batches is None:
-                batches = iter(loader)  # only now: starting its workers is waiting for data
+                batches = iter(loader)  # not earlier, because starting its workers counts as waiting for data
             try:
                 batch = next(batches)
             except StopIteration:
@@ -198,15 +198,16 @@ class Run:
             self._settle_epoch()
 
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
-        """Record scalars under their names, at this step; between steps, at the last one.
+        """Record scalars by name at the current step or, between two steps, at the last one.
 
         Args:
-            values: names that are no identifiers, such as "train/accuracy".
+            values: for names that are not identifiers, such as {"train/accuracy": 0.9}.
             named: int, float, or a tensor or array of one element; a device tensor is not waited for.
 
         Raises:
-            InvalidTypeError: naming the key. ClosedError. InvalidValueError: more than one element, or a name
-            logged again while no step is under way, which would lose the first value.
+            InvalidTypeError: a value is not a number; the message names it. ClosedError: the run is closed.
+                InvalidValueError: a value has more than one element, or a name is logged again while no step
+                is in progress, which would lose the first value.
         """
         if self._is_closed:
             self._require_open()
@@ -288,7 +289,7 @@ class Run:
             self._call("on_train_epoch_begin")
 
     def _settle_step(self) -> None:
-        """End a step that `break` left, without times because nobody saw its end."""
+        """End a step that was left by `break`, without times, because its end was not measured."""
         if not self._is_step_open:
             return
         if self._logged:
@@ -321,8 +322,8 @@ class Run:
             self._leave(error)
             raise
         if not self._is_guarded:
-            # Only now: what the callbacks opened at their first hook closes itself at exit, too, and what was
-            # registered last is called first.
+            # Not earlier: atexit calls the handler registered last first, and what the callbacks opened at
+            # their first hook has handlers of its own, which must run after this one.
             self._is_guarded = True
             atexit.register(self._close_at_exit)
 
@@ -336,7 +337,7 @@ class Run:
             return
         self._is_closed = True
         atexit.unregister(self._close_at_exit)
-        if self._logged:  # of the step that the error ended: the callbacks see it as they are left
+        if self._logged:  # logged at the step that the error ended: the callbacks see it on exit
             self._params.logged, self._logged = self._logged, NOTHING
         if self._is_entered:
             self._callbacks.__exit__(
@@ -344,7 +345,7 @@ class Run:
             )
 
     def _close_at_exit(self) -> None:
-        error = getattr(sys, "last_value", None)  # what ended the process, if an exception did
+        error = getattr(sys, "last_value", None)  # the exception that ended the process, if there was one
         if isinstance(error, BaseException):
             self._leave(error)
         else:

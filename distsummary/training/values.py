@@ -1,4 +1,4 @@
-"""Scalars of a training loop: floats, or copies of device tensors that are still under way."""
+"""Scalars of a training loop: floats, or copies of device tensors that are still in progress."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -25,7 +25,7 @@ class Mean:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pending array, which is held until the mean is asked for."""
+        """Bytes of the pending array, which is held until `result` is called."""
         return self._pending.nbytes
 
     def result(self) -> float:
@@ -56,7 +56,8 @@ def scalar(name: str, value: object) -> Scalar:
         value: int, float, or a tensor or array of one element (any shape), of any framework.
 
     Raises:
-        InvalidTypeError: it is no number. InvalidValueError: more or less than one, or beyond float64.
+        InvalidTypeError: not a number. InvalidValueError: not exactly one element, or an integer beyond
+            float64.
     """
     if isinstance(value, (int, float)):
         try:
@@ -71,7 +72,7 @@ def scalar(name: str, value: object) -> Scalar:
         raise _not_a_number(name, value)
     if any(extent != 1 for extent in tensor.shape):
         raise InvalidValueError(
-            f"{name} must have one element, got shape {tuple(tensor.shape)}; log its mean, say"
+            f"{name} must have one element, got shape {tuple(tensor.shape)}; log its mean, for example"
         )
     if isinstance(tensor, (np.ndarray, np.generic)):
         return float(known_numbers(np.asarray(tensor)).reshape(-1)[0])

@@ -82,5 +82,5 @@ def test_a_key_tag_is_written_with_all_statistics_and_another_with_its_mean():
 
 
 def test_a_statistic_does_not_take_the_name_of_a_tag_that_ranks_recorded():
-    series = named_series("loss", one_step([1.0, 4.0]), is_key=True, taken=["loss", "loss/min"])
+    series = named_series("loss", one_step([1.0, 4.0]), is_key=True, recorded=["loss", "loss/min"])
     assert list(series) == ["loss", "loss/median", "loss/max", "loss/argmax_rank"]
