@@ -21,8 +21,8 @@ def load_factory(name: str) -> dict[str, Any]:
     The function returns (model, loss_fn, batches), optionally with an `Evaluation` as the fourth value, or a
     dict of these by name, in which `batch_loss` may take the place of `loss_fn`.
 
-    The current directory is searched for the module too. Raises InvalidValueError for a name that leads
-    nowhere, InvalidTypeError for a function that returns something else, LandscapeError for what it raises.
+    The current directory is searched for the module too. Raises InvalidValueError if there is no such
+    function, InvalidTypeError if it returns something else, LandscapeError if it raises.
     """
     check_type("factory", name, str)
     module_name, _, attribute = name.partition(":")

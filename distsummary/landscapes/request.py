@@ -1,4 +1,4 @@
-"""What may be asked of `landscape`: arguments out of their range raise; pure."""
+"""The arguments of `landscape`, and the checks that need nothing but them; pure."""
 
 import math
 import os

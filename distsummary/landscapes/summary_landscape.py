@@ -1,4 +1,4 @@
-"""SummaryLandscape: landscapes of a run's trajectory, asked for as MindSpore's class of that name is."""
+"""SummaryLandscape: landscapes of a run's trajectory, with the interface of MindSpore's class."""
 
 import os
 import shutil
@@ -25,14 +25,14 @@ _RESULT = (
 
 
 class SummaryLandscape:
-    """Draws the landscapes that a training's `collect_landscape` asked for, or others of its checkpoints.
+    """Draws the landscapes that a training's `collect_landscape` requested, or others of its checkpoints.
 
         landscapes = ds.SummaryLandscape("runs/digits")
         landscapes.gen_landscapes_with_multi_process(lambda: (model, loss_fn, batches))
         landscapes.clean_ckpt()
 
     Args:
-        summary_dir: the run. Nothing is made in it until landscapes are drawn.
+        summary_dir: the run dir. Nothing is created in it until landscapes are drawn.
         mode: "standard", or "mindspore" for MindSpore's numbers; as in `landscape`.
         seed: of the random directions (MindSpore has none: its landscapes differ from call to call).
 
@@ -56,8 +56,8 @@ class SummaryLandscape:
     ) -> dict[str, LossGrid]:
         """Compute the landscapes and write them: events for MindInsight and TensorBoard, .npz and .png.
 
-        Finished points are kept in a journal beside them until they are complete: when it is stopped, by
-        Ctrl-C too, the same call goes on from there.
+        Finished points are kept in a journal until the landscapes are complete: after an interruption, such
+        as Ctrl-C, the same call resumes there.
 
         Args:
             callback_fn: makes the model and the data, without arguments. It returns
@@ -70,20 +70,20 @@ class SummaryLandscape:
             collect_landscape: what to draw other than as recorded. Keys, all optional: landscape_size, unit,
                 num_samples, create_landscape (with both "train" and "result"), intervals, as the collector
                 takes them. It holds for this call; the recorded file stays as it is.
-            device_ids: as many workers as it has numbers, all different and >= 0 (MindSpore allows 0 to 7;
-                which devices these are is up to Ray). None: one for each GPU that is free, else for each free
-                core, on the connected Ray cluster or a local one. At most one number: this process if it is
-                not connected to Ray.
+            device_ids: one worker for each number, all different and >= 0 (MindSpore allows 0 to 7; Ray
+                chooses the devices). None: one worker for each free GPU, or else each free core, of the
+                connected Ray cluster or a local one. With at most one number and no connection to Ray, this
+                process computes.
             output: the run dir to write to, `summary_dir` by default; the loss curve beside the landscapes is
                 always that of `summary_dir`.
-            resume: go on with the same landscapes, if they were stopped; False begins anew.
+            resume: resume the same landscapes, if they were stopped; False starts again.
 
         Returns:
             The grids by direction: "pca", or "pca[first, last]" for each of several intervals, and "random".
 
         Raises:
             InvalidTypeError, InvalidValueError: bad arguments, a checkpoint number that was not saved, a
-                result of callback_fn that is neither of the two.
+                result of callback_fn of another form.
             MissingFileError: summary_dir has no trajectory, or a checkpoint file is gone.
             DamagedFileError: a file of the trajectory is not what it should be.
             LandscapeError: the checkpoints span no plane, or a worker failed.
@@ -118,11 +118,9 @@ class SummaryLandscape:
         )
 
     def clean_ckpt(self) -> None:
-        """Remove the checkpoints (`ckpt_dir`), if there are any; landscapes that are drawn stay.
+        """Remove all checkpoints (`ckpt_dir`), also those of superseded attempts, and the sketches.
 
-        All of them: also those of attempts that a resumed training took the place of, and the sketches.
-
-        Raises RunDirError when they cannot be removed.
+        Landscapes that were drawn stay. Raises RunDirError if they cannot be removed.
         """
         try:
             shutil.rmtree(self._run_dir.ckpt_dir)
@@ -175,7 +173,7 @@ def check_overrides(given: object) -> None:
 
 
 def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajectory:
-    """The trajectory with what `given` (checked) asks for in the place of what was recorded.
+    """The trajectory with the options in `given` (checked) instead of the recorded ones.
 
     Intervals that are given leave it their checkpoints alone, so that the last of these is its last.
     Raises InvalidValueError for numbers of `given` that were not saved. Recorded ones that were not, as of a
@@ -204,7 +202,7 @@ def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajector
 
 
 def _directions(spec: LandscapeSpec) -> tuple[str, ...]:
-    """What to draw: a plane for each interval, a random one around the last checkpoint."""
+    """The directions to draw: a plane for each interval, a random one around the last checkpoint."""
     train = ("pca",) if spec.create_train and spec.intervals else ()
     return (*train, "random") if spec.create_result else train
 
@@ -228,7 +226,7 @@ def parts_of(result: object) -> dict[str, Any]:
 
 
 def _loss_fn(model: Any, network: Any, metrics: Mapping[str, Any] | None) -> Any:
-    """The model's `loss_fn`, or itself; metrics["Loss"] where it is the network."""
+    """The model's `loss_fn`, or the model itself; metrics["Loss"] if it is the network."""
     if model is None or model is network:
         found, place = (metrics or {}).get("Loss"), "metrics['Loss']"
     else:

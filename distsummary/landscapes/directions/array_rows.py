@@ -1,4 +1,4 @@
-"""One array read in rows, so that nobody need hold it whole: wherever it is kept, or made as it is read."""
+"""Arrays read in rows, so that none is held whole: from memory or files, or computed as they are read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class Rows:
 
     Attributes:
         shape: of the whole.
-        read: gives NumPy's arrays, or tensors of a device (see `torch_rows`).
-        is_zero: all of it is 0, so that it need not be read.
-        draw: what draws random normals where these rows lie, as `random_normals` does.
+        read: returns NumPy arrays, or tensors on a device (see `torch_rows`).
+        is_zero: all elements are 0, so it need not be read.
+        draw: draws random normals on the device of these rows, as `random_normals` does.
         block: elements that are read at once.
     """
 
@@ -60,14 +60,14 @@ class Rows:
 
 @runtime_checkable
 class InRows(Protocol):
-    """A state that gives its arrays in rows by itself."""
+    """A state with its own way to read arrays in rows."""
 
     def rows(self, name: str) -> Rows:
-        """Those of one array."""
+        """The rows of one array."""
 
 
 def rows_of(state: Mapping[str, Array], name: str) -> Rows:
-    """Those of one array of a state; of one in a file no more is read than is asked for."""
+    """The rows of one array of a state; from a file only the requested rows are read."""
     if isinstance(state, InRows):
         return state.rows(name)
     if not isinstance(state, StoredState):
@@ -82,12 +82,12 @@ def rows_of(state: Mapping[str, Array], name: str) -> Rows:
 
 
 def array_rows(array: Array) -> Rows:
-    """Those of an array in memory."""
+    """The rows of an array in memory."""
     array = np.asarray(array)
     by_row = array if array.ndim else array.reshape(1)
     return Rows(array.shape, lambda start, stop: by_row[start:stop])
 
 
 def shape_of(state: Mapping[str, Array], name: str) -> tuple[int, ...]:
-    """The shape of a parameter, without reading it where it lies in a file or on a device."""
+    """The shape of a parameter, without reading it from a file or device."""
     return rows_of(state, name).shape if isinstance(state, StoredState | InRows) else np.shape(state[name])

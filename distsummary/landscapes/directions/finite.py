@@ -1,4 +1,4 @@
-"""Values that are not finite, told by the names of checkpoint and tensor before anything is computed."""
+"""Refuses values that are not finite, naming checkpoint and tensor, before anything is computed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,11 +19,11 @@ EARLIER = (
 def refuse_not_finite(
     label: str, centre: Weights, own: Weights, moved: Iterable[str], *, reads_statistics: bool = True
 ) -> None:
-    """Raise LandscapeError where a value of the centre makes every loss NaN.
+    """Raise LandscapeError if a value of the centre makes every loss NaN.
 
-    What moves must be finite. What stays may be infinite, as masks are, but not NaN; without
-    `reads_statistics` running statistics may be anything. `own` are the model's values, which hold where the
-    centre has none.
+    Parameters that move must be finite. All others may be infinite, as masks are, but not NaN; without
+    `reads_statistics` running statistics may be anything. `own` are the model's values, which are used where
+    the centre has none.
     """
     moved = list(moved)
     if name := _first(centre, moved, np.isfinite):
@@ -56,7 +56,7 @@ def refuse_diverged(
 
 
 def _first(state: Weights, names: Iterable[str], is_good: Callable[[Any], Any]) -> str | None:
-    """The first array that has a value which is not good; arrays of integers have none."""
+    """The name of the first array with a value that is not good; integers always are."""
     for name in names:
         rows = rows_of(state, name)
         if rows(0, 0).dtype.kind in "iub":

@@ -22,7 +22,7 @@ from distsummary.landscapes.directions.rounding import is_rounding
 def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
     """The axis x = end - start, float32, so that x = -1 is `start` and 0 is `end`; the axis y is zero.
 
-    Raises LandscapeError when both are the same point, or one holds NaN or Inf: it is called by its label.
+    Raises LandscapeError, naming labels, if both are the same point, or one holds NaN or Inf.
     """
     length = float(_products([start, end], names, labels)[0, 0])
     if length <= 0:
@@ -40,8 +40,7 @@ def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[st
 def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
     """The plane through three points A, B, C: unit axes, x along B - A, y upright to it towards C, float32.
 
-    Raises LandscapeError when they lie on a line, some are equal, or one holds NaN or Inf: it is called by
-    its label.
+    Raises LandscapeError, naming labels, if they lie on a line, some are equal, or one holds NaN or Inf.
     """
     if len(corners) != 3:
         raise LandscapeError(f"a triangle has three corners, got {len(corners)} checkpoints; choose three")

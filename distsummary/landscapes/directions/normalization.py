@@ -87,10 +87,10 @@ def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis:
 def resolve_filter_axes(
     hook: FilterAxisHook, shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, FilterAxis]
 ) -> dict[str, FilterAxis]:
-    """The filter axes of the parameters `shapes`: those that the model's modules tell, overruled by the hook.
+    """The filter axes of the parameters `shapes`: those of the model's modules, overridden by the hook.
 
-    The hook is a mapping by name, or a function of (name, shape) that returns None where it has nothing to
-    say. Raises InvalidTypeError and InvalidValueError for names and axes that the parameters do not have.
+    The hook is a mapping by name, or a function of (name, shape) that returns None for the default. Raises
+    InvalidTypeError and InvalidValueError for names and axes that the parameters do not have.
     """
     axes = {name: axis for name, axis in found.items() if name in shapes}
     if isinstance(hook, Mapping):
@@ -162,7 +162,7 @@ def squares(array: Any, kept: list[int]) -> Array:
 
 
 def _scale(name: str, found: Array, wanted: Array) -> Array:
-    """What makes norms the wanted ones, both given as their squares; 0 where there is no norm."""
+    """The factors from norms to wanted norms, both given as squares; 0 where the norm is 0."""
     norms, wanted = np.sqrt(found), np.sqrt(wanted)
     if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
         raise LandscapeError(

@@ -77,7 +77,7 @@ def _radius(words: Array) -> Array:
 
 
 def _cosine_and_sine(words: Array) -> tuple[Array, Array]:
-    """Those of 2 pi w, of words of 53 bits, float64. Each operation is a pass: as few as can be, in place."""
+    """cos and sin of 2 pi w for words w of 53 bits, float64. Each operation is a pass: few, and in place."""
     nearest = (words >> np.uint64(_REST)).view(np.int64)
     cosines, sines = _COSINES.take(nearest), _SINES.take(nearest)
     rest = (words & np.uint64((1 << _REST) - 1)).astype(np.float64)

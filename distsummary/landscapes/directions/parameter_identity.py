@@ -15,9 +15,10 @@ _COMPILED = "_orig_mod."
 
 
 def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
-    """`state` under those of the names that differ from its own by wrappers alone.
+    """`state` under the given names, if these differ from its own only by wrappers.
 
-    These are a prefix that all have, and torch.compile's around single layers. Two are never made one.
+    Wrappers add a prefix to all names, torch.compile also to those of single layers. Two names are never
+    mapped to one.
     """
     if all(name in names for name in state):
         return state
@@ -38,7 +39,7 @@ def _bare(names: Iterable[str]) -> dict[str, str]:
 
 
 def uncompiled(name: str) -> str:
-    """The name that a parameter has where none of its layers is compiled."""
+    """The name of a parameter without the prefixes of compiled layers."""
     return name.replace(_COMPILED, "")
 
 
@@ -50,10 +51,10 @@ def common_prefix(names: Iterable[str]) -> str:
 
 
 def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
-    """Raise InvalidValueError for parameters with an element in common, one of which moves.
+    """Raise InvalidValueError for two parameters that share elements, if one of them moves.
 
-    A landscape would move them as two, which they are not. `arrays` hold each parameter once; of these only
-    the addresses are looked at.
+    A landscape would move them independently. `arrays` hold each parameter once; only their addresses are
+    used.
     """
     begun: list[tuple[int, str]] = []  # (end, name) of those that begin before
     bounds = []  # the addresses of the first byte and of the one behind the last

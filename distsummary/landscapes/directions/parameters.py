@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 class Moving:
     """The parameters that move: their shapes by canonical name, in the order of the model.
 
-    `is_all`: these are all trainable parameters and no others. `tied` leads from every other name of a tied
-    parameter to its canonical, first one. `filter_axes` are those that are not 0. `patterns` are what was
-    asked for, none where all move. `precisions` are what the model keeps its values in, see `rounding`.
-    `own` are these values, of what stays too: they hold where a checkpoint has none.
+    `is_all`: these are exactly the trainable parameters. `tied` maps every other name of a tied parameter to
+    its canonical name, the first one. `filter_axes` has the axes that are not 0. `patterns` are those of the
+    request, none if all parameters move. `precisions` are the dtypes of the model's values, see `rounding`.
+    `own` are the model's values, also of what does not move: they are used where a checkpoint has none.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -56,9 +56,9 @@ class Moving:
         return tuple(self.shapes)
 
     def named(self, what: str, weights: Weights) -> Weights:
-        """`weights` under canonical names; raises InvalidValueError where tied parameters differ.
+        """`weights` under canonical names; raises InvalidValueError if tied parameters differ.
 
-        Of a model in a wrapper, or not in one, they may have the names of the other.
+        Names may have the prefixes of wrappers, or lack them.
         """
         if isinstance(weights, Mapping):
             for name in weights:
@@ -67,9 +67,9 @@ class Moving:
         return canonical(what, weights, self.tied)
 
     def check(self, what: str, state: Weights) -> Weights:
-        """`state` under canonical names; raises InvalidValueError unless it has all that moves, fitting.
+        """`state` under canonical names; raises InvalidValueError unless all that moves is there and fits.
 
-        What it has of the rest, buffers and what is frozen, must fit too.
+        Buffers and frozen parameters may be missing, but must fit if they are there.
         """
         named = self.named(what, state)
         nothing = np.zeros((), np.float32)
@@ -97,11 +97,11 @@ class Moving:
 
 
 def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: FilterAxisHook = None) -> Moving:
-    """What moves: the trainable parameters, or those of them that a pattern is found in.
+    """The parameters that move: the trainable ones, or those that match a pattern.
 
     Mode "mindspore" moves what MindSpore moves, frozen parameters too. Raises InvalidValueError for a pattern
-    that is found nowhere and for parameters that share memory without being one, LandscapeError for a model
-    without anything to move.
+    without a match and for different parameters that share memory, LandscapeError for a model without
+    trainable parameters.
     """
     framework, own = framework_of(model), own_state(model)
     axes, tied = _told_by_modules(model)
@@ -159,7 +159,7 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
 def _mindspore_shapes(
     state: Weights, trainable: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
 ) -> dict[str, tuple[int, ...]]:
-    """Those of the values with MindSpore's names that can move: integers cannot."""
+    """The shapes of the values that MindSpore moves, which it chooses by name; integers cannot move."""
     names = [n for n in state if mindspore_moves(n) and n not in tied and state[n].dtype.kind not in "iub"]
     frozen = sorted(set(names) - set(trainable))
     if frozen:
@@ -201,11 +201,11 @@ def select(
     others: Callable[[], Iterable[str]] = tuple,
     tied: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Those of `names` in which at least one of the regular expressions is found (`re.search`), in order.
+    """The `names` that match at least one of the regular expressions (`re.search`), in order.
 
-    An expression may as well be found in another name of a tied parameter, see `Moving.tied`. Raises
-    InvalidValueError, with names that are near, for an expression that none has; `others` gives names that
-    are there but cannot move (frozen parameters, buffers).
+    An expression may also match another name of a tied parameter, see `Moving.tied`. Raises
+    InvalidValueError, with similar names, for an expression without a match; `others` returns the names of
+    values that cannot move (frozen parameters, buffers).
     """
     if isinstance(patterns, str):
         patterns = [patterns]

@@ -1,4 +1,4 @@
-"""What a landscape is before its evaluation: checkpoints -> plane; pure."""
+"""Planes before their evaluation: checkpoints -> centre, directions, axes and path; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class PlanePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is asked of a landscape, checked. Empty `centering` and `normalization` mean the usual one."""
+    """The checked settings of a landscape. Empty `centering` and `normalization` mean the default."""
 
     size: int
     mode: str = "standard"
@@ -75,9 +75,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plane to evaluate, and what its grid will say beside the losses (fields of LossGrid by name).
+    """A plane to evaluate, and the fields of its LossGrid that are known before (by name).
 
-    `precisions` are those that the model keeps its parameters in, see `rounding`.
+    `precisions` are the dtypes of the model's parameters, see `rounding`.
     """
 
     plane: PlanePlan
@@ -88,7 +88,7 @@ class Prepared:
 def prepare_pca(
     states: Sequence[Weights], numbers: Sequence[int], names: Sequence[str], settings: Settings
 ) -> Prepared:
-    """The PCA plane of a path; raises LandscapeError when the path has none."""
+    """The PCA plane of a path; raises LandscapeError if the path spans none."""
     usual = "mindspore" if settings.mode == "mindspore" else "last"
     centering = settings.centering or usual
     labels = [f"checkpoint {number}" for number in numbers]

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The states of a source, each loaded once and refused if it is not the model's."""
+    """The states of a source, each loaded once; raises for one that does not fit the model."""
 
     def __init__(self, source: Source, moving: Moving) -> None:
         self._source, self._moving = source, moving
@@ -200,7 +200,7 @@ def _of_path(source: Source, count: int) -> list[int]:
 def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[str], seed: int) -> Eigenpairs:
     """The two algebraically largest eigenpairs of the Hessian of the mean loss at `state`.
 
-    Raises LandscapeError where there is no Hessian to be had.
+    Raises LandscapeError if the Hessian cannot be computed.
     """
     size = flat_size(state, names)
     if size < 2:

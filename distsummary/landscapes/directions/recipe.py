@@ -108,7 +108,7 @@ class Recipe(Protocol):
         """The part of direction `axis` (0: x, 1: y) of one parameter with these weights, float32."""
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
-        """The same, bit for bit, in rows. What is read of it is not kept."""
+        """The same, bit for bit, in rows; rows that were read are not kept."""
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:

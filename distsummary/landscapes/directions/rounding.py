@@ -20,7 +20,7 @@ def rounding_floors(
     precision: str = "",
     kept: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
-    """The shares of the parameters that the directions x and y move whose step is below an ulp of the weight.
+    """For directions x and y, the share of the moved parameters whose step is below an ulp of the weight.
 
     Between 0 and 1, 0 for a direction that moves nothing. A grid whose neighbours differ by such steps shows
     rounding, not the loss, as far as these parameters go. `steps` are along x and y; `precision` is what the

@@ -98,12 +98,13 @@ def _tell_diverged(sketches: Sketches) -> None:
 
 @renamed(centring="centering")
 def training_path(around: str | os.PathLike[str], *, centering: str = "last") -> SketchedPath:
-    """`sketched_path` of a run (or its directory, or its ckpt_dir) that kept sketches.
+    """The path of a training's steps, from the sketches that the run kept; `around` is its dir or ckpt_dir.
 
         path = training_path("runs/digits")
         axes.plot(*path.points.T)
 
-    Raises MissingFileError and DamagedFileError where there are none, and as `sketched_path`.
+    Raises MissingFileError or DamagedFileError if the sketches cannot be read, LandscapeError if the steps
+    span no plane.
     """
     return sketched_path(read_sketches(ckpt_dir_of(around, has_sketches)), centering=centering)
 
@@ -113,7 +114,7 @@ def path_in_plane(
 ) -> SketchedPath:
     """Where the steps lie in the plane through `centre` (whole parameters) along whole directions.
 
-    What lies in the plane is found exactly, however little of the path that is.
+    The part of the path in the plane is found exactly, however small it is.
     """
     sketcher = Sketcher(sketches.header.seed)
     axes = np.stack([sketcher.sketch(axis, names) for axis in (directions.x, directions.y)])

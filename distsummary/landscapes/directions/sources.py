@@ -1,4 +1,4 @@
-"""Where a landscape's checkpoints come from: runs, trajectories, files, or the model itself."""
+"""The checkpoints of a landscape: from runs, trajectories, files, or the model itself."""
 
 import errno
 import logging
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 class Source:
     """Checkpoints to draw around: `load(number)` gives parameters and buffers by name, mapped files in place.
 
-    `intervals` are the paths, `numbers` all that was saved, ascending. `label` names it among several.
-    `sketches()` are those of the training's steps, if it kept some.
+    `intervals` are the paths, `numbers` all saved checkpoints, ascending. `label` names the source among
+    several. `sketches()` returns the sketches of the training's steps, if there are any.
     """
 
     label: str
@@ -69,7 +69,7 @@ class Source:
 
     @property
     def points(self) -> tuple[int | None, ...]:
-        """What to load for the whole path, in order."""
+        """The numbers to load for the whole path, in order."""
         return self.numbers or (None,)
 
 
@@ -145,7 +145,7 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
 
 
 def _sketches(trajectory: Trajectory) -> Sketches | None:
-    """Those of the run that wrote the trajectory; a path is drawn without them rather than not at all."""
+    """The sketches of the trajectory's run; None, with a warning, if they cannot be used."""
     if not has_sketches(trajectory.ckpt_dir):
         return None
     try:
@@ -184,7 +184,7 @@ def is_single(around: AnyAround) -> bool:
 
 
 def _refuse_files(around: object) -> None:
-    """Raise InvalidValueError for a file that is no checkpoint: one of torch.save may run code when read."""
+    """Raise InvalidValueError for a file of another format: reading one of torch.save may run code."""
     if not isinstance(around, str | os.PathLike):
         return
     if not os.fspath(around).strip():
@@ -251,7 +251,7 @@ def _told_of_too_many() -> Iterator[None]:
 
 
 def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path], bool]) -> Path:
-    """Where a run keeps checkpoints; `around` itself where it is such a directory already."""
+    """The checkpoint directory of a run; `around` itself if it is such a directory."""
     if isinstance(around, RunDir):
         return around.ckpt_dir
     if not isinstance(around, str | os.PathLike):
@@ -269,7 +269,7 @@ def _has_metadata(directory: Path) -> bool:
 def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The planned paths with the checkpoints that exist; all that exist if no path has three.
 
-    Raises LandscapeError when there is no checkpoint at all.
+    Raises LandscapeError if there are no checkpoints.
     """
     if not numbers:
         raise LandscapeError(

@@ -23,7 +23,7 @@ _UNIT = 2.0**-53
 
 
 def device_normals(seed: int, axis: int, name: str, start: int, stop: int, device: torch.device) -> Tensor:
-    """What `random_normals` gives, on the device: float32 (stop - start,)."""
+    """The normals of `random_normals` on the device: float32 (stop - start,)."""
     out = torch.empty(stop - start, dtype=torch.float32, device=device)
     for first in range(start, stop, PIECE):
         last = min(first + PIECE, stop)

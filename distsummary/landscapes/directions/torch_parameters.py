@@ -1,4 +1,4 @@
-"""What a torch model tells of its parameters: where filters lie, which are tied, their values in place."""
+"""The parameters of a torch model: filter axes, tied names, and their values in place."""
 
 from collections.abc import Hashable, Iterator, Mapping
 
@@ -59,9 +59,9 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def tie(model: nn.Module) -> None:
-    """Make parameters that look at one memory one object, so that who gives it other memory gives it to all.
+    """Make parameters that share memory one object, so that replacing its memory replaces it for all.
 
-    Raises InvalidValueError where that cannot be.
+    Raises InvalidValueError for scripted models, where that is impossible.
     """
     for module, name, first, parameter in list(sharing(model)):
         if isinstance(module, torch.jit.ScriptModule):
@@ -84,13 +84,13 @@ def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Paramete
 
 
 def in_memory(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Array]:
-    """Arrays that lie where the parameters do, each once, to compare addresses by; not to be read."""
+    """Arrays at the addresses of the parameters, each once; for comparing addresses, not for reading."""
     named = unwrap(model).named_parameters()
     return {n: np.asarray(_Address(p)) for n, p in named if n not in tied and has_addresses(p)}
 
 
 class _Address:
-    """What NumPy asks an array for, of any device and dtype."""
+    """The array interface of a tensor on any device and of any dtype."""
 
     def __init__(self, tensor: Tensor) -> None:
         size = tensor.element_size()

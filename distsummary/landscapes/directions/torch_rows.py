@@ -1,4 +1,4 @@
-"""Rows where a torch model computes: read, drawn and scaled on its device, without a way over the host."""
+"""Rows on the device of a torch model: read, drawn and scaled there, without going through the host."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +16,7 @@ from distsummary.landscapes.directions.torch_parameters import OwnState
 
 
 def rows_on(device: torch.device, state: Mapping[str, Array], name: str) -> Rows:
-    """Those of one array of a state. On a GPU they are tensors there; on the host they stay NumPy's arrays.
+    """The rows of one array of a state: tensors on a GPU, NumPy arrays on the host.
 
     A core draws some 100 million normals a second, and a point of a large model needs billions.
     """
@@ -47,7 +47,7 @@ def whole(rows: Rows, device: torch.device) -> Tensor:
 
 
 def tensor_of(rows: Any) -> Tensor:
-    """A tensor, or an array on the host: in the array's memory if it may be written to, which nobody does."""
+    """The rows as a tensor: in the memory of a writable array, which is never written to, else a copy."""
     if isinstance(rows, Tensor):
         return rows
     return torch.from_numpy(rows) if rows.flags.writeable else torch.tensor(rows)

@@ -1,4 +1,4 @@
-"""A loss grid in words: what it is in a line, and what is wrong with its losses; pure."""
+"""A loss grid in words: a summary in one line, warnings about its losses, names of its checkpoints; pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -54,7 +54,7 @@ def not_finite(grid: Grid) -> int:
 
 
 def doubts(grids: Mapping[str, Grid]) -> str:
-    """What to say of the losses that are not finite, grid by grid, and what to check; "" where all are."""
+    """A warning about losses that are not finite, by grid, and what to check; "" if all are finite."""
     said, checks = [], []
     for name, grid in grids.items():
         bad, computed = not_finite(grid), int(grid.computed.sum())

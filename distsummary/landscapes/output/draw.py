@@ -79,7 +79,7 @@ def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
 
 
 def title(grid: Grid) -> str:
-    """What the picture shows, in a sentence."""
+    """The title of the picture."""
     if grid.kind in ("joint", "triangle"):
         names = ", ".join(grid.runs)
         named = names if len(names) <= MAX_NAMES else f"{len(grid.runs)} runs"
@@ -97,7 +97,7 @@ def title(grid: Grid) -> str:
 
 
 def notes(grid: Grid) -> list[str]:
-    """What the losses of the picture are not: computed, finite, apart from rounding; nothing if they are."""
+    """Notes on losses that were not computed, are not finite, or are lost in rounding; empty if none."""
     found = []
     left, missing = int((~grid.computed).sum()), int(grid.missing.sum())
     if left:
@@ -129,7 +129,7 @@ def checkpoint_lines(grid: Grid) -> list[str]:
 
 
 def plane_lines(grid: Grid) -> list[str]:
-    """What the plane has of the path."""
+    """Lines of text: the shares of the path in the plane, or the eigenvalues."""
     lines = [""]
     if grid.explained_variance.size:
         shares = " + ".join(f"{share:.1%}" for share in grid.explained_variance)

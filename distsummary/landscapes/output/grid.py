@@ -99,10 +99,10 @@ class Grid:
 
     @property
     def tag(self) -> str:
-        """The tag in event files, MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random.
+        """The tag in event files, as MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random.
 
-        Other kinds have their name in it, and what is drawn of a part of the parameters or by another seed
-        its label: `landscape_only_lora_[1, 9]`.
+        Other kinds have their name in it, and landscapes of some parameters or of another seed their label:
+        `landscape_only_lora_[1, 9]`.
         """
         kind = self.kind if self.kind in NAMED_KINDS else ""
         name = "_".join(word for word in ("landscape", kind, self.label) if word)
@@ -123,19 +123,18 @@ class Grid:
 
     @property
     def missing(self) -> Array:
-        """Which points have no loss since none was computed, there or around them, bool (m, n).
+        """Which points have no loss because none was computed there or around them, bool (m, n).
 
-        Of a grid that is not partial not one: there refinement left out what lies between losses that are not
-        finite.
+        All False for a grid that is not partial: there refinement skipped only points between losses that are
+        not finite.
         """
         return np.logical_and(self.is_partial, ~self.computed & ~np.isfinite(self.z))
 
     @property
     def barrier(self) -> float:
-        """Of a line: how far the loss rises above the straight line between those of its ends.
+        """How far the loss on a line rises above the straight line between the losses at its ends.
 
-        See `interpolate.barrier`; NaN while points are missing. Raises LandscapeError for a grid that is no
-        line.
+        See `interpolate.barrier`; NaN while points are missing. Raises LandscapeError for other grids.
         """
         if self.kind != "line":
             raise LandscapeError("only a line has a barrier; draw one with directions='line'")
@@ -153,7 +152,7 @@ class Grid:
         }
 
     def meta(self) -> dict[str, Any]:
-        """Every field that is no array, as JSON can hold it."""
+        """Every field that is not an array, as JSON can hold it."""
         apart = {*ARRAYS, "quantities"}
         meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         mappings = ("worker_seconds", "rounding", "filter_axis")
@@ -193,7 +192,7 @@ class Grid:
 
 
 def finite_bounds(*arrays: Array) -> tuple[float, float]:
-    """The smallest and the largest finite number of all arrays, (0, 0) when there is none."""
+    """The smallest and the largest finite number in all arrays, (0, 0) if there is none."""
     flat = np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays])
     flat = flat[np.isfinite(flat)]
     return (float(flat.min()), float(flat.max())) if flat.size else (0.0, 0.0)

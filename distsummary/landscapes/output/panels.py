@@ -294,7 +294,7 @@ def _line_color(grid: Grid, run: str) -> str:
 
 
 def _add_colorbar(figure: Any, axes: Any, mappable: Any, scale: LossScale, **options: float) -> None:
-    """What the colours mean, where there are some."""
+    """The colour bar, unless no loss is finite."""
     if scale.is_empty:
         return
     ticks = scale.ticks(TICKS)

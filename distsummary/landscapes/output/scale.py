@@ -23,7 +23,7 @@ class LossScale:
         levels: rising, at least two; what lies outside has the colours of the ends.
         stretch: heights are the losses themselves ("linear"), their log10 ("log"), or their place among the
             levels, 0 for the first ("levels"); ticks say the losses.
-        is_empty: whether no loss is finite, so that the levels are nobody's.
+        is_empty: whether no loss is finite, so that the levels mean nothing.
     """
 
     levels: Array
@@ -42,7 +42,7 @@ class LossScale:
 
     @property
     def label(self) -> str:
-        """What stands at the axis of the losses: a reader must not take a logarithm's cone for a loss's."""
+        """The label of the loss axis, which names the scale: a cone of log(loss) is not one of the loss."""
         return {"linear": "loss", "log": "loss (log scale)"}.get(self.stretch, "loss (uneven scale)")
 
     def ticks(self, most: int) -> Array:

@@ -43,8 +43,8 @@ def write_landscapes(
 ) -> list[Path]:
     """Write `landscape/` of a run; returns the files made. A landscape replaces an older one of its tag.
 
-    But nothing takes the place of more: a grid without a computed point is not written, nor is one that lacks
-    points where a complete one of its name lies. Then the log says so.
+    A grid without computed points is not written, and a partial one does not replace a complete one of its
+    name; both are logged.
 
     The MindSpore dialect holds the planes (it has no lines) and a copy of a run's loss curve, nothing else:
     MindInsight's page wants that scalar in the same job. The TensorBoard dialect holds the pictures. The
@@ -52,10 +52,10 @@ def write_landscapes(
 
     Args:
         run_dir: the run to write to.
-        grids: of different tags; of equal ones viewers would show one. Where a line, triangle or joint plane
-            of other runs stands under a grid's tag, the grid gets the names of its own runs into the tag.
+        grids: with different tags, since viewers show one landscape for each tag. If a line, triangle or
+            joint plane of other runs already has a grid's tag, the names of the grid's runs are added to it.
         loss_of: the run whose loss curve to copy, `run_dir` itself by default.
-        journal: where the points are that were computed, for the log.
+        journal: the file with the computed points, for log messages.
 
     Raises InvalidValueError for equal tags.
     """
@@ -178,7 +178,7 @@ def landscape_record(grid: LossGrid) -> Landscape:
 
 
 def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
-    """The landscapes, or their pictures, that stand there already and that nothing new replaces."""
+    """The landscapes, or their pictures, in the directory that are not replaced."""
     kept = {
         value.tag: Event(0, event.wall_time, [value])
         for event in read_directory(directory, dialect, mode="skip")
