@@ -164,7 +164,7 @@ class SummaryCollector(Callback):
         session = self._begin(params, "train")
         self._params = params
         if all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS):
-            self.recorder = session  # a subclass may do something else at steps
+            self.plain_step_recorder = session  # a subclass may do something else at steps
         network = params.get("network")
         if network is not None:
             self._failures.call("the parameters", self._watch, session, network, params)
@@ -395,6 +395,7 @@ class SummaryCollector(Callback):
     def close(self, *, has_failed: bool = False) -> None:
         """Write everything, close the files and leave the run; a second call does nothing."""
         session, self._session = self._session, None
+        self.plain_step_recorder = Callback.plain_step_recorder  # the session may hold the network
         if session is not None:
             self._health = session.close(has_failed=has_failed)
 

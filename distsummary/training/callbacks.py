@@ -116,10 +116,10 @@ class Callback:
     which serves both phases. As a context manager a callback is entered before the first hook and left after
     the last, also after an exception.
 
-    A callback may set `recorder`, see Recorder.
+    A callback may set `plain_step_recorder`, see Recorder.
     """
 
-    recorder: Recorder = NoRecorder()
+    plain_step_recorder: Recorder = NoRecorder()
 
     def __enter__(self) -> Self:
         return self

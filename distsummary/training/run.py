@@ -17,6 +17,7 @@ from distsummary.training.callbacks import (
     Callback,
     CallbackList,
     CallbackParams,
+    NoRecorder,
     RunContext,
     common_params,
     length,
@@ -154,7 +155,7 @@ class Run:
         """
         clock, params, context = self._clock, self._params, self._context
         at_steps = self._callbacks.at_steps
-        recorder = at_steps[0].recorder if len(at_steps) == 1 else Callback.recorder
+        recorder = at_steps[0].plain_step_recorder if len(at_steps) == 1 else NoRecorder()
         batches: Iterator[Any] | None = None
         while True:
             asked_s = clock()

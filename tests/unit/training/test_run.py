@@ -425,13 +425,13 @@ def test_epochs_that_are_done_already_are_said(caplog):
 
 
 class Plain(Callback):
-    """A callback whose hooks are only needed from step 3 on; `recorder` takes the steps before."""
+    """A callback whose hooks are only needed from step 3 on; it records the steps before itself."""
 
     plain_before = 3
 
     def __init__(self):
         self.calls = []
-        self.recorder = self
+        self.plain_step_recorder = self
 
     def record_plain(self, step, logged):
         self.calls.append((step, sorted(logged)))
