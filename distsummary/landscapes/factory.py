@@ -30,10 +30,19 @@ def load_factory(name: str) -> dict[str, Any]:
         raise InvalidValueError(f"factory must be module:function, such as train:parts, got {name!r}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    factory = _find(name, module_name, attribute)
+    with _raises_landscape_error(name):
+        try:
+            factory = getattr(importlib.import_module(module_name), attribute)
+        except ModuleNotFoundError as error:
+            remedy = "leave .py out" if module_name.endswith(".py") else "name another"
+            raise InvalidValueError(f"factory {name!r} cannot be found: {error}; {remedy}") from error
+        except AttributeError as error:
+            if error.name != attribute:
+                raise
+            raise InvalidValueError(f"factory {name!r} cannot be found: {error}; name another") from error
     if not callable(factory):
         raise InvalidTypeError(f"{name} must be a function, got {type(factory).__name__}")
-    with _told(name):
+    with _raises_landscape_error(name):
         parts = factory()
     found = named_parts(parts)
     if found is None:
@@ -57,35 +66,17 @@ def named_parts(parts: object) -> dict[str, Any] | None:
     return None
 
 
-def _find(name: str, module_name: str, attribute: str) -> Any:
-    with _told(name):
-        try:
-            return getattr(importlib.import_module(module_name), attribute)
-        except ModuleNotFoundError as error:
-            remedy = "leave .py out" if module_name.endswith(".py") else "name another"
-            raise InvalidValueError(f"factory {name!r} cannot be found: {error}; {remedy}") from error
-        except AttributeError as error:
-            if error.name != attribute:
-                raise
-            raise InvalidValueError(f"factory {name!r} cannot be found: {error}; name another") from error
-
-
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Raise LandscapeError of one line, with the place, for what the user's module or function raises."""
+def _raises_landscape_error(name: str) -> Iterator[None]:
+    """Raise LandscapeError, in one line with the place, for an error in the user's module or function."""
     try:
         yield
     except DistSummaryError:
         raise
     except Exception as error:  # of any kind: it is the user's code
         what = traceback.format_exception_only(error)[-1].strip()
-        raise LandscapeError(
-            f"the factory {name!r} raised {what}{_place(error)}; mend what raises"
-        ) from error
-
-
-def _place(error: Exception) -> str:
-    if isinstance(error, SyntaxError):
-        return f" (line {error.lineno} of {error.filename})"
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    return "" if at.filename == __file__ else f" (line {at.lineno} of {at.filename})"
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if at.filename == __file__ else f" (line {at.lineno} of {at.filename})"
+        if isinstance(error, SyntaxError):
+            place = f" (line {error.lineno} of {error.filename})"
+        raise LandscapeError(f"the factory {name!r} raised {what}{place}; fix the error") from error

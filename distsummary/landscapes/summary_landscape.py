@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_landscape
+from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
@@ -98,8 +98,10 @@ class SummaryLandscape:
         check_device_ids(device_ids)
         target = self._run_dir if output is None else _run_dir("output", output)
         trajectory = choose(read(self._run_dir.ckpt_dir), collect_landscape)
-        asked = _directions(trajectory.spec)
-        if not asked:
+        spec = trajectory.spec
+        directions = ["pca"] if spec.create_train and spec.intervals else []  # a plane for each interval
+        directions += ["random"] if spec.create_result else []  # around the last checkpoint
+        if not directions:
             return {}
         parts = parts_of(callback_fn())
         batches = mindspore_batches(check_batches(parts["batches"]), trajectory.spec.num_samples)
@@ -108,7 +110,7 @@ class SummaryLandscape:
             **(parts | {"batches": batches}),
             around=around,
             size=trajectory.spec.landscape_size,
-            directions=asked,
+            directions=directions,
             mode=self._mode,
             seed=self._seed,
             workers=count_workers(device_ids, is_connected=in_ray()),
@@ -201,12 +203,6 @@ def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajector
     return replace(trajectory, spec=spec, files={number: trajectory.files[number] for number in kept})
 
 
-def _directions(spec: LandscapeSpec) -> tuple[str, ...]:
-    """The directions to draw: a plane for each interval, a random one around the last checkpoint."""
-    train = ("pca",) if spec.create_train and spec.intervals else ()
-    return (*train, "random") if spec.create_result else train
-
-
 def parts_of(result: object) -> dict[str, Any]:
     """The arguments of `landscape` in what callback_fn returned; raises for anything else."""
     parts = named_parts(result)
@@ -220,13 +216,8 @@ def parts_of(result: object) -> dict[str, Any]:
     if metrics is not None and "Loss" not in metrics:
         raise InvalidValueError(
             f"metrics (the fourth value of callback_fn) must have the key 'Loss', got {list(metrics)}; "
-            "return None where the model tells the loss"
+            "return None if the model has the loss"
         )
-    return {"model": network, "loss_fn": _loss_fn(model, network, metrics), "batches": batches}
-
-
-def _loss_fn(model: Any, network: Any, metrics: Mapping[str, Any] | None) -> Any:
-    """The model's `loss_fn`, or the model itself; metrics["Loss"] if it is the network."""
     if model is None or model is network:
         found, place = (metrics or {}).get("Loss"), "metrics['Loss']"
     else:
@@ -236,7 +227,7 @@ def _loss_fn(model: Any, network: Any, metrics: Mapping[str, Any] | None) -> Any
             f"{place} must be a loss function, got {found!r}: loss_fn(network(inputs), targets); "
             "or return (model, loss_fn, batches)"
         )
-    return found
+    return {"model": network, "loss_fn": found, "batches": batches}
 
 
 def _run_dir(field: str, path: object) -> RunDir:

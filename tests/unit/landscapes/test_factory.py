@@ -78,7 +78,7 @@ def test_a_factory_is_found_by_name() -> None:
             LandscapeError,
             r"raised KeyError: 'parts' \(line 31 of",
         ),
-        ("json:dumps", LandscapeError, r"raised TypeError: .*'obj'; mend"),
+        ("json:dumps", LandscapeError, r"raised TypeError: .*'obj'; fix"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_refused(name: str, error: type[Exception], match: str) -> None:
