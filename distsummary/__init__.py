@@ -1,4 +1,4 @@
-"""One training run out of many ranks: summaries, lineage and loss landscapes of Ray jobs.
+"""Many ranks, one training run: summaries, lineage and loss landscapes of Ray jobs.
 
 Public names are loaded on first use: importing this package imports neither Ray nor a framework.
 """
@@ -58,7 +58,7 @@ __all__ = [
     "training_path",
 ]
 
-_NAMES_OF = {  # what each module gives; the same as above, which type checkers read
+_NAMES_OF = {  # public names by module, as in the imports above, which only type checkers read
     "distsummary._init": ("init",),
     "distsummary.aggregate.merge": ("MergeReport", "merge_run"),
     "distsummary.collect.collector": ("SummaryCollector",),

@@ -1,4 +1,4 @@
-"""ds.init: a Run with its collector, for which rank, attempt and files are found."""
+"""ds.init: returns a Run with its collector, after finding rank, attempt and files."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -43,14 +43,15 @@ def init(
 
     Args:
         run_dir: the directory of the whole run, the same for all ranks.
-        watch: the model, whose parameters get histograms; a distributed one also provides the mesh.
-        optimizer: source of the learning rate, and part of the lineage. loss_fn: part of the lineage.
-        callbacks: one or several, called before the collector that `init` itself makes.
-        role: "train" or "eval"; an eval job on the run dir of a training supersedes nothing.
+        watch: the model whose parameters get histograms; a distributed model also provides the mesh.
+        optimizer: gives the learning rate, and is part of the lineage. loss_fn: part of the lineage.
+        callbacks: one or several, called before the collector that `init` creates.
+        role: "train" or "eval"; an eval job in the run dir of a training does not replace any of its
+            attempts.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
         mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
-        initial_step, initial_epoch: where a resumed training goes on, >= 0: those that its checkpoint has
-            done. The merged run keeps what an earlier attempt recorded up to there.
+        initial_step, initial_epoch: the steps and epochs that the checkpoint of a resumed training has behind
+            it, >= 0. The merged run keeps what an earlier attempt recorded up to there.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
@@ -63,11 +64,11 @@ def init(
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
-    if watch is None and topology.rank == 0:  # rank 0 keeps replicated state
+    if watch is None and topology.rank == 0:  # rank 0 records values that all ranks share
         refuse_unwatched(collector_options)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
-        refuse_foreign_files(merged)  # now, not after the training
+        refuse_foreign_files(merged)  # fail now, not after the training
     collector = SummaryCollector(
         str(directory.base),
         topology=topology,
@@ -86,13 +87,13 @@ def init(
 
 
 def refuse_unwatched(collector_options: Mapping[str, Any]) -> None:
-    """Raise InvalidValueError if checkpoints or sketches are asked for without a model."""
+    """Raise InvalidValueError if checkpoints or sketches are requested without a model."""
     specified = collector_options.get("collect_specified_data")
     given = specified.get("collect_landscape") if isinstance(specified, Mapping) else None
     if collector_options.get("collect_landscape") or given:
         raise InvalidValueError(
-            "collect_landscape keeps checkpoints or sketches of the model that is watched, got watch=None; "
-            "give the model: ds.init(..., watch=model), or leave collect_landscape out"
+            "collect_landscape saves checkpoints or sketches of the watched model, got watch=None; "
+            "pass the model: ds.init(..., watch=model), or leave collect_landscape out"
         )
 
 
@@ -102,7 +103,7 @@ def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callb
     if any(isinstance(callback, SummaryCollector) for callback in given):
         raise InvalidValueError(
             "callbacks must not hold a SummaryCollector, init makes one; pass its arguments to init, such as "
-            "collect_freq=10, or drive your own by ds.Run(callbacks=[...])"
+            "collect_freq=10, or use your own with ds.Run(callbacks=[...])"
         )
     return given
 
@@ -111,6 +112,6 @@ def coordinator(run_dir: RunDir) -> Coordinator:
     """The run's aggregator when this process is connected to Ray, else the run dir itself."""
     if not topologies.in_ray():
         return LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
-    from distsummary.aggregate.actor import AggregatorClient  # Ray is imported only where it is used
+    from distsummary.aggregate.actor import AggregatorClient  # import Ray only where it is used
 
     return AggregatorClient(run_dir)

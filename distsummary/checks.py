@@ -60,7 +60,7 @@ def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> 
 
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator that refuses keyword arguments by their old names: `renamed(old="new")`."""
+    """A decorator that rejects old names of keyword arguments: `renamed(old="new")`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

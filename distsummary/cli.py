@@ -1,7 +1,7 @@
 """The command line: one verb for each task that needs no Python.
 
-The docstring of a verb is its help text, its decorator lists its arguments. A verb imports what it needs when
-it is called, so that `distsummary merge` loads neither Ray nor torch.
+The docstring of a verb is its help text, and its decorator lists its arguments. A verb imports what it needs
+when it is called, so that `distsummary merge` loads neither Ray nor torch.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
 if TYPE_CHECKING:
     from distsummary.landscapes.output.loss_grid import LossGrid
 
-# Messages name the arguments of Python functions; here these are options. An argument is recognised inside a
-# message by its "=" (ARGUMENTS), and at the beginning as the field that the message is about (FIELDS).
+# Messages name arguments of Python functions; here they are options. Inside a message, an argument is
+# recognised by its "=" (ARGUMENTS); at the beginning, as the field that the message is about (FIELDS).
 WORDS = {
     "resume=False": "--anew",
     "gpus_per_worker": "--gpus-per-worker",
@@ -41,7 +41,7 @@ class Argument(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A function of the parsed options that returns the exit code (None: 0), and its arguments."""
+    """A function that takes the parsed options and returns the exit code (None: 0), and its arguments."""
 
     run: Callable[[argparse.Namespace], int | None]
     arguments: tuple[Argument, ...]
@@ -52,7 +52,7 @@ VERBS: dict[str, Verb] = {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns 0 for success, 1 for failure (with a message of one line), 130 for Ctrl-C.
+    """Run one verb; returns 0 for success, 1 for failure (with a one-line message), 130 for Ctrl-C.
 
     argparse exits with 2 for wrong arguments. `fsck` has its own codes: 0 clean, 1 problems remain, 2 the
     directory cannot be checked.
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (
         DistSummaryError,
         OSError,
-    ) as error:  # OSError: the system refuses a path
+    ) as error:  # the operating system refuses a path
         print(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
         return 2 if options.verb == "fsck" else 1
     except KeyboardInterrupt as stop:
@@ -94,17 +94,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _in_options(text: str) -> str:
-    """A message with options for arguments: `engine='row'` becomes `--engine 'row'`."""
+    """A message with options in place of arguments: `engine='row'` becomes `--engine 'row'`."""
     for ours, theirs in WORDS.items():
         text = text.replace(ours, theirs)
     text = re.sub(rf"^({'|'.join(FIELDS)})(?= must| with | \()", r"--\1", text)
     argument = rf"(?<![\w./-])({'|'.join(ARGUMENTS)})="
-    text = re.sub(rf"{argument}(?=['\"\w])(?!torch\.)", r"--\1 ", text)  # with a value, but no code
+    text = re.sub(rf"{argument}(?=['\"\w])(?!torch\.)", r"--\1 ", text)  # a value, but not code
     return re.sub(rf"{argument}(?!torch\.|\{{)", r"--\1", text)
 
 
 class _Formatter(logging.Formatter):
-    """Log records with options for arguments."""
+    """Formats log records with options in place of arguments."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = _in_options(record.message)
@@ -117,7 +117,7 @@ def argument(*names: str, **settings: Any) -> Argument:
 
 
 def verb(*arguments: Argument) -> Callable[[Function], Function]:
-    """Make a function the verb of its name."""
+    """Register a function as the verb of its name."""
 
     def register(run: Function) -> Function:
         VERBS[run.__name__] = Verb(run, arguments)
@@ -179,7 +179,7 @@ def _workers(text: str) -> int | str:
 
 
 def refuse_centring(value: str) -> None:
-    """Refuse the old spelling, which argparse would call unrecognized."""
+    """Refuse the old spelling with a clear message; argparse would call it unrecognized."""
     raise argparse.ArgumentTypeError("it is now --centering")
 
 
@@ -243,7 +243,7 @@ def landscape(options: argparse.Namespace) -> None:
     usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
     directions = usual if options.directions is None else options.directions
     parts = load_factory(options.factory)
-    # The log tells the progress where stderr is no terminal, as in a batch job.
+    # Log the progress at level INFO: it appears where stderr is no terminal, as in a batch job.
     progress = logging.getLogger("distsummary.landscapes.run.progress")
     level = progress.level
     progress.setLevel(logging.INFO)
@@ -291,7 +291,7 @@ def grid_line(name: str, grid: "LossGrid") -> str:
         facts.append(f"{bad} of {grid.computed.sum()} computed losses not finite")
     if grid.explained_variance.size:
         facts.append("explained variance " + " + ".join(f"{share:.3f}" for share in grid.explained_variance))
-    if (out := grid.residuals.max(initial=0.0)) > 0.005:  # below it prints as 0 %: rounding, as of a triangle
+    if (out := grid.residuals.max(initial=0.0)) > 0.005:  # smaller ones are rounding errors
         facts.append(f"checkpoints up to {out:.0%} out of the plane")
     return f"{name}: {', '.join(facts)}"
 
@@ -308,7 +308,7 @@ def dump(options: argparse.Namespace) -> None:
         for record in dump(options.path, full=options.full):
             print(to_line(record))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough (head, less); stdout must not fail again at exit
+    except BrokenPipeError:  # the reader closed the pipe (head, less); stdout must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -20,14 +20,14 @@ Liveness = Callable[[Mapping[str, Any]], bool | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """The answer to a rank that joins a run: `run_id` is 16 hex digits, `attempt` counts from 0."""
+    """What a rank learns when it joins a run: `run_id` is 16 hex digits, `attempt` counts from 0."""
 
     run_id: str
     attempt: int
 
 
 class Coordinator(Protocol):
-    """What a rank may ask of its run; a LocalCoordinator or a client of the aggregator actor."""
+    """How a rank joins and leaves its run: a LocalCoordinator or a client of the aggregator actor."""
 
     def register(self, topology: Topology) -> Registration:
         """Join the run; all ranks of one start of the job get the same attempt."""
@@ -44,8 +44,8 @@ class LocalCoordinator:
 
     Args:
         run_dir: the run.
-        first_attempt: role -> number of its first attempt when the manifest has none. It is above 0 where
-            event files hold attempts of a manifest that was removed.
+        first_attempt: role -> number of its first attempt if the manifest has none. It is above 0 if a
+            manifest was removed and the event files hold earlier attempts.
     """
 
     def __init__(self, run_dir: RunDir, first_attempt: Callable[[str], int] = lambda role: 0) -> None:
@@ -61,7 +61,7 @@ class LocalCoordinator:
         return Registration(run_id=manifest["run_id"], attempt=answer[0])
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
-        """Only check the attempt: the rank's own file holds the lineage."""
+        """Only check the attempt: the rank's own files hold the lineage."""
         refuse_stale(self.run_dir.read_manifest(), topology.role, attempt)
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
@@ -72,7 +72,7 @@ class LocalCoordinator:
 def join_attempt(
     manifest: Manifest, topology: Topology, first_attempt: Callable[[str], int] = lambda role: 0
 ) -> int:
-    """Enter the rank into its attempt, a new one if it belongs to none yet; return the attempt's number."""
+    """Add the rank to its attempt, or to a new one if it belongs to none yet; return the number."""
     attempts = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
     entry = choose_attempt(attempts, topology, now=time.time())
     if entry is None:
@@ -102,25 +102,25 @@ def choose_attempt(
     """The attempt that a rank belongs to, or None if it needs a new one.
 
     The attempt may have another world size: then the ranks disagree, and the caller raises. Several starts of
-    a job may share one incarnation (an address and port), or have none. Then only the newest such attempt is
-    a candidate, and only while it can belong to the same start: not if the rank has been in it, or one of its
-    processes died or failed, or all of them left it long ago.
+    a job may share one incarnation (an address and port), or have none. In that case only the newest attempt
+    is a candidate, and only while it can belong to the same start: not if it already has this rank, if one of
+    its processes died or failed, or if all of them left it long ago.
 
     Args:
-        attempts: those of the rank's role, in the order of their numbers.
+        attempts: the attempts of the rank's role, in the order of their numbers.
         now: seconds since the epoch.
-        alive: whether a rank's process runs, None where that cannot be known.
+        alive: returns whether a rank's process still runs, None if that cannot be known.
     """
     rank = str(topology.rank)
     for entry in reversed(attempts):
-        # A rank that registers twice gets its attempt again, but only within one session: two trainings of
-        # one process must not both write as (attempt, rank), which together with a seq identifies an event.
+        # A rank that registers twice gets the same attempt, but only within one session: two trainings in one
+        # process must not both write as (attempt, rank), which identifies an event together with its seq.
         known = entry["ranks"].get(rank)
         if known and known["state"] == "running" and known.get("session") == topology.session:
             return entry
     same_start = [entry for entry in attempts if entry["incarnation"] == topology.incarnation]
     if topology.is_incarnation_unique:
-        # The oldest one without this rank: a faster rank may have started its next training already.
+        # The oldest attempt without this rank: a faster rank may have started its next training already.
         return next((entry for entry in same_start if rank not in entry["ranks"]), None)
     if not topology.incarnation:
         same_start = [entry for entry in same_start if entry["world_size"] == topology.world_size]
@@ -130,7 +130,7 @@ def choose_attempt(
     others = newest["ranks"].values()
     running = [alive(other) for other in others if other["state"] == "running"]
     if newest["world_size"] != topology.world_size:
-        may_join = True in running and False not in running  # two jobs, unless the other one certainly lives
+        may_join = True in running and False not in running  # else these are two jobs
     elif running:
         may_join = False not in running
     else:
@@ -160,20 +160,20 @@ def find_attempt(manifest: Manifest, role: str, attempt: int) -> Manifest:
         if entry["role"] == role and entry["attempt"] == attempt:
             return entry
     raise StaleAttemptError(
-        f"attempt {attempt} of role {role} is not in the manifest; the run dir was replaced meanwhile"
+        f"attempt {attempt} of role {role} is not in the manifest; the run dir has been replaced"
     )
 
 
 def newest_attempt(manifest: Manifest, role: str = "train") -> Manifest | None:
-    """The latest attempt of a role, if it has any."""
+    """The latest attempt of a role; None if there is none."""
     attempts: Iterator[Manifest] = (entry for entry in manifest["attempts"] if entry["role"] == role)
     return max(attempts, key=lambda entry: int(entry["attempt"]), default=None)
 
 
 def refuse_stale(manifest: Manifest, role: str, attempt: int) -> None:
-    """Raise StaleAttemptError when the role was started again since this attempt.
+    """Raise StaleAttemptError if the role has been started again since this attempt.
 
-    A newer attempt of the same incarnation is no restart: a faster rank began its next training.
+    A newer attempt of the same incarnation is not a restart: a faster rank has begun its next training.
     """
     newest = newest_attempt(manifest, role)
     if newest is None or attempt >= newest["attempt"]:
@@ -187,12 +187,12 @@ def refuse_stale(manifest: Manifest, role: str, attempt: int) -> None:
 
 
 def rank_states(entry: Manifest) -> dict[str, str]:
-    """The state of each rank of an attempt: running, finished, failed or lost (no sign of life)."""
+    """Rank -> its state in an attempt: running, finished, failed or lost (no sign of life)."""
     return {rank: known["state"] for rank, known in entry["ranks"].items()}
 
 
 def is_complete(entry: Manifest) -> bool:
-    """Whether every rank of the attempt has joined it and left it by itself."""
+    """Whether every rank of the attempt has joined it and then left it by itself."""
     states = rank_states(entry).values()
     return len(states) == entry["world_size"] and all(state in ("finished", "failed") for state in states)
 
@@ -200,8 +200,8 @@ def is_complete(entry: Manifest) -> bool:
 def open_attempts(manifest: Manifest) -> list[Manifest]:
     """The newest attempt of each role, unless it is settled.
 
-    An attempt is settled when none of its ranks runs and the merged run was written with the ranks' present
-    states; one rank needs no merge.
+    An attempt is settled when none of its ranks runs and the merged run was written with their current
+    states; an attempt of one rank needs no merge.
     """
     found = []
     for role in sorted({entry["role"] for entry in manifest["attempts"]}):

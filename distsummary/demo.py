@@ -60,7 +60,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def train(run_dir: str, epochs: int) -> dict[str, float]:
-    """An ordinary DDP loop with the four lines of distsummary that a user adds to it."""
+    """An ordinary DDP loop plus the four lines that a user of distsummary adds."""
     torch.manual_seed(0)
     train_set, test_set = digits()
     sampler: DistributedSampler[Any] = DistributedSampler(train_set, seed=0)
@@ -108,20 +108,20 @@ def landscape_of_digits() -> tuple[nn.Module, nn.Module, list[Any]]:
 
 
 def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False) -> dict[str, Any]:
-    """Train, evaluate, merge and draw; print progress and what to do next to stdout (stderr for JSON)."""
+    """Train, evaluate, merge and draw; print progress and the next commands to stdout (stderr for JSON)."""
     check_int("ranks", ranks, low=1)
     check_int("epochs", epochs, low=1)
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     begun = last_said = time.monotonic()
 
-    def progress(now: Progress) -> None:  # at most one line a second, and one at the end
+    def progress(now: Progress) -> None:  # prints at most one line a second, and one at the end
         nonlocal last_said
         if now.done == now.total or (now.done and time.monotonic() - last_said > 1):
             last_said = time.monotonic()
             say(f"    {line(now)}")
 
     directory = RunDir(run_dir).create()
-    digits()  # raises for a missing extra before Ray starts
+    digits()  # raises for a missing extra, before Ray starts
     say(f"1/3 starting Ray and {ranks} ranks")
     with connected(ranks, {"CPU": 1}):
         results = ds.launch(partial(train, str(directory.base), epochs), ranks=ranks)
@@ -166,7 +166,7 @@ def step_times(run_dir: RunDir) -> dict[int, float]:
 
 
 def report(run_dir: RunDir, summary: dict[str, Any]) -> str:
-    """The text that the demo ends with."""
+    """The text that the demo prints at its end."""
     here = Path.cwd()
     base = run_dir.base.relative_to(here) if run_dir.base.is_relative_to(here) else run_dir.base
     times = "\n".join(f"    rank {rank}: {1e3 * s:6.2f} ms" for rank, s in summary["step_s"].items())

@@ -1,4 +1,4 @@
-"""Ctrl-C: sent again where Python drops it, and held back while something must be finished."""
+"""Ctrl-C: sent again where Python would lose it, and held back while work must be finished."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ RETURN_S = 0.01  # longer than the code that dropped the interrupt takes to retu
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until what is inside is finished, such as putting a user's values back."""
+    """Hold Ctrl-C back until the block has finished, for example while a user's values are restored."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -31,12 +31,12 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def heeds_interrupts() -> Iterator[None]:
-    """No KeyboardInterrupt gets lost in the block; for long work. Also a decorator.
+    """Context manager or decorator for long work: no KeyboardInterrupt gets lost in the block.
 
     Python raises KeyboardInterrupt wherever the main thread happens to be. In a `__del__` or in the callback
-    of a weak reference, of which matplotlib makes thousands, it can only be reported as ignored, and the
-    program goes on. Here such an interrupt is sent again, until it is raised in code that can handle it. A
-    SIGINT handler of the user's own is never called twice for one signal.
+    of a weak reference (matplotlib makes thousands), the exception is only printed as ignored and the program
+    continues. Here such an interrupt is sent again until it is raised in code that can handle it. A user's
+    own SIGINT handler is never called twice for one signal.
     """
     main = threading.main_thread()
     if threading.current_thread() is not main or main.ident is None:  # only the main thread is interrupted
@@ -57,8 +57,8 @@ def heeds_interrupts() -> Iterator[None]:
             before(ignored)
 
     def send_again() -> None:
-        # In a thread of its own, because what the hook itself raises is ignored too. And a real signal,
-        # because it also ends system calls that wait.
+        # In another thread, because exceptions raised in the hook are ignored as well. And as a real signal,
+        # because it also interrupts blocking system calls.
         while lost.get():
             time.sleep(RETURN_S)
             signal.pthread_kill(main_ident, signal.SIGINT)

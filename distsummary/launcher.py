@@ -45,19 +45,20 @@ def launch(
 
     Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT,
     as torchrun would set them, and an initialised torch.distributed (unless `backend` is None), so that
-    `ds.init` in it finds its rank by itself. If this process is not connected to a Ray cluster, a local one
-    that is large enough is started, and shut down at the end. A Run that `train_fn` leaves open is closed at
-    the end of its process.
+    `ds.init` finds the rank by itself. If this process is not connected to a Ray cluster, a local one that is
+    large enough is started, and shut down at the end. If `train_fn` leaves a Run open, it is closed at the
+    end of the process.
 
     Args:
         train_fn: takes no arguments; bind them with functools.partial. It and its result must be picklable.
-        ranks: how many processes to start, >= 1; in each of them this is the world size.
+        ranks: how many processes to start, >= 1; this is their world size.
         resources_per_rank: Ray resources of each rank, by default {"CPU": 1}, for nccl with {"GPU": 1}.
         backend: "gloo", "nccl" or None.
 
     Raises:
         RanksFailedError: ranks raised, or the cluster cannot hold them. Equal errors of several ranks share
-            one line. 10 s after the first failure the other ranks are stopped: they may hang in a collective.
+            one line. 10 s after the first failure the other ranks are stopped, since they may hang in a
+            collective.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     if not callable(train_fn):
@@ -137,25 +138,25 @@ class _Rank:
                 return train_fn()
             finally:
                 torch.distributed.destroy_process_group()
-        except SystemExit as error:  # Ray would take it for the death of the actor
+        except SystemExit as error:  # Ray would treat it as the death of the actor
             if error.code in (None, 0):
                 return None
             sys.last_value = failure = RuntimeError(f"the rank ended by sys.exit({error.code!r})")
             raise failure from error
         except BaseException as error:
-            sys.last_value = error  # tells exit handlers that the process failed, as the interpreter does
+            sys.last_value = error  # tells exit handlers that the process failed, as the interpreter would do
             raise
 
     def leave(self) -> None:
-        """Run the exit handlers while they can reach other actors: before Ray ends this one."""
-        atexit.unregister(ray.shutdown)  # the answer to this call must still get out
+        """Run the exit handlers before Ray ends this actor, while they can still reach other actors."""
+        atexit.unregister(ray.shutdown)  # the answer to this call still needs Ray
         atexit._run_exitfuncs()
 
 
 def plan_environments(hosts: list[tuple[str, str, int]], launch_id: str) -> list[dict[str, str]]:
-    """The environment variables of each rank, from each one's (node id, address, free port).
+    """The environment variables of each rank, given (node id, address, free port) of each.
 
-    Nodes are numbered in the order of their lowest ranks; the master is rank 0.
+    Nodes are numbered by their lowest rank; the master is rank 0.
     """
     nodes = list(dict.fromkeys(node for node, _, _ in hosts))
     on_node: dict[str, list[int]] = defaultdict(list)
@@ -179,9 +180,9 @@ def plan_environments(hosts: list[tuple[str, str, int]], launch_id: str) -> list
 
 @contextmanager
 def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
-    """Connect to a Ray cluster for a block, if this process is not connected yet.
+    """Connect to a Ray cluster for the block, if this process is not connected yet.
 
-    This is the cluster that the job was submitted to, or else a local one with room for the ranks.
+    The cluster is the one that the job was submitted to, or a local one with room for the ranks.
     """
     if ray.is_initialized():
         yield
@@ -199,7 +200,7 @@ def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
 
 @contextmanager
 def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]:
-    """Reserve the resources of all ranks for a block; raises RanksFailedError if they do not fit."""
+    """Reserve the resources of all ranks for the block; raises RanksFailedError if they do not fit."""
     group = placement_group([resources] * ranks, strategy="PACK")
     try:
         if not group.wait(PLACEMENT_TIMEOUT_S):
@@ -213,7 +214,7 @@ def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]
 
 
 def _wait(running: list[Any]) -> list[Any]:
-    """The results of all ranks; raises RanksFailedError with the failures of those that ended in time."""
+    """The results of all ranks; raises RanksFailedError with the failures that arrive in time."""
     rank_of = {reference: rank for rank, reference in enumerate(running)}
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
@@ -253,7 +254,7 @@ def _end(actors: list[Any], running: list[Any]) -> None:
 
 
 def describe(error: Exception) -> str:
-    """The exception of a rank in one paragraph, with the last place in the user's own code."""
+    """The exception of a rank in one paragraph, with the innermost line of the user's own code."""
     cause = getattr(error, "cause", None)
     if cause is None:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -265,7 +266,7 @@ def describe(error: Exception) -> str:
 
 
 def group_failures(failures: Mapping[int, str]) -> str:
-    """One line for each error and its ranks; differences in numbers or addresses do not count."""
+    """One line for each distinct error, with its ranks; differences in numbers or addresses are ignored."""
     groups: dict[str, list[int]] = defaultdict(list)
     texts: dict[str, str] = {}
     for rank, text in sorted(failures.items()):

@@ -1,4 +1,4 @@
-"""Files that are replaced whole: written to a temporary file, synced, then renamed over the old one."""
+"""Replaces whole files: writes a temporary file, syncs it, then renames it over the old one."""
 
 import hashlib
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 from distsummary.errors import NotADirectoryPathError, RunDirError
 from distsummary.topology import is_alive, own_process
 
-TEMPORARY = ".tmp-"  # how the names of temporary files begin
-STALE_S = 7 * 86400.0  # age at which a temporary file of another machine counts as abandoned
+TEMPORARY = ".tmp-"  # prefix of the names of temporary files
+STALE_S = 7 * 86400.0  # a temporary file of another machine counts as abandoned after this time
 _TEMPORARY = re.compile(r"\.tmp-(?P<space>[0-9a-f]{16})-(?P<pid>\d{1,10})-(?P<start>\d{1,20})-[0-9a-f]{32}")
 
 
@@ -33,7 +33,7 @@ def ensure_directory(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Make a directory that files can be created in; raises as `ensure_directory`."""
+    """Make a directory and check that files can be created in it; raises as `ensure_directory`."""
     ensure_directory(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise RunDirError(f"{path} cannot be written to; fix its permissions or choose another path")
@@ -41,24 +41,24 @@ def check_writable(path: Path) -> None:
 
 def refuse_unlike_files(path: Path) -> None:
     """Raise RunDirError if `path` exists and is no regular file but a directory, a FIFO or a device."""
-    if os.path.exists(path) and not os.path.isfile(path):  # Path.exists raises where access is denied
+    if os.path.exists(path) and not os.path.isfile(path):  # Path.exists would raise if access is denied
         kind = "a directory" if path.is_dir() else "no regular file"
         raise RunDirError(f"{path} cannot be written: it is {kind}; choose another name, or move it away")
 
 
 def temporary_name(directory: Path) -> Path:
-    """A new name in a directory; it names this process, and readers of event files ignore it."""
+    """A new name in a directory; it identifies this process, and readers of event files ignore it."""
     own = own_process()
     process = f"{_mark(own['pid_space'])}-{own['pid']}-{own['pid_start'] or 0}"
     return directory / f"{TEMPORARY}{process}-{uuid.uuid4().hex}"
 
 
 def is_in_use(path: Path) -> bool | None:
-    """Whether the process that a temporary file or directory is named after still runs; None if unknown.
+    """Whether the process named in a temporary file or directory still runs; None if unknown.
 
-    This is known of processes on this machine (or in this container). A file of another machine counts as
-    abandoned after `STALE_S`: no process takes that long between creating a file and renaming it. Of names in
-    another form nothing is known.
+    This is known for processes on this machine (or in this container). A file of another machine counts as
+    abandoned after `STALE_S`: no process takes that long between creating a file and renaming it. For names
+    in another form the answer is None.
     """
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
@@ -74,13 +74,13 @@ def is_in_use(path: Path) -> bool | None:
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
-    """Remove the temporary files of processes that ended before their rename; returns what it found.
+    """Remove the temporary files of processes that ended before renaming them; returns the removed paths.
 
-    What cannot be removed stays for the next call, and for `distsummary fsck` to report.
+    Files that cannot be removed stay for the next call, and `distsummary fsck` reports them.
     """
     found = []
     for path in directory.iterdir():
-        with suppress(OSError):  # another opener was first, or the directory is not ours
+        with suppress(OSError):  # another process was faster, or the directory is not ours
             if is_in_use(path) is False:
                 found.append(path)
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -64,7 +64,7 @@ class RunDir:
         return self.base / "landscape"
 
     def landscape_journal(self, plan: Mapping[str, str]) -> Path:
-        """The journal of a landscape in progress, named by the digests of everything its losses depend on."""
+        """The journal of a landscape in progress, named by digests of all that its losses depend on."""
         text = json.dumps(dict(plan), sort_keys=True)
         return self.landscape_dir / f"journal-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.bin"
 
@@ -95,7 +95,7 @@ class RunDir:
         return dict(sorted(found.items()))
 
     def create(self) -> "RunDir":
-        """Make the directory and prove that it can be written; raises RunDirError with the path if not."""
+        """Make the directory and check that it can be written; raises RunDirError with the path if not."""
         ensure_directory(self.base)
         probe = temporary_name(self.base)
         try:
@@ -121,7 +121,7 @@ class RunDir:
             ) from error
         except ValueError as error:
             raise DamagedFileError(f"{self.manifest_path} is not JSON ({error}); {_REMEDY}") from error
-        # the fields on which everything else relies are checked here, once
+        # the fields that all other code relies on are checked here, once
         fields = {"role": str, "attempt": int, "incarnation": str, "world_size": int, "ranks": dict}
         attempts = manifest.get("attempts") if isinstance(manifest, dict) else None
         if (
@@ -136,8 +136,8 @@ class RunDir:
     def update_manifest(self, change: Callable[[Manifest], None]) -> Manifest:
         """Apply `change` to the manifest under the run's lock, publish the result and return it.
 
-        Raises RunDirError when the lock cannot be taken or the file cannot be written, and whatever `change`
-        raises; in all these cases the manifest stays as it was.
+        Raises RunDirError if the lock cannot be taken or the file cannot be written, and whatever `change`
+        raises; in all these cases the manifest stays unchanged.
         """
         try:
             with FileLock(self.base / ".lock", timeout=LOCK_TIMEOUT_S):
@@ -150,10 +150,10 @@ class RunDir:
         except Timeout as error:
             raise RunDirError(
                 f"the lock {self.base / '.lock'} was held for {LOCK_TIMEOUT_S:g} s; "
-                "another process of the run hangs: end it"
+                "another process of the run hangs; end it"
             ) from error
         except DistSummaryError:
-            raise  # some of them are OSErrors
+            raise  # such an error may be an OSError
         except OSError as error:
             raise RunDirError(
                 f"{self.manifest_path} cannot be written: {error.strerror}; free the path or its disk"
@@ -161,7 +161,7 @@ class RunDir:
 
     @contextmanager
     def locked(self, purpose: str) -> Iterator[None]:
-        """Hold a lock of the run (not the manifest's); raises RunDirError if it cannot be taken."""
+        """Hold a lock of the run other than the manifest's; raises RunDirError if it cannot be taken."""
         path = self.base / f".{purpose}.lock"
         lock = FileLock(path)
         try:

@@ -1,4 +1,4 @@
-"""Which rank this process is; the only module that reads the environment and the loaded modules."""
+"""Which rank this process is; the only module that reads the environment and sys.modules."""
 
 import os
 import platform
@@ -18,17 +18,17 @@ ROLES = ("train", "eval", "landscape")
 LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
 HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
 
-# Along these mesh axes an ordinary tensor is the same on all ranks. Along any other axis (tp, pp, ep, cp ...)
-# it may be a shard without its framework knowing.
+# Along these mesh axes an ordinary tensor is the same on all ranks. Along other axes (tp, pp, ep, cp ...) it
+# may be a shard without the framework knowing.
 DATA_AXES = frozenset(
     ("batch", "data", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard")
 )
 
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
-_ENDED = "ZX"  # process states of proc(5) that have an entry but do not run: zombie, dead
+_ENDED = "ZX"  # process states in proc(5) of entries that no longer run: zombie, dead
 
-# Source -> its variables for (rank, world size, local rank, local world size, node rank).
-# SLURM comes last: under srun its numbers may be those of the node's only task, not those of the rank.
+# Source -> its variables for (rank, world size, local rank, local world size, node rank). SLURM comes last:
+# under srun its numbers may describe the node's only task instead of the rank.
 _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
     "environment": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
     "openmpi": (
@@ -44,11 +44,11 @@ _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
 }
 
 # Source -> the variables in which its launcher gives this start of the job a unique name, the same on all
-# ranks. The first entry whose variables are all set counts.
+# ranks. The first tuple counts whose variables are all set.
 _JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "openmpi": (("OMPI_MCA_ess_base_jobid",), ("PMIX_NAMESPACE",)),
     "pmi": (("PMI_JOBID",), ("PMIX_NAMESPACE",)),
-    "slurm": (("SLURM_JOB_ID", "SLURM_STEP_ID"),),  # one script may start several steps of a job
+    "slurm": (("SLURM_JOB_ID", "SLURM_STEP_ID"),),  # one job script may start several steps
 }
 
 
@@ -58,13 +58,14 @@ class Topology:
 
     Attributes:
         mesh: name of a mesh axis (dp, tp, pp ...) -> (coordinate of this rank, size of the axis).
-        source: what the rank was found by, such as "torch.distributed".
-        incarnation: the launcher's name for this start of the job: the same on all its ranks, different after
-            a restart, empty if no launcher names it.
-        is_incarnation_unique: no other start can have the same name. An address and port, for example, serve
-            many jobs one after the other.
+        source: where the rank was found, such as "torch.distributed".
+        incarnation: the launcher's name for this start of the job: the same on all ranks, different after a
+            restart, empty if the launcher gives none.
+        is_incarnation_unique: whether no other start can have the same name. An address and port, for
+            example, may serve many jobs one after the other.
         session: identifies this object and its copies.
-        pid_space: the namespace in which `pid` is unique. pid_start: when the process began. See `is_alive`.
+        pid_space: the namespace in which `pid` is unique. pid_start: when the process started. See
+            `is_alive`.
     """
 
     role: str = "train"
@@ -93,7 +94,7 @@ def detect(
     environ: Mapping[str, str] | None = None,
     modules: Mapping[str, ModuleType] | None = None,
 ) -> Topology:
-    """Find this process's rank: arguments, Ray Train, torch.distributed, the environment, else 0 of 1.
+    """Find this process's rank from arguments, Ray Train, torch.distributed or the environment; else 0 of 1.
 
     Raises InvalidTypeError or InvalidValueError for wrong arguments, WorldMismatchError if these sources
     disagree on the world size.
@@ -113,13 +114,13 @@ def detect(
                 f"0 <= coordinate < size, got {place!r}"
             )
     sources = _sources(environ, modules)
-    said = {source["source"]: source["world_size"] for source in sources if source["source"] != "slurm"}
+    sizes = {source["source"]: source["world_size"] for source in sources if source["source"] != "slurm"}
     if world_size is not None:
-        said["the argument world_size"] = world_size
-    if len(set(said.values())) > 1:
-        listing = ", ".join(f"{size} by {source}" for source, size in said.items())
+        sizes["the argument world_size"] = world_size
+    if len(set(sizes.values())) > 1:
+        listing = ", ".join(f"{size} by {source}" for source, size in sizes.items())
         raise WorldMismatchError(
-            f"the world size is said to be {listing}; start the ranks with one world size"
+            f"sources disagree on the world size: {listing}; start the ranks with one world size"
         )
     fields = dict(sources[0]) if sources else {}
     if rank is not None:
@@ -172,7 +173,7 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
     if start:
         return start == str(process["pid_start"]) and state not in _ENDED
     try:
-        os.kill(pid, 0)  # /proc may hide the processes of others (hidepid), kill(2) does not
+        os.kill(pid, 0)  # /proc may hide other users' processes (hidepid), kill(2) does not
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -181,12 +182,12 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
 
 
 def own_process() -> dict[str, Any]:
-    """This process as `is_alive` takes it; read anew, because a fork is another process."""
+    """This process as `is_alive` takes it; not cached, because a fork is another process."""
     return {"pid": os.getpid(), "pid_space": _pid_space(), "pid_start": _pid_start(os.getpid())}
 
 
 def hyper_config(environ: Mapping[str, str] | None = None) -> str:
-    """The settings that a MindInsight tuning job gave this training: JSON, empty if there is no such job."""
+    """The settings of a MindInsight tuning job for this training, as JSON; empty outside such a job."""
     return (os.environ if environ is None else environ).get(HYPER_CONFIG, "")
 
 
@@ -196,10 +197,11 @@ def cluster_address(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def _sources(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> list[dict[str, Any]]:
-    """The fields of Topology according to each source that knows the rank, the most trusted one first."""
+    """The fields of Topology from each source that knows the rank, the most trusted source first."""
     found: list[dict[str, Any]] = []
     if (train := modules.get("ray.train")) is not None:
-        # Outside a training function each version of Ray fails in its own way: then it does not count.
+        # Outside a training function each version of Ray fails in a different way; then it
+        # does not count as a source.
         with suppress(Exception):
             context = train.get_context()
             fields = {
@@ -266,7 +268,7 @@ def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
     for source, choices in _JOB_IDS.items():
         numbers = tuple(environ.get(name) for name in _VARIABLES[source][:2])
         if numbers != (str(rank), str(world_size)):
-            continue  # it did not start the ranks, but something else: the nodes of a Ray cluster, say
+            continue  # something else has set the variables, such as a launcher of Ray's nodes
         for names in choices:
             if all(name in environ for name in names):
                 job = ".".join(environ[name] for name in names)
@@ -274,7 +276,7 @@ def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     if all(name in environ for name in names[:2]):
         return f"{':'.join(environ[name] for name in names if name in environ)}+{restarts}", False
-    # Without a launcher a single rank is a start of its own, and several ranks cannot know each other.
+    # Without a launcher, a single rank is a start of its own; several ranks cannot recognise each other.
     return (uuid.uuid4().hex, True) if world_size == 1 else ("", False)
 
 

@@ -104,6 +104,6 @@ def test_a_mesh_that_is_none_is_refused_with_its_axis(nasty_tmp_path: Path, plac
     ],
 )
 def test_a_landscape_of_a_model_that_nobody_gives_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
-    with pytest.raises(InvalidValueError, match=r"got watch=None; give the model: ds\.init"):
+    with pytest.raises(InvalidValueError, match=r"got watch=None; pass the model: ds\.init"):
         ds.init(tmp_path, **asked)
     ds.init(tmp_path, rank=1, world_size=2, **asked).close()  # rank 0 keeps what all have
