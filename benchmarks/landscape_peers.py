@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # other interpreters do not know the package
 
-PLANNED_POINTS = 100_000  # that the planner is told of: a map of a second is not worth its time
+PLANNED_POINTS = 1_000_000  # that the choice of the engine is made for: timing and compiling must pay
 CHECKED = 5  # points along each side of the grid whose losses are compared with the float64 loop
 
 
@@ -217,7 +217,7 @@ class Ours:
         from distsummary.landscapes.directions.planes import PlanePlan
         from distsummary.landscapes.directions.recipe import Directions
         from distsummary.landscapes.engines.open_engine import open_engine
-        from distsummary.landscapes.engines.timing import plan_engine
+        from distsummary.landscapes.engines.timing import choose_engine
         from distsummary.landscapes.engines.worker import Task
 
         problem = Problem(path)
@@ -232,7 +232,7 @@ class Ours:
         if engine:
             choice = named_choice(engine, threads)
         else:
-            choice = plan_engine(task, device=device, points=PLANNED_POINTS, threads=threads).choice
+            choice = choose_engine(task, device=device, points=PLANNED_POINTS, threads=threads).choice
         self.inner = open_engine(
             model, loss_fn, [batch], names=problem.names, mode="standard", device=device, choice=choice
         )

@@ -261,7 +261,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda *_: None, raising=False)
     monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
     monkeypatch.setattr(torch_parameters, "type", _plain_type, raising=False)
-    monkeypatch.setattr(captured, "_stream", lambda device: stream)
+    monkeypatch.setattr(captured, "_warm_up_stream", lambda device: stream)
     monkeypatch.setattr(trace, "make_fx", _recorder(trace.make_fx))
     with NamedGpu():
         yield

@@ -1,11 +1,13 @@
 """The planner on real models, and workers with the engine it chose."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import fx
 
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.planes import PlanePlan
@@ -19,16 +21,17 @@ from distsummary.landscapes.engines.engine_choice import (
     Timing,
     piece,
 )
-from distsummary.landscapes.engines.timing import plan_engine, relative_difference
+from distsummary.landscapes.engines.timing import relative_difference
 from distsummary.landscapes.engines.torch_engines import TorchEngine
 from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.user_code import BatchLoss
-from tests.frameworks.landscape_nets import CRITERION, Mlp, ResNet8, fingerprint, make_net
+from tests.frameworks.landscape_nets import CRITERION, Cnn, Mlp, fingerprint, make_net
 from tests.unit.landscapes import golden_mlp
 
 MANY = 10**7  # points: timing candidates pays
+choose_engine = partial(timing.choose_engine, can_compile=False)  # which takes half a minute at times
 
 
 def task_of(net: Any, loss_fn: Any = CRITERION, size: int = 9, **more: Any) -> Task:
@@ -54,17 +57,17 @@ def grid_of(task: Task, order: Any = list) -> Any:
 
 
 @pytest.mark.usefixtures("several_threads")
-@pytest.mark.parametrize("kind", [Mlp, ResNet8], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Mlp, Cnn], ids=lambda kind: kind.__name__)
 def test_the_choice_is_one_that_was_timed_and_is_exact(kind: type) -> None:
     net = make_net(kind)
     before = fingerprint(net)
-    planned = plan_engine(task_of(net), points=MANY)
+    planned = choose_engine(task_of(net), points=MANY)
     timing = planned.timings[planned.choice]
     assert timing.error <= EXACT
     assert timing.point_s <= planned.timings[next(iter(planned.timings))].point_s
     assert len(planned.timings) + len(planned.refused) >= 5
     tried = {*planned.timings, *planned.refused}
-    assert any("channels_last" in choice.options for choice in tried) == (kind is ResNet8)
+    assert any("channels_last" in choice.options for choice in tried) == (kind is Cnn)
     assert f"torch {torch.__version__}" in planned.choice.hardware
     assert fingerprint(net) == before
     assert torch.get_num_threads() == 2
@@ -83,9 +86,11 @@ def test_the_losses_of_every_data_set_must_agree_and_metrics_need_not(
         return values
 
     monkeypatch.setattr(TorchEngine, "row_values", wrong_in_one)
+    monkeypatch.setattr(timing, "candidates", lambda *_, **__: [EngineChoice(engine="graph")])
     net, given = make_net(Mlp), Evaluation(metrics={"of/loss": CRITERION})
     task = task_of(net, evaluation=given)
-    planned = plan_engine(replace(task, batches={"train": net.batches(), "test": net.batches()}), points=MANY)
+    sets = {"train": net.batches(), "test": net.batches()}
+    planned = choose_engine(replace(task, batches=sets), points=MANY)
     assert {choice.engine: timing.error > EXACT for choice, timing in planned.timings.items()} == {
         "row": False,
         "graph": is_refused,
@@ -110,7 +115,7 @@ def test_a_candidate_that_was_slowed_down_once_is_timed_again(monkeypatch: pytes
 
     monkeypatch.setattr(timing._Bench, "_time", timed)
     ticks = iter(np.arange(0, 100, 1e-3))
-    planned = plan_engine(task_of(make_net(Mlp)), points=MANY, threads=2, clock=lambda: float(next(ticks)))
+    planned = choose_engine(task_of(make_net(Mlp)), points=MANY, threads=2, clock=lambda: float(next(ticks)))
     assert (planned.choice.label, planned.choice.threads) == ("torch-graph", 2)
     assert f"torch {torch.__version__}" in planned.choice.hardware
     assert planned.timings[planned.choice].point_s == 0.004
@@ -120,7 +125,7 @@ def test_a_candidate_that_was_slowed_down_once_is_timed_again(monkeypatch: pytes
 def test_a_short_landscape_gets_the_row_engine_after_a_glance() -> None:
     net, calls = make_net(Mlp), []
     net.register_forward_hook(lambda *_: calls.append(1))
-    planned = plan_engine(task_of(net), threads=2, clock=iter(np.arange(0, 1, 1e-6)).__next__)
+    planned = choose_engine(task_of(net), threads=2, clock=iter(np.arange(0, 1, 1e-6)).__next__)
     assert (planned.choice.engine, planned.choice.threads) == ("row", 2)
     assert f"torch {torch.__version__}" in planned.choice.hardware
     assert not planned.timings
@@ -130,7 +135,7 @@ def test_a_short_landscape_gets_the_row_engine_after_a_glance() -> None:
 def test_where_nothing_is_gained_the_row_engine_stays() -> None:
     """A clock that ticks once a look: every candidate takes the same."""
     ticks = iter(range(10**6))
-    planned = plan_engine(task_of(make_net(Mlp)), points=MANY, clock=lambda: float(next(ticks)))
+    planned = choose_engine(task_of(make_net(Mlp)), points=MANY, clock=lambda: float(next(ticks)))
     assert planned.choice.engine == "row"
     assert len(planned.timings) > 1
 
@@ -140,15 +145,31 @@ def test_a_loss_that_cannot_be_recorded_is_left_to_the_row_engine() -> None:
         loss = CRITERION(model(batch[0]), batch[1])
         return loss if loss < 1.0 else loss * 2
 
-    planned = plan_engine(task_of(make_net(Mlp), BatchLoss(loss_fn)), points=MANY)
+    planned = choose_engine(task_of(make_net(Mlp), BatchLoss(loss_fn)), points=MANY)
     assert planned.choice.engine == "row"
     assert all("CannotTraceError" in why or "no time" in why for why in planned.refused.values())
     assert planned.refused
 
 
+def test_where_nothing_can_be_compiled_an_engine_without_is_chosen_and_the_reason_is_on_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("no C++ compiler")
+
+    monkeypatch.setattr(fx.GraphModule, "compile", failing)
+    net = make_net(Mlp)
+    before = fingerprint(net)
+    planned = choose_engine(task_of(net), points=MANY, can_compile=True)
+    assert "compile" not in planned.choice.options
+    (why,) = (why for choice, why in planned.refused.items() if "compile" in choice.options)
+    assert "cannot compile the loss: no C++ compiler" in why
+    assert fingerprint(net) == before
+
+
 def test_an_engine_that_was_asked_for_is_not_timed() -> None:
     choice = EngineChoice(engine="graph", chunk=3)
-    planned = plan_engine(task_of(make_net(Mlp), choice=choice), points=MANY)
+    planned = choose_engine(task_of(make_net(Mlp), choice=choice), points=MANY)
     assert (planned.choice, planned.timings) == (choice, {})
 
 
@@ -156,7 +177,7 @@ def test_where_memory_does_not_hold_the_row_engine_layers_move_one_by_one() -> N
     def loss_fn(model: Any, batch: Any) -> Any:
         raise MemoryError
 
-    planned = plan_engine(task_of(make_net(Mlp), BatchLoss(loss_fn)), points=MANY, threads=2)
+    planned = choose_engine(task_of(make_net(Mlp), BatchLoss(loss_fn)), points=MANY, threads=2)
     assert planned.choice == EngineChoice(engine="inference", threads=2)
 
 
@@ -164,20 +185,21 @@ def test_what_the_models_own_code_raises_is_raised() -> None:
     net = make_net(Mlp)
     before = fingerprint(net)
     with pytest.raises(ZeroDivisionError):
-        plan_engine(task_of(net, BatchLoss(lambda model, batch: 1 / 0)), points=MANY)
+        choose_engine(task_of(net, BatchLoss(lambda model, batch: 1 / 0)), points=MANY)
     assert fingerprint(net) == before
 
 
 def test_autocast_is_reported_with_its_error() -> None:
-    task = task_of(make_net(Mlp), evaluation=Evaluation(precision="bf16"))
-    assert 1e-5 < plan_engine(task, points=MANY).choice.precision_error < 3e-2
-    assert plan_engine(task_of(make_net(Mlp)), points=MANY).choice.precision_error == 0.0
+    task = task_of(make_net(Mlp), choice=EngineChoice(), evaluation=Evaluation(precision="bf16"))
+    assert 1e-5 < choose_engine(task, points=MANY).choice.precision_error < 3e-2
+    task = task_of(make_net(Mlp), choice=EngineChoice())
+    assert choose_engine(task, points=MANY).choice.precision_error == 0.0
 
 
 def test_numpy_models_have_the_naive_engine() -> None:
     model = golden_mlp.Mlp()
     task = Task(model=model, loss_fn=golden_mlp.cross_entropy, batches=golden_mlp.batches(), planes=[])
-    assert plan_engine(task).choice.engine == "naive"
+    assert choose_engine(task).choice.engine == "naive"
 
 
 def test_too_little_memory_names_the_engine_to_go_on_with() -> None:

@@ -195,7 +195,7 @@ def test_captures_leave_the_stream_and_the_device_that_were(monkeypatch: pytest.
             yield
         raise RuntimeError("operation failed due to a previous error during capture")
 
-    monkeypatch.setattr(captured, "_stream", lambda device: warm)
+    monkeypatch.setattr(captured, "_warm_up_stream", lambda device: warm)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: own)
     for name, context in {"device": within, "stream": within, "graph": capturing}.items():
         monkeypatch.setattr(torch.cuda, name, context)

@@ -10,17 +10,16 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, fx, nn  # noqa: E402
 
 from distsummary.errors import CannotTraceError  # noqa: E402
-from distsummary.landscapes.engines.graph.torch_calls import KEPT_BYTES, bind  # noqa: E402
-from distsummary.landscapes.engines.graph.torch_columns import turn_chains  # noqa: E402
-from distsummary.landscapes.engines.graph.torch_fusions import in_place  # noqa: E402
+from distsummary.landscapes.engines.graph.torch_fx import aten, placeholders  # noqa: E402
 from distsummary.landscapes.engines.graph.torch_rewrites import (  # noqa: E402
     BATCH_NORMS,
     DOT_ROWS,
     ON_CPU,
     fold_batch_norms,
-    rewrite,
+    in_place,
+    turn_weights,
 )
-from distsummary.landscapes.engines.graph.torch_trace import aten, placeholders, record  # noqa: E402
+from distsummary.landscapes.engines.graph.torch_trace import record  # noqa: E402
 
 ROWS = 40
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -40,107 +39,17 @@ def calls(graph: fx.Graph, *targets: Any) -> list[Any]:
     return [node for node in graph.nodes if node.target in targets]
 
 
-def layers(x: Tensor, *parameters: Tensor, activation: Callable[[Tensor], Tensor] = torch.relu) -> Tensor:
-    """A network of linear layers of weights and biases."""
-    *hidden, last = zip(parameters[::2], parameters[1::2], strict=True)
-    for weight, bias in hidden:
-        x = activation(nn.functional.linear(x, weight, bias))
-    return nn.functional.linear(x, *last)
+def test_a_weight_that_moves_and_one_product_reads_is_kept_transposed() -> None:
+    def loss(x: Tensor, first: Tensor, second: Tensor, tied: Tensor) -> Tensor:
+        hidden = nn.functional.linear(torch.relu(nn.functional.linear(x, first)), second)
+        return nn.functional.linear(hidden, tied) + tied.t().sum()
 
-
-def loss_of_layers(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(layers(x, *parameters), labels)
-
-
-def mlp(classes: int = 10) -> list[Tensor]:
-    labels = torch.arange(ROWS) % classes
-    x, *parameters = values((ROWS, 24), (64, 24), (64,), (48, 64), (48,), (classes, 48), (classes,))
-    return [x, labels, *parameters]
-
-
-@pytest.mark.parametrize("activation", [torch.relu, torch.tanh, lambda x: x + 0.5 * torch.sigmoid(x)])
-def test_layers_between_a_fixed_input_and_a_transposed_reader_are_evaluated_in_columns(activation) -> None:
-    def loss(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(layers(x, *parameters, activation=activation), labels)
-
-    arguments = mlp()
-    expected = loss(*arguments)
-    graph = record(loss, arguments, ON_CPU)
-    rewrite(graph, placeholders(graph)[2:], on_cpu=True, by_layout=True)
-    torch.testing.assert_close(run(graph, arguments), expected, **EXACT)
-    products = calls(graph, aten.addmm.default, aten.mm.default)
-    assert len(products) == 3
-    assert all(node.args[-1].meta["val"].is_contiguous() for node in products)  # no side is transposed
-    assert all(node.args[-2].meta["val"].is_contiguous() for node in products)
-
-
-def test_biases_behind_a_relu_are_columns_of_the_weights_in_one_memory() -> None:
-    arguments = mlp()
-    graph = record(loss_of_layers, arguments, ON_CPU)
-    rewrite(graph, placeholders(graph)[2:], on_cpu=True, by_layout=True)
-    torch.testing.assert_close(run(graph, arguments), loss_of_layers(*arguments), **EXACT)
-    first, *others = calls(graph, aten.addmm.default, aten.mm.default)
-    assert first.target is aten.addmm.default  # computed once a plane
-    assert [[tuple(n.meta["val"].shape) for n in node.args] for node in others] == [
-        [(48, 65), (65, ROWS)],
-        [(10, 49), (49, ROWS)],
-    ]
-
-
-@pytest.mark.parametrize("first_moved", range(2, 8))
-def test_layers_that_stay_do_not_hinder_those_that_move(first_moved: int) -> None:
-    arguments = mlp()
-    graph = record(loss_of_layers, arguments, ON_CPU)
-    rewrite(graph, placeholders(graph)[first_moved:], on_cpu=True, by_layout=True)
-    torch.testing.assert_close(run(graph, arguments), loss_of_layers(*arguments), **EXACT)
-
-
-def test_a_bias_stays_a_bias_where_others_read_the_relu_or_layout_does_not_matter() -> None:
-    def with_shortcut(x: Tensor, *parameters: Tensor) -> Tensor:
-        hidden = torch.relu(nn.functional.linear(x, *parameters[:2]))
-        return hidden + torch.relu(nn.functional.linear(hidden, *parameters[2:]))
-
-    arguments = values((ROWS, 6), (6, 6), (6,), (6, 6), (6,))
-    for loss, given, by_layout in ((with_shortcut, arguments, True), (loss_of_layers, mlp(), False)):
-        graph = record(loss, given, ON_CPU)
-        rewrite(graph, placeholders(graph)[1:], on_cpu=True, by_layout=by_layout)
-        torch.testing.assert_close(run(graph, given), loss(*given), **EXACT)
-        assert not calls(graph, aten.cat.default)
-
-
-def with_norm(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
-    hidden = nn.functional.layer_norm(nn.functional.linear(x, *parameters[:2]), (64,))
-    return nn.functional.cross_entropy(layers(hidden, *parameters[2:]), labels)
-
-
-def with_sum_over_rows(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
-    first = torch.relu(nn.functional.linear(x, *parameters[:2]))
-    return nn.functional.cross_entropy(layers(first - first.mean(0), *parameters[2:]), labels)
-
-
-def with_tied_weight(x: Tensor, labels: Tensor, *parameters: Tensor) -> Tensor:
-    return loss_of_layers(x, labels, *parameters) + parameters[2].t().sum(1).square().sum()
-
-
-@pytest.mark.parametrize("loss", [with_norm, with_sum_over_rows, with_tied_weight])
-def test_what_else_reads_rows_or_weights_gets_what_it_had(loss) -> None:
-    arguments = mlp()
-    expected = loss(*arguments)
-    graph = record(loss, arguments, ON_CPU)
-    rewrite(graph, placeholders(graph)[2:], on_cpu=True, by_layout=True)
-    torch.testing.assert_close(run(graph, arguments), expected, **EXACT)
-
-
-def test_a_wide_last_layer_keeps_all_rows_and_turns_weights_that_one_product_uses() -> None:
-    arguments = mlp(classes=40)
-    expected = loss_of_layers(*arguments)
-    graph = record(loss_of_layers, arguments, ON_CPU)
-    before = len(list(graph.nodes))
-    turn_chains(graph)
-    assert len(list(graph.nodes)) == before
-    rewrite(graph, placeholders(graph)[2:6], on_cpu=True, by_layout=True)
-    assert len(calls(graph, aten.clone.default)) == 2  # of the weights that move
-    torch.testing.assert_close(run(graph, arguments), expected, **EXACT)
+    arguments = values((ROWS, 24), (64, 24), (48, 64), (40, 48))
+    for moved, turned in ((slice(1, 4), 2), (slice(1, 2), 1)):
+        graph = record(loss, arguments, ON_CPU)
+        turn_weights(graph, placeholders(graph)[moved])
+        assert len(calls(graph, aten.clone.default)) == turned
+        torch.testing.assert_close(run(graph, arguments), loss(*arguments), **EXACT)
 
 
 LABELS = torch.arange(ROWS) % 3
@@ -281,7 +190,7 @@ def test_a_folded_convolution_lies_as_the_one_it_replaces() -> None:
 
     arguments = [picture, weight, *[v.float() for v in norm]]
     graph = record(function, arguments)
-    rewrite(graph, placeholders(graph)[1:2], on_cpu=True, by_layout=True)
+    fold_batch_norms(graph)
     (folded,) = calls(graph, aten.convolution.default)
     found = run(graph, arguments)
     assert folded.meta["val"].stride() == found.stride()
@@ -289,61 +198,96 @@ def test_a_folded_convolution_lies_as_the_one_it_replaces() -> None:
     torch.testing.assert_close(found, function(*arguments))
 
 
-def two_layers(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    hidden = torch.relu(torch.addmm(bias, weight, x))
-    return torch.tanh(hidden.t().mm(hidden))
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda h: h.unsqueeze(1).expand(-1, 3, -1),
+        lambda h: h.unfold(1, 3, 1),
+        lambda h: h.as_strided((5, 4, 3), (6, 1, 1)),
+    ],
+)
+def test_nothing_is_added_in_place_where_elements_share_memory(view: Callable[[Tensor], Tensor]) -> None:
+    def function(slot: Tensor, step: Tensor) -> Tensor:
+        return torch.relu(view(torch.tanh(slot)) + step)
+
+    arguments = values((5, 6), ())
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    assert calls(graph, aten.add.Tensor)
+    assert calls(graph, aten.relu_.default)  # the sum has memory of its own
+    torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
 
 
-def bound(arguments: list[Tensor], memory: dict[Any, Tensor], graph: fx.Graph) -> Callable[[], Any]:
-    found = bind(graph, arguments, memory)
-    assert found is not None
-    return found
+def read_again(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.relu(h := torch.tanh(slot)) * h
 
 
-def test_bound_calls_give_what_the_graph_gives_and_follow_their_arguments() -> None:
-    arguments = values((5, 6), (7, 5), (7, 1))
-    graph = record(two_layers, arguments)
-    in_place(graph, 0, 3)
-    call = bound(arguments, {}, graph)
+def added_and_read_again(slot: Tensor, fixed: Tensor) -> Tensor:
+    return ((h := torch.tanh(slot)) + fixed) * h
+
+
+def read_again_by_a_view(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.relu((h := torch.tanh(slot)).view(-1)).view(5, 6) * h
+
+
+def of_another_shape(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.tanh(slot[0]) + fixed
+
+
+def of_another_precision(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.tanh(slot.float()) + fixed
+
+
+def of_what_is_fixed(slot: Tensor, fixed: Tensor) -> Tensor:
+    return torch.relu(fixed) * torch.tanh(slot)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(read_again, added_and_read_again, read_again_by_a_view, of_another_shape, of_another_precision),
+        of_what_is_fixed,
+    ],
+)
+def test_nothing_is_overwritten_that_is_read_elsewhere_or_of_another_kind(
+    function: Callable[..., Tensor],
+) -> None:
+    arguments = values((5, 6), (5, 6))
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    assert not calls(graph, aten.add_.Tensor, aten.relu_.default)
     for _ in range(2):
-        torch.testing.assert_close(call()[0], two_layers(*arguments), **EXACT)
-        arguments[0].mul_(0.5)
+        torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
 
 
-def test_bound_calls_of_two_batches_share_memory_but_for_their_results() -> None:
-    first, second = values((5, 6), (7, 5), (7, 1)), values((5, 6), (7, 5), (7, 1))
-    second[0] *= 3
-    graph = record(two_layers, first)
-    in_place(graph, 0, 3)
-    memory: dict[Any, Tensor] = {}
-    one, other = bound(first, memory, graph), bound(second, memory, graph)
-    found, another = one(), other()
-    torch.testing.assert_close(found[0], two_layers(*first), **EXACT)
-    torch.testing.assert_close(another[0], two_layers(*second), **EXACT)
-    assert found[0].data_ptr() != another[0].data_ptr()
-    assert len(memory) == 3  # two products and the result
+def test_a_view_that_nobody_else_reads_is_overwritten() -> None:
+    def function(slot: Tensor) -> Tensor:
+        return torch.relu(torch.tanh(slot).view(-1))
+
+    arguments = values((5, 6))
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    assert calls(graph, aten.relu_.default)
+    torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
 
 
-def test_bound_calls_make_what_is_stacked_in_its_place_and_copy_the_rest() -> None:
-    def stacked(x: Tensor, weight: Tensor, more: Tensor) -> Tensor:
-        product, twice, read_elsewhere = weight @ x, torch.tanh(x), torch.sigmoid(x)
-        rows = torch.relu(torch.cat([product, more, twice, twice, read_elsewhere]))
-        return torch.tanh(rows @ read_elsewhere.t())
+def test_a_sum_with_a_factor_is_added_to_its_first_part_alone() -> None:
+    def function(slot: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.add(fixed, torch.tanh(slot), alpha=3), torch.add(torch.exp(slot), fixed, alpha=2)
 
-    arguments = values((5, 6), (7, 5), (2, 6))
-    graph = record(stacked, arguments)
-    in_place(graph, 0, 3)
-    memory: dict[Any, Tensor] = {}
-    call = bound(arguments, memory, graph)
-    for _ in range(2):
-        torch.testing.assert_close(call()[0], stacked(*arguments), **EXACT)
-        arguments[2].mul_(-0.5)
-    assert len(memory) == 5  # the stack with the product in it, two that are copied, the last two
+    arguments = values((5, 6), (5, 6))
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    assert len(calls(graph, aten.add.Tensor)) == len(calls(graph, aten.add_.Tensor)) == 1
+    torch.testing.assert_close(run(graph, arguments), list(function(*arguments)), **EXACT)
 
 
-def test_a_graph_with_other_operations_or_large_results_is_not_bound() -> None:
-    numbers = values((4, 4))
-    assert bind(record(lambda a: a.cumsum(0), numbers), numbers, {}) is None
-    assert bind(record(lambda a: torch.cat([a, a], 1), numbers), numbers, {}) is None
-    wide = [torch.empty(KEPT_BYTES // 4 + 1)]
-    assert bind(record(torch.tanh, wide), wide, {}) is None
+def test_a_sum_in_place_lies_as_it_was_recorded() -> None:
+    def function(slot: Tensor, other: Tensor) -> Tensor:
+        return (other + torch.tanh(slot)).view(2, 12)  # of rows, where tanh(slot) lies in columns
+
+    slot, other = values((2, 4, 3), (2, 3, 4))
+    arguments = [slot.mT, other]
+    graph = record(function, arguments)
+    in_place(graph, 0, 1)
+    torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)

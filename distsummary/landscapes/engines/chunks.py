@@ -1,4 +1,4 @@
-"""The plan of landscapes: every loss that is wanted, cut into chunks for workers; pure."""
+"""The chunks of landscapes: every point to evaluate, divided among calls of the workers; pure functions."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -32,16 +32,16 @@ class Chunk:
 
     @property
     def row_key(self) -> tuple[int, Kind, int]:
-        """The row or path that it is a part of."""
+        """The row or path that the chunk belongs to."""
         return self.plane, self.kind, self.row
 
     def split(self, size: int) -> list["Chunk"]:
-        """The same points in chunks of at most `size`; none of none."""
+        """The same points in chunks of at most `size`; an empty chunk gives none."""
         starts = range(0, len(self), size)
         return [replace(self, columns=self.columns[start : start + size]) for start in starts]
 
     def without(self, columns: Collection[int]) -> "Chunk":
-        """What is left of it."""
+        """The chunk without these columns."""
         return replace(self, columns=tuple(column for column in self.columns if column not in columns))
 
 
@@ -51,7 +51,7 @@ def plan_chunks(
     grid_chunk: int = GRID_CHUNK,
     wanted: Sequence[NDArray[np.bool_]] | None = None,
 ) -> list[Chunk]:
-    """The chunks of all landscapes, each point in exactly one: first what the path needs, then the rows.
+    """The chunks of all landscapes, each point in exactly one: the path and its checkpoints, then the rows.
 
     Rows come in an order in which those done so far are always spread over the grid. `wanted` are the points
     of each grid that are to be evaluated, bool (m, n); None: all. `grid_chunk` must be a multiple of the
@@ -69,7 +69,7 @@ def plan_chunks(
 
 
 def least_call(*, is_streamed: bool) -> int:
-    """Points that are given together at least: streamed data is read once for all of a call."""
+    """The least number of points of a call: streamed data is read once for all of them."""
     return GRID_CHUNK if is_streamed else 1
 
 

@@ -1,4 +1,4 @@
-"""Which engine evaluates a landscape: candidates, what they were timed at, and the choice; pure."""
+"""The choice of an engine: its candidates, their timings and which of them is taken; pure functions."""
 
 import math
 from collections.abc import Mapping
@@ -13,13 +13,15 @@ OPTIONS = ("channels_last", "compile", "cuda_graph")
 EXACT = 5e-6  # relative error that an engine may have
 LOOSE = 1e-2  # where autocast was asked for
 MAX_CHUNK = 64
-MAX_CHUNKED_S = 0.02  # a point that takes longer than this on a CPU fills it alone
+MAX_CHUNKED_S = 0.02  # a point that takes longer on a CPU gains nothing from being evaluated with others
 MAX_RECORDED = 100_000_000  # parameters: the graph engine needs some 40 bytes for each, and saves little then
 LEAST_GAIN = 0.08  # a candidate must save this share to take the place of a simpler one
 NOISE = 0.3  # of two timings of the same work, seconds apart, on a machine that others use too
 LEAST_PLAN_S = 1.0  # landscapes shorter than this are not worth timing anything
 PLAN_SHARE = 0.02  # of the landscape's time, that timing may take
 LEAST_BUDGET_S = 0.5
+COMPILE_S = 7.0  # of CPU, that torch.compile takes: 2 to 7 seen, and 15 to 37 the first time on a machine
+COMPILE_SHARE = 0.1  # of the landscape's time, that compiling may take
 
 
 class MemoryTooSmallError(LandscapeError):
@@ -69,7 +71,7 @@ class EngineChoice:
 
     @property
     def label(self) -> str:
-        """What a grid says of its engine: "torch-graph x16 channels_last"."""
+        """The name of the engine in a grid, such as "torch-graph x16 channels_last"."""
         chunk = [f"x{self.chunk}"] if self.chunk > 1 else []
         return " ".join([f"torch-{self.engine}", *chunk, *self.options])
 
@@ -86,7 +88,7 @@ class EngineChoice:
         return cls(engine=engine, chunk=chunk, options=tuple(more))
 
     def smaller(self) -> "EngineChoice | None":
-        """What to try when memory was too small; None: that was it.
+        """The choice to try when memory was too small; None: there is none smaller.
 
         Half the chunk, then the row engine, at last the one that keeps nothing of the model's size.
         """
@@ -110,7 +112,7 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What a candidate cost: seconds per point of a row, and before the first point; CPU seconds on a CPU.
+    """The cost of a candidate in seconds: per point of a row, and before the first; CPU seconds on a CPU.
 
     `error` is the largest difference of its losses from the row engine's, relative to them.
     """
@@ -127,12 +129,11 @@ def candidates(
     parameters: int = 0,
     on_gpu: bool = False,
     has_pictures: bool = False,
-    can_compile: bool = False,
 ) -> list[EngineChoice]:
-    """What is worth timing beside the row engine, for rows of so many points; the most promising first.
+    """The engines worth timing beside the row engine, for rows of so many points; most promising first.
 
-    `point_s` is what the row engine takes for a point, `parameters` how many move. Chunks turn convolutions
-    into grouped ones, which GPUs want to have channel by channel, as some nets do on CPUs.
+    `point_s` is what the row engine takes for a point, `parameters` how many move. For several points at once
+    convolutions become grouped ones, which are slower on channels-last pictures.
     """
     layout = ("channels_last",) if has_pictures else ()
     if parameters > MAX_RECORDED:
@@ -141,16 +142,29 @@ def candidates(
     if on_gpu:
         found.append(EngineChoice(engine="graph", options=(*layout, "cuda_graph")))
     if on_gpu or point_s <= MAX_CHUNKED_S:
-        sizes = chunks(columns, on_gpu=on_gpu)
-        found += [EngineChoice(engine="graph", chunk=n, options=() if on_gpu else layout) for n in sizes]
-        if layout and not on_gpu:
-            found += [EngineChoice(engine="graph", chunk=n) for n in sizes[:1]]
+        found += [EngineChoice(engine="graph", chunk=n) for n in chunks(columns, on_gpu=on_gpu)]
     if has_pictures:
-        found.append(EngineChoice(engine="row", options=layout))
-        found.append(EngineChoice(engine="graph"))
-    if can_compile:
-        found.append(EngineChoice(engine="graph", options=(*layout, "compile")))
+        found += [EngineChoice(engine="row", options=layout), EngineChoice(engine="graph")]
     return found
+
+
+def compile_candidate(
+    timings: Mapping["EngineChoice", "Timing"], points: int, columns: int, *, has_pictures: bool = False
+) -> EngineChoice | None:
+    """The engine to compile on a CPU, given the timings of the others; None where that cannot pay.
+
+    It evaluates several points at once: torch.compile fuses what vmap makes of the recorded loss.
+    """
+    row_s = next(iter(timings.values())).point_s
+    best_s = min(timing.point_s for timing in timings.values())
+    sizes = chunks(columns, on_gpu=False)[:2]
+    if not sizes or row_s > MAX_CHUNKED_S or COMPILE_SHARE * points * best_s < COMPILE_S:
+        return None
+    return EngineChoice(
+        engine="graph",
+        chunk=sizes[-1],
+        options=("channels_last", "compile") if has_pictures else ("compile",),
+    )
 
 
 def chunks(columns: int, *, on_gpu: bool) -> list[int]:

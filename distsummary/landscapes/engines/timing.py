@@ -1,12 +1,15 @@
-"""The planner at work: candidates are opened one after another, timed on points of the plan, and compared.
+"""Chooses the engine of a landscape by timing: candidates evaluate points of the plan and are compared.
 
-Timed points are not kept: the workers evaluate them again, with the engine chosen.
+The timed points are not kept: the workers evaluate them again, with the engine that was chosen.
 """
 
 import logging
+import shutil
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,36 +26,37 @@ from distsummary.landscapes.engines.engine_choice import (
     candidates,
     choose,
     close,
+    compile_candidate,
 )
 from distsummary.landscapes.engines.open_engine import is_out_of_memory, open_engine
 from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.model.quantities import REDUCED
 
-PROBES = 6  # points of a row at which losses are compared, and the least that are timed
+PROBES = 6  # points of a row at which losses are compared; at least so many are timed
 TIMED_S = 0.03  # seconds that one timing of a candidate should take
-REPEATS = 6  # of them the shortest counts: others use the machine too
+REPEATS = 6  # timings of a candidate, of which the shortest counts: others use the machine too
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """The engine chosen, what the candidates were timed at, and why others were not."""
+class TimedChoice:
+    """The engine chosen, what each candidate was timed at, and why others were refused."""
 
     choice: EngineChoice
     timings: Mapping[EngineChoice, Timing] = field(default_factory=dict)
     refused: Mapping[EngineChoice, str] = field(default_factory=dict)
 
 
-def plan_engine(
+def choose_engine(
     task: Task,
     *,
     device: str | None = None,
     points: int | None = None,
     threads: int = 1,
-    can_compile: bool = False,
+    can_compile: bool | None = None,
     clock: Callable[[], float] | None = None,
-) -> Planned:
+) -> TimedChoice:
     """Choose the engine for a task on this machine, unless the task has one already.
 
     The choice holds the relative error of the losses in the reduced precision that was asked for, against the
@@ -62,27 +66,30 @@ def plan_engine(
         device: where the workers will compute; None: where the model is.
         points: that will be evaluated; None: those of the task.
         threads: of each worker.
-        can_compile: whether torch.compile may be timed too: its first point takes half a minute.
+        can_compile: whether torch.compile may be timed too, where the points are so many that it may pay;
+            None: if this machine has what it needs.
         clock: seconds; None: CPU seconds on a CPU, else the wall clock's.
 
     Raises whatever the model's own code raises with the row engine.
     """
     if framework_of(task.model).name != "torch":
-        return Planned(choice=EngineChoice(engine="naive"))
+        return TimedChoice(choice=EngineChoice(engine="naive"))
     plane = max(task.planes, key=lambda plane: len(plane.x) * len(plane.y))
     points = points or sum(len(p.x) * len(p.y) + 2 * len(p.states) for p in task.planes)
     bench = _Bench(task, plane, device, clock)
     try:
         planned = (
-            bench.plan(points, threads, can_compile) if task.choice is None else Planned(choice=task.choice)
+            bench.choose(points, threads, has_compiler() if can_compile is None else can_compile)
+            if task.choice is None
+            else TimedChoice(choice=task.choice)
         )
-    except Exception as error:  # of any kind: a device tells in its own way that it is full
+    except Exception as error:  # of any kind: each device has its own error for full memory
         if not is_out_of_memory(task.model, error):
             raise
         _log.warning(
             "memory does not hold what the row engine needs; points go to the model's own memory instead"
         )
-        planned = Planned(choice=EngineChoice(engine="inference", threads=threads))
+        planned = TimedChoice(choice=EngineChoice(engine="inference", threads=threads))
     if task.evaluation.precision not in REDUCED:
         return planned
     choice = replace(planned.choice, precision_error=bench.precision_error(planned.choice))
@@ -104,40 +111,42 @@ class _Bench:
 
     @cached_property
     def _directions(self) -> Directions:
-        """Made once for all candidates that want them whole."""
+        """The directions in memory, made once for all candidates."""
         return self._plane.recipe.make(self._plane.states[-1])
 
-    def plan(self, points: int, threads: int, can_compile: bool) -> Planned:
-        """See `plan_engine`."""
+    def choose(self, points: int, threads: int, can_compile: bool) -> TimedChoice:
+        """See `choose_engine`."""
         row = EngineChoice(threads=threads)
         engine = self._open(row)
         try:
             row, clock = replace(row, hardware=engine.hardware), self._clock or engine.clock
-            if not budget_s(points, self._glance(engine, clock)):
-                return Planned(choice=row)
+            engine.row_values(self._rows[0], self._probes[:1])  # the first point takes longer
+            begun = clock()
+            engine.row_values(self._rows[0], self._probes[-1:])
+            if not budget_s(points, clock() - begun):
+                return TimedChoice(choice=row)
             timings = {row: self._time(engine, clock, clock())}
             point_s = timings[row].point_s
             todo = candidates(
                 len(self._plane.x), point_s, parameters=engine.parameters,
-                on_gpu=engine.on_gpu, has_pictures=engine.has_pictures, can_compile=can_compile,
+                on_gpu=engine.on_gpu, has_pictures=engine.has_pictures,
             )  # fmt: skip
+            can_compile = can_compile and not engine.on_gpu and bool(todo)
+            has_pictures = engine.has_pictures
         finally:
             engine.close()
         todo = [replace(choice, threads=threads, hardware=row.hardware) for choice in todo]
         limit_s = budget_s(points, point_s)
         refused = self._try_all(todo, clock, timings, limit_s)
+        columns = len(self._plane.x)
+        if can_compile and (found := compile_candidate(timings, points, columns, has_pictures=has_pictures)):
+            compiled = replace(found, threads=threads, hardware=row.hardware)
+            self._try(compiled, clock, timings, refused)
         self._try_all(close(timings), clock, timings, limit_s)
         tolerance = LOOSE if self._task.evaluation.precision in REDUCED else EXACT
         choice = choose(timings, points, tolerance=tolerance)
         _log.info("landscape engine: %s of %d timed", choice.label, len(timings))
-        return Planned(choice=choice, timings=timings, refused=refused)
-
-    def _glance(self, engine: Any, clock: Callable[[], float]) -> float:
-        """Roughly what a point takes, from the second one."""
-        engine.row_values(self._rows[0], self._probes[:1])
-        begun = clock()
-        engine.row_values(self._rows[0], self._probes[-1:])
-        return clock() - begun
+        return TimedChoice(choice=choice, timings=timings, refused=refused)
 
     def _try_all(
         self,
@@ -165,7 +174,7 @@ class _Bench:
         timings: dict[EngineChoice, Timing],
         refused: dict[EngineChoice, str],
     ) -> None:
-        """Time a candidate; what it raises is why it is refused: the row engine shows that the code works."""
+        """Time a candidate; one that raises is refused: the row engine has shown that the code works."""
         start, engine = clock(), None
         try:
             engine = self._open(choice)
@@ -194,7 +203,7 @@ class _Bench:
         return engine
 
     def _time(self, engine: Any, clock: Callable[[], float], start: float) -> Timing:
-        """What an engine opened at `start` takes."""
+        """What an engine that was opened at `start` takes, and its error against the row engine."""
         losses = self._losses(engine)
         if not len(self._base):
             self._base = losses
@@ -212,12 +221,12 @@ class _Bench:
         return Timing(point_s=max(min(times), 1e-9) / len(xs), setup_s=setup_s, error=error)
 
     def _losses(self, engine: Any) -> Array:
-        """Of each data set at the probes, (sets, points)."""
+        """The losses of each data set at the probes, (sets, points)."""
         each = len(self._task.evaluation.quantities())  # of which the first is the loss
         return np.concatenate([engine.row_values(y, self._probes)[:, ::each] for y in self._rows]).T
 
     def precision_error(self, choice: EngineChoice) -> float:
-        """What the precision asked for does to an engine's losses."""
+        """The relative error of an engine's losses in the reduced precision that was asked for."""
         found = []
         for changes in ({}, {"precision": ""}):
             engine = self._open(choice, **changes)
@@ -228,8 +237,14 @@ class _Bench:
         return _largest_difference(found[0], found[1])
 
 
+def has_compiler() -> bool:
+    """Whether this machine has what torch.compile needs on a CPU: a C++ compiler and Python's headers."""
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return header.exists() and any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
 def _largest_difference(losses: Array, base: Array) -> float:
-    """Of all data sets, each held against itself."""
+    """The largest relative difference over all data sets."""
     return max(map(relative_difference, losses, base))
 
 

@@ -14,7 +14,7 @@ from distsummary.landscapes.directions.hessian import GROUPS
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import count_points, least_call
 from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.engines.timing import plan_engine
+from distsummary.landscapes.engines.timing import choose_engine
 from distsummary.landscapes.engines.worker import EngineFacts, Task
 from distsummary.landscapes.model.user_code import first_line
 from distsummary.landscapes.run.actor_crew import LOOK, ActorCrew
@@ -63,7 +63,7 @@ class RayWorkers:
         resources = self._resources(task.model, 1)[:1]
         if not resources[0].get("num_gpus"):
             with user_errors(CHOOSING):
-                return plan_engine(portable_task(task)).choice
+                return choose_engine(portable_task(task)).choice
         with ActorCrew(
             EngineChooser,
             [send(portable_task(task))],

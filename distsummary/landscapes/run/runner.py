@@ -20,7 +20,7 @@ from distsummary.landscapes.directions.planes import Prepared
 from distsummary.landscapes.directions.recipe import Array, Weights
 from distsummary.landscapes.engines.chunks import GRID_CHUNK, Chunk, count_points, least_call, plan_chunks
 from distsummary.landscapes.engines.engine_choice import EngineChoice, MemoryTooSmallError, piece
-from distsummary.landscapes.engines.timing import plan_engine
+from distsummary.landscapes.engines.timing import choose_engine
 from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import quantity_names
 from distsummary.landscapes.output.loss_grid import LossGrid
@@ -66,7 +66,7 @@ class Workers(Protocol):
     """What computes: this process, or actors of a cluster."""
 
     def choose_engine(self, task: Task) -> EngineChoice:
-        """The engine for the task on the hardware of the workers, see `timing.plan_engine`."""
+        """The engine for the task on the hardware of the workers, see `timing.choose_engine`."""
 
     def hessian(
         self,
@@ -251,7 +251,7 @@ class InProcessWorkers:
     def choose_engine(self, task: Task) -> EngineChoice:
         """See Workers."""
         with user_errors(CHOOSING):
-            return plan_engine(task).choice
+            return choose_engine(task).choice
 
     @contextmanager
     def hessian(self, *parts: Any, **options: Any) -> Iterator[Hessian]:

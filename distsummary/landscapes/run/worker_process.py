@@ -12,7 +12,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.engines.timing import plan_engine
+from distsummary.landscapes.engines.timing import choose_engine
 from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 
 
@@ -56,7 +56,7 @@ class EngineChooser:
 
     def begin(self) -> EngineChoice:
         """The engine."""
-        return plan_engine(self._task, device=own_device(self._task.model, self._gpus)).choice
+        return choose_engine(self._task, device=own_device(self._task.model, self._gpus)).choice
 
 
 class ChunkWorker:

@@ -6,6 +6,8 @@ import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.landscapes.engines.engine_choice import (
+    COMPILE_S,
+    COMPILE_SHARE,
     EngineChoice,
     MemoryTooSmallError,
     Timing,
@@ -14,6 +16,7 @@ from distsummary.landscapes.engines.engine_choice import (
     choose,
     chunks,
     close,
+    compile_candidate,
     piece,
 )
 
@@ -81,7 +84,7 @@ def test_candidates_fit_the_model_and_the_machine() -> None:
     assert pictures[0] == EngineChoice(engine="graph", options=("channels_last",))
     assert {EngineChoice(options=("channels_last",)), EngineChoice(engine="graph")} < set(pictures)
     chunked = [(choice.chunk, choice.options) for choice in pictures if choice.chunk > 1]
-    assert chunked == [*((n, ("channels_last",)) for n in (11, 7, 4, 21)), (11, ())]
+    assert chunked == [(n, ()) for n in (11, 7, 4, 21)]
     on_gpu = candidates(21, 1e-3, on_gpu=True, has_pictures=True)
     assert [(c.chunk, c.options) for c in on_gpu if c.chunk > 1] == [(21, ()), (11, ())]
     assert EngineChoice(engine="graph", options=("channels_last", "cuda_graph")) in on_gpu
@@ -92,10 +95,21 @@ def test_candidates_fit_the_model_and_the_machine() -> None:
     assert candidates(21, 1.0, parameters=10**9, has_pictures=True) == [
         EngineChoice(options=("channels_last",))
     ]
-    asked = candidates(21, 1e-3, on_gpu=False, has_pictures=False, can_compile=True)
-    assert asked[-1] == EngineChoice(engine="graph", options=("compile",))
-    asked = candidates(21, 1e-3, on_gpu=False, has_pictures=True, can_compile=True)
-    assert asked[-1] == EngineChoice(engine="graph", options=("channels_last", "compile"))
+
+
+def test_compiling_is_tried_where_it_takes_a_small_share_of_the_landscape() -> None:
+    def asked(points: int, point_s: float = 1e-3, columns: int = 51, **more: bool) -> EngineChoice | None:
+        timings = {ROW: Timing(point_s=point_s), CHUNKED: Timing(point_s=point_s / 2)}
+        return compile_candidate(timings, points, columns, **more)
+
+    enough = round(COMPILE_S / COMPILE_SHARE / 5e-4)
+    assert asked(enough + 1) == EngineChoice(engine="graph", chunk=17, options=("compile",))
+    assert asked(enough + 1, has_pictures=True) == EngineChoice(
+        engine="graph", chunk=17, options=("channels_last", "compile")
+    )
+    assert asked(enough - 1) is None
+    assert asked(enough, columns=1) is None
+    assert asked(enough, point_s=1.0) is None  # such points are evaluated one by one
 
 
 def test_a_worker_is_given_whole_chunks() -> None:

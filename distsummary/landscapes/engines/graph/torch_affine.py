@@ -13,16 +13,17 @@ additions.
 A tensor that is also used elsewhere (tied weights) loses nothing: there it is a slot of its own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from distsummary.landscapes.engines.graph.torch_trace import (
+from distsummary.landscapes.engines.graph.torch_fx import (
     Node,
     aten,
+    between,
     depends_on,
     is_getitem,
     is_view,
@@ -57,15 +58,15 @@ PRODUCTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class CutGraph:
     """A graph cut into three, each called with the tensors in the order given.
 
     Attributes:
         constants: (fixed tensors, batch) -> the tensors that `affine` and `point` need.
         affine: (moved tensors, constants) -> the slots.
         point: (slots, constants) -> the results.
-        slots: how many; the shared ones come first.
-        shared: how many no data is in: they are the same for all batches.
+        slots: how many slots there are; the shared ones come first.
+        shared: how many slots do not depend on data, so that all batches share them.
     """
 
     constants: fx.GraphModule
@@ -75,22 +76,33 @@ class Parts:
     shared: int
 
 
-def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_data: bool = True) -> Parts:
+def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_data: bool = True) -> CutGraph:
     """Cut a graph whose placeholders `moved` move; those of `batch` are data.
 
     `with_data` False keeps products with data out of the slots: they would be needed for every batch.
     """
-    data = depends_on(graph, batch)
-    kinds = _classify(graph, set(moved), set() if with_data else data)
-    found = _slots(graph, kinds)
-    slots = [n for n in found if n not in data] + [n for n in found if n in data]
-    given = set(slots)
-    fixed = [n for n in placeholders(graph) if n not in set(moved)]
-    point, point_inputs = _between(graph, results(graph), lambda n: n in given or kinds[n] == FIXED)
-    affine, affine_inputs = _between(graph, slots, lambda n: n in set(moved) or kinds[n] == FIXED)
+    moving, data = set(moved), depends_on(graph, batch)
+    kinds: dict[Node, int] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            kinds[node] = AFFINE if node in moving else FIXED
+            continue
+        kinds[node] = max((kinds[n] for n in node.all_input_nodes), default=FIXED)
+        if kinds[node] == AFFINE and ((node in data and not with_data) or not _keeps_affine(node, kinds)):
+            kinds[node] = OTHER
+    used: dict[Node, None] = {}  # affine values that others use, or what these are views of
+    for node in graph.nodes:
+        if kinds[node] == AFFINE and any(kinds[n] == OTHER or n.op == "output" for n in node.users):
+            while is_view(node) and not is_getitem(node.args[0]):
+                node = node.args[0]
+            used[node] = None
+    slots = [n for n in used if n not in data] + [n for n in used if n in data]
+    point, point_inputs = between(graph, results(graph), lambda n: n in used or kinds[n] == FIXED)
+    affine, affine_inputs = between(graph, slots, lambda n: n in moving or kinds[n] == FIXED)
     needed = [n for n in graph.nodes if kinds[n] == FIXED and n in point_inputs | affine_inputs]
-    constants, _ = _between(graph, needed, lambda n: n.op == "placeholder")
-    return Parts(
+    constants, _ = between(graph, needed, lambda n: n.op == "placeholder")
+    fixed = [n for n in placeholders(graph) if n not in moving]
+    return CutGraph(
         constants=module_of(constants, fixed, needed),
         affine=module_of(affine, [*moved, *needed], slots),
         point=module_of(point, [*slots, *needed], results(graph)),
@@ -112,23 +124,10 @@ def hoist(whole: fx.GraphModule, slots: int) -> tuple[fx.GraphModule, fx.GraphMo
         is_call = node.op == "call_function" and all(n in early for n in node.all_input_nodes)
         if is_call and (node not in moving or is_view(node)):
             early.add(node)
-    late, given = _between(graph, results(graph), lambda n: n in early)
+    late, given = between(graph, results(graph), lambda n: n in early)
     needed = [n for n in graph.nodes if n in given]
-    first, _ = _between(graph, needed, lambda n: n.op == "placeholder")
+    first, _ = between(graph, needed, lambda n: n.op == "placeholder")
     return module_of(first, inputs, needed), module_of(late, needed, results(graph))
-
-
-def _classify(graph: fx.Graph, moved: set[Node], refused: set[Node]) -> dict[Node, int]:
-    """FIXED, AFFINE in the moved placeholders, or OTHER, by node; an affine one of `refused` is OTHER."""
-    kinds: dict[Node, int] = {}
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            kinds[node] = AFFINE if node in moved else FIXED
-            continue
-        kinds[node] = max((kinds[n] for n in node.all_input_nodes), default=FIXED)
-        if kinds[node] == AFFINE and (node in refused or not _keeps_affine(node, kinds)):
-            kinds[node] = OTHER
-    return kinds
 
 
 def _keeps_affine(node: Node, kinds: dict[Node, int]) -> bool:
@@ -144,38 +143,6 @@ def _keeps_affine(node: Node, kinds: dict[Node, int]) -> bool:
         one, other = PRODUCTS[node.target]
         return not {node.args[one], node.args[other]} <= moving
     return False
-
-
-def _slots(graph: fx.Graph, kinds: dict[Node, int]) -> list[Node]:
-    """The affine nodes to keep values of: those that others use, or what these are views of."""
-    found: dict[Node, None] = {}
-    for node in graph.nodes:
-        if kinds[node] != AFFINE:
-            continue
-        if any(kinds[user] == OTHER or user.op == "output" for user in node.users):
-            while is_view(node) and not is_getitem(node.args[0]):
-                node = node.args[0]
-            found[node] = None
-    return list(found)
-
-
-def _between(
-    graph: fx.Graph, outputs: Iterable[Node], is_given: Callable[[Node], bool]
-) -> tuple[list[Node], set[Node]]:
-    """The nodes between `outputs` and where a value is given, in order; and those that are given."""
-    wanted: set[Node] = set()
-    given: set[Node] = set()
-    waiting = list(outputs)
-    while waiting:
-        node = waiting.pop()
-        if node in wanted or node in given:
-            continue
-        if is_given(node):
-            given.add(node)
-        else:
-            wanted.add(node)
-            waiting += node.all_input_nodes
-    return [n for n in graph.nodes if n in wanted], given
 
 
 class InDouble(fx.Interpreter):
