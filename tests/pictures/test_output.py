@@ -1,14 +1,17 @@
 """What a landscape leaves in its run: events for the viewers, grids and pictures."""
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from distsummary.errors import DamagedFileError
 from distsummary.format.records import Image, Landscape
+from distsummary.landscapes.output import write
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.reading.reader import read_directory
@@ -22,6 +25,15 @@ from tests.unit.landscapes.test_grid import make_grid, random_grid
 @pytest.fixture
 def run_dir(nasty_tmp_path: Path) -> RunDir:
     return recorded_run(nasty_tmp_path / "run")
+
+
+@pytest.fixture
+def one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small picture in the place of all, for what is asked about their files alone."""
+    figure = Figure(figsize=(1, 1))
+    buffer = io.BytesIO()
+    figure.savefig(buffer)
+    monkeypatch.setattr(write, "draw", lambda grid, kind: buffer.getvalue())
 
 
 def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
@@ -54,6 +66,7 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
     ]
 
 
+@pytest.mark.usefixtures("one_picture")
 def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> None:
     draw(around=run_dir, run_dir=run_dir.base)
     older = segments(run_dir.landscape_dir, "mindspore") + segments(run_dir.landscape_dir, "tensorboard")
@@ -96,6 +109,7 @@ def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
     assert shown.z.max() == pytest.approx(grid.z[np.isfinite(grid.z)].max(), rel=1e-6)
 
 
+@pytest.mark.usefixtures("one_picture")
 def test_a_second_landscape_joins_the_first(run_dir: RunDir) -> None:
     draw(around=run_dir, directions="pca", run_dir=run_dir)
     draw(around=run_dir, directions="random", run_dir=run_dir)
@@ -140,9 +154,10 @@ def test_a_landscape_around_a_checkpoint_file_has_the_loss_curve_of_the_run_it_i
 
 
 def test_without_matplotlib_an_older_picture_does_not_stay(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, one_picture: None
 ) -> None:
     write_landscapes(run_dir, [make_grid(), random_grid()])
+    monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     made = write_landscapes(run_dir, [make_grid(z=np.ones((3, 4)))])
     assert "pip install 'distsummary[report]'" in caplog.text
