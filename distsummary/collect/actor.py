@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
 
-from distsummary.collect.open_writer import RankCollector
+from distsummary.collect.rank_collector import RankCollector
 from distsummary.errors import StaleAttemptError, WriteError
 from distsummary.format.records import QUEUED, SYNCED, Batch, Health
 from distsummary.writing.spec import WriterSpec

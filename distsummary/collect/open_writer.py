@@ -1,13 +1,7 @@
-"""The collector of one rank, and the way to it from the training thread: through Ray or in this process."""
-
-import os
-import platform
-import uuid
-from typing import NamedTuple
+"""Opens the writer of a training thread: through the rank's collector actor on Ray, or in this process."""
 
 from distsummary import topology as topologies
-from distsummary.errors import InvalidValueError, StaleAttemptError
-from distsummary.format.records import Batch, Health
+from distsummary.errors import InvalidValueError
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter, Writer
@@ -37,50 +31,3 @@ def open_writer(spec: WriterSpec, collectors: str) -> AsyncWriter:
 
         writer = RemoteWriter(spec)
     return AsyncWriter(writer, spec)
-
-
-class Greeting(NamedTuple):
-    """The collector's session, its process, and the counters of its files."""
-
-    session: str
-    host: str
-    pid: int
-    health: Health
-
-
-class RankCollector:
-    """Writes one rank's batches; `actor.py` runs it as a Ray actor.
-
-    `session` changes with every start and every failed write, so that no batch is written before an earlier
-    one. An acknowledged batch is in the files: it survives the death of any process.
-    """
-
-    def __init__(self, spec: WriterSpec) -> None:
-        self._writer = RankWriter(spec)
-        self.session = uuid.uuid4().hex
-
-    def hello(self) -> Greeting:
-        """Who answers, and the counters with the last seq in the files."""
-        return Greeting(self.session, platform.node(), os.getpid(), self._writer.health())
-
-    def write(self, session: str, batch: Batch) -> Health:
-        """Write and acknowledge; raises StaleAttemptError for a batch sent to an earlier session."""
-        if session != self.session:
-            raise StaleAttemptError(
-                f"batch from seq {batch.first_seq} was sent to an earlier session; say hello again"
-            )
-        try:
-            self._writer.write(batch)
-        except OSError:
-            self.session = uuid.uuid4().hex  # what was sent after this batch must not be written before it
-            raise
-        return self._writer.health()
-
-    def flush(self) -> None:
-        """Return when what was acknowledged is delivered, durable if that was asked for; raises OSError."""
-        self._writer.flush()
-
-    def close(self) -> Health:
-        """Make the files durable and close them."""
-        self._writer.close()
-        return self._writer.health()
