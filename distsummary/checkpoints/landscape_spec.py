@@ -1,4 +1,4 @@
-"""MindSpore's `collect_landscape` argument: which checkpoints a training keeps for its landscapes."""
+"""MindSpore's `collect_landscape` argument: which checkpoints a training saves for its landscapes."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ _KEYS = ("landscape_size", "unit", "num_samples", "create_landscape", "intervals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapeSpec:
-    """Which checkpoints to keep (`intervals`, in `unit`s counted from 1), and which landscapes to draw.
+    """Which checkpoints to save (`intervals`, in `unit`s counted from 1), and which landscapes to draw.
 
     A landscape has `landscape_size` points along each side and uses `num_samples` of the data set per point.
     `create_train` draws one landscape per interval, `create_result` one around the last checkpoint. `sketch`
-    is the number of steps from one sketch (64 kB) to the next: 0 lets the costs decide, None keeps no
-    sketches.
+    is the number of steps from one sketch (64 kB) to the next; with 0 the costs decide, with None no sketches
+    are saved.
     """
 
     intervals: tuple[tuple[int, ...], ...]
@@ -41,12 +41,12 @@ DEFAULT_SPEC = LandscapeSpec(intervals=(tuple(range(1, 10)), tuple(range(10, 20)
 
 
 def check_collect_landscape(value: object) -> LandscapeSpec | None:
-    """Check MindSpore's `collect_landscape` argument; None and {} mean that nothing is kept.
+    """Check MindSpore's `collect_landscape` argument; None and {} mean that nothing is saved.
 
     A missing `create_landscape`, or a missing key in it, means True. Raises InvalidTypeError or
-    InvalidValueError where MindSpore raises TypeError or ValueError. The key `sketch` is our own: True keeps
-    sketches of as many steps as cost a hundredth of the training's time, a number n one of every n-th step.
-    With it `intervals` may be missing, and then no whole checkpoint is kept.
+    InvalidValueError if MindSpore raises TypeError or ValueError. The key `sketch` is an addition: True saves
+    as many sketches as cost a hundredth of the training's time, a number n saves one at every n-th step. With
+    it `intervals` may be missing; then no whole checkpoint is saved.
     """
     check_type("collect_landscape", value, dict, optional=True)
     if not isinstance(value, dict) or not value:
@@ -84,7 +84,7 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
                 f"{field}[{index}] must have at least {MIN_INTERVAL} numbers, got {interval!r}; a plane "
                 "takes three points"
             )
-        for item in interval:  # MindSpore accepts a bool here, and only here
+        for item in interval:  # MindSpore accepts a bool here, but nowhere else
             check_type(f"an item of {field}[{index}]", item, (int, bool))
 
     return LandscapeSpec(

@@ -1,4 +1,4 @@
-"""Checkpoints read in place: arrays by name, decoded from the mapped file at each access."""
+"""Checkpoints read in place: arrays by name, each decoded from the mapped file when it is accessed."""
 
 import math
 import mmap
@@ -22,7 +22,7 @@ MAX_NAME_BYTES = 1024
 MAX_SLICES = 1 << 12
 MAX_DIMENSIONS = 32  # NumPy 1.26's limit
 
-# The NumPy dtype of the bytes; every byte of a bool is checked, text is UTF-32.
+# The NumPy dtype of the stored bytes; every byte of a bool is checked; text is UTF-32.
 _STORED = {"bfloat16": "<u2", "bool": "|u1", "text": "<u4"}
 
 
@@ -49,7 +49,7 @@ class StoredArray:
 
 
 class StoredState(Mapping[str, Array]):
-    """Arrays by name in files, read at each access."""
+    """Arrays by name in files; each access reads the file."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
@@ -57,14 +57,14 @@ class StoredState(Mapping[str, Array]):
 
     @abstractmethod
     def part(self, name: str, start: int, stop: int) -> Array:
-        """Elements start .. stop-1 of one array in C order, as far as it goes; no others are read."""
+        """Elements start .. stop-1 of one array in C order, clipped to its size; reads no others."""
 
     @abstractmethod
     def selected(self, names: Mapping[str, str]) -> Self:
         """Some of the arrays under new names: `names` is {new: old}."""
 
     def release(self, name: str) -> None:
-        """Free the memory that reading one array took; existing views of it read the file again."""
+        """Free the memory that reading one array took; existing views of it will read the file again."""
 
     def own(self) -> dict[str, Array]:
         """All arrays as aligned, writable copies."""
@@ -76,9 +76,9 @@ class StoredState(Mapping[str, Array]):
 
 
 class MappedState(StoredState):
-    """Arrays by name: read-only views of the file if NumPy has its dtype, else decoded at each access.
+    """Arrays by name: read-only views of the file if NumPy has the dtype, else decoded at each access.
 
-    bfloat16 becomes float32 (exactly), text a 0-d array of str. The file stays mapped as long as one of its
+    bfloat16 becomes float32 (exactly), text a 0-d array of str. The file stays mapped as long as any of its
     arrays is alive; that is safe because checkpoints are replaced as whole files, never rewritten in place.
     """
 
@@ -113,7 +113,7 @@ class MappedState(StoredState):
 
     def release(self, name: str) -> None:
         """See StoredState."""
-        if not hasattr(mmap, "MADV_DONTNEED"):  # not on this system
+        if not hasattr(mmap, "MADV_DONTNEED"):  # not available on this system
             return
         for start, stop in self._arrays[name].spans:
             begin = start - start % mmap.PAGESIZE
@@ -125,7 +125,7 @@ class MappedState(StoredState):
 
 
 def decode(data: mmap.mmap | Array, array: StoredArray) -> Array:
-    """The values of an array in these bytes."""
+    """The array that these bytes hold."""
     stored = array.stored
     pieces = [
         np.frombuffer(data, stored, count=(stop - start) // stored.itemsize, offset=start)
@@ -143,14 +143,14 @@ def decode(data: mmap.mmap | Array, array: StoredArray) -> Array:
 
 
 def check_stored(name: str, array: StoredArray) -> None:
-    """Raise DamagedFileError unless name and shape are within bounds and the spans have the shape's bytes."""
+    """Raise DamagedFileError unless name and shape are within bounds and the spans have the right size."""
     if len(name.encode()) > MAX_NAME_BYTES:
         raise DamagedFileError(f"a name has more than {MAX_NAME_BYTES} bytes: {name[:60]!r}...")
     if len(array.shape) > MAX_DIMENSIONS or any(size < 0 for size in array.shape):
         raise DamagedFileError(f"{name!r} has the shape {array.shape[: MAX_DIMENSIONS + 1]}")
     itemsize = array.stored.itemsize
     if math.prod(max(size, 1) for size in array.shape) * itemsize >= 1 << 63:
-        raise DamagedFileError(f"{name!r} has the shape {array.shape}, which no array can have")
+        raise DamagedFileError(f"{name!r} has the shape {array.shape}, which is too large for any array")
     if array.nbytes != math.prod(array.shape) * itemsize:
         raise DamagedFileError(
             f"{name!r} has {array.nbytes} bytes, but {array.dtype} of shape {array.shape} "
@@ -169,6 +169,6 @@ def map_file(path: Path) -> mmap.mmap:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise DamagedFileError(f"the checkpoint {path} is empty; remove it and train again")
-        if sys.version_info >= (3, 13):  # older ones keep the file open while it is mapped
+        if sys.version_info >= (3, 13):  # older versions keep the file open while it is mapped
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

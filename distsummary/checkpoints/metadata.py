@@ -1,4 +1,4 @@
-"""train_metadata.json: the checkpoint files that are the trajectory of one training."""
+"""train_metadata.json: which checkpoint files form the trajectory of one training."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class CheckpointFile:
     """A checkpoint file in the metadata; `sha256` is empty if MindSpore wrote it.
 
-    If the model is saved as `shards` files, `path` is that of rank 0, and `sha256` is empty because each file
-    has its own digest inside.
+    If the model is saved as `shards` files, `path` is the one of rank 0, and `sha256` is empty because each
+    file contains its own digest.
     """
 
     path: str
@@ -39,7 +39,7 @@ class TrainMetadata:
     """The content of train_metadata.json: MindSpore's keys, and our own (`run_id`, `sha256`, `shards`).
 
     `files` are the existing checkpoints by number, `spec.intervals` the planned ones. `step_per_epoch` is 0
-    if the training did not know it; `run_id` is empty if MindSpore wrote the file.
+    if the training did not know it. `run_id` is empty if MindSpore wrote the file.
     """
 
     spec: LandscapeSpec
@@ -153,6 +153,6 @@ def file_digest(path: Path) -> str:
 
 
 def refuse_absent_run(ckpt_dir: Path) -> None:
-    """Raise MissingFileError if the run itself is missing, so that training again would be no remedy."""
+    """Raise MissingFileError if the run itself is missing, because then training again is no remedy."""
     if not ckpt_dir.parent.is_dir():
         raise MissingFileError(f"{ckpt_dir.parent} does not exist; check the path")

@@ -1,4 +1,4 @@
-"""MindSpore .ckpt files: a sequence of Checkpoint messages, each with one tensor or a slice of one."""
+"""MindSpore .ckpt files: a sequence of Checkpoint messages, each with one tensor or one slice of a tensor."""
 
 import math
 import mmap
@@ -45,11 +45,11 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if dtype[0] i
 
 
 def map_ckpt(path: str | os.PathLike[str]) -> MappedState:
-    """The values of a .ckpt in place, in the file's order; only names, shapes and a checksum are read here.
+    """The values of a .ckpt, to be read in place, in file order; reads only names, shapes and a checksum.
 
-    BFloat16 becomes float32 (so that writing it back gives Float32). A `str` value, as `append_info` writes
-    it, becomes a 0-d array of str. Raises MissingFileError, DamagedFileError for bytes that are not a
-    checkpoint (such as an encrypted file), InvalidValueError for a kind of value without an array (map
+    BFloat16 becomes float32 (so that writing it back gives Float32). A `str` value, as written by
+    `append_info`, becomes a 0-d array of str. Raises MissingFileError, DamagedFileError for bytes that are
+    not a checkpoint (such as an encrypted file), or InvalidValueError for values that have no array form (map
     parameters, Int4).
     """
     data = map_file(Path(path))
@@ -57,7 +57,7 @@ def map_ckpt(path: str | os.PathLike[str]) -> MappedState:
         return MappedState(data, _stored_arrays(data))
     except InvalidValueError as error:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
-    except ValueError as error:  # DamagedFileError, or of read_varint
+    except ValueError as error:  # DamagedFileError, or from read_varint
         raise DamagedFileError(
             f"{os.fspath(path)} is not a MindSpore checkpoint: {error}; encrypted files cannot be read, "
             "a damaged one must be written again"
@@ -67,11 +67,11 @@ def map_ckpt(path: str | os.PathLike[str]) -> MappedState:
 def write_ckpt(
     path: str | os.PathLike[str], state: Mapping[str, Array], *, slice_bytes: int = SLICE_BYTES
 ) -> None:
-    """Replace `path` by a .ckpt that MindSpore loads; what `map_ckpt` read is written to the same bytes.
+    """Replace `path` by a .ckpt that MindSpore loads; what `map_ckpt` has read gets the same bytes.
 
-    Arrays may have any shape (0-d too), of bool, int8 to int64, uint8 to uint64, float16 to float64 or 0-d
-    str; an array of more than `slice_bytes` is split into several values. Raises InvalidTypeError or
-    InvalidValueError before anything is written, RunDirError if writing fails.
+    Arrays may have any shape (including 0-d), of bool, int8 to int64, uint8 to uint64, float16 to float64 or
+    0-d str. An array of more than `slice_bytes` is split into several values. Raises InvalidTypeError or
+    InvalidValueError before anything is written, or RunDirError if writing fails.
     """
     check_type("state", state, Mapping)
     if not state:
@@ -95,7 +95,7 @@ def write_ckpt(
             if array.dtype.kind == "U":
                 file.write(_message(name, (0,), "str", array))
                 continue
-            # MindSpore uses array_split too, so that a split file has the same bytes
+            # MindSpore also uses array_split, so a split file has the same bytes
             for piece in np.array_split(array.reshape(-1), max(1, math.ceil(array.nbytes / slice_bytes))):
                 file.write(_message(name, array.shape, _NAMES[array.dtype], piece))
 
@@ -105,15 +105,15 @@ def _message(name: str, shape: tuple[int, ...], kind: str, content: Array) -> by
     return pb.Checkpoint(value=[pb.Checkpoint.Value(tag=name, tensor=tensor)]).SerializeToString()
 
 
-# The reader walks the protobuf wire format itself, so that the arrays need not be copied and a file may be
-# larger than the 2 GiB that a protobuf parser takes:
+# This reader walks the protobuf wire format itself, so that arrays need not be copied and a file may exceed
+# the 2 GiB limit of protobuf parsers:
 #   file    = (0x0a | varint size | Value)* [ "crc_num" | u80-BE CRC-32 of all bytes before ]
 #   Value   = 1: tag, 2: Tensor | 3: map parameter
 #   Tensor  = 1: dims (varint each, or packed), 2: tensor_type, 3: tensor_content
 
 
 def _stored_arrays(data: mmap.mmap) -> dict[str, StoredArray]:
-    """Where the arrays of a file are; slices of one array, which follow each other, are joined."""
+    """Where the arrays of a file are; adjacent slices of one array are joined."""
     arrays: dict[str, StoredArray] = {}
     last, position, size = "", 0, len(data)
     while position < size:
@@ -131,7 +131,7 @@ def _stored_arrays(data: mmap.mmap) -> dict[str, StoredArray]:
         head = arrays.get(name)
         if head is not None:
             if name != last:
-                raise DamagedFileError(f"{name!r} stands there twice")
+                raise DamagedFileError(f"{name!r} occurs twice")
             if (head.dtype, head.shape) != (array.dtype, array.shape) or head.dtype == "text":
                 raise DamagedFileError(f"the slices of {name!r} have different shapes or types")
             if len(head.spans) >= MAX_SLICES:
@@ -148,7 +148,7 @@ def _stored_arrays(data: mmap.mmap) -> dict[str, StoredArray]:
 
 
 def _value(data: mmap.mmap, start: int, stop: int) -> tuple[str, StoredArray]:
-    """The name and the array, or slice of one, in a Value message."""
+    """The name and the array (or slice of an array) in a Value message."""
     name: str | None = None
     tensor: tuple[int, int] | None = None
     for number, wire, first, last in _fields(data, start, stop):

@@ -1,4 +1,4 @@
-"""safetensors files: written and validated by the library, read in place."""
+"""safetensors files: written and validated by the safetensors library, read in place."""
 
 import importlib
 import json
@@ -42,10 +42,10 @@ def library() -> ModuleType:
 
 
 def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
-    """The arrays of the file in place, in the order of its header, which alone is read here.
+    """The arrays of the file, to be read in place, in the order of its header; reads only the header.
 
     BF16 becomes float32. Raises MissingFileError, DamagedFileError for bytes that are not safetensors,
-    InvalidValueError for a dtype that NumPy lacks (floats of 8 bits and less), MissingExtraError.
+    InvalidValueError for a dtype that NumPy lacks (floats of 8 bits or less), or MissingExtraError.
     """
     data, arrays, _ = open_safetensors(path)
     return MappedState(data, arrays)
@@ -58,7 +58,7 @@ def open_safetensors(
     package = library()
     data = map_file(Path(path))
     try:
-        # the library checks the sizes, offsets and gaps of the header before they are used here
+        # the library checks the sizes, offsets and gaps in the header before they are used here
         with package.safe_open(os.fspath(path), framework="np") as file:
             metadata = dict(file.metadata() or {})
         size = int.from_bytes(data[:8], "little")
@@ -74,10 +74,11 @@ def open_safetensors(
 def write_safetensors(
     path: str | os.PathLike[str], state: Mapping[str, Array], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Replace `path` by a safetensors file of these arrays (bool, integers, float16 to float64, complex64).
+    """Replace `path` with a safetensors file of these arrays (bool, integers, float16 to float64, complex64).
 
-    `metadata` is text by name for the file's header; with it `state` may be empty. Raises InvalidTypeError or
-    InvalidValueError before anything is written, MissingExtraError, and RunDirError if writing fails.
+    `metadata` is text by name for the file's header; if it is given, `state` may be empty. Raises
+    InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError if
+    writing fails.
     """
     library()
     save_file = importlib.import_module("safetensors.numpy").save_file
@@ -90,7 +91,7 @@ def write_safetensors(
 
 
 def writable(name: object, value: object) -> Array:
-    """The array as it is written to a file: little-endian, in C order; raises as `write_safetensors`."""
+    """The array as it is stored: little-endian, in C order; raises as `write_safetensors`."""
     check_type("a name in state", name, str)
     check_type(f"state[{name!r}]", value, np.ndarray)
     array: Array = np.asarray(value)
@@ -102,11 +103,11 @@ def writable(name: object, value: object) -> Array:
             f"state[{name!r}] has the dtype {array.dtype}, which safetensors cannot hold; "
             "convert it or leave it out"
         )
-    return np.asarray(array, dtype=dtype, order="C")  # the library takes contiguous arrays only
+    return np.asarray(array, dtype=dtype, order="C")  # the library accepts only contiguous arrays
 
 
 def _stored_arrays(header: dict[str, dict[str, object]], begin: int, size: int) -> dict[str, StoredArray]:
-    """The arrays of a header whose offsets count from byte `begin` of a file of `size` bytes."""
+    """The arrays in a header whose offsets count from byte `begin` of a file of `size` bytes."""
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise DamagedFileError(f"it names more than {MAX_TENSORS} arrays")
@@ -119,7 +120,7 @@ def _stored_arrays(header: dict[str, dict[str, object]], begin: int, size: int) 
             raise DamagedFileError(f"{name!r} has no shape")
         start, stop = (begin + int(offset) for offset in offsets)
         if not begin <= start <= stop <= size:
-            raise DamagedFileError(f"{name!r} lies outside of the file")
+            raise DamagedFileError(f"{name!r} lies outside the file")
         arrays[name] = StoredArray(dtype=_DTYPES[dtype], shape=tuple(map(int, shape)), spans=((start, stop),))
         check_stored(name, arrays[name])
     return arrays

@@ -1,13 +1,13 @@
-"""One rank's shards of a checkpoint: a safetensors file with the slices of the model that the rank holds.
+"""One rank's shards of a checkpoint: a safetensors file with the slices of the model that it holds.
 
 Its metadata has one entry of our own, in JSON:
 
     "distsummary.shards": {"format": 1, "run_id", "attempt", "unit", "number", "rank", "ranks",
         "slices": {name: {"global_shape": [...], "offset": [...]}}, "sha256"}
 
-`rank` counts the ranks that write, from 0 to `ranks` - 1; ranks that only hold copies of other ranks' slices
-do not write. The slices are in the order of the model. The sha256 is computed over the entry with an empty
-sha256 and over the bytes of the arrays, sorted by name.
+`rank` counts the ranks that write, from 0 to `ranks` - 1; a rank that only holds copies of other ranks'
+slices does not write. The slices are in the order of the model. The sha256 covers this entry (with an empty
+sha256) and the bytes of the arrays, sorted by name.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _FIRST = re.compile(rf"_rank_0{{5}}_of_(\d{{5,8}}){re.escape(SUFFIX)}$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRank:
-    """The place of a rank among the `ranks` that write a model in shards, in one attempt of a run."""
+    """The place of a rank among the `ranks` that write shards of a model, in one attempt of a run."""
 
     rank: int
     ranks: int
@@ -62,7 +62,7 @@ class ShardHeader:
     sha256: str = ""
 
     def is_beside(self, other: "ShardHeader") -> bool:
-        """Whether both can be files of one checkpoint."""
+        """Whether both can be files of the same checkpoint."""
         return replace(self, rank=0, slices={}, sha256="") == replace(other, rank=0, slices={}, sha256="")
 
     def to_json(self) -> str:
@@ -72,7 +72,7 @@ class ShardHeader:
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """A file as it was when it was opened first; `stamp` is its inode, size and time of the last change."""
+    """A file as it was when it was first opened; `stamp` is its inode, size and modification time."""
 
     path: Path
     stamp: tuple[int, int, int]
@@ -80,18 +80,18 @@ class FileVersion:
     def read_into(self, begin: int, out: Array) -> None:
         """Fill `out` in C order from byte `begin` on.
 
-        Raises DamagedFileError if the file was replaced since, or ends early.
+        Raises DamagedFileError if the file has been replaced since then or ends early.
         """
         buffer = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         rest = memoryview(buffer.reshape(-1).view(np.uint8).data)
         with open(self.path, "rb", buffering=0) as file:
             if self.stamp != _stamp(os.fstat(file.fileno())):
                 raise DamagedFileError(
-                    f"{self.path} was replaced while it was read; open the trajectory again"
+                    f"{self.path} was replaced while it was read; load the trajectory again"
                 )
             file.seek(begin)
             while rest:
-                count = file.readinto(rest)  # the system reads at most 2 GiB at a time
+                count = file.readinto(rest)  # the operating system reads at most 2 GiB at a time
                 if not count:
                     raise DamagedFileError(f"{self.path} ends early; train again or choose another number")
                 rest = rest[count:]
@@ -125,17 +125,17 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def write_shards(path: Path, header: ShardHeader, state: Mapping[str, Array]) -> None:
-    """Replace `path` by a file of these arrays, whose places are `header.slices`.
+    """Replace `path` by a file of these arrays, whose places in the whole arrays are `header.slices`.
 
-    Raises InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, and
-    RunDirError if writing fails.
+    Raises InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError
+    if writing fails.
     """
     check_type("state", state, Mapping)
     arrays = {name: writable(name, value) for name, value in state.items()}
     if arrays.keys() != header.slices.keys():
         odd = sorted(arrays.keys() ^ header.slices.keys())
         raise InvalidValueError(
-            f"slices must have the names of all arrays of state and no others, differ: {odd[:5]}"
+            f"slices must have exactly the names of the arrays in state; these differ: {odd[:5]}"
         )
     for name, array in arrays.items():
         _check_slice(name, header.slices[name], array.shape)
@@ -144,7 +144,7 @@ def write_shards(path: Path, header: ShardHeader, state: Mapping[str, Array]) ->
 
 
 def read_shards(path: Path) -> ShardFile:
-    """The header of a file; no array is read.
+    """The header of a file; reads no array.
 
     Raises MissingFileError, DamagedFileError for a file that `write_shards` did not make, MissingExtraError.
     """
@@ -182,7 +182,7 @@ def read_shards(path: Path) -> ShardFile:
 
 
 def verify(shards: ShardFile) -> None:
-    """Raise DamagedFileError unless the file has its sha256; reads all of it."""
+    """Raise DamagedFileError unless the file matches its sha256; reads the whole file."""
     data, arrays, _ = open_safetensors(shards.version.path)
     view = memoryview(data)
     spans = (view[start:stop] for name in sorted(arrays) for start, stop in arrays[name].spans)
@@ -208,5 +208,5 @@ def _check_slice(name: str, shard: Shard, shape: tuple[int, ...]) -> None:
     )
     if not is_inside:
         raise InvalidValueError(
-            f"{name!r} of shape {shape} at {shard.offset} must lie inside of the whole, {shard.global_shape}"
+            f"{name!r} of shape {shape} at {shard.offset} must lie inside the whole, {shard.global_shape}"
         )

@@ -1,4 +1,4 @@
-"""A checkpoint in shards, read as one: each array is assembled from its slices at each access.
+"""A checkpoint in shards that reads as one: each access assembles an array from its slices.
 
 No file is kept open and nothing is read ahead, because 20 checkpoints of a model on 64 ranks are 1280 files.
 """
@@ -19,7 +19,7 @@ from distsummary.errors import DamagedFileError
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A slice of an array of at least one axis: its place in the array, and its first byte in a file."""
+    """A slice of an array of at least one axis: its place in the array, and its first byte in the file."""
 
     file: FileVersion
     begin: int
@@ -27,7 +27,7 @@ class Box:
     shape: tuple[int, ...]
 
     def row(self, row: int, itemsize: int) -> "Box":
-        """The part at index `row` of the first axis, an array of one axis less."""
+        """The part at index `row` of the first axis: an array with one axis less."""
         inner = math.prod(self.shape[1:]) * itemsize
         begin = self.begin + (row - self.offset[0]) * inner
         return Box(self.file, begin, self.offset[1:], self.shape[1:])
@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedArray:
-    """An array in shards: its shape, one of its slices as stored, and all slices in the order of offsets."""
+    """An array in shards: its shape, one slice as stored, and all slices in the order of their offsets."""
 
     shape: tuple[int, ...]
     one: StoredArray
@@ -43,10 +43,10 @@ class ShardedArray:
 
 
 class ShardedState(StoredState):
-    """The arrays in the files of one checkpoint, read again at each access; bfloat16 becomes float32.
+    """The arrays in the files of one checkpoint, read anew at each access; bfloat16 becomes float32.
 
-    Raises DamagedFileError unless the slices of each array cover every element once, and at an access to a
-    file that was replaced since it was opened.
+    Raises DamagedFileError if the slices of an array do not cover every element exactly once, and at an
+    access to a file that has been replaced since it was opened.
     """
 
     def __init__(self, files: Sequence[ShardFile]) -> None:
@@ -91,8 +91,13 @@ class ShardedState(StoredState):
 def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequence[Box]) -> None:
     """Read elements start .. stop-1 (in C order) of an array of this shape, which the boxes cover.
 
-    . . . s s s    They are read in up to three parts: the end of a row, whole rows, and the beginning of a
-    row. s s s s s s    A row is an array of one axis less, cut by the same boxes. s s . . . .
+    They are read in up to three parts: the end of a row, whole rows, and the beginning of a row:
+
+        . . . s s s
+        s s s s s s
+        s s . . . .
+
+    A row is an array with one axis less, which the same boxes cover.
     """
     if start >= stop:
         return
@@ -125,7 +130,7 @@ def _fill_row(
 
 
 def _overlapping(boxes: Sequence[Box], low: int, high: int) -> Sequence[Box]:
-    """The boxes with elements of rows low .. high-1; they are consecutive, as boxes of a grid by offset."""
+    """The boxes with elements of rows low .. high-1; they are adjacent, since boxes are sorted by offset."""
 
     def first_row(box: Box) -> int:
         return box.offset[0]
@@ -136,10 +141,9 @@ def _overlapping(boxes: Sequence[Box], low: int, high: int) -> Sequence[Box]:
 
 
 def _sharded_array(name: str, files: Sequence[ShardFile]) -> ShardedArray:
-    """The array of which these files hold slices.
+    """The array whose slices these files hold.
 
-    Raises DamagedFileError unless the slices are the cells of a grid, into which meshes of ranks cut an
-    array.
+    Raises DamagedFileError unless the slices are the cells of a grid, as every mesh of ranks cuts an array.
     """
     seen = {(f.header.slices[name].global_shape, f.arrays[name].dtype) for f in files}
     if len(seen) > 1:

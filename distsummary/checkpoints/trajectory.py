@@ -1,4 +1,4 @@
-"""The trajectory of one training, for reading: its checkpoints in a ckpt_dir, by step or epoch."""
+"""The trajectory of one training, for reading: the checkpoints in a ckpt_dir, by step or epoch."""
 
 import logging
 import os
@@ -29,8 +29,8 @@ SUFFIXES = tuple(_MAP)
 class Trajectory:
     """The checkpoints of one training by number, a step or an epoch.
 
-    `run_id` is empty if MindSpore wrote the trajectory; its files have no sha256 to verify. `incomplete` are
-    the numbers that count as not saved because some of their shards are missing.
+    `run_id` is empty if MindSpore wrote the trajectory; its files have no sha256 to verify. `incomplete`
+    holds the numbers that count as not saved because some of their shards are missing.
     """
 
     ckpt_dir: Path
@@ -61,10 +61,11 @@ class Trajectory:
         return tuple(number for number in self.spec.numbers if number not in self.numbers)
 
     def path(self, number: int, rank: int = 0) -> Path:
-        """The path of a checkpoint or of the shards of `rank`, always in `ckpt_dir`: directories may move.
+        """The path of a checkpoint or of the shards of `rank`, always in `ckpt_dir`, which may have been
+        moved.
 
         Raises InvalidValueError for a number that was not saved, MissingFileError for a file that does not
-        exist, DamagedFileError for a name that leads elsewhere.
+        exist, DamagedFileError for a name that leads out of `ckpt_dir`.
         """
         if number not in self.files:
             known = ", ".join(map(str, self.numbers)) or "none"
@@ -72,7 +73,7 @@ class Trajectory:
                 f"{self.unit} {number} is not in the trajectory {self.ckpt_dir}; saved are: {known}"
             )
         recorded = self.files[number].path
-        name = re.split(r"[/\\]", recorded)[-1]  # the path may be of another system
+        name = re.split(r"[/\\]", recorded)[-1]  # the recorded path may come from another operating system
         size = len(name.encode(errors="replace"))
         if name in ("", ".", "..") or not name.isprintable() or size > 255:
             raise DamagedFileError(f"the metadata names {recorded[:80]!r}, which is no checkpoint file")
@@ -88,9 +89,9 @@ class Trajectory:
         return path
 
     def shards(self, number: int) -> list[ShardFile]:
-        """The files of a checkpoint in shards, by rank; empty for a whole checkpoint. No array is read.
+        """The files of a checkpoint in shards, by rank; empty for a whole checkpoint. Reads no array.
 
-        Raises as `path`, and MissingFileError for a file of another run, attempt or number of ranks,
+        Raises as `path`; also MissingFileError for a file of another run, attempt or number of ranks, and
         DamagedFileError for a file without shards.
         """
         ranks = self.files[number].shards if number in self.files else 1
@@ -110,9 +111,10 @@ class Trajectory:
         return found
 
     def open(self, number: int) -> StoredState:
-        """One checkpoint in place, read array by array, for trajectories that are larger than memory.
+        """One checkpoint, read in place array by array, so that it may be larger than memory.
 
-        Raises as `path` and `shards`, and DamagedFileError if a file is not the one that this training wrote.
+        Raises as `path` and `shards`; also DamagedFileError if a file is not the one that this training
+        wrote.
         """
         shards = self.shards(number)
         if shards:
@@ -125,7 +127,7 @@ class Trajectory:
         recorded = self.files[number].sha256
         if path.is_file() and recorded and recorded != file_digest(path):
             raise DamagedFileError(
-                f"{path} is not the file that run {self.run_id} wrote (its sha256 differs); train again"
+                f"{path} is not the file that run {self.run_id} wrote: its sha256 differs; train again"
             )
         return map_checkpoint(path)
 
@@ -135,7 +137,7 @@ class Trajectory:
 
 
 def map_checkpoint(path: Path) -> MappedState:
-    """A checkpoint file of any format in place, by its suffix; raises as the format's reader."""
+    """A checkpoint file of any format, read in place; its suffix says the format, whose reader may raise."""
     if path.suffix not in _MAP:
         raise InvalidValueError(f"a checkpoint must end with one of {SUFFIXES}, got {path}")
     return _MAP[path.suffix](path)
@@ -145,8 +147,8 @@ def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:
     """The trajectory that train_metadata.json in `ckpt_dir` describes.
 
     Numbers with missing shards are left out, with a warning in the log, since each rank saves its own shards
-    without asking the others. Raises MissingFileError if there is no metadata, DamagedFileError if it cannot
-    be used.
+    without waiting for the others. Raises MissingFileError if there is no metadata, DamagedFileError if it
+    cannot be used.
     """
     directory = Path(ckpt_dir)
     metadata = read_metadata(directory)
@@ -165,5 +167,5 @@ def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:
             _log.warning("%s %d is left out: %s", found.unit, number, error)
             incomplete.add(number)
         except DamagedFileError:
-            pass  # it was saved; opening it raises
+            pass  # it was saved; opening it will raise
     return replace(found, incomplete=frozenset(incomplete))

@@ -43,19 +43,21 @@ _WRITE: dict[str, Callable[[Path, Mapping[str, Array]], None]] = {
 class TrajectoryWriter:
     """Saves the checkpoints of one training, each followed by the metadata that names it.
 
-    In a directory that was used before, the metadata names only files of this run: entries of another run are
-    removed before the first of its files is replaced. A resumed run keeps its own earlier numbers and saves
-    all numbers again from the first one that is due after the restart. `save` is not thread-safe.
+    If the directory was used before, the metadata names only files of this run: entries of other runs are
+    removed before the first of their files is replaced. A resumed run keeps its own
+    checkpoints before the first one that is due after the restart, and saves all later ones again. `save` is
+    not thread-safe.
 
     Args:
         ckpt_dir: `RunDir.ckpt_dir`; created when the first checkpoint is saved.
-        spec: the numbers to save, and what landscapes will need to know.
-        model_name: the class of the model, for the names of files.
-        run_id: of this run.
+        spec: the steps or epochs to save, and what landscapes will need to know.
+        model_name: the class of the model, for the names of the files.
+        run_id: the id of this run.
         step_per_epoch: 0 if unknown.
         format: "mindspore" (.ckpt, which MindSpore's SummaryLandscape can use) or "safetensors".
         shard_rank: the place of this rank, which saves its shards of a model as safetensors; rank 0 also
-            writes the metadata. No rank waits for another: a checkpoint is complete once all have saved.
+            writes the metadata. Ranks do not wait for each other: a checkpoint is complete once all have
+            saved.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class TrajectoryWriter:
         self._metadata = TrainMetadata(spec=spec, step_per_epoch=step_per_epoch, run_id=run_id)
 
     def due(self, number: int) -> bool:
-        """Whether this step or epoch, which the training has reached, is planned and not saved yet."""
+        """Whether this step or epoch, which the training has reached, is planned and not yet saved."""
         if number not in self._due:
             return False
         self._first = number if self._first is None else self._first
@@ -139,7 +141,7 @@ class TrajectoryWriter:
         return path
 
     def _disown_others(self, first: int) -> None:
-        """Remove all entries from the metadata but those of this run's own files before `first`."""
+        """Remove all entries from the metadata except those of this run's own files before `first`."""
         try:
             old = read_metadata(self.ckpt_dir)
         except MissingFileError:

@@ -1,4 +1,4 @@
-"""CRC32C as TFRecord frames use it: masked, of many byte strings at once, and to find frame headers."""
+"""CRC32C as TFRecord frames use it: masking, CRCs of many byte strings at once, search for frame headers."""
 
 from collections.abc import Iterable
 from functools import lru_cache

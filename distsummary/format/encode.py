@@ -1,6 +1,6 @@
-"""Numbered events to their frames in every format: scalars as columns, everything else one by one.
+"""Encodes numbered events to frames in every format: scalars in columns, everything else one by one.
 
-What the formats share (PNG bytes, bin counts) is computed once.
+Work that the formats share (PNG bytes, bin counts) is done once.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,8 +36,8 @@ from distsummary.format.scalar_encoder import ScalarEncoder
 from distsummary.format.scalar_rows import events_of
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
-_ENVELOPE = 256  # upper bound of an event's bytes beside its values, and of
-_VALUE_ENVELOPE = 16  # a value's bytes beside its encoding
+_ENVELOPE = 256  # upper bound of an event's bytes without its values
+_VALUE_ENVELOPE = 16  # upper bound of a value's bytes without its encoding
 _VALUE_ENCODERS: dict[str, Callable[[Value], list[Part] | None]] = {
     "mindspore": mindspore_format.value_parts,
     "tensorboard": tensorboard_format.value_parts,
@@ -60,17 +60,19 @@ def encode_event(
     mindspore_compat: bool = False,
     max_payload: int = MAX_PAYLOAD,
 ) -> tuple[dict[str, bytes | None], list[Refusal]]:
-    """The payload of an event in each of `formats` (None: it cannot show the event), and the refused values.
+    """The payload of an event in each of `formats` (None if the format cannot show it), and the refused
+    values.
 
     A bad value does not affect the others. A summary whose values were all refused is still written in the
-    MindSpore dialect, as MindSpore does, so that the numbering has no gaps. Lineage values are refused here:
-    lineage is a state with a file of its own (`lineage.encode_lineage`). A graph must be the only
+    MindSpore dialect, as MindSpore does, so that the numbering has no gaps. Lineage values are refused here,
+    because lineage is a state with a file of its own (`lineage.encode_lineage`). A graph must be the only
     value of its event (`records.split_event`).
 
     Args:
-        event: its values hold arrays or finished records; a writer thread has waited for device copies.
-        ids: written into each payload; None writes what MindSpore itself would write.
-        formats: of "mindspore" and "tensorboard".
+        event: its values hold arrays or finished records; a writer thread has already waited for device
+            copies.
+        ids: written into each payload; with None the payload equals what MindSpore itself writes.
+        formats: some of "mindspore" and "tensorboard".
         mindspore_compat: histogram edges and image scaling as MindSpore computes them.
         max_payload: in bytes; a value that would make the event larger is refused, since no reader takes it.
     """
@@ -88,7 +90,7 @@ def event_parts(
     mindspore_compat: bool = False,
     max_payload: int = MAX_PAYLOAD,
 ) -> tuple[dict[str, list[Part] | None], list[Refusal]]:
-    """The same as `encode_event` with each payload in parts, for `frames.frame_parts` and `os.writev`.
+    """The same as `encode_event`, with each payload in parts for `frames.frame_parts` and `os.writev`.
 
     Arrays of float32 and encoded pictures are not copied: they must not change before the parts are written.
     """
@@ -98,7 +100,7 @@ def event_parts(
     room = {dialect: max_payload - _ENVELOPE for dialect in formats}
     for value in event.values:
         try:
-            if value.plugin not in PLUGINS:  # asked first, because the check itself is slow
+            if value.plugin not in PLUGINS:  # checked here first, because check_choice is slow
                 check_choice("the plugin of a value", value.plugin, PLUGINS)
             parts: dict[str, list[Part] | None]
             if value.plugin == "graph":
@@ -125,10 +127,10 @@ def event_parts(
             for dialect, need in needs.items():
                 if need > room[dialect]:
                     raise InvalidValueError(
-                        f"the value needs {need} bytes, and the event has {room[dialect]} left; "
+                        f"the value needs {need} bytes, but the event has only {room[dialect]} left; "
                         "record less at a step"
                     )
-        except Exception as error:  # reported: an array of another library may fail in any way
+        except Exception as error:  # reported: code of another library's array may raise anything
             refused.append(Refusal(value.plugin, str(value.tag), f"{type(error).__name__}: {error}"))
             continue
         for dialect, need in needs.items():
@@ -169,7 +171,7 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
         )
     if value.plugin not in SUMMARY_PLUGINS:
         raise InvalidValueError(
-            f"{value.plugin} is lineage, which has a file of its own; it cannot be part of a summary"
+            f"{value.plugin} is lineage, which has its own file; it cannot be part of a summary"
         )
     data = value.data
     match value.plugin:
@@ -221,9 +223,9 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Frames by dialect, in the order of the events; an event that a dialect cannot show has none in it.
+    """Frames by dialect, in the order of the events; a dialect lacks the frames of events it cannot show.
 
-    Lineage has no frames: it is a state, kept whole in a file of its own.
+    Lineage has no frames: it is a state that is kept as a whole in a file of its own.
     """
 
     framed: dict[str, list[Framed]]
@@ -236,7 +238,7 @@ class EventEncoder:
 
     Args:
         run_id, attempt: the identity in every event.
-        formats: of the frames.
+        formats: the formats of the frames.
         mindspore_compat: histogram edges and image scaling as MindSpore computes them.
     """
 
@@ -248,7 +250,7 @@ class EventEncoder:
         self._scalars = ScalarEncoder(run_id, attempt, formats)
 
     def encode(self, first_seq: int, events: Iterable[Event | Scalars]) -> Encoded:
-        """The frames of events first_seq, first_seq + 1, ...; they hold large arrays where these lie."""
+        """The frames of events first_seq, first_seq + 1, ...; large arrays are referenced, not copied."""
         encoded = Encoded({dialect: [] for dialect in self._formats})
         seq = first_seq
         for item in events:

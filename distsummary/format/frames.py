@@ -1,4 +1,4 @@
-"""TFRecord frames, the envelope of every event in every file: made, read, and found again after damage."""
+"""TFRecord frames, the envelope of every event: encoded, read, and found again after damage."""
 
 import logging
 import os
@@ -15,25 +15,25 @@ import numpy as np
 
 from distsummary.format.crc import find_headers, masked, masked_crc
 
-# A piece of what is written in one go; a memoryview (format "B") saves copying a large array.
+# A part of what one system call writes; a memoryview (format "B") avoids copying a large array.
 Part: TypeAlias = bytes | memoryview
 
 MAX_PAYLOAD = 64 << 20  # bytes; the most that a reader allocates for one event
 OVERHEAD = 16  # bytes of a frame around its payload
-HEADER_BYTES = 12  # of them before the payload
+HEADER_BYTES = 12  # bytes of the frame before the payload
 _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _BLOCK = 1 << 20  # bytes read at a time
-_BLOCK_OF_HEADERS = 1 << 16  # the same where only headers are read and large payloads skipped
+_BLOCK_OF_HEADERS = 1 << 16  # bytes read at a time when only headers are read and large payloads are skipped
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 _WRONG_LENGTH = "the length has a wrong CRC"
 _WRONG_PAYLOAD = "the payload has a wrong CRC"
-_LARGE = 1 << 14  # bytes of a part; copying a smaller one costs less than writing it separately
+_LARGE = 1 << 14  # bytes; copying a smaller part costs less than writing it separately
 
 _logger = logging.getLogger(__name__)
 if google_crc32c.implementation != "c":
     _logger.warning(
-        "google-crc32c runs in pure Python (implementation %r): every event costs a hundred times more; "
+        "google-crc32c runs in pure Python (implementation %r): every event takes a hundred times as long; "
         "install a google-crc32c wheel for this platform",
         google_crc32c.implementation,
     )
@@ -42,8 +42,8 @@ if google_crc32c.implementation != "c":
 class Frame(NamedTuple):
     """One frame of a file: where it starts and ends (bytes), and its payload.
 
-    `damage` says what is wrong with it, None if nothing is. A damaged frame whose length cannot be trusted
-    has no payload and ends where the file ends.
+    `damage` describes what is wrong with it, None if nothing is. A damaged frame whose length cannot be
+    trusted has no payload and extends to the end of the file.
     """
 
     offset: int
@@ -54,9 +54,9 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """The frames of `count` consecutive events from `first_seq` on, equally long, `nbytes` in total.
+    """The frames of `count` consecutive events from `first_seq` on, of equal length, `nbytes` in total.
 
-    Several frames are one part; a single one may be in several parts.
+    Several frames are one part; a single frame may consist of several parts.
     """
 
     first_seq: int
@@ -92,7 +92,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def frame_parts(payload: Iterable[Part]) -> list[Part]:
-    """The frame of a payload given in parts, again in parts, for `os.writev`; large ones are not copied."""
+    """Frame a payload given in parts, as parts for `os.writev`; large parts are not copied."""
     parts = joined(payload)
     length = struct.pack("<Q", sum(map(len, parts)))
     crc = 0
@@ -102,7 +102,7 @@ def frame_parts(payload: Iterable[Part]) -> list[Part]:
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """The same bytes with neighbouring small parts joined; large parts are not copied."""
+    """The same bytes with adjacent small parts joined; large parts are not copied."""
     merged: list[Part] = []
     small: list[Part] = []
     for part in parts:
@@ -123,9 +123,9 @@ def read_frames(
 ) -> Iterator[Frame]:
     """The frames of a file from byte `start` on (the end of an earlier frame); damaged ones are marked.
 
-    A torn frame, one that the end of the file cuts off, is not yielded: the file may be growing, and a later
-    call with `start` at the end of the last frame continues there. A length is trusted only if its CRC is
-    right, and no more is allocated than the file holds or `max_payload` bytes.
+    A torn frame (cut off by the end of the file) is not yielded: the file may be growing, and a later call
+    with `start` at the end of the last frame continues there. A length is trusted only if its CRC is right.
+    No allocation exceeds the rest of the file or `max_payload` bytes.
 
     With `resync`, a damaged frame whose length cannot be trusted ends where the next intact frame begins, if
     there is one, and a torn frame followed by an intact one is reported as damage. The work for that is
@@ -136,7 +136,7 @@ def read_frames(
 
 
 class FrameReader:
-    """Reads the frames of an open file from any byte on; keeps the block that it read last."""
+    """Reads the frames of an open file from any byte on; caches the block that it read last."""
 
     def __init__(self, file: BinaryIO, max_payload: int, *, resync: bool) -> None:
         self._file, self._max_payload = file, max_payload
@@ -147,7 +147,7 @@ class FrameReader:
     def window(self, offset: int) -> tuple[int, bytes]:
         """Where a block of the file begins, and its bytes.
 
-        It holds the next quarter of a MiB from `offset` on, less only where the file ends sooner.
+        It holds the next quarter of a MiB from `offset` on; less only if the file ends sooner.
         """
         wanted_end = min(offset + _BLOCK // 4, self._size)
         if self._base <= offset and wanted_end <= self._base + len(self._block):
@@ -170,7 +170,7 @@ class FrameReader:
             if offset + _HEADER.size > base + len(block):
                 base, block = self._read(offset)
                 if len(block) < _HEADER.size:
-                    return  # the file was truncated meanwhile
+                    return  # the file was truncated in the meantime
             length, crc = _HEADER.unpack_from(block, offset - base)
             end = offset + OVERHEAD + length
             damage = None if crc == _length_crc(length) else _WRONG_LENGTH
@@ -196,26 +196,26 @@ class FrameReader:
             elif length > _BLOCK // 2:
                 large = _read_body(self._file, offset, end)
                 if large is None:
-                    return  # truncated meanwhile
+                    return  # truncated in the meantime
                 if large.damage is not None and search is not None:
                     end = search.true_end(offset, end)
                 yield large._replace(end=end)
             elif base == offset:
-                return  # truncated meanwhile: the block, read from here, would hold the frame
+                return  # truncated in the meantime: otherwise the block, read from here, would hold the frame
             else:
-                base, block = offset, b""  # it crosses the end of the block: read one that begins with it
+                base, block = offset, b""  # the frame crosses the end of this block
                 continue
             offset = end
 
 
 class _Search:
-    """Finds the next intact frame after damage; gives up when false starts cost twice the file."""
+    """Finds the next intact frame after damage; gives up when wrong candidates have cost twice the file."""
 
     def __init__(self, file: BinaryIO, size: int, max_payload: int) -> None:
         self._file, self._size, self._max_payload = file, size, max_payload
         self._budget_bytes = 2 * size + max_payload
         self._base = self._end = 0  # the range searched last
-        self._found: list[tuple[int, int]] = []  # offset and length of the frames whose header in it is right
+        self._found: list[tuple[int, int]] = []  # offset and length of right headers in it
 
     def next_frame(self, start: int, stop: int | None = None) -> int | None:
         """The offset of the first frame between `start` and `stop` whose two CRCs are right."""
@@ -241,10 +241,10 @@ class _Search:
         return None
 
     def true_end(self, offset: int, end: int) -> int:
-        """Where a frame from `offset` to `end` whose payload has a wrong CRC really ends.
+        """The real end of a frame from `offset` to `end` whose payload has a wrong CRC.
 
-        Sooner than its length says if it was torn and another writer appended to the file: the frames of that
-        writer then lie inside it.
+        It is before `end` if the frame was torn and another writer appended to the file: the frames of that
+        writer then lie inside the torn one.
         """
         following = self.next_frame(offset + 1, end)
         return end if following is None else following
@@ -257,14 +257,14 @@ def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _length_crc(length: int) -> int:
-    """The CRC of a length, as the header stores it; cached, since most events have one of a few lengths."""
+    """The CRC of a length, as the header stores it; cached, since most events have one of few lengths."""
     return masked_crc(struct.pack("<Q", length))
 
 
 def whole_length(path: str | os.PathLike[str]) -> int:
-    """The length (bytes) without a torn last frame; the size of the file if it does not end in one.
+    """The length (bytes) without a torn last frame; the size of the file if the last frame is whole.
 
-    A file damaged before its end gives its size too, since cutting its end would not repair it.
+    If the file is damaged before its end, its size is returned, since cutting its end would not repair it.
     """
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -274,7 +274,7 @@ def whole_length(path: str | os.PathLike[str]) -> int:
             if offset + _HEADER.size > base + len(block):
                 base, block = offset, _read_at(file, offset, _BLOCK_OF_HEADERS)
                 if len(block) < _HEADER.size:
-                    return offset  # truncated meanwhile
+                    return offset  # truncated in the meantime
             length, crc = _HEADER.unpack_from(block, offset - base)
             if crc != _length_crc(length):
                 return size
@@ -285,12 +285,12 @@ def whole_length(path: str | os.PathLike[str]) -> int:
 
 
 def opened(source: str | os.PathLike[str] | BinaryIO) -> AbstractContextManager[BinaryIO]:
-    """The open file of a path, closed on exit; a file that is open already is not closed."""
+    """The open file of a path, closed on exit; a file that is already open is not closed."""
     return open(source, "rb") if isinstance(source, (str, os.PathLike)) else nullcontext(source)
 
 
 def _read_body(file: BinaryIO, offset: int, end: int) -> Frame | None:
-    """The frame from `offset` to `end`, whose header is right; None if the file was truncated meanwhile."""
+    """The frame from `offset` to `end`, whose header is right; None if the file has been truncated."""
     payload = _read_at(file, offset + _HEADER.size, end - offset - OVERHEAD)
     crc = file.read(_CRC.size)
     if len(crc) < _CRC.size:

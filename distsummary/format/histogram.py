@@ -1,4 +1,4 @@
-"""Histograms by MindSpore's rule: how many bins and where, and counting an array into them block by block."""
+"""Histograms by MindSpore's rule: the number and edges of the bins, and counting an array block by block."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +19,9 @@ _MAX_DOUBT = 0.25  # of a bin
 def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogram:
     """Count an array of any shape; bool counts as uint8.
 
-    The bins (at most 90, equally wide) span the finite values, or 0.5 to either side of a constant. Edges are
-    float32 for float16 and float32 values, else float64. `mindspore_compat` computes them in the dtype of the
-    values as MindSpore does: integers are truncated, and the width of int8 bins may wrap.
+    The bins (at most 90, equally wide) span the finite values; for a constant, 0.5 to either side. Edges are
+    float32 for float16 and float32 values, else float64. With `mindspore_compat`, they are computed in the
+    dtype of the values as in MindSpore: integers are truncated, and the width of int8 bins may wrap around.
 
     Raises InvalidTypeError unless the dtype is bool, integer or float of at most 64 bits.
     """
@@ -33,22 +33,22 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
     flat = values.reshape(-1)
     if flat.dtype.kind == "b":
         flat = flat.view(np.uint8)
-    # One pass over the memory for the smallest, the largest, the sum and the non-finite values. The sum is
-    # that of NumPy over the whole array, to the last bit: NumPy sums what it must convert in runs of 8192,
-    # one after the other, so blocks of a multiple of that give the same. It sums float64 pairwise over the
-    # whole array, which therefore stays in one piece.
+    # One pass over the memory for the smallest value, the largest, the sum and the non-finite values. The sum
+    # equals NumPy's sum of the whole array to the last bit: NumPy sums values that it must convert in runs of
+    # 8192, one after the other, so blocks of a multiple of 8192 give the same result. It sums float64
+    # pairwise over the whole array, which therefore stays in one piece.
     lows, highs = [], []
-    total = -0.0  # NumPy's own start
+    total = -0.0  # NumPy's own initial value
     nan = pos_inf = neg_inf = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for block in [flat] if flat.dtype == np.float64 else _blocks(flat, _BLOCK):
             summed = np.add.reduce(block, dtype=np.float64, initial=total)
-            if not np.isfinite(summed):  # a finite sum has finite terms only
+            if not np.isfinite(summed):  # if the sum is finite, all terms are
                 finite = np.isfinite(block)
                 nan += int(np.count_nonzero(np.isnan(block)))
                 pos_inf += int(np.count_nonzero(block == np.inf))
                 neg_inf += int(np.count_nonzero(block == -np.inf))
-                # Zeros in place of the others: the position of a term decides the last bit of the sum.
+                # Zeros replace the non-finite values: the position of a term affects the last bit of the sum.
                 summed = np.add.reduce(np.where(finite, block, 0), dtype=np.float64, initial=total)
                 block = block[finite]
             total = summed
@@ -64,7 +64,7 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
     is_small_float = flat.dtype.kind == "f" and flat.dtype.itemsize <= 4
     own_dtype = np.dtype(np.float32 if is_small_float else np.float64)
     edges = bin_edges(low, high, finite_count, flat.dtype if mindspore_compat else own_dtype)
-    with np.errstate(over="ignore"):  # the width may wrap in the dtype of the edges
+    with np.errstate(over="ignore"):  # the width may wrap around in the dtype of the edges
         width = np.diff(edges)
     return Histogram(
         left=edges[:-1].astype(np.float64),
@@ -79,7 +79,7 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
 
 
 def bin_count(finite: int) -> int:
-    """The number of bins that MindSpore uses for this many finite values."""
+    """The number of bins that MindSpore uses for this number of finite values."""
     if finite == 0:
         return 1
     if finite <= 5:
@@ -96,15 +96,15 @@ def bin_edges(low: float, high: float, finite: int, dtype: np.dtype[np.generic])
     points = bin_count(finite) + 1
     if not np.isfinite(high - low):  # a span beyond float64
         return 2 * np.linspace(low / 2, high / 2, points)
-    with np.errstate(over="ignore"):  # its last point may overflow before it is set to `high`
+    with np.errstate(over="ignore"):  # the last point may overflow before it is set to `high`
         return np.linspace(low, high, points, dtype=dtype)
 
 
 def bin_counts(flat: Array, edges: Array) -> Array:
-    """How many finite numbers of `flat` (n,) each bin holds, int64 (edges - 1,); the last bin is closed.
+    """How many finite numbers of `flat` (n,) are in each bin, int64 (edges - 1,); the last bin is closed.
 
-    The counts of `np.histogram`, exactly. No finite number may lie outside the edges; NaN and infinities are
-    not counted.
+    The counts equal those of `np.histogram`. No finite number may lie outside the edges; NaN and infinities
+    are not counted.
     """
     placing = _placing(flat, edges)
     if placing is None or _sorts_fast():
@@ -113,21 +113,21 @@ def bin_counts(flat: Array, edges: Array) -> Array:
 
 
 class _Placing(NamedTuple):
-    """A number times `scale` is its place in bins; within `doubt` of an edge, rounding may move it across."""
+    """A number times `scale` is its place in bins; within `doubt` of an edge, rounding may be wrong."""
 
     scale: float
     doubt: float
 
 
 def _placing(flat: Array, edges: Array) -> _Placing | None:
-    """How to compute places; None if rounding leaves too many in doubt, or for bytes, which sort faster."""
+    """How to compute places; None if too many would be in doubt, or for bytes, which sort faster."""
     dtype = edges.dtype
     if flat.itemsize == 1 or dtype not in (np.float32, np.float64) or np.result_type(flat, dtype) != dtype:
         return None
     bins = edges.size - 1
     with np.errstate(all="ignore"):
         scale = dtype.type(bins) / (edges[-1] - edges[0])
-        # Relative errors of difference, scale and product, and the rounding of the edges themselves.
+        # The relative errors of difference, scale and product, and the rounding of the edges themselves.
         rounding = 4 * float(np.finfo(dtype).eps) * bins
         doubt = rounding + float(np.spacing(np.abs(edges).max())) * float(scale)
     if not 0 < scale < np.inf:
@@ -136,21 +136,21 @@ def _placing(flat: Array, edges: Array) -> _Placing | None:
 
 
 def _count_sorted(flat: Array, edges: Array) -> Array:
-    """Sort, then search for the edges; NaN and infinities fall outside of them."""
+    """Sort the numbers, then search for the edges; NaN and infinities end up outside."""
     below = np.zeros(edges.size, np.int64)
     kind: Literal["stable"] | None = "stable" if flat.itemsize == 1 else None  # bytes: 20 times faster
     for block in _blocks(flat, SORT_BLOCK):
         ordered = np.sort(block, kind=kind)
-        comparable = ordered.astype(np.result_type(ordered, edges), copy=False)  # once, not in each search
+        comparable = ordered.astype(np.result_type(ordered, edges), copy=False)  # once for all searches
         below[:-1] += comparable.searchsorted(edges[:-1], "left")
         below[-1] += comparable.searchsorted(edges[-1], "right")
     return np.diff(below)
 
 
 def _count_placed(flat: Array, edges: Array, placing: _Placing) -> Array:
-    """Compute each number's bin by one multiplication; those in doubt are compared with their edge."""
+    """Compute each number's bin by one multiplication; compare those in doubt with their edge."""
     bins = edges.size - 1
-    counts = np.zeros(bins + 1, np.int64)  # one more for numbers at the last edge
+    counts = np.zeros(bins + 1, np.int64)  # one extra for numbers at the last edge
     scratch, nearest = np.empty((2, PLACE_BLOCK), edges.dtype)
     short, places = np.empty(PLACE_BLOCK, np.int32), np.empty(PLACE_BLOCK, np.intp)
     for block in _blocks(flat, PLACE_BLOCK):
@@ -161,7 +161,7 @@ def _count_placed(flat: Array, edges: Array, placing: _Placing) -> Array:
                 block = block[np.isfinite(block)]
         at, edge, place = scratch[: block.size], nearest[: block.size], places[: block.size]
         np.multiply(np.subtract(block, edges[0], out=at), edges.dtype.type(placing.scale), out=at)
-        np.copyto(short[: block.size], at, casting="unsafe")  # in two steps: half the time of one
+        np.copyto(short[: block.size], at, casting="unsafe")  # in two steps, which takes half the time of one
         np.copyto(place, short[: block.size])
         np.rint(at, out=edge)
         np.abs(np.subtract(at, edge, out=at), out=at)
@@ -183,10 +183,10 @@ def _blocks(flat: Array, size: int) -> Iterator[Array]:
 
 @cache
 def _sorts_fast() -> bool:
-    """Whether sorting is faster than placing on this machine; measured once.
+    """Whether sorting is faster than placing on this machine; measured once per process.
 
-    NumPy's sort with AVX-512 takes 0.7 of the time of placing on processors that run it well, 8 times as much
-    on others.
+    NumPy's sort with AVX-512 takes 0.7 of the time of placing on processors that run it well, but 8 times as
+    long on others.
     """
     sample = np.random.default_rng(0).standard_normal(PLACE_BLOCK, np.float32)
     edges = np.linspace(sample.min(), sample.max(), 91, dtype=np.float32)

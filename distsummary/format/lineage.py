@@ -1,4 +1,4 @@
-"""The lineage of a run: a state of up to four messages, and the lineage events that store it."""
+"""The lineage of a run: a state of up to four messages, and the events that store it."""
 
 import io
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ _FIELDS = {  # by plugin, in the order of MindSpore's lineage files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """The lineage of one run so far; it is replaced as a whole."""
+    """The lineage of one run so far; immutable, so changes make a new one."""
 
     train: lineage_pb2.TrainLineage | None = None
     evaluation: lineage_pb2.EvaluationLineage | None = None
@@ -44,7 +44,7 @@ class Lineage:
     custom: lineage_pb2.UserDefinedInfo | None = None
 
     def to_bytes(self) -> bytes:
-        """The lineage as framed lineage events of time 0, to send to another process."""
+        """The lineage as framed lineage events of time 0, for sending it to another process."""
         return b"".join(map(frame, encode_lineage(self, 0.0)))
 
     @classmethod
@@ -79,7 +79,7 @@ def lineage_values(lineage: Lineage) -> list[Value]:
 
 
 def updated_lineage(lineage: Lineage, value: Value) -> Lineage:
-    """The state after one more value: the last message of each kind counts, custom information is merged."""
+    """The state after one more value: the last message of each kind wins, custom information is merged."""
     fields = _FIELDS.get(value.plugin)
     if fields is None:
         raise InvalidTypeError(f"{value.plugin} is not lineage; it is one of {', '.join(_FIELDS)}")

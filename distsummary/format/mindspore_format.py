@@ -24,7 +24,7 @@ _BUCKET = struct.Struct("<BBBdBdB")
 _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 
 
-# --- encoding: each function gives the bytes of protobuf's SerializeToString
+# --- encoding: each function returns the same bytes as protobuf's SerializeToString
 
 
 def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
@@ -35,7 +35,7 @@ def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
 def encode_summary(
     step: int, wall_time: float, values: Iterable[bytes], ids: EventIds | None = None
 ) -> bytes:
-    """The payload of one summary event; `values` come from `encode_value`. A step of 0 is written, too."""
+    """The payload of one summary event; `values` come from `encode_value`. A step of 0 is written too."""
     return b"".join(summary_parts(step, wall_time, [[value] for value in values], ids))
 
 
@@ -82,9 +82,9 @@ def value_parts(value: Value) -> list[Part]:
 
 
 def encode_tensor(array: Array) -> bytes:
-    """The bytes of a `TensorProto`: the values as float32, and the number of the original dtype.
+    """The bytes of a `TensorProto`: the values as float32, and the code of the original dtype.
 
-    Raises InvalidTypeError for complex, object and other dtypes that MindSpore has no number for.
+    Raises InvalidTypeError for complex, object and other dtypes that MindSpore has no code for.
     """
     return b"".join(_tensor_parts(array))
 
@@ -212,7 +212,8 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
 
 
 def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
-    """The numbers of a tensor, stored as float32, in their original dtype; integers saturate at its limits.
+    """The numbers of a tensor, stored as float32, in their original dtype; integers are clipped to its
+    limits.
 
     A tensor without any field is an empty one, shape (0,). Raises DamagedFileError if the numbers do not fill
     the shape.

@@ -11,19 +11,19 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Array, Image
 
 COLUMNS = 8  # pictures per row of a canvas
-LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # number, channels, height, width; the first that fits counts
+LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # N pictures of C channels; the first that fits is used
 
 
 def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
-    """Draw pictures on one canvas, eight per row; empty places are black.
+    """Draw pictures on one canvas, eight per row; unused places are black.
 
-    Their axes are one of LAYOUTS: (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W), with C 1 (grey)
-    or 3 (RGB).
+    The axes are one of LAYOUTS: (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W), where C is 1
+    (grey) or 3 (RGB).
 
-    uint8 and integers within 0..255 keep their values, bool is black and white, floats within [0, 1] are
-    multiplied by 255 and rounded, everything else is stretched from its finite range to 0..255 (a constant is
-    black). NaN and -Inf are black, Inf is white. `mindspore_compat` takes (N, C, H, W) alone and stretches
-    the whole canvas, uint8 included, as MindSpore does.
+    uint8 values and integers within 0..255 are kept, bool becomes black and white, floats within [0, 1] are
+    multiplied by 255 and rounded; everything else is stretched from its finite range to 0..255 (a constant
+    becomes black). NaN and -Inf are black, Inf is white. With `mindspore_compat`, only (N, C, H, W) is
+    accepted and the whole canvas is stretched, uint8 included, as MindSpore does.
 
     Raises InvalidTypeError for a dtype and InvalidValueError for a shape that cannot be drawn.
     """
@@ -37,7 +37,7 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
         pictures = np.moveaxis(pictures, -1, -3)
     pictures = pictures[(np.newaxis,) * (4 - len(layout))]  # (N, C, H, W)
     if mindspore_compat:
-        # MindSpore stretches the whole canvas, empty places included.
+        # MindSpore stretches the whole canvas, unused places included.
         canvas = _canvas(pictures.astype(np.float64)).astype(np.float32)
         low, high = canvas.min(), canvas.max()
         with np.errstate(invalid="ignore", over="ignore"):
@@ -58,12 +58,12 @@ def encode_png(pixels: Array) -> bytes:
     """PNG of (H, W, 3) uint8 pixels.
 
     The filter "Up" and zlib's run-length strategy take a ninth of the time of zlib's default for 1 % more
-    bytes; with the extra `isal` it is a quarter of that.
+    bytes; with the extra `isal` the time is a quarter of that.
     """
     height, width, _ = pixels.shape
     rows = pixels.reshape(height, width * 3)
     filtered = np.empty((height, 1 + width * 3), np.uint8)
-    filtered[:, 0] = 2  # "Up": each byte less the one above it, modulo 256
+    filtered[:, 0] = 2  # filter "Up": each byte minus the one above it, modulo 256
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
     data = _deflate()(filtered.data)
@@ -76,7 +76,7 @@ def encode_png(pixels: Array) -> bytes:
 
 @cache
 def _deflate() -> Callable[[memoryview], bytes]:
-    """The fastest compressor to zlib's format that is installed."""
+    """The fastest installed compressor for zlib's format."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -120,7 +120,7 @@ def _canvas(pictures: Array) -> Array:
     canvas = np.zeros((rows, height, columns, width, 3), pictures.dtype)
     for place in range(number):
         tile = canvas[place // columns, :, place % columns]
-        for colour in range(3):  # one by one: a quarter of the time of a transposed copy
+        for colour in range(3):  # one by one takes a quarter of the time of a transposed copy
             tile[:, :, colour] = pictures[place, colour % channels]
     return canvas.reshape(rows * height, columns * width, 3)
 
@@ -136,6 +136,6 @@ def _to_uint8(pictures: Array) -> Array:
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
-    half_span = high / 2 - low / 2 or 1.0  # halves, since the span of float64 values may exceed float64
+    half_span = high / 2 - low / 2 or 1.0  # halved, since the span of float64 values may exceed float64
     scaled = (pictures / 2 - low / 2) / half_span * 255
     return np.rint(np.nan_to_num(scaled, nan=0, posinf=255, neginf=0)).astype(np.uint8)

@@ -15,8 +15,8 @@ MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
 
-# What a writer promises for an acknowledged event: it is queued and not sent again; it survives the death of
-# any process; it survives a power cut.
+# The promise for an acknowledged event: it is queued, but not sent again; it survives the death of any
+# process; it survives a power cut.
 QUEUED = "queued"
 WRITTEN = "written"
 SYNCED = "synced"
@@ -30,7 +30,7 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The slice that a value holds of a tensor that is split over the mesh (elements along each axis)."""
+    """A slice of a tensor that is split over the mesh; sizes and offsets in elements along each axis."""
 
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -85,9 +85,9 @@ class Landscape:
 class Value(NamedTuple):
     """One value of one event.
 
-    `data` by plugin: scalar float; tensor and histogram an array (histogram also a Histogram); image an array
-    of one of `png.LAYOUTS`, or an Image; landscape a Landscape; graph the bytes of a GraphProto; lineage
-    plugins their protobuf message. Until a writer thread resolves it, data may also be anything with
+    `data` by plugin: scalar: float; tensor: an array; histogram: an array or a Histogram; image: an array
+    with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; graph: the bytes of a GraphProto; lineage
+    plugins: their protobuf message. Until a writer thread resolves it, data may also be any object with
     `result()` (a device copy in progress).
     """
 
@@ -100,7 +100,7 @@ class Value(NamedTuple):
 class Event(NamedTuple):
     """The values of one `record()` call; `wall_time` in seconds since the epoch.
 
-    A graph or lineage value is alone in its event, so that an event is at most one frame in each file.
+    A graph or lineage value is alone in its event, so that an event needs at most one frame in each file.
     """
 
     step: int
@@ -109,7 +109,7 @@ class Event(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """Consecutive events that hold only scalars of the same tags, without an object for each value.
+    """Consecutive events that hold only scalars of the same tags; packed, without an object for each value.
 
     `rows` is one row for each event: f64 wall_time | i64 step | f64 number, one for each tag, little-endian.
     """
@@ -124,7 +124,7 @@ class Scalars(NamedTuple):
 
 
 class EventIds(NamedTuple):
-    """Which event it is: `run_id` has 16 hex digits; `seq` counts from 1, 0 is an event without a number."""
+    """The identity of an event: `run_id` has 16 hex digits; `seq` counts from 1, 0 means not numbered."""
 
     run_id: str
     attempt: int
@@ -174,7 +174,7 @@ class Batch:
 
 
 def split_event(event: Event) -> list[Event]:
-    """The same values as events of one frame each: graph and lineage values alone, then the summary."""
+    """The same values as events of one frame each: graph and lineage values alone, then all others."""
     alone = [value for value in event.values if value.plugin not in SUMMARY_PLUGINS]
     summary = [value for value in event.values if value.plugin in SUMMARY_PLUGINS]
     singles = [Event(event.step, event.wall_time, [value]) for value in alone]
@@ -183,7 +183,7 @@ def split_event(event: Event) -> list[Event]:
 
 @dataclass(slots=True)
 class Health:
-    """Counters of one writer, all since it was opened.
+    """Counters of one writer, since it was opened.
 
     `dropped` counts values by plugin; `errors` counts refused values and failed writes by their reason.
     """
@@ -203,7 +203,7 @@ class Health:
         self.errors[reason] = self.errors.get(reason, 0) + times
 
     def plus(self, other: "Health") -> "Health":
-        """A copy with the other's failures and drops added: the counters of a writer and of its wrapper."""
+        """A copy with the other's failures and drops added, to combine a writer with its wrapper."""
         total = Health(self.events, self.bytes, self.last_seq, dict(self.dropped), dict(self.errors))
         for mine, theirs in ((total.dropped, other.dropped), (total.errors, other.errors)):
             for key, count in dict(theirs).items():  # another thread may be counting

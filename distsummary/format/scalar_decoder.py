@@ -1,4 +1,4 @@
-"""Events that hold only scalars, as most do, decoded straight from their bytes without message objects."""
+"""Decodes events that hold only scalars, as most do, straight from their bytes, without message objects."""
 
 import struct
 from functools import lru_cache
@@ -11,7 +11,7 @@ from distsummary.format.frames import HEADER_BYTES
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Value
 from distsummary.format.wire import read_varint
 
-# All writers lay such an event out in one way (fields in the order of their numbers):
+# All writers lay out such an event in the same way (fields in the order of their numbers):
 #   09 f64 wall_time | 10 varint step | 2a length { 0a length { 0a length tag | 1d or 15 f32 } ... }
 #   and ours add the identity: c1 3e u64 run_id | c8 3e varint attempt | d0 3e varint seq
 # An event that differs from this in any byte is left to protobuf.
@@ -23,14 +23,14 @@ _DOUBLE = struct.Struct("<d")
 _SINGLE = struct.Struct("<f")
 _new = tuple.__new__  # takes half the time of a NamedTuple's own constructor
 _NOBODY = ("", 0, 0)
-_text = lru_cache(maxsize=4096)(bytes.decode)  # tags come again and again
+_text = lru_cache(maxsize=4096)(bytes.decode)  # the same tags come again and again
 
 # Run id, attempt, seq, step, wall time, values: the fields of EventIds and Event, as one plain tuple.
 Fields: TypeAlias = tuple[str, int, int, int, float, list[Value]]
 
 
 def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
-    """What `decode_event` of the dialect makes of an event of scalars; None for any other event."""
+    """The same as `decode_event` of the dialect for an event of scalars; None for any other event."""
     scalar_key = _SCALAR_KEYS.get(dialect)
     if scalar_key is None or payload[:1] != b"\x09" or len(payload) < 20:
         return None
@@ -74,20 +74,20 @@ def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
             if end > start + _MAX_VARINT:
                 return None
         return (*owner, seq, step, wall_time, values) if end == len(payload) else None
-    except (IndexError, struct.error, ValueError):  # cut short, or a tag that is not UTF-8
+    except (IndexError, struct.error, ValueError):  # truncated, or a tag that is not UTF-8
         return None
 
 
 @lru_cache(maxsize=64)
 def _owner(encoded: bytes) -> tuple[str, int] | None:
-    """Run id and attempt of the fields 1000 and 1001; None for other fields, and for attempts from 128 on."""
+    """Run id and attempt from fields 1000 and 1001; None for other fields, and for attempts from 128 on."""
     if len(encoded) < _OWNER_BYTES or (encoded[:2], encoded[10:12]) != _OWNER_KEYS or encoded[12] > 0x7F:
         return None
     run_id = int.from_bytes(encoded[2:10], "little")
     return f"{run_id:016x}" if run_id else "", encoded[12]
 
 
-# --- the same for many frames at once: frames that agree in all bytes but those of the fields
+# --- the same for many frames at once, whose bytes differ only inside the fields
 
 
 Octets: TypeAlias = NDArray[np.uint8]
@@ -95,10 +95,10 @@ Column: TypeAlias = NDArray[Any]  # int64 or float64
 
 
 class FieldPlaces(NamedTuple):
-    """Where the fields of a frame of scalars lie: bytes from its beginning.
+    """Where the fields of a frame of scalars lie, in bytes from its beginning.
 
-    `constant` and `high_bits`, bool (length of a frame), say which bytes, and which bytes' high bits, another
-    frame must share for its fields to lie in the same places: a varint may change, but not its length.
+    `constant` and `high_bits`, bool (length of a frame), mark the bytes, and the high bits of bytes, that
+    another frame must share for its fields to lie in the same places: a varint may differ, its length not.
     """
 
     owner: tuple[str, int]  # run id and attempt
@@ -111,7 +111,7 @@ class FieldPlaces(NamedTuple):
 
 
 def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
-    """The places in this frame; None if `decode_scalars` does not decode its payload."""
+    """The places of the fields in this frame; None if `decode_scalars` does not decode its payload."""
     fields = decode_scalars(frame[HEADER_BYTES:-4], dialect)
     if fields is None:
         return None
@@ -120,7 +120,7 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
     step = range(position, position)
     if frame[position] == 0x10:
         step = range(position + 1, read_varint(frame, position + 1)[1])
-    _, position = read_varint(frame, step.stop + 1)  # the key and the length of the summary
+    _, position = read_varint(frame, step.stop + 1)  # skips the key and the length of the summary
     tags, numbers = [], []
     for _ in values:
         tags.append(range(position + 4, position + 4 + frame[position + 3]))
@@ -139,12 +139,12 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
 
 
 def numbers_at(frames: Octets, place: int, dtype: str) -> Column:
-    """The number of a dtype at `place` in each of the frames, uint8 (n, length), contiguous."""
+    """The number of this dtype at `place` in each of the frames, uint8 (n, length); contiguous."""
     return np.ndarray((len(frames),), dtype, frames.data, place, (frames.shape[1],))
 
 
 def varints_at(frames: Octets, span: range) -> Column:
-    """The varints that fill `span` in each of the frames; 0 for an empty span."""
+    """The varints that fill `span` in each of the frames; 0 if the span is empty."""
     numbers = np.zeros(len(frames), np.int64)
     for shift, place in enumerate(span):
         numbers |= (frames[:, place] & np.uint8(0x7F)).astype(np.int64) << np.int64(7 * shift)

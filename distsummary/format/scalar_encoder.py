@@ -1,4 +1,4 @@
-"""Events of scalars alone, the most frequent ones: packed rows to frames of both dialects, in columns."""
+"""Encodes events of scalars, the most frequent ones, in columns: packed rows to frames of both dialects."""
 
 import struct
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ from distsummary.format.frames import HEADER_BYTES, Framed, frame
 from distsummary.format.records import MAX_TAG_BYTES, MINDSPORE, TENSORBOARD, Array, EventIds, Scalars
 from distsummary.format.scalar_rows import row_dtype, row_struct
 
-_FEW = 4  # events; fewer are put together one by one, in less time
-_MAX_LENGTH = 1 << 14  # bytes of an event; a larger one, like anything unusual, goes the general way
+_FEW = 4  # events; fewer are encoded one by one, which is faster
+_MAX_LENGTH = 1 << 14  # bytes of an event; a larger or unusual one takes the general path
 _MAX_LAYOUTS = 1024
-_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # needs more than so many bytes
+_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # the least numbers of 2, 3, ... bytes
 _MINDSPORE_KEY, _TENSORBOARD_KEY = wire.key(3, wire.FIXED32), wire.key(2, wire.FIXED32)
 
 _Key: TypeAlias = tuple[tuple[str, ...], int, int]  # tags, bytes of the step, bytes of the seq
 
 
 class _Layout(NamedTuple):
-    """The frames of events with the same tags and equally long step and seq: only the numbers differ.
+    """The layout of frames with the same tags and equally long step and seq: only the numbers differ.
 
-    `template` is such a frame in the MindSpore dialect, uint8 (length,); `fields` names its places for
-    wall_time, step, seq, crc and the numbers "0", "1" ... `keys` are the offsets of the bytes that say that a
-    number follows, all that is different in the TensorBoard dialect. `crc_change` is what that does to the
-    CRC, the same for all numbers: CRCs are linear, the CRC of equally long a ^ b is crc(a) ^ crc(b) ^ crc(0).
-    `constants` are the bytes before each number of the payload, by dialect.
+    `template` is such a frame in the MindSpore dialect, uint8 (length,). `fields` gives the places of
+    wall_time, step, seq, crc and the numbers "0", "1" ... `keys` are the offsets of the key bytes before the
+    numbers, the only bytes that differ in the TensorBoard dialect. `crc_change` is the effect of that
+    difference on the CRC, the same for all numbers: CRCs are linear, crc(a ^ b) of equally long strings is
+    crc(a) ^ crc(b) ^ crc(0). `constants` are the bytes before each number of the payload, by dialect.
     """
 
     template: Array
@@ -49,7 +49,7 @@ class Stretch(NamedTuple):
 
 
 class ScalarEncoder:
-    """Frames of one attempt's scalar events: the bytes that `encode_event` and `frames.frame` would make."""
+    """Encodes the scalar events of one attempt to the same bytes as `encode_event` and `frames.frame`."""
 
     def __init__(self, run_id: str, attempt: int, formats: tuple[str, ...]) -> None:
         self._owner = wire.identity(EventIds(run_id, attempt))
@@ -57,10 +57,10 @@ class ScalarEncoder:
         self._layouts: dict[_Key, _Layout | None] = {}
 
     def encode(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
-        """All rows in their order, in stretches of one layout.
+        """All rows in their order, in stretches with one layout.
 
-        A stretch without frames is unusual, and the general way must judge it: a step of 0 or less, a time of
-        0, no tags, or one that cannot be written.
+        A stretch without frames is unusual and must take the general path: it has a step of 0 or less, a time
+        of 0, no tags, or a tag that cannot be written.
         """
         if scalars.size < _FEW:
             yield from self._one_by_one(first_seq, scalars)
@@ -68,7 +68,7 @@ class ScalarEncoder:
         table = np.frombuffer(scalars.rows, row_dtype(len(scalars.tags)))
         seqs = np.arange(first_seq, first_seq + table.size)
         step_bytes, seq_bytes = _varint_lengths(table["step"]), _varint_lengths(seqs)
-        is_usual = (table["step"] > 0) & (table["wall_time"] != 0)  # zeros are left out
+        is_usual = (table["step"] > 0) & (table["wall_time"] != 0)  # zeros are omitted from a message
         kinds = np.where(is_usual, 16 * step_bytes + seq_bytes, 0)
         bounds = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), table.size]
         for start, stop in pairwise(bounds):
@@ -87,7 +87,7 @@ class ScalarEncoder:
                 layout = self._layout((scalars.tags, len(wire.varint(step)), len(seq)))
             try:
                 floats = [struct.pack("<f", value) for value in numbers] if layout else []
-            except OverflowError:  # exceeds float32
+            except OverflowError:  # a number exceeds float32
                 layout = None
             if layout is None:
                 yield Stretch(number, number + 1, None)
@@ -108,7 +108,7 @@ class ScalarEncoder:
         return self._layouts[key]
 
     def _frames(self, layout: _Layout, table: Array, seqs: Array) -> dict[str, Framed]:
-        """The frames of events of one layout in each dialect."""
+        """The frames in each dialect of events with one layout."""
         frames = np.tile(layout.template, (seqs.size, 1))  # uint8 (events, length)
         fields = frames.view(layout.fields)[:, 0]
         fields["wall_time"] = table["wall_time"]
@@ -134,7 +134,7 @@ class ScalarEncoder:
 
 
 def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int) -> _Layout | None:
-    """None for tags that cannot be written, or not here."""
+    """The layout for these tags; None if they cannot be written, or not by this encoder."""
     try:
         if not tags or not all(0 < len(str.encode(tag)) <= MAX_TAG_BYTES for tag in tags):
             return None
@@ -144,7 +144,7 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
     heads = [wire.key(1, wire.LENGTH_DELIMITED) + wire.varint(len(value) + 4) + value for value in values]
     summary = wire.key(5, wire.LENGTH_DELIMITED) + wire.varint(sum(len(head) + 4 for head in heads))
     heads[0] = summary + heads[0]
-    # An event as bytes that stay, each with the name and dtype of what is filled in behind them.
+    # An event as constant bytes, each followed by the name and dtype of the field that comes after them.
     pieces = [
         (wire.key(1, wire.FIXED64), "wall_time", "<f8"),
         (wire.key(2, wire.VARINT), "step", f"({step_bytes},)u1"),

@@ -1,4 +1,4 @@
-"""Scalar events as packed rows, the cheapest form from the training loop to the file, and queues of them."""
+"""Scalar events as packed rows: the cheapest form from the training loop to the file, and queues of them."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -12,18 +12,18 @@ from distsummary.format.records import BULK_PLUGINS, Event, Scalars, Value, spli
 # A row: f64 wall_time | i64 step | f64 number, one for each tag, little-endian.
 HEAD_BYTES = 16
 Row: TypeAlias = tuple[tuple[str, ...], bytes]  # the tags, and one row
-Item: TypeAlias = tuple[Any, Any]  # of a queue: a Row, or an Event and its bytes (an int tells it from a Row)
-ITEM_BYTES = 256  # what an item counts in the budget beside its arrays; a Row counts nothing else
+Item: TypeAlias = tuple[Any, Any]  # an item of a queue: a Row, or (Event, its size in bytes)
+ITEM_BYTES = 256  # bytes that each item counts in the budget; a Row counts nothing more
 MAX_ROW_BYTES = 160  # a longer row is queued as an event
-SCALAR_BYTES = 64  # what a value without an array counts in the budget
-FLUSH = Event(0, 0.0, [])  # in the queue: flush the inner writer here
-MAX_PACKERS = 1024  # sets of tags whose packers are remembered
+SCALAR_BYTES = 64  # bytes that a value without an array counts in the budget
+FLUSH = Event(0, 0.0, [])  # in a queue: flush the inner writer at this point
+MAX_PACKERS = 1024  # sets of tags whose packers are cached
 _NUMBERS = frozenset((float, int, bool, np.float64, np.float32))
 
 
 @lru_cache(maxsize=1024)
 def row_struct(tags: int) -> struct.Struct:
-    """Packs (wall_time, step, *numbers) for so many tags; struct.error or OverflowError for no numbers."""
+    """Packs (wall_time, step, *numbers) of so many tags; struct.error or OverflowError for non-numbers."""
     return struct.Struct(f"<dq{tags}d")
 
 
@@ -61,16 +61,16 @@ def events_in(item: Item) -> Iterator[Event]:
 
 
 def size_of(event: Event) -> int:
-    """What an event counts in the budget, beside ITEM_BYTES."""
+    """The bytes that an event counts in the budget, beyond ITEM_BYTES."""
     bulk = [value.data for value in event.values if value.plugin in BULK_PLUGINS]
     return SCALAR_BYTES * len(event.values) + sum(int(getattr(data, "nbytes", 0)) for data in bulk)
 
 
 def joined(items: Iterable[Item], resolved: Callable[[Event], Event]) -> list[Event | Scalars]:
-    """The items of a queue as what a Batch holds, in the same order.
+    """The items of a queue as the events and Scalars of a Batch, in the same order.
 
-    Every event is split to one frame each, after `resolved` has waited for its device copies; neighbours that
-    hold scalars of the same tags become one Scalars.
+    Every event is split into events of one frame, after `resolved` has waited for its device copies. Adjacent
+    rows of the same tags become one Scalars.
     """
     found: list[Event | Scalars] = []
     tags: tuple[str, ...] | None = None

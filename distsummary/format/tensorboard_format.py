@@ -14,10 +14,10 @@ from distsummary.format.records import Array, Event, EventIds, Histogram, Image,
 from distsummary.pb import tensorboard_pb2
 
 VERSION = "brain.Event:2"
-_START = 1  # SessionLog.START: TensorBoard then hides what earlier sessions wrote from this step on
+_START = 1  # SessionLog.START: from this step on TensorBoard hides what earlier sessions wrote
 
 
-# --- encoding: each function gives the bytes of protobuf's SerializeToString
+# --- encoding: each function returns the same bytes as protobuf's SerializeToString
 
 
 def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
@@ -61,7 +61,7 @@ def value_parts(value: Value) -> list[Part] | None:
         case "image":
             return [head, *image_parts(value.data)]
         case "histogram":
-            # Finite values only. Without any there is one empty bin, since readers fail on an empty list.
+            # Only finite values. Without any, there is one empty bin, since readers fail on an empty list.
             histogram: Histogram = value.data
             is_empty = not histogram.left.size
             right = np.zeros(1) if is_empty else histogram.left + histogram.width
@@ -84,7 +84,7 @@ def _head(step: int, wall_time: float) -> bytes:
 
 
 def _double(field: int, number: float) -> bytes:
-    """A double field of proto3, which omits zero (but not minus zero)."""
+    """A double field; proto3 omits zero, but not minus zero."""
     encoded = wire.double(field, number)
     return encoded if any(encoded[-8:]) else b""
 
@@ -133,11 +133,11 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
 
 
 def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
-    """The bins from the first to the last that is not empty, from min to max, as TensorBoard shows them."""
+    """The bins from the first to the last non-empty one, from min to max, as TensorBoard shows them."""
     limits, counts = np.array(histo.bucket_limit), np.array(histo.bucket)
     if limits.shape != counts.shape:
         raise DamagedFileError(f"a histogram has {limits.size} limits for {counts.size} counts")
-    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # nor is NaN smaller
+    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # also false for NaN
         raise DamagedFileError("the counts of a histogram are not all numbers below 2**63")
     filled = np.flatnonzero(counts)
     if not filled.size:
@@ -164,7 +164,7 @@ def _decode_tensor(tensor: tensorboard_pb2.TensorProto) -> Array | None:
     dtype, numbers = stored
     flat = np.frombuffer(tensor.tensor_content, dtype) if tensor.tensor_content else np.array(numbers, dtype)
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if flat.size == 1 and 0 <= math.prod(shape) <= MAX_PAYLOAD // 8:  # one number may stand for all
+    if flat.size == 1 and 0 <= math.prod(shape) <= MAX_PAYLOAD // 8:  # a single number fills the whole shape
         return np.broadcast_to(flat.reshape(()), shape)
     if flat.size != math.prod(shape):
         raise DamagedFileError(f"a tensor of the shape {shape} has {flat.size} numbers")

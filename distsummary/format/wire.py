@@ -1,4 +1,4 @@
-"""The protobuf wire format: fields to bytes without message objects, and payloads checked without them."""
+"""The protobuf wire format: encodes fields and checks payloads without message objects."""
 
 import math
 import struct
@@ -14,10 +14,10 @@ from distsummary.errors import DamagedFileError, InvalidValueError
 from distsummary.format.frames import Part
 from distsummary.format.records import EventIds, Value
 
-Descriptor: TypeAlias = Any  # its class differs between the implementations of protobuf
+Descriptor: TypeAlias = Any  # its class depends on the implementation of protobuf
 
 MAX_OBJECTS = 1 << 20  # messages, strings and integers of one event; each costs tens of bytes of memory
-SMALL = 1 << 19  # bytes; a smaller payload cannot hold enough of them to matter
+SMALL = 1 << 19  # bytes; a smaller payload cannot hold enough objects to matter
 
 VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
 _WIDTHS = {FIXED64: 8, FIXED32: 4}
@@ -29,7 +29,7 @@ def varint(number: int) -> bytes:
     """`number` as a varint; a negative one as its 64-bit two's complement (ten bytes), as in protobuf."""
     if 0 <= number <= 0x7F:  # nearly always
         return _ONE_BYTE[number]
-    if 0 < number <= 0x3FFF:  # two and three bytes, like most steps: 0.7 of the time of the loop below
+    if 0 < number <= 0x3FFF:  # two and three bytes, like most steps: takes 0.7 of the time of the loop below
         return bytes((number & 0x7F | 0x80, number >> 7))
     if 0 < number <= 0x1FFFFF:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
@@ -77,7 +77,7 @@ def delimited(field: int, payload: bytes) -> bytes:
 
 
 def message(field: int, parts: Iterable[Part]) -> list[Part]:
-    """A message field whose payload is given in parts; none of them is copied."""
+    """A message field whose payload is given in parts; no part is copied."""
     parts = list(parts)
     return [key(field, LENGTH_DELIMITED) + varint(sum(map(len, parts))), *parts]
 
@@ -88,9 +88,9 @@ def text(field: int, string: str) -> bytes:
 
 
 def identity(ids: EventIds | None) -> bytes:
-    """Fields 1000 to 1002 of an event of either dialect; nothing for None.
+    """Fields 1000 to 1002 of an event in either dialect; nothing for None.
 
-    Other readers skip these unknown fields. A seq of 0 is left out: version records and lineage have none.
+    Other readers skip these fields. A seq of 0 is left out: version records and lineage have none.
     Raises InvalidValueError for a run id that is not 16 hex digits.
     """
     if ids is None:
@@ -105,7 +105,7 @@ def _owner(run_id: str, attempt: int) -> bytes:
 
 
 def read_identity(payload: bytes) -> EventIds:
-    """The identity in an event of any dialect; an empty run id, 0 and 0 for an event of another writer.
+    """The identity in an event of any dialect; an empty run id, 0 and 0 if another program wrote the event.
 
     Raises ValueError if the payload is not a protobuf message.
     """
@@ -158,25 +158,25 @@ def parse_run_id(run_id: str) -> int:
         return int.from_bytes(bytes.fromhex(run_id), "big")
     except ValueError:
         raise InvalidValueError(
-            f"run_id must be 16 hex digits, got {run_id!r}; take the one of run.json"
+            f"run_id must be 16 hex digits, got {run_id!r}; use the one in run.json"
         ) from None
 
 
-# --- checks of payloads before and after the parser
+# --- checks of payloads, before and after parsing
 
 
 def refuse_bombs(payload: bytes, message: Descriptor) -> None:
     """Raise DamagedFileError for a payload that the parser would turn into more than MAX_OBJECTS objects.
 
-    Two bytes can be an empty message that takes fifty in memory: 64 MiB of them would fill gigabytes. A
-    payload that is not a message passes, since the parser refuses it.
+    Two bytes can be an empty message that takes fifty bytes of memory: 64 MiB of them would fill gigabytes. A
+    payload that is not a message passes, since the parser will refuse it.
     """
     if len(payload) < SMALL:
         return
     try:
         left = _count(payload, 0, len(payload), message, MAX_OBJECTS, _MAX_DEPTH)
     except ValueError:
-        return  # not a message; up to here the parser would not make too many objects
+        return  # not a message; before this point the parser would not create too many objects
     if left < 0:
         raise DamagedFileError(
             f"the event of {len(payload)} bytes holds more than {MAX_OBJECTS} objects; "
@@ -213,9 +213,9 @@ def _kinds(message: Descriptor) -> dict[int, _Kind]:
 
 
 def _count(payload: bytes, position: int, end: int, message: Descriptor, left: int, depth: int) -> int:
-    """How many of `left` objects remain after this message; below 0 if they are not enough.
+    """How many of `left` objects remain after this message; negative if they are not enough.
 
-    Raises ValueError where the payload is not a message.
+    Raises ValueError if the payload is not a message.
     """
     kinds = _kinds(message)
     while position < end and left >= 0 and depth:
@@ -236,7 +236,7 @@ def _count(payload: bytes, position: int, end: int, message: Descriptor, left: i
                 left = _count(payload, start, position, kind.message, left, depth - 1)
             elif kind.is_packed:
                 left -= length
-        elif wire_type not in (START_GROUP, END_GROUP):  # the parser skips groups, and reads what follows
+        elif wire_type not in (START_GROUP, END_GROUP):  # the parser skips groups and reads what follows
             raise ValueError(f"wire type {wire_type} at byte {position} of an event is unknown")
     return left
 
@@ -244,7 +244,7 @@ def _count(payload: bytes, position: int, end: int, message: Descriptor, left: i
 def refuse_bad_text(values: Iterable[Value]) -> None:
     """Raise DamagedFileError for a tag, or a string of a lineage message, that is not UTF-8.
 
-    The parser does not: it checks the strings of proto2 only when they are accessed.
+    The parser does not check this: it checks the strings of proto2 only when they are accessed.
     """
     try:
         for value in values:
@@ -257,9 +257,9 @@ def refuse_bad_text(values: Iterable[Value]) -> None:
 
 
 def _texts_in(message: Message) -> Iterator[str | bytes]:
-    """Every string of a message and of the messages in it; bytes where it is not UTF-8."""
+    """Every string of a message and of its nested messages; bytes if it is not UTF-8."""
     for field, found in message.ListFields():
-        items: Iterable[Any] = [found]  # Any: whatever a field holds
+        items: Iterable[Any] = [found]  # Any: the content of any field
         if hasattr(found, "items"):
             items = [part for pair in found.items() for part in pair]
         elif hasattr(found, "extend") or hasattr(found, "add"):

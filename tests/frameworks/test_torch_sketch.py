@@ -222,7 +222,7 @@ def test_a_change_of_what_is_trained_is_refused_by_a_name(change: Any, named: st
     sketching = open_sketching(framework, ModelParts(framework, model))
     sketching.take()
     change(model)
-    with pytest.raises(InvalidValueError, match=rf"{named} was added, .*; begin another attempt"):
+    with pytest.raises(InvalidValueError, match=rf"{named} was added, .*; start another attempt"):
         sketching.take()
 
 
@@ -236,7 +236,7 @@ def test_parameters_without_values_have_no_sketch() -> None:
 
 def test_complex_parameters_are_refused_and_not_halved() -> None:
     sketching = open_sketching(load("torch"), [SketchedPart(name="w", tensor=torch.ones(3) * 1j)])
-    with pytest.raises(InvalidTypeError, match="sketches are of real numbers"):
+    with pytest.raises(InvalidTypeError, match="a sketch needs real numbers"):
         sketching.take()
 
 

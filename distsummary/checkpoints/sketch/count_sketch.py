@@ -16,7 +16,7 @@ parameter is a few passes over contiguous memory: with chunk c = i // (16 K) and
     offset_c, shift_c = w mod 2^18, (w >> 32) mod K     w: word c of Philox (seed, axis 3, name, block 0)
     signs[j] = 2 bit_j - 1                              bits of Philox (seed, axis 3, "signs", block 0)
 
-K is prime, so that no row length of a matrix puts a whole column into one bucket.
+K is prime, so that no row length of a matrix maps a whole column to one bucket.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ _AXIS = 3
 
 
 def philox(seed: int, axis: int, name: str, block: int) -> np.random.Philox:
-    """Random bits that are a function of (seed, axis, name, block) alone.
+    """A random generator whose bits are a function of (seed, axis, name, block) alone.
 
     The key is blake2b-128(int64 seed | uint8 axis | name in UTF-8), little endian; the counter is
-    [0, 0, block, 0]. `axis` separates the uses: 0 and 1 random directions, 2 start vectors, 3 sketches.
+    [0, 0, block, 0]. `axis` separates the uses: 0 and 1 are random directions, 2 start vectors, 3 sketches.
     """
     key = hashlib.blake2b(struct.pack("<qB", seed, axis) + name.encode(), digest_size=16).digest()
     return np.random.Philox(counter=[0, 0, block, 0], key=np.frombuffer(key, "<u8").astype(np.uint64))
@@ -63,7 +63,7 @@ class Sketcher:
             folded = exact[whole:] * flips[whole:]
             if whole:
                 rows = exact[:whole].reshape(-1, BUCKETS), flips[:whole].reshape(-1, BUCKETS)
-                rest, folded = folded, np.einsum("rb,rb->b", *rows)  # one pass that stores no product
+                rest, folded = folded, np.einsum("rb,rb->b", *rows)  # one pass, stores no product
                 folded[: len(rest)] += rest
             first = min(len(folded), BUCKETS - bucket)
             sketch[bucket : bucket + first] += folded[:first]
@@ -81,7 +81,7 @@ class Sketcher:
             at += len(piece)
 
     def sketch(self, parameters: Mapping[str, Array], names: Sequence[str] | None = None) -> Array:
-        """The sketch of whole parameters, of all or of those named."""
+        """The sketch of whole parameters: of all, or of those in `names`."""
         total = np.zeros(BUCKETS)
         for name in parameters if names is None else names:
             self.add(total, name, np.asarray(parameters[name]).reshape(-1))
@@ -101,12 +101,12 @@ def signs(seed: int) -> Array:
 def _chunk(seed: int, name: str, chunk: int) -> tuple[int, int]:
     """The offset and shift of a chunk."""
     bits = philox(seed, _AXIS, name, 0)
-    bits.advance(chunk // 4)  # one step of the counter makes 4 words
+    bits.advance(chunk // 4)  # each step of the counter makes 4 words
     word = int(bits.random_raw(chunk % 4 + 1)[-1])
     return word % _OFFSETS, (word >> 32) % BUCKETS
 
 
 def digest(shapes: Mapping[str, Sequence[int]]) -> str:
-    """A hash of the parameters' names and whole shapes: sketches with equal digests can be compared."""
+    """A hash of the names and whole shapes of the parameters; equal digests mean comparable sketches."""
     text = json.dumps([[name, list(map(int, shape))] for name, shape in sorted(shapes.items())])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -12,10 +12,10 @@ from distsummary.checkpoints.sketch.sketch_file import SketchWriter
 from distsummary.checkpoints.sketch.sketching import Sketching
 from distsummary.frameworks.base import Pending
 
-SHARE = 0.008  # of the time between two steps; the work of the background thread makes it a hundredth
+SHARE = 0.008  # of the time between two steps; with the work of the background thread it is a hundredth
 ROWS = 16  # sketches written at a time: one megabyte
 FIRST_STRIDE = 8  # until the times of a step and of a sketch are known
-LOWERED = 0.8  # below this part of the allowed cost, sketches come closer together again
+LOWERED = 0.8  # below this share of the allowed cost, sketches are taken more often again
 _STEPS, _COSTS = 32, 8  # steps and sketches whose times are averaged
 
 
@@ -27,16 +27,16 @@ class Submit(Protocol):
 
 
 class Pace:
-    """Decides which steps get a sketch: every n-th, n the least power of two whose cost stays within `share`.
+    """Decides which steps get a sketch: every n-th; n is the least power of two that costs at most `share`.
 
-    Powers of two, because ranks sketch their parts of a model without asking each other: the steps of the
-    slowest rank are then steps of all ranks.
+    n is a power of two because ranks sketch their parts of a model without communicating: the steps of the
+    slowest rank are then a subset of those of all others.
 
     Args:
         every: a fixed n, whatever it costs; 0 lets the costs decide.
         share: the part of the training's time that sketches may take.
 
-    The first step always gets a sketch: from it on an attempt replaces the attempts before.
+    The first step always gets a sketch: from it on, an attempt replaces the attempts before it.
     """
 
     def __init__(self, every: int = 0, share: float = SHARE) -> None:
@@ -53,14 +53,14 @@ class Pace:
         return is_first or (number - 1) % self.stride == 0
 
     def learn(self, step_s: float | None, cost_s: float | None) -> None:
-        """Note the seconds of a step without its sketch, and of a sketch; None if unknown."""
+        """Note the seconds that a step took without its sketch, and those of a sketch; None if unknown."""
         if step_s is not None:
             self._steps.append(step_s)
         if cost_s is None:
             return
         if self._is_warm:
             self._costs.append(cost_s)
-        self._is_warm = True  # the first sketch also made tables and threads
+        self._is_warm = True  # the cost of the first sketch includes creating tables and threads
         if self._every or not self._steps or not self._costs:
             return
         cost, allowed = fmean(self._costs), self._share * max(fmean(self._steps), 1e-9)
@@ -71,7 +71,7 @@ class Pace:
 
 
 class SketchKeeper:
-    """Takes the sketches that are due and hands them to a background thread, ROWS at a time.
+    """Takes sketches when they are due and passes them to a background thread, ROWS at a time.
 
     Args:
         sketching, writer: take and write the sketches.
@@ -97,20 +97,20 @@ class SketchKeeper:
         self._has_file = False
 
     def end_step(self, number: int) -> None:
-        """Sketch the parameters as step `number` left them, if a sketch is due."""
+        """Sketch the parameters as they are after step `number`, if a sketch is due."""
         start = self._clock()
         step_s = None if self._ended_at is None else start - self._ended_at
         cost_s = None
         if self._pace.is_due(number):
             self._rows.append((number, self._sketching.take()))
-            if len(self._rows) >= ROWS or not self._has_file:  # the first at once, in case of a kill
+            if len(self._rows) >= ROWS or not self._has_file:  # the first one at once, in case of a kill
                 self.flush()
             cost_s = self._clock() - start
         self._pace.learn(step_s, cost_s)
         self._ended_at = self._clock()
 
     def flush(self) -> None:
-        """Submit the sketches taken so far for writing."""
+        """Submit the sketches that were taken since the last write."""
         rows, self._rows = self._rows, []
         if rows:
             self._has_file = True

@@ -1,4 +1,4 @@
-"""Files of sketches, step by step, that survive a crash; one for each rank that sketches a part of the model.
+"""Files of sketches, step by step, that survive a crash; one file for each rank that sketches a part.
 
 A file belongs to one part (rank) of one attempt, `sketch_00000_rank_00002.frames` in the ckpt_dir, and
 consists of TFRecord frames:
@@ -6,8 +6,8 @@ consists of TFRecord frames:
     first    u32 length | JSON of the header | K float64: S(theta) at the first step of the file
     others   int64 step | float64 scale | K int16: (S(theta) - the first) / scale, rounded
 
-all little endian; a scale of NaN marks parameters that are not finite. Rounding the displacement from the
-first step to 16 bits loses nothing against the error of the sketch itself. A frame takes 63,846 bytes.
+all little-endian; a scale of NaN marks parameters that are not finite. Rounding the displacement from the
+first step to 16 bits is negligible next to the error of the sketch. A frame takes 63,846 bytes.
 """
 
 import json
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchHeader:
-    """Whose sketches a file holds: those of part `rank` of `parts` that add up, in one attempt of a run.
+    """Which sketches a file holds: those of part `rank` of the `parts` that add up, in one attempt of a run.
 
     `parameters` is the `count_sketch.digest` of the parameters.
     """
@@ -59,7 +59,7 @@ class SketchHeader:
     seed: int = 0
 
     def is_of(self, other: "SketchHeader") -> bool:
-        """Whether both are of one run and of the same parameters."""
+        """Whether both belong to one run and to the same parameters."""
         return (self.run_id, self.parameters, self.seed) == (other.run_id, other.parameters, other.seed)
 
     def file(self, ckpt_dir: Path) -> Path:
@@ -70,8 +70,8 @@ class SketchHeader:
 class SketchWriter:
     """Appends sketches to the file of one part, which the first `write` creates or replaces. Not thread-safe.
 
-    Every call of `write` is one write to the file: what was written before survives a crash, and a failed
-    write leaves no trace.
+    Every call of `write` makes one write to the file: what was written before survives a crash, and a failed
+    write leaves nothing behind.
     """
 
     def __init__(self, ckpt_dir: str | os.PathLike[str], header: SketchHeader) -> None:
@@ -81,7 +81,7 @@ class SketchWriter:
         self._end = 0
 
     def write(self, rows: Sequence[tuple[int, Pending]]) -> None:
-        """Append the sketches of these steps; raises RunDirError if the file system refuses."""
+        """Append the sketches of these steps; raises RunDirError if the operating system refuses."""
         sketches = [(step, np.asarray(pending.result(), np.float64)) for step, pending in rows]
         if not sketches:
             return
@@ -89,7 +89,7 @@ class SketchWriter:
         if first is None:
             first = sketches[0][1]
             if not np.isfinite(first).all():
-                first = np.zeros_like(first)  # no displacement can be counted from what is not finite
+                first = np.zeros_like(first)  # a displacement from non-finite numbers has no meaning
             header = json.dumps(
                 {"format": FORMAT, "sketch": SKETCH, "buckets": BUCKETS, **asdict(self._header)}
             ).encode()
@@ -109,14 +109,14 @@ class SketchWriter:
         except OSError as error:
             raise RunDirError(
                 f"{self._path} cannot be written: {error.strerror or error}; "
-                "free space or mend the permissions"
+                "free space or fix the permissions"
             ) from error
         self._first, self._end = first, self._end + len(data)
 
 
 def _row_frame(step: int, displacement: Array) -> bytes:
     """The frame of one step; overwrites `displacement`."""
-    scale = float(max(displacement.max(), -displacement.min())) / _LARGEST  # NaN if one value is
+    scale = float(max(displacement.max(), -displacement.min())) / _LARGEST  # NaN if any value is NaN
     if not np.isfinite(scale):
         return frame(_ROW.pack(step, float("nan")) + bytes(2 * BUCKETS))
     if scale > 0:
@@ -143,8 +143,8 @@ class _Row:
 class Sketches:
     """The sketches of a training by step, in mapped files.
 
-    `steps` ascend. `diverged` are the steps whose parameters were not finite and which have no sketch.
-    `header` is that of one part of the last attempt.
+    `steps` ascend. `diverged` holds the steps whose parameters were not finite; they have no sketch. `header`
+    is the header of one part of the last attempt.
     """
 
     steps: tuple[int, ...]
@@ -172,22 +172,22 @@ def _sketch_paths(directory: Path) -> list[Path]:
 
 
 def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
-    """The sketches that the attempts and ranks of a run left in `ckpt_dir`.
+    """The sketches that the attempts and ranks of a run have left in `ckpt_dir`.
 
-    A later attempt replaces the steps of earlier ones from its own first step on. Damaged and torn frames are
-    skipped. Raises MissingFileError if there are no sketch files, DamagedFileError if none can be used.
+    From its own first step on, a later attempt replaces the steps of earlier ones. Damaged and torn frames
+    are skipped. Raises MissingFileError if there are no sketch files, DamagedFileError if none can be used.
     """
     directory = Path(ckpt_dir)
     paths = _sketch_paths(directory)
     if not paths:
         refuse_absent_run(directory)
         raise MissingFileError(
-            f"{directory} holds no sketches; train with collect_landscape={{'sketch': True}} to have some"
+            f"{directory} holds no sketches; train with collect_landscape={{'sketch': True}} to keep some"
         )
     files = [file for path in paths if (file := _read_file(path)) is not None]
     if not files:
         raise DamagedFileError(f"no sketch file in {directory} can be read; train again")
-    # Modification times only decide between runs: copying a run gives its files new ones in any order.
+    # Modification times only decide between runs: a copied run has new ones, in any order.
     run_id = max(files, key=lambda file: file.modified).header.run_id
     newest = max((f.header for f in files if f.header.run_id == run_id), key=lambda header: header.attempt)
     rows: dict[int, list[_Row]] = {}
@@ -203,7 +203,7 @@ def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
             rows = {step: row for step, row in rows.items() if step < steps[0]}
             rows |= {step: [part.rows[step] for part in parts] for step in steps}
     if not rows:
-        raise DamagedFileError(f"{directory} holds no step that all parts of the model have; train again")
+        raise DamagedFileError(f"{directory} has no step with sketches of all parts; train again")
     finite = {step: row for step, row in sorted(rows.items()) if all(np.isfinite(r.scale) for r in row)}
     return Sketches(
         steps=tuple(finite),
@@ -248,7 +248,7 @@ def _read_file(path: Path) -> _SketchFile | None:
             _log.warning("%s: left out at byte %d: %s", path, found.offset, found.damage or "another size")
             continue
         step, scale = _ROW.unpack_from(found.payload)
-        if step <= last:  # the training repeated steps
+        if step <= last:  # the training repeated these steps
             rows = {other: row for other, row in rows.items() if other < step}
         rows[step] = _Row(first, data, found.offset + HEADER_BYTES + _ROW.size, scale)
         last = step

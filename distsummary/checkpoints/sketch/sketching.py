@@ -1,4 +1,4 @@
-"""Takes sketches of a model's parameters: of NumPy arrays here, of torch tensors by `torch_sketch`."""
+"""Takes sketches of a model's parameters: of NumPy arrays here, of torch tensors in `torch_sketch`."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -12,17 +12,17 @@ from distsummary.frameworks.numpy import HostCopy
 
 
 class Sketching(Protocol):
-    """Takes sketches of the parameters that it was opened for."""
+    """Takes sketches of the parameters that it was created for."""
 
     def take(self) -> Pending:
-        """The sketch of the current values, without waiting for a device; later changes do not affect it.
+        """A sketch of the current values; does not wait for a device, and later changes do not affect it.
 
         `result()` gives floats of shape (BUCKETS,).
         """
 
 
 class NumpySketching:
-    """Sketches arrays in memory, in one pass over them."""
+    """Sketches arrays in memory, in one pass over each."""
 
     def __init__(self, parts: Iterable[SketchedPart], seed: int = 0) -> None:
         self._parts = parts
@@ -39,9 +39,9 @@ class NumpySketching:
 
 
 def open_sketching(framework: Framework, parts: Iterable[SketchedPart], seed: int = 0) -> Sketching:
-    """The sketching for tensors of this framework; every `take` iterates over `parts` again."""
+    """The Sketching for tensors of this framework; every `take` iterates over `parts` again."""
     if framework.name == "torch":
-        from distsummary.checkpoints.sketch.torch_sketch import TorchSketching  # needs torch
+        from distsummary.checkpoints.sketch.torch_sketch import TorchSketching  # imports torch
 
         return TorchSketching(parts, seed)
     return NumpySketching(parts, seed)

@@ -14,15 +14,15 @@ from distsummary.frameworks.base import Pending
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.torch import FRAMEWORK, local_part
 
-GROUP = 16  # whole chunks added at a time on a device: 8 million elements, 65 MB of workspace
-SUMMED = 64  # additions to float32 sums before these are added to float64 ones
-LANES = 4  # sums of each bucket on the host: fewer and longer additions, which torch shares among its threads
+GROUP = 16  # chunks added at a time on a device: 8 million elements, 65 MB of workspace
+SUMMED = 64  # additions to float32 sums before these are added to float64 sums
+LANES = 4  # sums of each bucket on the host: fewer and longer additions, which torch spreads over its threads
 
 _Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, values, signs: buckets += values * signs
 
 
 class TorchSketching:
-    """See `sketching.Sketching`. At any one time all parameters are on one device; they may be DTensors."""
+    """See `sketching.Sketching`. All parameters must be on one device at a time; they may be DTensors."""
 
     def __init__(self, parts: Iterable[SketchedPart], seed: int = 0) -> None:
         self._parts = parts
@@ -31,7 +31,7 @@ class TorchSketching:
         self._host = _HostSketcher(self._sketcher, self._signs)
 
     def take(self) -> Pending:
-        """See Sketching; raises InvalidValueError for parameters without values."""
+        """See `Sketching.take`; raises InvalidValueError for parameters without values."""
         parts = list(self._parts)
         device = local_part(parts[0].tensor).device if parts else torch.device("cpu")
         if device.type == "meta":
@@ -46,12 +46,12 @@ class TorchSketching:
 
 
 class _HostSketcher:
-    """Sketches parameters in host memory by additions of signed values that are prepared once.
+    """Sketches parameters in host memory with additions of signed values that are prepared once.
 
-    Prepared additions are views of a parameter's memory; they are prepared again once the parameter has other
-    memory, another shape or another dtype. A parameter that must be copied to be read (bfloat16,
-    channels_last) is copied and prepared each time. Sums are float64 if any parameter is, because rounding to
-    float32 would lose small steps of it.
+    A prepared addition is a view of a parameter's memory; it is prepared again when the parameter has
+    different memory, another shape or another dtype. A parameter that must be copied to be read (bfloat16,
+    channels_last) is copied and prepared each time. Sums are float64 if any parameter is float64, because
+    rounding to float32 would lose small steps.
     """
 
     def __init__(self, sketcher: Sketcher, table: Tensor) -> None:
@@ -60,7 +60,7 @@ class _HostSketcher:
         self._prepared: dict[str, tuple[Tensor, list[_Addition]]] = {}
 
     def take(self, parts: Sequence[SketchedPart]) -> Tensor:
-        """The sketch now (BUCKETS,), float32 if few additions make it."""
+        """The current sketch (BUCKETS,), float32 if few additions make it."""
         is_double = any(part.tensor.dtype == torch.float64 for part in parts)
         if is_double != (self._sums.dtype == torch.float64):
             self._sums, self._prepared = self._sums.to(torch.float64 if is_double else torch.float32), {}
@@ -80,7 +80,7 @@ class _HostSketcher:
         return sums if total is None else total.double().add_(sums)
 
     def _additions(self, part: SketchedPart) -> list[_Addition]:
-        """The additions for this part, prepared before or now."""
+        """The additions for this part, prepared now unless they still fit."""
         local = local_part(part.tensor)
         if part.name in self._prepared:
             seen, additions = self._prepared[part.name]
@@ -101,15 +101,15 @@ class _HostSketcher:
 
 
 def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) -> Tensor:
-    """The sketch of the parts, float64 (BUCKETS,) on the device of `table`, which holds all signs.
+    """The sketch of the parts, float64 (BUCKETS,), on the device of `table`, which holds all signs.
 
-    It uses no atomic additions, so that equal parameters have equal sketches.
+    It uses no atomic additions, so that equal parameters give equal sketches.
     """
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=table.device)
     for part in parts:
         flat = _flat(part.name, local_part(part.tensor))
         for start, run in part.runs:
-            whole: list[tuple[Tensor, int, int]] = []  # chunks of the run: values, bucket, offset
+            whole: list[tuple[Tensor, int, int]] = []  # whole chunks collected so far: values, bucket, offset
             for piece, place, _, where in sketcher.pieces(part.name, flat[run], start):
                 if len(piece) == CHUNK:
                     whole.append((piece, place, where.start))
@@ -124,7 +124,7 @@ def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) 
 
 
 def _add_chunks(total: Tensor, table: Tensor, chunks: Sequence[tuple[Tensor, int, int]]) -> None:
-    """Add consecutive whole chunks, each from its own bucket on, to the sketch `total`."""
+    """Add whole chunks of equal length, each starting at its own bucket, to the sketch `total`."""
     pieces, buckets, offsets = zip(*chunks, strict=True)
     values = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
     flips = table.unfold(0, CHUNK, 1).index_select(0, _on(table.device, offsets))  # the windows are views
@@ -135,18 +135,18 @@ def _add_chunks(total: Tensor, table: Tensor, chunks: Sequence[tuple[Tensor, int
 
 @cache
 def _on(device: torch.device, values: tuple[int, ...]) -> Tensor:
-    """The same at every step, and copying to a device waits for it."""
+    """The values on the device; cached, since they never change and copying waits for the device."""
     return torch.tensor(values).to(device)
 
 
 def _flat(name: str, local: Tensor) -> Tensor:
     if local.is_complex():
         raise InvalidTypeError(
-            f"sketches are of real numbers, {name} is complex; keep it as torch.view_as_real"
+            f"a sketch needs real numbers, but {name} is complex; store it as torch.view_as_real"
         )
     if local.layout != torch.strided:
         raise InvalidTypeError(
-            f"sketches are of dense parameters, {name} is sparse ({local.layout}); keep it dense and call "
+            f"a sketch needs dense parameters, but {name} is sparse ({local.layout}); keep it dense and call "
             "to_sparse() in forward(), or freeze it"
         )
     flat = local.reshape(-1)

@@ -282,7 +282,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_noticed(ckpt_dir):
     save(ckpt_dir)
     state = read(ckpt_dir).open(1)
     save(ckpt_dir, attempt=1)
-    with pytest.raises(DamagedFileError, match="was replaced while it was read; open the trajectory again"):
+    with pytest.raises(DamagedFileError, match="was replaced while it was read; load the trajectory again"):
         state["rows"]
 
 
@@ -342,7 +342,7 @@ def test_a_name_in_the_metadata_that_is_no_shard_is_refused(ckpt_dir):
 
 def test_what_cannot_be_written_is_refused_before_a_file_is_there(ckpt_dir):
     part = writer(ckpt_dir, 1)
-    with pytest.raises(InvalidValueError, match=r"slices must have the names of all arrays .*\['w'\]"):
+    with pytest.raises(InvalidValueError, match=r"slices must have exactly the names of .*\['w'\]"):
         part.save(1, {"w": numbers(2)}, {})
     with pytest.raises(InvalidValueError, match=r"'w' of shape \(2,\) at \(3,\) must lie inside"):
         part.save(1, {"w": numbers(2)}, {"w": Shard(global_shape=(4,), offset=(3,))})

@@ -91,7 +91,7 @@ def test_parts_of_a_model_add_up_and_a_step_counts_when_all_have_it(tmp_path, ca
     (tmp_path / "sketch_00000_rank_00001.frames").unlink()
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(DamagedFileError, match="no step that all parts"),
+        pytest.raises(DamagedFileError, match="no step with sketches of all parts"),
     ):
         read_sketches(tmp_path)
     assert "2 of 3 parts" in caplog.text
