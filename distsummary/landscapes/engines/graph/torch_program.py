@@ -39,7 +39,14 @@ class Program:
     def bind(self, fixed: Sequence[Tensor]) -> "BoundProgram":
         """The program for a batch; `fixed` are the tensors that do not move, then those of the batch."""
         constants = self.cut.constants(*fixed)
-        values, shared = self._slot_values(constants), self.cut.shared
+        shared = self.cut.shared
+        # The slots at the centre, along x and along y, in float64.
+        wide = [widened(constant) for constant in constants]
+        run = InDouble(self.cut.affine).run
+        values = [list(run(*[c.double() for c, _, _ in self._plane], *wide))]
+        for axis in (1, 2):
+            end = run(*[tensors[0].double() + tensors[axis] for tensors in self._plane], *wide)
+            values.append([there - here for there, here in zip(end, values[0], strict=True)])
         inputs = placeholders(self.cut.point.graph)
         if self.shared is None:
             self.shared = self._filled(inputs[:shared], [row[:shared] for row in values])
@@ -60,17 +67,6 @@ class Program:
         if self.captures is None:  # else the captured graph moves them
             self.shared.move()
         self._at = (y, xs)
-
-    def _slot_values(self, constants: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The slots at the centre, along x and along y, in float64."""
-        wide = [widened(constant) for constant in constants]
-        run = InDouble(self.cut.affine).run
-        centre = run(*[c.double() for c, _, _ in self._plane], *wide)
-        along = []
-        for axis in (1, 2):
-            end = run(*[tensors[0].double() + tensors[axis] for tensors in self._plane], *wide)
-            along.append([there - here for there, here in zip(end, centre, strict=True)])
-        return [list(centre), *along]
 
     def _filled(self, inputs: Sequence[Node], values: Sequence[Sequence[Tensor]]) -> Flat | None:
         """Memory for slots, with their values at the centre, along x and along y; None for no slots."""
