@@ -13,6 +13,7 @@ os.environ["MPLBACKEND"] = "Agg"
 # Before NumPy and torch: threads that wait for each other spin, and tripled the CPU of tests on small models.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import base64
 import gc
 import glob
 import shutil
@@ -38,6 +39,9 @@ gc.disable()  # until everything is imported and collected, which makes no garba
 
 ROOT = Path(__file__).resolve().parents[1]
 HAS_CHILDREN_LISTS = bool(glob.glob("/proc/self/task/*/children"))  # a kernel may be built without
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 # Caches that tools keep in the repository; all are in .gitignore.
 TOOL_CACHES = {
     "__pycache__",
@@ -98,6 +102,14 @@ def nasty_tmp_path(tmp_path: Path) -> Path:
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where it is not installed: landscapes are written without their pictures, which take the longest."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
+@pytest.fixture
+def one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture of one pixel in the place of all, for tests that look at files and not at what is drawn."""
+    from distsummary.landscapes.output import write
+
+    monkeypatch.setattr(write, "draw", lambda grid, kind: PIXEL)
 
 
 # One fixture and plain system calls, because every test pays for it.

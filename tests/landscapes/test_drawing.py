@@ -139,6 +139,7 @@ def test_an_interrupt_that_python_drops_stops_it_too() -> None:
     assert not left
 
 
+@pytest.mark.usefixtures("one_picture")
 @pytest.mark.parametrize("refine", [None, 0.02])
 def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_goes_on(
     tmp_path: Path, stop_at: Any, refine: float | None
@@ -165,6 +166,7 @@ def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_goes_on(
     assert resumed.computed.tobytes() == undisturbed.computed.tobytes()
 
 
+@pytest.mark.usefixtures("one_picture")
 def test_what_lies_beyond_the_computed_rows_is_missing(tmp_path: Path, stop_at: Any) -> None:
     whole = random_plane(size=25)
     for chunks, rows in ((3, [0]), (4, [0, 24]), (5, [0, 16, 24])):
@@ -193,6 +195,7 @@ def test_an_interrupt_before_the_first_point_is_an_interrupt_and_writes_nothing(
     assert "landscape.npz is not written: no point of it was computed" in caplog.text
 
 
+@pytest.mark.usefixtures("one_picture")
 def test_an_interrupt_while_files_are_written_gives_the_whole_grids_and_the_next_call_writes_them(
     tmp_path: Path, stop_at: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,6 +221,7 @@ def written(path: Path) -> list[Path]:
     return sorted(one for one in (path / "landscape").iterdir() if not one.name.startswith("."))
 
 
+@pytest.mark.usefixtures("one_picture")
 @pytest.mark.parametrize("refine", [None, 0.02])
 def test_a_part_does_not_take_the_place_of_a_complete_landscape(
     tmp_path: Path, stop_at: Any, caplog: pytest.LogCaptureFixture, refine: float | None
@@ -292,6 +296,7 @@ def test_a_grid_tells_where_it_was_computed_and_how_much_rounding_takes() -> Non
     assert random_plane(engine=grid.engine).z.tobytes() == grid.z.tobytes()
 
 
+@pytest.mark.usefixtures("one_picture")
 def test_a_journal_of_another_engine_is_refused(tmp_path: Path, stop_at: Any) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(4, 3)

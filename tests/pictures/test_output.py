@@ -1,17 +1,14 @@
 """What a landscape leaves in its run: events for the viewers, grids and pictures."""
 
-import io
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from distsummary.errors import DamagedFileError
 from distsummary.format.records import Image, Landscape
-from distsummary.landscapes.output import write
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.reading.reader import read_directory
@@ -25,15 +22,6 @@ from tests.unit.landscapes.test_grid import make_grid, random_grid
 @pytest.fixture
 def run_dir(nasty_tmp_path: Path) -> RunDir:
     return recorded_run(nasty_tmp_path / "run")
-
-
-@pytest.fixture
-def one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One small picture in the place of all, for what is asked about their files alone."""
-    figure = Figure(figsize=(1, 1))
-    buffer = io.BytesIO()
-    figure.savefig(buffer)
-    monkeypatch.setattr(write, "draw", lambda grid, kind: buffer.getvalue())
 
 
 def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:

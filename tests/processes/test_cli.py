@@ -163,7 +163,9 @@ def recorded_bowl(path, scale=1):
     return run_dir
 
 
-def test_an_interrupted_landscape_says_how_far_it_came_and_goes_on(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_landscape_says_how_far_it_came_and_goes_on(
+    tmp_path, capsys, monkeypatch, no_matplotlib
+):
     run_dir = recorded_bowl(tmp_path / "run")
     (tmp_path / "bowl_that_stops.py").write_text(
         FACTORY.replace("    return float", STOP + "    return float")
