@@ -68,7 +68,8 @@ def exact_losses(kind: type[Net], normalization: str) -> Any:
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.label)
 @pytest.mark.parametrize("kind", NETS, ids=lambda kind: kind.__name__)
 def test_every_engine_agrees_with_the_float64_loop(kind: type[Net], choice: EngineChoice) -> None:
-    for normalization in ("filter", "layer"):  # with "filter" biases and BN stay, with "layer" all moves
+    # With "layer" all moves; with "filter" biases and BN stay, which is no matter of how pictures lie.
+    for normalization in ("layer",) if choice.options else ("filter", "layer"):
         net = make_net(kind)
         batches, before = net.batches(), fingerprint(net)
         losses = losses_of(engine_at(net, batches, choice, normalization=normalization))
