@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
+from distsummary import LossGrid
 from distsummary.format.records import DIALECTS
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 from tests.interrupts import sigint

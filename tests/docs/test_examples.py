@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary import LossGrid
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from tests.conftest import ROOT

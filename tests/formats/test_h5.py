@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary import LossGrid
 from tests.unit.landscapes.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'distsummary[h5]'")

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from distsummary import LossGrid, SummaryLandscape, landscape_set
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.format.records import Landscape
-from distsummary.landscapes.generator import landscape_set
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
-from distsummary.landscapes.summary_landscape import SummaryLandscape
 from distsummary.reading.reader import read_values
 from tests.interop.conftest import run_mindspore
 from tests.unit.landscapes.golden_mlp import cross_entropy, legacy_directions

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary import LossGrid
 from tests.conftest import ROOT
 from tests.unit.landscapes.test_grid import full_grid, make_grid, random_grid
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.directions.recipe import Directions
 from distsummary.run_dir import RunDir
 from tests.landscapes.test_prepare import between, start_of
 from tests.unit.landscapes.test_generator import draw, save_path

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary import LossGrid
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeCancelled, LandscapeError
 from distsummary.landscapes.output import write
-from distsummary.landscapes.output.loss_grid import LossGrid
 from tests.interrupts import Dropping, sigint
 from tests.unit.landscapes.golden_mlp import Mlp, batches
 from tests.unit.landscapes.test_generator import draw

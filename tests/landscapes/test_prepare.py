@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions, LossGrid, landscape
 from distsummary.checkpoints.mindspore_ckpt import write_ckpt
 from distsummary.checkpoints.safetensors import write_safetensors
 from distsummary.errors import (
@@ -19,9 +20,6 @@ from distsummary.errors import (
     LandscapeError,
     MissingFileError,
 )
-from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.generator import landscape
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 from distsummary.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions, LossGrid, training_path
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.count_sketch import Sketcher, digest
 from distsummary.checkpoints.sketch.sketch_file import (
@@ -22,10 +23,9 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeErr
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.landscapes.directions import sketched
 from distsummary.landscapes.directions.pca import locate, pca_plane
-from distsummary.landscapes.directions.recipe import Directions, RandomDirections
-from distsummary.landscapes.directions.sketched import path_in_plane, sketched_path, training_path
+from distsummary.landscapes.directions.recipe import RandomDirections
+from distsummary.landscapes.directions.sketched import path_in_plane, sketched_path
 from distsummary.landscapes.directions.sources import open_source
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp
 from tests.unit.landscapes.test_generator import draw, walk

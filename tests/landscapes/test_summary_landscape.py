@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary import LossGrid, SummaryLandscape, landscape_set
 from distsummary.checkpoints.trajectory import read
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import (
@@ -21,9 +22,7 @@ from distsummary.errors import (
     RunDirError,
 )
 from distsummary.landscapes import summary_landscape
-from distsummary.landscapes.generator import landscape_set
-from distsummary.landscapes.output.loss_grid import LossGrid
-from distsummary.landscapes.summary_landscape import SummaryLandscape, count_workers, parts_of
+from distsummary.landscapes.summary_landscape import count_workers, parts_of
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 from tests.unit.landscapes import golden_mlp

@@ -7,9 +7,8 @@ import h5py
 import numpy as np
 import pytest
 
+from distsummary import Directions, LossGrid
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.run_dir import RunDir
 from tests.landscapes.test_prepare import make_run, start_of

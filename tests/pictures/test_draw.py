@@ -14,9 +14,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from distsummary import LossGrid
 from distsummary.errors import InvalidValueError, MissingExtraError
 from distsummary.landscapes.output.draw import checkpoint_lines, draw, notes, plane_lines, title
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.panels import draw_contours, draw_curve, draw_surface
 from distsummary.landscapes.output.scale import scale_for
 from tests.unit.landscapes.test_grid import make_grid, random_grid

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import LossGrid
 from distsummary.errors import DamagedFileError
 from distsummary.format.records import Image, Landscape
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments

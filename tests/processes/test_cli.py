@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
+from distsummary import LossGrid
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.cli import main
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.run_dir import RunDir
 from tests.conftest import ROOT
 from tests.unit.test_cli import two_ranks

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Evaluation, LossGrid
 from distsummary.errors import LandscapeError
 from distsummary.landscapes import generator
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
-from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run import runner
 from distsummary.landscapes.run.identity import landscape_identity
 from distsummary.run_dir import RunDir

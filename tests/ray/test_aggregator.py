@@ -10,6 +10,7 @@ import pytest
 import ray
 
 import distsummary as ds
+from distsummary import Topology
 from distsummary.aggregate import actor as actor_module
 from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
 from distsummary.errors import StaleAttemptError, WorldMismatchError
@@ -18,7 +19,6 @@ from distsummary.format.records import Batch, Event, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 

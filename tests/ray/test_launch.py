@@ -8,9 +8,9 @@ import time
 import pytest
 import ray
 
-from distsummary import launcher, topology
+from distsummary import launch, launcher, topology
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
-from distsummary.launcher import launch, plan_environments
+from distsummary.launcher import plan_environments
 from tests.interrupts import Dropping, sigint
 
 MODULE = launcher
