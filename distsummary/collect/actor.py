@@ -18,15 +18,16 @@ from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 4  # batches under way at once
+WINDOW = 4  # batches sent and not yet acknowledged
 ANSWER_S = 30.0
 
 
 def start_collector(spec: WriterSpec) -> Any:
-    """The actor, on this node, owned by this process: it ends when the process does.
+    """Start the actor on this node, owned by this process: it ends when the process does.
 
-    0 CPUs with a label selector: any fraction of a CPU deadlocks a full cluster, and soft affinity with 0
-    CPUs is not honoured. Ray's retries stay off because they reorder; the RemoteWriter sends again itself.
+    It reserves 0 CPUs and uses a label selector: any fraction of a CPU would deadlock a full cluster, and Ray
+    ignores soft affinity with 0 CPUs. Ray's retries are off because they reorder calls; RemoteWriter sends
+    again.
     """
     node = ray.get_runtime_context().get_node_id()
     options = {
@@ -35,7 +36,7 @@ def start_collector(spec: WriterSpec) -> Any:
         "max_task_retries": 0,
         "label_selector": {"ray.io/node-id": node},
         "fallback_strategy": [{"label_selector": {}}],
-        "scheduling_strategy": "DEFAULT",  # not the placement group of the trainer that starts it
+        "scheduling_strategy": "DEFAULT",  # not in the placement group of the trainer that starts it
     }
     return ray.remote(RankCollector).options(**options).remote(spec)
 
@@ -43,11 +44,11 @@ def start_collector(spec: WriterSpec) -> Any:
 class RemoteWriter:
     """Sends batches in order to the rank's collector and keeps each one until it is acknowledged.
 
-    After the collector died, or could not write, what was not acknowledged goes to its next session: same
-    seq, same order. OSErrors say that a call is to be made again (`Writer`). Used by one thread, the
-    AsyncWriter's; `health` by any.
+    If the collector dies or cannot write, all unacknowledged batches are sent to its next session, with the
+    same seqs in the same order. An OSError means that the caller must repeat the call (see `Writer`). Only
+    the AsyncWriter's thread may use it, except for `health`, which any thread may call.
 
-    Raises WriteError when Ray was shut down: nothing can be acknowledged any more.
+    Raises WriteError after Ray was shut down, because nothing can be acknowledged any more.
     """
 
     def __init__(self, spec: WriterSpec) -> None:
@@ -69,7 +70,7 @@ class RemoteWriter:
         return self._health.last_seq
 
     def write(self, batch: Batch) -> None:
-        """Send; waits only when the window is full. A batch that OSError refuses was not taken."""
+        """Send a batch; waits only if the window is full. After an OSError the batch was not accepted."""
         while len(self._sent) >= WINDOW:
             self._settle_oldest()
         if self._session is None:
@@ -77,7 +78,7 @@ class RemoteWriter:
         self._sent.append((batch, self._send(batch)))
 
     def flush(self) -> None:
-        """Return when every batch is delivered, or its failure counted."""
+        """Return when every batch has been delivered, or its failure counted."""
         while self._sent:
             self._settle_oldest()
         if self._spec.delivery == SYNCED:
@@ -85,7 +86,7 @@ class RemoteWriter:
             self._answer(self._actor.flush.remote())
 
     def close(self) -> None:
-        """Close the files and end the actor; what it never acknowledged is counted as dropped."""
+        """Close the files and end the actor; batches without an acknowledgement are counted as dropped."""
         try:
             if not self._sent and self._session is not None and ray.is_initialized():
                 self._health = self._answer(self._actor.close.remote())
@@ -99,13 +100,13 @@ class RemoteWriter:
         return self._actor.write.remote(self._session, batch)
 
     def _settle_oldest(self) -> None:
-        """Wait for the oldest acknowledgement; OSError says that it did not come and the batch is kept."""
+        """Wait for the oldest acknowledgement; after an OSError it is missing and the batch is kept."""
         if self._session is None:
             self._resume()
         batch, reference = self._sent[0]
         try:
             self._health = self._answer(reference)
-        except StaleAttemptError:  # sent behind a batch that failed: it goes to the next session, too
+        except StaleAttemptError:  # sent after a batch that failed: it also goes to the next session
             self._session = None
             return
         except OSError as error:
@@ -113,24 +114,24 @@ class RemoteWriter:
             if self._spec.delivery == QUEUED:
                 self._drop_sent(f"not sent again: {error}")
             raise
-        except RayTaskError as error:  # refused for good: the collector could not even read it
+        except RayTaskError as error:  # permanently refused: the collector could not even read it
             self._count_lost(batch, _reason(error))
         self._sent.popleft()
 
     def _answer(self, reference: Any) -> Any:
-        """The answer of the collector; one that died, hangs or has a bad disk is an OSError."""
+        """The collector's answer; OSError if it died, hangs or has a bad disk."""
         try:
             return ray.get(reference, timeout=ANSWER_S)
         except GetTimeoutError as error:
-            # It hangs: end it, so that Ray restarts it. A collector that is still starting is left alone.
+            # It hangs: kill it, so that Ray restarts it. A collector that is still starting is left alone.
             host, pid = self._process
-            if host == platform.node():  # a stopped process would not hear Ray's kill
+            if host == platform.node():  # a stopped process would not react to Ray's kill
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             elif host:
                 ray.kill(self._actor, no_restart=False)
-            raise TimeoutError(f"no answer of the collector for {ANSWER_S:g} s") from error
-        except ActorDiedError as error:  # for good: Ray does not restart one whose constructor failed
+            raise TimeoutError(f"no answer from the collector for {ANSWER_S:g} s") from error
+        except ActorDiedError as error:  # permanently: Ray does not restart an actor whose constructor failed
             self._actor = start_collector(self._spec)
             raise ConnectionError(f"the collector died and is started again: {_reason(error)}") from error
         except RayActorError as error:
@@ -143,7 +144,7 @@ class RemoteWriter:
         self._process = greeting.host, greeting.pid
 
     def _resume(self) -> None:
-        """Send everything unacknowledged to the collector's next session, in order."""
+        """Send all unacknowledged batches to the collector's next session, in order."""
         self._connect()
         if self._sent:
             logger.warning("rank=%d sends %d batch(es) again", self._spec.rank, len(self._sent))
@@ -162,7 +163,7 @@ class RemoteWriter:
 
 
 def _require_ray() -> None:
-    """Without this a call would start a cluster of its own."""
+    """Raise WriteError without Ray: a call would start a cluster of its own."""
     if not ray.is_initialized():
         raise WriteError("Ray was shut down before the run was closed; close the run first")
 

@@ -1,4 +1,4 @@
-"""A thread for checkpoints, exports and messages to the coordinator, so that training waits for none."""
+"""A thread for checkpoints, exports and messages to the coordinator, so that the training need not wait."""
 
 import atexit
 import logging
@@ -27,12 +27,13 @@ class _Job(NamedTuple):
 
 
 class Background:
-    """Runs jobs in the order they came; the thread starts with the first.
+    """Runs jobs in the order of their submission; the thread starts with the first.
 
     Args:
-        health: where failures are counted.
-        budget_bytes: how much the jobs may hold; two may wait whatever they hold; others are dropped.
-        raise_exception: raise a failure as WriteError on the next call, too.
+        health: counts the failures.
+        budget_bytes: how much the jobs may hold; two jobs may wait whatever they hold, further ones are
+            dropped.
+        raise_exception: also raise a failure as WriteError on the next call.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Background:
         self._budget_bytes = budget_bytes
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
-        self._held_bytes = 0  # by the job under way, too
+        self._held_bytes = 0  # including the running job
         self._accepted = self._done = 0
         self._room = BoundedWait(self._changed, lambda: self._done)
         self._is_closed = False
@@ -51,13 +52,13 @@ class Background:
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def submit(self, name: str, job: Callable[[], object], *, nbytes: int = 0, wait_s: float = 0.0) -> None:
-        """Have `job()` run; a failure is counted under `name`, and so is a job that is dropped.
+        """Queue `job()`; its failure is counted under `name`, and so is a dropped job.
 
         Args:
-            nbytes: what the job holds.
-            wait_s: how long the caller waits at most until there is room for it; once per stall.
+            nbytes: the bytes that the job holds.
+            wait_s: how long the caller waits at most for room in the budget; only once per stall.
 
-        Raises ClosedError after close, WriteError for an earlier failure if `raise_exception` was asked for.
+        Raises ClosedError after close, WriteError for an earlier failure if `raise_exception` is set.
         """
 
         def has_room() -> bool:
@@ -85,9 +86,9 @@ class Background:
         self._failures.raise_last()
 
     def close(self) -> None:
-        """Flush, within a minute, and end the thread; a second call, or one after a fork, does nothing.
+        """Flush, within a minute, and end the thread; does nothing on a second call or after a fork.
 
-        Raises WriteError for an earlier failure if `raise_exception` was asked for.
+        Raises WriteError for an earlier failure if `raise_exception` is set.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
@@ -118,14 +119,14 @@ class Background:
                     self._held_bytes -= job.nbytes
                     self._done += 1
                     self._changed.notify_all()
-                job = None  # what it held is free before the next wait
+                job = None  # releases its memory before the next wait
                 self._changed.wait_for(lambda: self._jobs or self._is_closed)
                 if not self._jobs:
                     return
                 job = self._jobs.popleft()
             try:
                 job.function()
-            except Exception as error:  # shown in health(), raised on the next call if that was asked for
+            except Exception as error:  # shown in health(), raised on the next call if requested
                 self._failures.count(f"{job.name}: {type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""Checks and copies a value that a user hands over by name, before it is queued."""
+"""Checks and copies a value that a user passes by name, before it is queued."""
 
 import math
 from typing import Any
@@ -21,9 +21,9 @@ LINEAGE_CLASSES: dict[str, type] = {
     "eval_lineage": lineage.EvaluationLineage,
     "custom_lineage_data": lineage.UserDefinedInfo,
 }
-# Of an event; its tag, its shape, its place in a whole (64 axes) and the event around it take the rest.
+# Of an event; the rest is for its tag, its shape, its place in the whole (64 axes) and the event itself.
 MAX_TENSOR_BYTES = MAX_PAYLOAD - (8 << 10)
-_REMEDIES = {  # by the kind of the dtype
+_REMEDIES = {  # by kind of dtype
     "f": "convert it to float64",
     "c": "record its absolute value, or its real and imaginary parts",
     "M": "convert it to a number of seconds",
@@ -33,11 +33,11 @@ _REMEDIES = {  # by the kind of the dtype
 
 
 class OnlyExported:
-    """The copy of a tensor that a .npy file can hold and an event cannot."""
+    """The copy of a tensor that a .npy file can hold but an event cannot."""
 
     __slots__ = ("_copy",)
 
-    def __init__(self, copy: Any) -> None:  # Any: what the framework's `snapshot` gives
+    def __init__(self, copy: Any) -> None:  # Any: what the framework's `snapshot` returns
         self._copy = copy
 
     @property
@@ -51,15 +51,15 @@ class OnlyExported:
 
 
 def checked_value(plugin: object, name: object, value: object, *, exports: bool = False) -> Value:
-    """The value of a plugin; arrays are copied, device tensors without waiting for the device.
+    """The value of a plugin. Arrays are copied, device tensors without waiting for the device.
 
     Args:
         plugin: one of `records.PLUGINS`, in any case.
         name: the tag; ignored for graphs and lineage.
-        value: scalar: a number or a tensor of one element. tensor, histogram, image: see `taken`; a tensor or
-            histogram has one or more dimensions. landscape: `records.Landscape`. graph: bytes of a ModelProto
-            or GraphProto. The lineage plugins: their protobuf message.
-        exports: whether tensors are exported, too: see `taken`.
+        value: scalar: a number or a tensor of one element. tensor, histogram, image: see `checked_copy`; a
+            tensor or histogram has at least one dimension. landscape: `records.Landscape`. graph: bytes of a
+            ModelProto or GraphProto. The lineage plugins: their protobuf message.
+        exports: whether tensors are also exported: see `checked_copy`.
 
     Raises:
         InvalidTypeError: the value is of a type that the plugin cannot hold.
@@ -89,25 +89,26 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
     tensor: Any = value
     if kind != "image" and not tensor.shape:
         raise InvalidValueError(f"the {kind} {name!r} must have at least one dimension; record a scalar")
-    return Value(kind, name, taken(kind, name, tensor, exports=exports), framework.shard(tensor))
+    return Value(kind, name, checked_copy(kind, name, tensor, exports=exports), framework.shard(tensor))
 
 
-def taken(
+def checked_copy(
     plugin: str, name: str, tensor: Any, *, exports: bool = False, mindspore_compat: bool = False
 ) -> Any:
-    """A copy of an array or tensor as it is now, for the data of a tensor, histogram or image.
+    """A copy of an array or tensor in its current state, as data of a tensor, histogram or image.
 
-    All three take bool, integers and floats of up to 64 bits, and the small floats of torch and ml_dtypes
-    (bfloat16, float8 ...), which become float32. A tensor takes 4 bytes an element in its event, whatever its
-    dtype, and at most MAX_TENSOR_BYTES. An image has one of `png.LAYOUTS`, uint8 exactly.
+    All three accept bool, integers and floats of up to 64 bits, and the small floats of torch and ml_dtypes
+    (bfloat16, float8 ...), which become float32. A tensor takes 4 bytes per element in its event, whatever
+    its dtype, and at most MAX_TENSOR_BYTES. An image has one of `png.LAYOUTS`; uint8 is kept exactly.
 
     Args:
-        exports: take also a tensor that only a .npy file can hold (complex, long double, text, times,
-            records, and what is too large for an event), as OnlyExported.
-        mindspore_compat: histograms have edges in the dtype of the tensor, so none is counted on its device.
+        exports: also accept tensors that only a .npy file can hold (complex, long double, text, times,
+            records, and tensors too large for an event), as OnlyExported.
+        mindspore_compat: histograms have edges in the dtype of the tensor, so they are not counted on its
+            device.
 
     Raises:
-        InvalidTypeError: its dtype cannot be recorded. InvalidValueError: its shape or size cannot.
+        InvalidTypeError: the dtype cannot be recorded. InvalidValueError: the shape or size cannot.
     """
     framework, field = framework_of(tensor), f"the {plugin} {name!r}"
     spec = spec_of(field, tensor)
@@ -125,8 +126,8 @@ def taken(
             raise InvalidValueError(f"{field}: {error}") from error
     elif plugin == "tensor" and not _fits_event(spec):
         raise InvalidValueError(
-            f"{field} of shape {spec.shape} takes {4 * math.prod(spec.shape)} bytes, of at most "
-            f"{MAX_TENSOR_BYTES} in an event; record a part of it or its histogram, or export tensors with "
+            f"{field} of shape {spec.shape} takes {4 * math.prod(spec.shape)} bytes, more than the "
+            f"{MAX_TENSOR_BYTES} of an event; record a part of it or its histogram, or export tensors with "
             'export_options={"tensor_format": "npy"}'
         )
     elif plugin == "histogram" and not mindspore_compat:
@@ -135,24 +136,25 @@ def taken(
 
 
 def graph_bytes(value: object) -> bytes:
-    """The serialised GraphProto in bytes of a GraphProto or of a ModelProto around one."""
+    """The serialised GraphProto, from bytes of a GraphProto or of a ModelProto that contains one."""
     if not isinstance(value, (bytes, bytearray)):
         raise InvalidTypeError(
             f"a graph must be bytes of a ModelProto or GraphProto, got {type(value).__name__}; serialise it"
         )
     data = bytes(value)
-    # A ModelProto begins with a number where a GraphProto has its nodes: it never parses as one with nodes.
+    # A ModelProto begins with a number where a GraphProto has its nodes, so it never parses as one with
+    # nodes.
     try:
         if anf_ir.GraphProto.FromString(data).node:
             return data
     except DecodeError:
-        pass  # the other message may fit
+        pass  # it may be the other message
     try:
         model = anf_ir.ModelProto.FromString(data)
     except DecodeError as error:
         raise InvalidValueError(f"a graph must be bytes of a ModelProto or GraphProto: {error}") from error
     if not model.graph.node:
-        raise InvalidValueError("a graph must have nodes, got a ModelProto or GraphProto without any")
+        raise InvalidValueError("a graph must have nodes, got a ModelProto or GraphProto without nodes")
     return model.graph.SerializeToString()
 
 

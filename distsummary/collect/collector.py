@@ -43,45 +43,50 @@ from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
-# Above so many ranks the default for rank directories is the MindSpore format alone; the merged run has both.
+# With more ranks than this, rank directories get only the MindSpore format by default; the merged run has
+# both.
 BOTH_FORMATS_UP_TO = 16
 
 
 class SummaryCollector(Callback):
-    """Records one rank of a training: scalars, histograms, images, lineage and, if asked, its trajectory.
+    """Records one rank of a training: scalars, histograms, images, lineage and, on request, its trajectory.
 
-    Every step: what the loop logged, under its own names. Every `collect_freq` steps (and at the first): the
-    loss as `loss/auto` and the learning rate as `learning_rate/auto` unless they were logged, histograms of
-    parameters as `<name>/auto`, the first images of the batch as `input_data/auto`. At about 20 steps: whole
-    parameters, if `tensor_regular` asks for them. Lineage at the first step, complete at the end. Metrics of
-    an evaluation are scalars `eval/<name>`.
+    At every step: the values that the loop logged, under their names. At the first step and every
+    `collect_freq` steps: the loss as `loss/auto` and the learning rate as `learning_rate/auto` unless they
+    were logged, histograms of parameters as `<name>/auto`, the first images of the batch as
+    `input_data/auto`. At about 20 steps: whole parameters, if `tensor_regular` selects them. The lineage at
+    the first step, and complete at the end. Metrics of an evaluation as scalars `eval/<name>`.
 
-    No hook raises into the training, except for bad arguments at its begin: what cannot be recorded is
-    counted in `health()` and logged once.
+    No hook raises into the training, except for bad arguments at its beginning: other failures are counted in
+    `health()` and logged once.
 
     Args:
-        summary_dir: the run dir, the same for all ranks; made if absent.
+        summary_dir: the run dir, the same for all ranks; created if absent.
         collect_freq: steps between records, >= 1. collect_tensor_freq: the same for whole parameters.
-        num_process: accepted for MindSpore's sake; without meaning here.
+        num_process: accepted for compatibility with MindSpore; it has no effect.
         collect_specified_data: MindSpore's keys (`collect_metric` ... `histogram_regular`,
             `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
-        keep_default_action: False collects nothing but what `collect_specified_data` names.
-        custom_lineage_data: names to text or numbers, for the lineage.
-        max_file_size: budget of each event file in bytes; what does not fit is refused and counted.
+        keep_default_action: False collects only what `collect_specified_data` names.
+        custom_lineage_data: text or numbers by name, for the lineage.
+        max_file_size: limit of each event file in bytes; events beyond it are refused and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors.
-        formats: of "mindspore" and "tensorboard"; by default both, for more than 16 ranks the first.
-        deal: how ranks share out parameters that are equal on all of them: "parameters", "steps", or "all".
-        collect_landscape: as the key of `collect_specified_data`; off by default. A checkpoint that finds the
-            disk busy with older ones holds the training up for 5 s at most and is then dropped and counted.
-        mindspore_compat: record epoch ends twice, scale images and draw histograms as MindSpore does.
+        formats: some of "mindspore" and "tensorboard"; by default both, with more than 16 ranks only the
+            first.
+        deal: how ranks divide parameters that are equal on all of them: "parameters", "steps" or "all".
+        collect_landscape: the same as this key of `collect_specified_data`; off by default. If the disk is
+            still busy with older checkpoints, a new one blocks the training for at most 5 s and is then
+            dropped and counted.
+        mindspore_compat: record epoch ends twice, scale images and compute histograms as MindSpore does.
         topology: the place of this rank; by default from the loop, else from the environment.
-        coordinator: internal, a `Coordinator`: makes one run of all ranks; by default the run dir itself.
-        collectors: "rank": a Ray actor writes, "process": this process, "auto": the actor under Ray.
-        rotate_bytes, rotate_s: begin new event files before these would exceed so many bytes, or when they
-            are so many seconds old.
+        coordinator: internal, a `Coordinator` that joins all ranks to one run; by default the run dir itself.
+        collectors: who writes the files: "rank": a Ray actor, "process": this process, "auto": the actor
+            under Ray.
+        rotate_bytes, rotate_s: begin new event files before the current ones would exceed that many bytes, or
+            when they are that many seconds old.
         delivery: "written": an acknowledged event survives the death of any process; "synced": within a
-            second also a power cut; "queued": what the collector cannot take at once is dropped and counted.
-        raise_exception: raise what could not be recorded as WriteError.
+            second also a power cut; "queued": events that the collector cannot take at once are dropped and
+            counted.
+        raise_exception: raise WriteError for values that could not be recorded.
 
     Raises:
         InvalidTypeError, InvalidValueError: a bad argument.
@@ -122,7 +127,7 @@ class SummaryCollector(Callback):
         specified = with_landscape(collect_specified_data, collect_landscape)
         self._collected = check_specified(specified, keep_default_action, mindspore_compat=mindspore_compat)
         self._custom = check_custom_lineage(custom_lineage_data)
-        # The spec of every writer behind this; the session adds which directory and whose events.
+        # The base of every writer's spec; the session adds the directory and the identity.
         self._spec = WriterSpec(
             directory="",
             formats=DIALECTS if formats is None else check_formats(formats),
@@ -143,7 +148,7 @@ class SummaryCollector(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        """Start anew, for the next training."""
+        """Reset the state for the next training."""
         self._health = Health()
         self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
         self._group = Group()
@@ -152,25 +157,25 @@ class SummaryCollector(Callback):
         self._histograms: Parameters | None = None
         self._whole: Parameters | None = None
         self._last: int | None = None  # the newest recorded step
-        self._regular_at = self._tensors_at = -math.inf  # the next steps that are due; the first is
+        self._regular_at = self._tensors_at = -math.inf  # the next due steps; the first step is due
         self._takes_images = self._collected.input_data
-        self._params: CallbackParams | None = None  # of the training under way
-        self._taken: object = None  # which of its `logged` is recorded
-        self._rate: list[Value] = []  # of the step under way
+        self._params: CallbackParams | None = None  # the parameters of the current training
+        self._recorded: object = None  # the `logged` dict that was recorded last
+        self._rate: list[Value] = []  # the learning rate of the current step
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Join the run and open the files; raises for bad arguments and for what cannot be opened."""
+        """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
         session = self._begin(params, "train")
         self._params = params
         if all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS):
-            self.plain_step_recorder = session  # a subclass may do something else at steps
+            self.plain_step_recorder = session  # a subclass may do other things at steps
         network = params.get("network")
         if network is not None:
             self._failures.call("the parameters", self._watch, session, network, params)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        """Join the run unless a training around the evaluation has."""
+        """Join the run, unless the surrounding training has."""
         self._begin(run_context.original_args(), "eval")
 
     def _begin(self, params: CallbackParams, expected: str) -> Session:
@@ -227,22 +232,22 @@ class SummaryCollector(Callback):
             session.keep_trajectory(self._collected.landscape, network, self._group, steps)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """Plan the steps that get whole parameters, as far as the length of the training is known."""
+        """Plan the steps that get whole parameters, if the length of the training is known."""
         self._failures.call("steps of tensors", self._plan_tensors, run_context.original_args())
 
     def _plan_tensors(self, params: CallbackParams) -> None:
         epochs, steps = params.get("epoch_num") or 0, params.get("batch_num") or 0
         total = epochs if _is_sink(params) else epochs * steps
         if self._last is not None and not _is_sink(params):
-            self._last = max(self._last, int(params.get("cur_step_num") or 0))  # plain steps do not note it
-        # Loops give 0 or -1 for a length that they do not know.
+            self._last = max(self._last, int(params.get("cur_step_num") or 0))  # plain steps do not update it
+        # Loops give 0 or -1 for an unknown length.
         self._tensors = tensor_steps(total if total > 0 else None, self._freq, self._tensor_freq)
         self._plan_next()
 
     def _plan_next(self) -> None:
-        """Find the next steps at which more is due than what was logged; the ones before them are plain.
+        """Find the next steps at which more than the logged values is due; steps before them are plain.
 
-        Only a Run asks for them, and its loss is always logged: it is not looked for here.
+        Only a Run uses plain steps, and its loss is always logged, so the loss is not considered here.
         """
         if self._last is None or self._session is None:
             return
@@ -261,7 +266,7 @@ class SummaryCollector(Callback):
         self._session.plain_before = -math.inf if self._session.keeps_checkpoints else plain_before
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Note the learning rate of this step: by its end a scheduler may have set the next one's."""
+        """Note the learning rate of this step: at its end a scheduler may have set the next one already."""
         params = run_context.original_args()
         if self._collected.metric and params.get("optimizer") is not None:
             self._rate = self._failures.call("learning rate", learning_rate_values, params) or []
@@ -278,7 +283,7 @@ class SummaryCollector(Callback):
             self._failures.call("trajectory", self._save_checkpoint, "step", params)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """Record what was logged since the last step, and the epoch's checkpoint."""
+        """Record what was logged after the last step, and the checkpoint of the epoch."""
         params = run_context.original_args()
         self._failures.call("epoch", self._end_epoch, params)
         self._failures.call("trajectory", self._save_checkpoint, "epoch", params)
@@ -287,29 +292,29 @@ class SummaryCollector(Callback):
         if _is_sink(params):
             self._record_step(params, int(params.cur_epoch_num))
             return
-        self._taken = logged = params.get("logged", {})
+        self._recorded = logged = params.get("logged", {})
         values, step = [], int(params.cur_step_num)
-        if self._compat:  # MindSpore records the last step of an epoch again when it was due
+        if self._compat:  # MindSpore records the last step of an epoch twice if it was due
             values += self._regular_values(params, step) if self._regular.holds_multiple(step) else []
             values += self._tensor_values(step) if self._tensors.holds_multiple(step) else []
         self._open_session().write(step, values, logged)
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """Record what was logged last, and the complete lineage."""
+        """Record what was logged after the last step, and the complete lineage."""
         params = run_context.original_args()
         self._failures.call("values", self._record_rest, params)
         self._failures.call("lineage", self._record_lineage, params, is_final=True)
 
     def on_eval_end(self, run_context: RunContext) -> None:
-        """Record the metrics as scalars and as lineage."""
+        """Record the metrics as scalars and in the lineage."""
         params = run_context.original_args()
         self._failures.call("metrics", self._record_metrics, params)
         if self._collected.eval_lineage:
             self._failures.call("eval lineage", self._record_eval_lineage, params)
 
     def _record_step(self, params: CallbackParams, number: int) -> None:
-        """Record a step, or in sink mode an epoch, at which more may be due than what was logged."""
-        self._taken = logged = params.get("logged", {})
+        """Record a step (in sink mode an epoch) at which more than the logged values may be due."""
+        self._recorded = logged = params.get("logged", {})
         last, self._last = self._last, number
         values: list[Value] = []
         if number >= self._regular_at:
@@ -322,7 +327,7 @@ class SummaryCollector(Callback):
             self._failures.call("lineage", self._record_lineage, params, is_final=False)
 
     def _record_rest(self, params: CallbackParams) -> None:
-        self._taken = logged = params.get("logged", {})
+        self._recorded = logged = params.get("logged", {})
         self._open_session().write(int(params.cur_step_num), [], logged)
 
     def _regular_values(self, params: CallbackParams, number: int) -> list[Value]:
@@ -338,7 +343,7 @@ class SummaryCollector(Callback):
         if self._takes_images:
             batch = params.get("train_dataset_element")
             images = call("input_data", image_values, batch, mindspore_compat=self._compat) or []
-            self._takes_images = bool(images)  # a batch of something else: do not look again
+            self._takes_images = bool(images)  # a batch of something else: do not try again
             values += images
         return values
 
@@ -351,7 +356,7 @@ class SummaryCollector(Callback):
     def _record_lineage(self, params: CallbackParams, *, is_final: bool) -> None:
         values = []
         if self._collected.train_lineage:
-            # not waited for at the first step
+            # do not wait for it at the first step
             output = mean_of(params.get("net_outputs")) if is_final else None
             loss = None if output is None else resolve(output)
             topology = self._open_session().topology
@@ -389,7 +394,7 @@ class SummaryCollector(Callback):
         return self._session
 
     def health(self) -> Health:
-        """What was written, dropped and refused by the training under way, else by the last one."""
+        """The counts of written, dropped and refused values in the current or else the last training."""
         return self._health if self._session is None else self._session.health()
 
     def close(self, *, has_failed: bool = False) -> None:
@@ -410,17 +415,17 @@ class SummaryCollector(Callback):
             kind is not None
             and params is not None
             and params.get("logged")
-            and params.logged is not self._taken
+            and params.logged is not self._recorded
         ):
             self._failures.call("values", self._record_rest, params)  # of the step that the error ended
         self.close(has_failed=kind is not None)
 
 
 def _step_of(params: CallbackParams) -> int:
-    """The training's step during an evaluation; 0 where there is no training around."""
+    """The training's step during an evaluation; 0 without a surrounding training."""
     return int(params.get("global_step", 0))
 
 
 def _is_sink(params: CallbackParams) -> bool:
-    """Whether the loop hands whole epochs to the device, so that steps are not seen."""
+    """Whether the loop passes whole epochs to the device (sink mode), so that single steps are invisible."""
     return bool(params.get("dataset_sink_mode"))

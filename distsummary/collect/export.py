@@ -1,4 +1,4 @@
-"""Tensors as .npy files beside the events."""
+"""Exports tensors as .npy files beside the events."""
 
 import hashlib
 import time
@@ -18,17 +18,17 @@ from distsummary.publish import ensure_directory, replacing
 from distsummary.run_dir import export_dir
 from distsummary.writing.writer import EventWriter
 
-MAX_NAME = 200  # bytes; file systems take 255
-_CUT = "%~"  # occurs in no quoted tag, so that a shortened tag equals no other
+MAX_NAME = 200  # bytes; file systems allow 255
+_CUT = "%~"  # no quoted tag contains it, so a shortened tag equals no other
 
 
 class Exports:
-    """The exported tensors of one record or collector, in `export_<seconds>/tensor/` of its own.
+    """The exported tensors of one record or collector, in its own directory `export_<seconds>/tensor/`.
 
     Args:
-        directory: where the event files lie.
+        directory: the directory of the event files.
         stamp: seconds since the epoch; the first free number from it on names the directory.
-        files: the thread that writes them.
+        files: the thread that writes the files.
     """
 
     def __init__(self, directory: Path, stamp: int, files: Background) -> None:
@@ -36,7 +36,7 @@ class Exports:
         self._exported: Path | None = None
 
     def export(self, step: int, values: list[Value]) -> None:
-        """Have the tensors among the values of a step written; raises as `Background.submit`."""
+        """Queue the tensors among the values of a step for writing; raises as `Background.submit`."""
         for value in values:
             if value.plugin == "tensor":
                 job = partial(self._export, value, step)
@@ -44,7 +44,7 @@ class Exports:
 
     def _export(self, value: Value, step: int) -> None:
         stamp = self._stamp
-        while self._exported is None:  # a directory to which no other record exports
+        while self._exported is None:  # find a directory to which no other record exports
             path = export_dir(self._directory, stamp)
             ensure_directory(path.parent)
             try:
@@ -53,7 +53,7 @@ class Exports:
                 stamp += 1
             except OSError as error:
                 raise RunDirError(
-                    f"the directory {path} cannot be made: {error.strerror}; free space or mend permissions"
+                    f"the directory {path} cannot be made: {error.strerror}; free space or fix permissions"
                 ) from error
             else:
                 self._exported = path
@@ -72,8 +72,8 @@ def write_values(writer: EventWriter, exports: Exports | None, step: int, values
 def export_npy(directory: Path, tag: str, step: int, array: NDArray[Any]) -> Path:
     """Write `<tag>_<step>.npy` into `directory`, whole or not at all; the array keeps its dtype and shape.
 
-    The tag is percent-quoted, so that any text is one name in the directory; a long one is cut and made
-    unique by its SHA-256. The file needs no pickle to be read.
+    The tag is percent-quoted, so that any text is a single name in the directory; a long one is shortened and
+    made unique by its SHA-256. Reading the file needs no pickle.
 
     Raises RunDirError when the file cannot be written, ValueError for an array of objects.
     """
@@ -85,10 +85,10 @@ def export_npy(directory: Path, tag: str, step: int, array: NDArray[Any]) -> Pat
 
 
 def file_name(tag: str) -> str:
-    """A tag as the beginning of a file name: at most MAX_NAME ASCII characters, another for each tag."""
+    """A tag as the beginning of a file name: at most MAX_NAME ASCII characters, different for each tag."""
     name = quote(tag, safe="", errors="surrogatepass")
     if name.startswith("."):
-        name = f"%2E{name[1:]}"  # quote() keeps dots, and a hidden file is not found
+        name = f"%2E{name[1:]}"  # quote() keeps dots, but this one would hide the file
     if len(name) > MAX_NAME:
         digest = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:16]
         name = f"{name[: MAX_NAME - len(_CUT) - len(digest)]}{_CUT}{digest}"

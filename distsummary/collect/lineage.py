@@ -24,11 +24,12 @@ _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "Opt
 def train_lineage(
     params: CallbackParams, topology: Topology, *, loss: float | None = None, mindspore_compat: bool = False
 ) -> pb.TrainLineage:
-    """The lineage of a training so far, from the parameters of its loop; what these do not have stays unset.
+    """The lineage of a training so far, from the parameters of its loop; unknown fields stay unset.
 
     Args:
-        loss: the last one, None before the first.
-        mindspore_compat: the size of the data set as steps times batch size, whatever it really is.
+        loss: the last loss, None before the first.
+        mindspore_compat: give the size of the data set as steps times batch size, even if another size is
+            known.
     """
     message = pb.TrainLineage()
     network, optimizer, dataset = params.get("network"), params.get("optimizer"), params.get("train_dataset")
@@ -58,7 +59,7 @@ def evaluation_lineage(params: CallbackParams, *, mindspore_compat: bool = False
     """The lineage of an evaluation: its metrics as JSON, and its data set."""
     message = pb.EvaluationLineage()
     try:
-        # json knows neither tensors nor the numbers of NumPy.
+        # json can encode neither tensors nor NumPy numbers.
         message.metric = json.dumps(
             params.get("metrics") or {}, default=lambda value: resolve(scalar("a metric", value))
         )
@@ -73,10 +74,10 @@ def evaluation_lineage(params: CallbackParams, *, mindspore_compat: bool = False
 
 
 def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.UserDefinedInfo:
-    """The user's own entries, one sub-message each.
+    """The user's own entries, one message each.
 
     Args:
-        values: text, numbers; an integer beyond int32 is kept as a double, beyond 2^53 as text.
+        values: text or numbers; an integer beyond int32 is stored as a double, beyond 2^53 as text.
         hyper_config: JSON whose "custom_lineage_data" is overridden by `values` (`topology.hyper_config`).
     """
     message = pb.UserDefinedInfo()
@@ -112,10 +113,10 @@ def _parse_hyper_config(text: str) -> dict[str, str | int | float]:
 
 
 def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
-    """A loader and what it reads, as a chain: class names, sizes, how it batches and samples.
+    """A loader and its data set as a chain: class names, sizes, batching and sampling.
 
     Args:
-        loader: anything; of a torch DataLoader the usual attributes are read, no framework is imported.
+        loader: any object; of a torch DataLoader the usual attributes are read, without importing torch.
         steps: batches of the loader, 0 if unknown.
     """
     graph = pb.DatasetGraph()
@@ -129,7 +130,7 @@ def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
         for name in ("num_replicas", "rank", "seed", "shuffle", "replacement"):
             _put_parameter(parameters, name, getattr(sampler, name, None))
     dataset, inner = getattr(loader, "dataset", None), graph
-    for _ in range(16):  # a Subset of a Subset ...; an end even if somebody's dataset is its own
+    for _ in range(16):  # for a Subset of a Subset ...; ends even if a data set contains itself
         if dataset is None:
             break
         inner = inner.children.add()
@@ -157,7 +158,7 @@ def _put_parameter(parameters: pb.OperationParameter, name: str, value: object) 
 
 
 def class_name(thing: object) -> str | None:
-    """The class of a model, optimizer or loss without what wraps it; the name of a function."""
+    """The class name of a model, optimizer or loss without wrappers; for a function, its name."""
     if thing is None:
         return None
     for _ in range(len(_WRAPPERS)):
@@ -192,7 +193,7 @@ def dataset_size(loader: object, steps: int, batch: int | None, mindspore_compat
 
 
 def dataset_path(loader: object) -> str | None:
-    """The path of a loader's data, if one of the data sets below it has one."""
+    """The path of a loader's data, if one of its nested data sets has one."""
     source = loader
     for _ in range(16):
         source = getattr(source, "dataset", None)
@@ -208,19 +209,19 @@ def _length(source: object) -> int | None:
         return None
     try:
         return len(source)
-    except (TypeError, NotImplementedError):  # torch's classes have __len__ where they have no length
+    except (TypeError, NotImplementedError):  # torch's classes have __len__ even if they have no length
         return None
 
 
 def _put(message: Any, field: str, value: object) -> None:  # Any: one of several generated messages
-    """Set a field if there is a value that it can hold."""
+    """Set a field if there is a value and the field can hold it."""
     if value is None or (isinstance(value, int) and abs(value) > INT32):
         return
     if isinstance(value, float) and math.isfinite(value) and abs(value) > 3.4e38:
-        value = math.copysign(math.inf, value)  # the fields are float32
+        value = math.copysign(math.inf, value)  # the field is float32
     setattr(message, field, _text(value) if isinstance(value, str) else value)
 
 
 def _text(value: str) -> str:
-    """The text as UTF-8 can hold it: paths may have other bytes, and JSON half a surrogate pair."""
+    """The text without what UTF-8 cannot encode: other bytes in paths, half surrogate pairs in JSON."""
     return value.encode(errors="backslashreplace").decode()

@@ -12,9 +12,8 @@ COLLECTORS = ("auto", "rank", "process")
 def open_writer(spec: WriterSpec, collectors: str) -> AsyncWriter:
     """The writer for a rank's training thread.
 
-    Args:
-        collectors: one of COLLECTORS. "rank": a Ray actor of this rank on its node writes the files;
-            "process": this process does; "auto": the actor when this process is connected to Ray.
+    collectors: one of COLLECTORS. "rank": a Ray actor of this rank, on the same node, writes the files;
+        "process": this process writes them; "auto": the actor if this process is connected to Ray.
 
     Raises:
         RunDirError: the directory cannot be made or written.
@@ -27,7 +26,7 @@ def open_writer(spec: WriterSpec, collectors: str) -> AsyncWriter:
     if collectors == "process" or not is_in_ray:
         writer: Writer = RankWriter(spec)
     else:
-        from distsummary.collect.actor import RemoteWriter  # Ray is imported only where it is used
+        from distsummary.collect.actor import RemoteWriter  # import Ray only where it is used
 
         writer = RemoteWriter(spec)
     return AsyncWriter(writer, spec)

@@ -1,4 +1,4 @@
-"""The arguments of SummaryCollector and SummaryRecord, checked as MindSpore does."""
+"""Checks the arguments of SummaryCollector and SummaryRecord, as MindSpore does."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ PATTERNS = ("histogram_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes, Linux
 MAX_PATH_PART = 255
 MIN_ROTATE_BYTES = 4096
-_RESERVED = ("tfevents", "summary.", "_lineage")  # how viewers recognise the files
+_RESERVED = ("tfevents", "summary.", "_lineage")  # viewers recognise files by these
 _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 
 
@@ -36,8 +36,9 @@ _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 class Collected:
     """What a collector collects.
 
-    `histogram` None: no histograms; "": of the first five parameters; else of those whose names match from
-    their start. `tensor` the same for whole parameters, without a default. `landscape` None: no trajectory.
+    `histogram`: None for no histograms, "" for those of the first five parameters, else a pattern for the
+    beginning of the names. `tensor`: the same for whole parameters, but without a default. `landscape`: None
+    for no trajectory.
     """
 
     metric: bool = False
@@ -52,7 +53,7 @@ class Collected:
 
 
 def with_landscape(specified: object, landscape: object) -> object:
-    """`collect_specified_data` with `collect_landscape` put into it, if that was given apart."""
+    """`collect_specified_data`, with `collect_landscape` added if it was passed separately."""
     check_type("collect_landscape", landscape, dict, optional=True)
     if landscape is None:
         return specified
@@ -61,10 +62,10 @@ def with_landscape(specified: object, landscape: object) -> object:
 
 
 def check_specified(value: object, keep_default_action: bool, *, mindspore_compat: bool = False) -> Collected:
-    """`collect_specified_data`: with `keep_default_action` over the defaults, else nothing but what it names.
+    """The checked `collect_specified_data`; `keep_default_action` adds the defaults for keys that it lacks.
 
-    The default is everything but a trajectory (with `mindspore_compat` also that) and whole parameters.
-    Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
+    The defaults collect everything except whole parameters and a trajectory (with `mindspore_compat` also a
+    trajectory). Raises InvalidTypeError or InvalidValueError if MindSpore raises TypeError or ValueError.
     """
     check_type("keep_default_action", keep_default_action, bool)
     check_type("collect_specified_data", value, dict, optional=True)
@@ -99,7 +100,7 @@ def _check_pattern(name: str, value: object) -> str | None:
 
 
 def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:
-    """The run dir, made if absent; raises also for a file, or a path too long or not writable."""
+    """The run dir, created if absent; also raises for a file, or a path too long or not writable."""
     check_type(field, value, (str, os.PathLike))
     run_dir = RunDir(value)  # type: ignore[arg-type]  # just checked
     parts = [os.fsencode(part) for part in run_dir.base.parts]
@@ -126,7 +127,7 @@ def check_custom_lineage(value: object) -> dict[str, str | int | float]:
 
 
 def check_export_options(value: object) -> bool:
-    """`export_options`: whether tensors are exported as .npy files."""
+    """`export_options`: whether tensors are also exported as .npy files."""
     check_type("export_options", value, dict, optional=True)
     if not isinstance(value, dict):
         return False
@@ -139,7 +140,7 @@ def check_export_options(value: object) -> bool:
 
 
 def check_formats(value: object) -> tuple[str, ...]:
-    """`formats`: at least one of the dialects, each once."""
+    """`formats`: at least one of the dialects, without duplicates."""
     check_type("formats", value, (list, tuple))
     given: Sequence[object] = value if isinstance(value, (list, tuple)) else ()
     for item in given:
@@ -150,7 +151,7 @@ def check_formats(value: object) -> tuple[str, ...]:
 
 
 def check_file_affix(field: str, value: object) -> str:
-    """`file_prefix`, `file_suffix`: word characters, then also dots."""
+    """`file_prefix`, `file_suffix`: word characters, after the first also dots."""
     check_type(field, value, str)
     text = str(value)
     if not _AFFIX.fullmatch(text) or any(word in text for word in _RESERVED):
@@ -161,7 +162,7 @@ def check_file_affix(field: str, value: object) -> str:
 
 
 def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | None:
-    """`max_file_size` in bytes, None for no limit; a record warns of a negative one and has no limit then."""
+    """`max_file_size` in bytes, None for no limit; for a record a negative one only gives a warning."""
     check_int("max_file_size", value, optional=True)
     if not isinstance(value, int):
         return None
@@ -173,15 +174,15 @@ def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | 
 
 
 def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: object) -> Limits:
-    """`rotate_bytes` (at least 4096), `rotate_s` (more than 0), and a `max_file_size` that was checked."""
+    """`rotate_bytes` (at least 4096), `rotate_s` (more than 0), and an already checked `max_file_size`."""
     check_int("rotate_bytes", rotate_bytes, low=MIN_ROTATE_BYTES, optional=True)
     check_type("rotate_s", rotate_s, (int, float), optional=True)
     if isinstance(rotate_s, (int, float)) and not rotate_s > 0:
         raise InvalidValueError(f"rotate_s must be more than 0 seconds, got {rotate_s}")
     if max_file_size is not None and (rotate_bytes is not None or rotate_s is not None):
         raise InvalidValueError(
-            f"max_file_size={max_file_size} stops a file where rotate_bytes={rotate_bytes} and rotate_s="
-            f"{rotate_s} begin a new one; give either the one or the others"
+            f"max_file_size={max_file_size} ends a file where rotate_bytes={rotate_bytes} and rotate_s="
+            f"{rotate_s} begin a new one; give either max_file_size or the others"
         )
     return Limits(max_file_size=max_file_size, rotate_bytes=rotate_bytes, rotate_s=rotate_s)  # type: ignore[arg-type]  # just checked
 

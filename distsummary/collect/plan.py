@@ -1,8 +1,8 @@
-"""Which step gets what, and which rank's turn it is: pure functions, equal on every rank.
+"""Which values are recorded at which step by which rank: pure functions with equal results on all ranks.
 
 Who records a value depends on its placement:
 
-- replicated (equal on all data-parallel ranks): dealt, so that each of W ranks does 1/W of the work;
+- replicated (equal on all data-parallel ranks): divided, so that each of W ranks does 1/W of the work;
 - sharded: every rank records its own part, at the same steps;
 - local (loss, images, timings): every rank records it.
 """
@@ -20,7 +20,7 @@ DEALS = ("parameters", "steps", "all")
 
 
 def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range:
-    """The steps that get tensors, by MindSpore's rule; step 1 always gets them, and 0 is only a member.
+    """The steps that get tensors, by MindSpore's rule; step 1 always gets them, and 0 is not a step.
 
     Args:
         total: steps of the whole training, >= 0. freq: collect_freq, >= 1.
@@ -39,9 +39,9 @@ def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Step 1, and the multiples of `every` below `stop` (None: without end).
+    """Step 1, and the multiples of `every` below `stop` (None: no limit).
 
-    With `doubling` only the 1st, 2nd, 4th, 8th ... multiple.
+    With `doubling`, only the 1st, 2nd, 4th, 8th ... multiple.
     """
 
     every: int
@@ -59,23 +59,23 @@ class Steps:
         """The first of these steps after `step`, infinity if there is none."""
         if step < 1:
             return 1
-        number = step // self.every  # of multiples so far, not counting `stop`
+        number = step // self.every  # number of multiples so far, ignoring `stop`
         following = self.every * (1 << number.bit_length() if self.doubling else number + 1)
         return following if self.stop is None or following < self.stop else math.inf
 
     def due(self, last: int | None, step: int) -> bool:
-        """Whether one of these steps was reached since `last` (steps may jump); the first call is due."""
+        """Whether a due step has been reached since `last` (steps may be skipped); the first call is due."""
         return last is None or step >= self.after(last)
 
     def turn(self, step: int, group: "Group") -> bool:
-        """Whether it is this rank's turn: the r-th of W ranks takes every W-th of these steps from its r-th.
+        """Whether it is this rank's turn: rank r of W takes every W-th of these steps, from the r-th on.
 
-        If steps were jumped over, the newest decides, so that exactly one rank records.
+        If steps were skipped, the newest one decides, so that exactly one rank records.
         """
         return (self.count(step) - 1) % group.size == group.index
 
     def holds_multiple(self, step: int) -> bool:
-        """Whether `step` itself is one of the multiples (step 1 is not one by being the first)."""
+        """Whether `step` itself is one of the multiples (step 1 only if `every` is 1)."""
         return step % self.every == 0 and self._multiples(step) > self._multiples(step - 1)
 
     def _multiples(self, step: int) -> int:
@@ -89,7 +89,7 @@ def regular_steps(freq: int) -> Steps:
 
 
 def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -> Steps:
-    """The steps that get tensors: `tensor_range`; for an unknown total freq, 2 freq, 4 freq, 8 freq ..."""
+    """The steps that get tensors: `tensor_range`; if `total` is unknown, freq, 2 freq, 4 freq, 8 freq ..."""
     if total is not None:
         members = tensor_range(total, freq, tensor_freq)
         return Steps(every=members.step, stop=members.stop)
@@ -98,7 +98,7 @@ def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks that share out replicated values: how many they are, and which of them this one is."""
+    """The ranks that divide replicated values among them: their number, and the place of this one."""
 
     index: int = 0
     size: int = 1
@@ -107,9 +107,9 @@ class Group:
 def dealing_group(topology: Topology) -> Group:
     """The ranks that hold the same replicated values as this one.
 
-    Without a mesh these are all ranks. With one they are the ranks whose coordinates differ along data axes
-    alone: a value that is also equal on tensor-parallel ranks is then recorded once for each of those, but no
-    value that differs is left out.
+    Without a mesh these are all ranks. With a mesh they are the ranks whose coordinates differ only along
+    data axes: then a value that is equal on tensor-parallel ranks too is recorded once for each of those, but
+    no value that differs is left out.
 
     Raises InvalidValueError for a mesh that does not fit into the world.
     """
@@ -132,10 +132,10 @@ def dealing_group(topology: Topology) -> Group:
 
 
 def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:
-    """The parameters that this rank records, balanced by bytes: each is exactly one rank's.
+    """The parameters that this rank records, balanced by bytes; each parameter belongs to exactly one rank.
 
-    The largest first, each to the rank with the least so far (Graham 1969: at most 4/3 of the best possible).
-    A parameter stays with its rank, so that each of its tags lives in one rank's files.
+    The largest first, each to the rank with the least so far (Graham 1969: at most 4/3 of the optimum). A
+    parameter stays with its rank, so that each of its tags is in one rank's files only.
 
     Args:
         sizes: bytes by parameter name; only names and sizes decide, not their order.
@@ -144,7 +144,7 @@ def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:
     mine = []
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
         load, rank = loads[0]
-        heapq.heapreplace(loads, (load + max(size, 1), rank))  # empty parameters go round, too
+        heapq.heapreplace(loads, (load + max(size, 1), rank))  # max: empty parameters are distributed, too
         if rank == group.index:
             mine.append(name)
     return frozenset(mine)

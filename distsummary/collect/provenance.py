@@ -13,7 +13,7 @@ GIT_TIMEOUT_S = 5.0
 REDACTED = "***"
 PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
 
-# Whole words of an option's name: --token and --hf_token, but neither --tokenizer nor --max-tokens.
+# Whole words of an option's name: --token and --hf_token match, --tokenizer and --max-tokens do not.
 _SECRET = re.compile(
     r"(?<![a-z])(pass(word|wd|phrase)?|pwd|secrets?|token|(api|access|private)[-_]?key|credentials?|auth)"
     r"(?![a-z])",
@@ -24,7 +24,7 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def provenance(directory: Path | None = None) -> dict[str, Any]:
-    """The commit of `directory` (default: the working one), the command line and the installed versions.
+    """The commit of `directory` (default: the current one), the command line and the installed versions.
 
     JSON types only. `git` is empty outside a repository or without git.
     """
@@ -60,13 +60,13 @@ def _git(directory: Path, *arguments: str) -> str | None:
         OSError,
         ValueError,
         subprocess.SubprocessError,
-    ):  # no git, no repository, or one that is too slow
+    ):  # no git, no repository, or a timeout
         return None
     return done.stdout.strip()
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that a run depends on, as far as they are installed."""
+    """The installed versions of the packages that a run depends on."""
     found = {}
     for package in PACKAGES:
         try:
@@ -77,7 +77,7 @@ def versions() -> dict[str, str]:
 
 
 def redact(argv: Sequence[str]) -> list[str]:
-    """The command line with values of secret-looking options, tokens and logins in URLs replaced by ***."""
+    """The command line with secrets (option values, tokens, logins in URLs) replaced by ***."""
     clean = []
     hide_next = False
     for argument in argv:

@@ -1,4 +1,4 @@
-"""The collector of one rank: batches in, files and acknowledgements out."""
+"""The collector of one rank: receives batches, writes them to files and acknowledges them."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from distsummary.writing.writer import RankWriter
 
 
 class Greeting(NamedTuple):
-    """The collector's session, its process, and the counters of its files."""
+    """What a collector tells its sender: session, process, and the counters of its files."""
 
     session: str
     host: str
@@ -23,7 +23,7 @@ class Greeting(NamedTuple):
 class RankCollector:
     """Writes one rank's batches; `actor.py` runs it as a Ray actor.
 
-    `session` changes with every start and every failed write, so that no batch is written before an earlier
+    `session` changes at every start and every failed write, so that no batch is written before an earlier
     one. An acknowledged batch is in the files: it survives the death of any process.
     """
 
@@ -32,7 +32,7 @@ class RankCollector:
         self.session = uuid.uuid4().hex
 
     def hello(self) -> Greeting:
-        """Who answers, and the counters with the last seq in the files."""
+        """The collector's session and process, and the counters with the last seq in the files."""
         return Greeting(self.session, platform.node(), os.getpid(), self._writer.health())
 
     def write(self, session: str, batch: Batch) -> Health:
@@ -44,12 +44,12 @@ class RankCollector:
         try:
             self._writer.write(batch)
         except OSError:
-            self.session = uuid.uuid4().hex  # what was sent after this batch must not be written before it
+            self.session = uuid.uuid4().hex  # batches sent after this one must not be written before it
             raise
         return self._writer.health()
 
     def flush(self) -> None:
-        """Return when what was acknowledged is delivered, durable if that was asked for; raises OSError."""
+        """Return when acknowledged events are delivered (durable if requested); raises OSError."""
         self._writer.flush()
 
     def close(self) -> Health:

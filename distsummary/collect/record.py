@@ -37,7 +37,7 @@ MIN_STEP, MAX_STEP = -(2**63), 2**63 - 1  # int64 in the files
 
 
 class SummaryRecord:
-    """Records values into a directory of its own or that it shares with other records.
+    """Records values into a directory; several records may share a directory.
 
     Example:
         >>> with SummaryRecord("runs/mine") as record:
@@ -45,22 +45,22 @@ class SummaryRecord:
         ...     record.record(step=1)
 
     Args:
-        log_dir: made if absent; the files lie in it directly.
-        file_prefix, file_suffix: of the names of the event files.
-        num_process, network: accepted for MindSpore's sake; without meaning here.
-        max_file_size: budget of each file in bytes, None for none: a file takes nothing more once an event
-            does not fit.
-        raise_exception: raise a failure of the background as WriteError on the next call.
-        export_options: {"tensor_format": "npy"} also writes tensors as `export_<seconds>/tensor/*.npy`, and
-            takes those that only such a file can hold (see `checked_values.taken`).
-        formats: of "mindspore" and "tensorboard".
-        rotate_bytes, rotate_s: begin new files before these would exceed so many bytes, or when they are so
-            many seconds old.
-        delivery: what a returned `flush` promises: "written": everything survives the death of any process;
+        log_dir: created if absent; the files are directly in it.
+        file_prefix, file_suffix: for the names of the event files.
+        num_process, network: accepted for compatibility with MindSpore; they have no effect.
+        max_file_size: limit of each file in bytes, None for none: once an event does not fit, the file takes
+            no more.
+        raise_exception: raise a failure in the background as WriteError on the next call.
+        export_options: {"tensor_format": "npy"} also writes tensors as `export_<seconds>/tensor/*.npy`,
+            including those that event files cannot hold (see `checked_values.checked_copy`).
+        formats: some of "mindspore" and "tensorboard".
+        rotate_bytes, rotate_s: begin new files before the current ones would exceed that many bytes, or when
+            they are that many seconds old.
+        delivery: the promise of a returned `flush`: "written": everything survives the death of any process;
             "synced": also a power cut (and without a flush about a second later); "queued": as "written", but
-            what cannot be written at once is dropped and counted, not tried again.
-        writer: internal, an `EventWriter`: where the events go instead of files in `log_dir`; closed with the
-            record.
+            events that cannot be written at once are dropped and counted, not tried again.
+        writer: internal, an `EventWriter` that receives the events instead of files in `log_dir`; closed with
+            the record.
 
     Raises:
         InvalidTypeError, InvalidValueError: a bad argument.
@@ -94,8 +94,8 @@ class SummaryRecord:
         exports = check_export_options(export_options)
         chosen = check_formats(formats)
         self._directory = check_summary_dir(log_dir, "log_dir").base
-        self._scalars: dict[str, float] = {}  # what the next record() takes
-        self._known: set[str] = set()  # names of scalars that were checked
+        self._scalars: dict[str, float] = {}  # the scalars for the next record()
+        self._known: set[str] = set()  # names of scalars that have been checked
         self._pool: dict[tuple[str, str], Value] = {}
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._mode = "train"
@@ -125,9 +125,9 @@ class SummaryRecord:
     def log_dir(self) -> str:
         """The path of the event file, as MindSpore calls it; it exists once an event is written.
 
-        It is the MindSpore dialect's if that is written, and the newest after a rotation. Before there is
-        a file, it is the name that it will have unless another writer takes that first. For a record with a
-        `writer` of its own it is the directory.
+        It is a file in the MindSpore dialect if that is written, after a rotation the newest one. Before the
+        file exists, it is the name that it will have unless another writer takes that name first. For a
+        record with its own `writer` it is the directory.
         """
         return str(self._directory if self._event_file is None else self._event_file())
 
@@ -137,26 +137,27 @@ class SummaryRecord:
         self._mode = mode
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write scalars as the event of a step, at once and apart from what `add_value` collects.
+        """Write scalars as the event of a step, at once and independently of values collected by `add_value`.
 
-        It takes half a microsecond, `add_value` and `record` several: use it for values of every step.
+        It takes half a microsecond, `add_value` and `record` several: use it for values recorded at every
+        step.
 
         Args:
             step: an integer of at most 64 bits.
-            values: name -> number. A tensor of one element is a number too, but a device's is waited for.
+            values: name -> number. A tensor of one element is allowed, but waits for its device.
 
         Raises ClosedError after close, InvalidTypeError or InvalidValueError for bad arguments.
         """
         try:
             tags, pack = self._packers[(*values,)]
             row = pack(time.time(), step, *values.values())
-        except Exception:  # the checked way says what is wrong, or these names come for the first time
+        except Exception:  # new names or a bad value: the checked path finds out
             self._check_open()
             check_int("step", step, low=MIN_STEP, high=MAX_STEP)
             numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
             if not numbers:
                 raise InvalidValueError(
-                    "values must hold at least one scalar, got none; leave the call out"
+                    "values must hold at least one scalar, got none; omit the call"
                 ) from None
             if len(self._packers) >= MAX_PACKERS:
                 self._packers.clear()
@@ -166,13 +167,13 @@ class SummaryRecord:
         self._writer.write_row(tags, row)
 
     def add_value(self, plugin: str, name: str | None, value: Any) -> None:
-        """Collect a value for the next `record()`; of two of one plugin and name the last counts.
+        """Collect a value for the next `record()`; the last value of the same plugin and name counts.
 
         Raises ClosedError after close, InvalidTypeError or InvalidValueError as `checked_value`.
         """
         self._check_open()
         if type(value) is float and name in self._known and plugin == "scalar" and not self._pool:
-            self._scalars[name] = value  # the usual case: the name was checked when it came first
+            self._scalars[name] = value  # the usual case: the name was checked at its first use
             return
         new = checked_value(plugin, name, value, exports=self._exports is not None)
         self._pool.pop((new.plugin, new.tag), None)
@@ -191,14 +192,15 @@ class SummaryRecord:
     def record(
         self, step: int, train_network: object = None, plugin_filter: Callable[[str], bool] | None = None
     ) -> bool:
-        """Write everything collected as the event of a step and start anew; False when closed.
+        """Write everything collected as the event of a step, then start again empty; False if closed.
 
         Args:
             step: an integer of at most 64 bits.
-            train_network: accepted for MindSpore's sake.
-            plugin_filter: called with each value's plugin; values it says False to are discarded.
+            train_network: accepted for compatibility with MindSpore.
+            plugin_filter: called with the plugin of each value; if it returns False, the value is discarded.
 
-        Raises InvalidTypeError for bad arguments, WriteError for an earlier failure if that was asked for.
+        Raises InvalidTypeError for bad arguments, WriteError for an earlier failure if `raise_exception` is
+        set.
         """
         check_int("step", step, low=MIN_STEP, high=MAX_STEP)
         if plugin_filter is not None and not callable(plugin_filter):
@@ -217,7 +219,7 @@ class SummaryRecord:
         return True
 
     def flush(self) -> None:
-        """Return when everything recorded is in the files; after close it only logs that it is closed."""
+        """Return when everything recorded is in the files; after close it only logs an error."""
         if self._is_closed:
             logger.error("the record of %s is closed; there is nothing to flush", self._directory)
             return
@@ -234,7 +236,7 @@ class SummaryRecord:
         if self._is_closed:
             return
         self._is_closed = True
-        self._packers.clear()  # so that `scalars` looks closer
+        self._packers.clear()  # so that `scalars` takes the checked path
         try:
             if self._files is not None:
                 self._files.close()

@@ -1,4 +1,4 @@
-"""Session: what a collector holds open while it records, such as its files and its lineage."""
+"""Session: everything that a collector keeps open while it records, such as files and lineage."""
 
 import math
 import os
@@ -32,7 +32,8 @@ from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-# A checkpoint cannot be recorded again later: training waits this long for a slow disk, once for a dead one.
+# A checkpoint cannot be recorded later: the training waits this long for a slow disk, and once for a dead
+# one.
 CHECKPOINT_WAIT_S = 5.0
 
 
@@ -40,13 +41,13 @@ class Session:
     """One rank's part of a run, from joining it to leaving it.
 
     Args:
-        run_dir, topology: which run, and which rank of it.
-        spec: how its files are written; where, and whose they are, is known when it has joined.
-        collectors: see `open_writer`. exports_npy: whether tensors are exported, too.
-        coordinator: makes one run of all ranks; None: the run dir itself.
-        failures: where the session's own failures are counted.
+        run_dir, topology: the run and the rank in it.
+        spec: how to write the files; directory and identity are added after joining the run.
+        collectors: see `open_writer`. exports_npy: whether tensors are also exported.
+        coordinator: joins all ranks to one run; None: the run dir itself.
+        failures: counts the session's own failures.
 
-    Raises what the coordinator's `register` and opening the files raise.
+    Raises the errors of the coordinator's `register` and of opening the files.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Session:
         self._writer = open_writer(spec, collectors)
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
-        # separate, because git and the coordinator may be slow, and a checkpoint must not wait for them
-        self._errand = Background(failures.health, raise_exception=spec.raise_exception)
+        # a second thread: git and the coordinator may be slow, and checkpoints must not wait for them
+        self._messages = Background(failures.health, raise_exception=spec.raise_exception)
         self._pid = os.getpid()
         self._exports = Exports(rank_dir, int(time.time()), self._files) if exports_npy else None
         self._lineage = Lineage()
@@ -86,10 +87,10 @@ class Session:
         self.keeps_checkpoints = False  # or sketches
         self.plain_before = -math.inf
         if topology.rank == 0:
-            self._errand.submit("provenance", self._record_provenance)
+            self._messages.submit("provenance", self._record_provenance)
 
     def _record_provenance(self) -> None:
-        """Put it into the attempt's entry; a coordinator that keeps its manifest elsewhere has none here."""
+        """Put it into the manifest; does nothing if the coordinator keeps its manifest elsewhere."""
         role, attempt = self.topology.role, self._registration.attempt
         found = provenance()
 
@@ -101,9 +102,9 @@ class Session:
             self._run_dir.update_manifest(change)
 
     def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
-        """Record what was logged as one event, without an object for each number; nothing for none.
+        """Record logged values as one event, without an object for each number; nothing if there are none.
 
-        A failure is counted, or raised as WriteError if that was asked for.
+        A failure is counted, or raised as WriteError if `raise_exception` is set.
         """
         try:
             try:
@@ -117,7 +118,7 @@ class Session:
                 _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
             try:
                 row = pack(time.time(), step, *logged.values())
-            except (struct.error, OverflowError):  # not all are numbers of the host
+            except (struct.error, OverflowError):  # some values are not host numbers
                 scalars = [Value("scalar", tag, number) for tag, number in logged.items()]
                 self._writer.write(Event(step, time.time(), scalars))
             else:
@@ -126,7 +127,7 @@ class Session:
             self._failures.fail("step", error)
 
     def write(self, step: int, values: list[Value], logged: Mapping[str, object] = NOTHING) -> None:
-        """Record what was logged, by name, and then the values, all as one event; nothing for none."""
+        """Record logged values by name, then other values, all as one event; nothing if there are none."""
         if not values:
             self.record_plain(step, logged)
             return
@@ -138,7 +139,7 @@ class Session:
         write_values(self._writer, self._exports, step, [*scalars, *values])
 
     def report(self, step: int, values: list[Value]) -> None:
-        """Record lineage, and send its state to the coordinator, in the order of the calls."""
+        """Record lineage, and send its new state to the coordinator; the order of the calls is kept."""
         if not values:
             return
         self._writer.write(Event(step, time.time(), values))
@@ -146,14 +147,14 @@ class Session:
             self._lineage = updated_lineage(self._lineage, value)
         state = self._lineage.to_bytes()
         send = partial(self._coordinator.lineage, self.topology, self._registration.attempt, state)
-        self._errand.submit("telling the lineage", send, nbytes=len(state))
+        self._messages.submit("sending the lineage", send, nbytes=len(state))
 
     def keep_trajectory(
         self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
     ) -> None:
-        """Keep checkpoints and sketches of the network from now on.
+        """From now on, keep checkpoints and sketches of the network.
 
-        Rank 0 keeps what is replicated; each rank keeps its shards.
+        Rank 0 keeps replicated parameters; each rank keeps its shards.
         """
         if self.topology.role != "train":
             return
@@ -177,7 +178,7 @@ class Session:
         framework, attempt = framework_of(network), self._registration.attempt
         share = share_of(network, self.topology, group, attempt=attempt)
         if share is None:
-            return  # others have it all
+            return  # other ranks hold all of it
         parts = ModelParts(framework, network, is_mine=share.holds)
         header = SketchHeader(
             run_id=self._registration.run_id,
@@ -191,12 +192,12 @@ class Session:
         self._sketches = SketchKeeper(sketching, writer, self._files.submit, every=every)
 
     def save_checkpoint(self, unit: str, number: int) -> None:
-        """Keep the checkpoint of this step or epoch, if it is one of the trajectory's; and a sketch."""
+        """Save this step or epoch if it is planned for the trajectory, and take a sketch if one is due."""
         if unit == "step" and self._sketches is not None:
             self._failures.call("sketch", self._sketches.end_step, number)
         kept = self._trajectory
         if kept is not None and kept.due(unit, number):
-            save, nbytes = kept.take(number)  # now: the next step changes it
+            save, nbytes = kept.take(number)  # copy now: the next step changes the values
             self._files.submit(
                 f"checkpoint of {unit} {number}", save, nbytes=nbytes, wait_s=CHECKPOINT_WAIT_S
             )
@@ -206,7 +207,8 @@ class Session:
         return self._writer.health().plus(self._failures.health)
 
     def close(self, *, has_failed: bool = False) -> Health:
-        """Write everything, close everything even if a part fails, and leave the run; the final health.
+        """Write everything, close everything even if a part fails, and leave the run; returns the final
+        health.
 
         Does nothing in a process that was forked from the one that joined the run.
         """
@@ -226,7 +228,7 @@ class Session:
 
         parts: list[tuple[str, Callable[[], None]]] = [
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
-            ("telling provenance and lineage", self._errand.close),
+            ("sending provenance and lineage", self._messages.close),
             ("closing the files", self._files.close),
             ("closing the event files", self._writer.close),
             ("counting what was written", count),
@@ -243,7 +245,7 @@ class Session:
 
 
 def counters_of(health: Health) -> dict[str, int]:
-    """A rank's health as the numbers that stand in the manifest."""
+    """A rank's health as the numbers in the manifest."""
     return {
         "events": health.events,
         "bytes": health.bytes,

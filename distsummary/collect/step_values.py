@@ -1,4 +1,4 @@
-"""The values of one step, taken from the parameters of the loop: loss, learning rate, images, weights."""
+"""The values of one step, from the parameters of the loop: loss, learning rate, images, weights."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.collect.checked_values import is_real, taken
+from distsummary.collect.checked_values import checked_copy, is_real
 from distsummary.collect.plan import Group, Steps, share
 from distsummary.errors import InvalidValueError
 from distsummary.format.png import layout_of
@@ -19,12 +19,12 @@ from distsummary.writing.health import Failures
 LOSS_TAG = "loss/auto"
 LEARNING_RATE_TAG = "learning_rate/auto"
 IMAGE_TAG = "input_data/auto"
-FIRST_PARAMETERS = 5  # histograms of so many parameters, unless a pattern says which
+FIRST_PARAMETERS = 5  # the number of parameters with histograms, unless a pattern selects them
 MAX_IMAGES = 8
 
 
 def loss_values(params: CallbackParams) -> list[Value]:
-    """The loss, unless the loop logged one under its own name."""
+    """The loss, unless the loop has logged one under its own name."""
     if "loss" in params.get("logged", {}):
         return []
     loss = mean_of(params.get("net_outputs"))
@@ -43,16 +43,16 @@ def learning_rate_values(params: CallbackParams) -> list[Value]:
 
 
 def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
-    """The learning rate, unless the loop logged one under its own name."""
+    """The learning rate, unless the loop has logged one under its own name."""
     logged = params.get("logged", {})
     return [] if "lr" in logged or "learning_rate" in logged else rate
 
 
 def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
-    """The first images of a batch, from its first tensor; none if that is not a picture.
+    """The first images of a batch, from its first tensor; none if that tensor is not a picture.
 
-    It is one with the axes of one of `png.LAYOUTS`; with two axes only as uint8, since floats and integers
-    are features and tokens then. `mindspore_compat` takes all images of (N, C, H, W) alone.
+    A picture has the axes of one of `png.LAYOUTS`. With two axes it must be uint8, since floats and integers
+    are features and tokens then. `mindspore_compat` accepts only (N, C, H, W) and takes all of its images.
     """
     first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     framework = framework_of(first)
@@ -67,20 +67,20 @@ def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value
         return []
     if layout.startswith("N") and not mindspore_compat and framework.shard(first) is None:
         first = first[:MAX_IMAGES]
-    return [Value("image", IMAGE_TAG, taken("image", IMAGE_TAG, first))]
+    return [Value("image", IMAGE_TAG, checked_copy("image", IMAGE_TAG, first))]
 
 
 class Parameters:
     """Which parameters of a model this rank records.
 
-    A parameter that is whole here is taken to be equal on all ranks of `group` and dealt among them; a shard
-    is recorded by every rank that holds one, with its place in the whole.
+    A parameter that is whole on this rank is assumed to be equal on all ranks of `group`, which divide these
+    among them; a shard is recorded by every rank that holds one, with its place in the whole.
 
     Args:
-        pattern: matches the wanted names from their start; "" for the first five parameters.
-        deal: "parameters": each rank its share, at all steps; "steps": each rank all of them, at its turns;
-            "all": each rank all of them.
-        exports, mindspore_compat: see `checked_values.taken`.
+        pattern: a regular expression for the beginning of the wanted names; "" for the first five parameters.
+        deal: "parameters": each rank records its share at all steps; "steps": the ranks take turns, and
+            record all parameters; "all": each rank records all of them.
+        exports, mindspore_compat: see `checked_values.checked_copy`.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class Parameters:
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
     def values(self, plugin: str, steps: Steps, step: int, failures: Failures) -> list[Value]:
-        """Snapshots of this rank's parameters at a step; one that fails does not affect the others."""
+        """Copies of this rank's parameters at a step; one that fails does not affect the others."""
 
         def facts(tensor: Any) -> tuple[Shard | None, int]:
-            """The slice that is here (None: all of it), and the bytes of the whole."""
+            """The slice on this rank (None: all of it), and the bytes of the whole."""
             return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
 
         def snapshot(tag: str, tensor: Any) -> Any:
             whole = (
                 tensor if tensor.shape else tensor.reshape(1)
-            )  # viewers show no tensor without a dimension
-            return taken(plugin, tag, whole, exports=self._exports, mindspore_compat=self._compat)
+            )  # viewers do not show a tensor without dimensions
+            return checked_copy(plugin, tag, whole, exports=self._exports, mindspore_compat=self._compat)
 
         wanted: list[tuple[str, Any]] = list(self._framework.named_parameters(self._network))
         if self._pattern is None:

@@ -1,7 +1,7 @@
-"""Decides what this rank saves for the trajectory (the model, its shards, or nothing), and copies it.
+"""Decides what this rank saves for the trajectory (the model, its shards or nothing), and copies it.
 
-Each rank decides by the mesh alone, without asking others, and holds its own copies until they are written.
-They count in its own budget, so that a model on W ranks is held once in all, a W-th of it on each rank.
+Each rank decides from the mesh alone, without communicating, and holds its own copies until they are written.
+They count in its own budget. So a model on W ranks is copied once in total, a W-th of it on each rank.
 """
 
 import math
@@ -28,7 +28,7 @@ Mesh: TypeAlias = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTrajectory:
-    """Copies the checkpoints that are due from the network, for the writer."""
+    """Copies the due checkpoints from the network, for the writer."""
 
     writer: TrajectoryWriter
     unit: str
@@ -37,15 +37,15 @@ class KeptTrajectory:
     share: "Share"
 
     def due(self, unit: str, number: int) -> bool:
-        """Whether this step or epoch is planned and not saved yet."""
+        """Whether this step or epoch is planned and not yet saved."""
         return unit == self.unit and self.writer.due(number)
 
     def take(self, number: int) -> tuple[Callable[[], object], int]:
         """Copy what this rank saves; returns the function that writes it, and the bytes held until then.
 
-        Raises InvalidValueError if FSDP2 has gathered a parameter that was in shards when the training began,
+        Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began,
         or the other way round, because gathered values may be rounded or older than the shards. (Resharding
-        here could leave ranks without a trajectory with other parameters gathered than this one.)
+        here could leave ranks without a trajectory with other parameters gathered than this rank.)
         """
         state: dict[str, Array] = {}
         slices: dict[str, Shard] = {}
@@ -95,12 +95,12 @@ def keep_trajectory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The tensors and shards of a model that this rank keeps.
+    """The tensors and shards of a model that this rank saves.
 
     Attributes:
-        shard_rank: its place among the ranks that keep shards; None if it alone keeps the whole model.
-        mesh: the mesh of a model in shards, empty for a model that is whole on this rank.
-        split: the names of the tensors in shards.
+        shard_rank: its place among the ranks that save shards; None if it alone saves the whole model.
+        mesh: the mesh of a sharded model; empty for a model that is whole on this rank.
+        split: the names of the sharded tensors.
     """
 
     shard_rank: ShardRank | None
@@ -108,12 +108,12 @@ class Share:
     split: frozenset[str]
 
     def holds(self, split_axes: Collection[str]) -> bool:
-        """Whether this rank keeps its slice of a tensor that these axes split, or an unsplit tensor."""
+        """Whether this rank saves its slice of a tensor split along these axes, or an unsplit tensor."""
         return is_first(self.mesh, split_axes)
 
 
 def share_of(network: Any, topology: Topology, group: Group, *, attempt: int) -> Share | None:
-    """The share of the network that this rank keeps; None if it keeps nothing.
+    """The share of the network that this rank saves; None if it saves nothing.
 
     `group` are the ranks that hold the same whole tensors as this one. Raises InvalidValueError if copies and
     parts of the model cannot be distinguished.
@@ -125,8 +125,8 @@ def share_of(network: Any, topology: Topology, group: Group, *, attempt: int) ->
     if not split:
         if topology.rank == 0 and group.size != topology.world_size:
             raise InvalidValueError(
-                f"the mesh is {dict(topology.mesh)}, so rank 0 may hold a part of the model only; "
-                "use tensors that tell their shards (DTensor)"
+                f"the mesh is {dict(topology.mesh)}, so rank 0 may hold only a part of the model; "
+                "use tensors that know their shards (DTensor)"
             )
         return Share(shard_rank=None, mesh={}, split=frozenset()) if topology.rank == 0 else None
     mesh = framework.mesh(network)
@@ -135,7 +135,7 @@ def share_of(network: Any, topology: Topology, group: Group, *, attempt: int) ->
 
 
 def is_first(mesh: Mesh, split: Collection[str]) -> bool:
-    """Whether this rank is the first of those that hold the same slice of a tensor that these axes split."""
+    """Whether this rank is the first of those that hold the same slice of a tensor split along these axes."""
     return all(coordinate == 0 for axis, (coordinate, _) in mesh.items() if axis not in split)
 
 
@@ -144,14 +144,14 @@ def shard_rank_of(
 ) -> ShardRank | None:
     """This rank's place among those that write a model split along these axes; None if it only holds copies.
 
-    If every rank writes, it is the rank itself; else the place among the ranks that write, which equals the
-    rank if copies are along the outer axis of the mesh, as in hybrid sharding. Raises InvalidValueError for a
-    mesh without all ranks.
+    If every rank writes, the place is the rank itself; otherwise it counts the ranks that write, and equals
+    the rank if the copies are along the outer axis of the mesh, as in hybrid sharding. Raises
+    InvalidValueError for a mesh that does not contain all ranks.
     """
     world_size = math.prod(size for _, size in mesh.values())
     if world_size != topology.world_size:
         raise InvalidValueError(
-            f"the mesh of the model, {dict(mesh)}, has {world_size} of {topology.world_size} ranks, so that "
+            f"the mesh of the model, {dict(mesh)}, has {world_size} of {topology.world_size} ranks, so "
             "copies and shards cannot be distinguished; use one mesh for all ranks"
         )
     if not is_first(mesh, split):

@@ -1,4 +1,4 @@
-"""A writer thread between the training thread, which only appends to a queue, and any other writer."""
+"""AsyncWriter: the training thread appends events to a queue, and a thread writes them to another writer."""
 
 import atexit
 import logging
@@ -33,30 +33,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BUDGET_FULL = "the queue's budget was full"
-MANY = 1 << 14  # items that wake the thread early
-AT_ONCE = 1 << 11  # items worked on in one go: a longer burst of Python would hold up the training thread
-BLOCK_S = 0.5  # how long a caller is held up when the budget is full
+MANY = 1 << 14  # items in the queue that wake the thread early
+AT_ONCE = 1 << 11  # items processed in one go: a longer burst of Python would delay the training thread
+BLOCK_S = 0.5  # how long a caller waits when the budget is full
 FLUSH_S = 30.0
-CLOSE_S = 20.0  # how long `close` goes on trying to write what is left
+CLOSE_S = 20.0  # how long `close` continues to try to write the remaining events
 
 
 class AsyncWriter:
-    """Numbers events, packs them to batches and hands them to `writer` from one thread of its own.
+    """Numbers events, packs them into batches and passes these to `writer` from its own thread.
 
-    What the writer cannot take now (OSError) is kept and handed over again, same seq, until it can; what it
-    refuses for good is dropped and counted.
+    A batch that the writer cannot take now (OSError) is kept and passed again, with the same seq, until it
+    can; a batch that it refuses permanently is dropped and counted.
 
     Args:
-        writer: where the batches go; `start()` returns the last seq that it has.
-        spec: what every batch carries, and how much and how long events may wait.
+        writer: receives the batches; `start()` returns the last seq that it has.
+        spec: the identity of the batches, and how many events may wait for how long.
     """
 
     def __init__(self, writer: Writer, spec: WriterSpec) -> None:
         self._writer, self._spec = writer, spec
         self._queue: deque[Item] = deque()
-        self._event_bytes = 0  # of the events in the queue and in the thread's hands; rows count by the item
-        self._taken_over = 0  # items in the thread's hands
-        self._unasked = 0  # how long the queue may get before `write_row` must look closer
+        self._event_bytes = 0  # bytes of events, but not rows, in the queue and in progress
+        self._in_progress = 0  # items that the thread is processing
+        self._fast_length = 0  # length of the queue up to which `write_row` may skip the checks
         self._is_asleep = False
         self._done = 0
         self._changed = threading.Condition()
@@ -66,10 +66,10 @@ class AsyncWriter:
         self._failures = Failures(
             Health(), logger, raise_exception=spec.raise_exception, prefix=f"rank={spec.rank} "
         )
-        self._stopped_by = "the writer thread has ended"
+        self._stop_reason = "the writer thread has ended"
         self._next_seq = 1
         self._pid = os.getpid()
-        self._set_unasked()
+        self._set_fast_length()
         _living.add(self)
         self._thread = threading.Thread(target=self._run, name="distsummary-writer", daemon=True)
         self._thread.start()
@@ -78,11 +78,11 @@ class AsyncWriter:
     # --- for the training thread
 
     def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
-        """Queue an event of scalars alone, packed by `scalar_rows.row_struct`; raises as `write`.
+        """Queue an event of scalars only, packed by `scalar_rows.row_struct`; raises as `write`.
 
-        It takes a tenth of the time.
+        It takes a tenth of the time of `write`.
         """
-        if len(self._queue) < self._unasked:
+        if len(self._queue) < self._fast_length:
             self._queue.append((tags, row))
             if self._is_asleep:
                 with self._changed:
@@ -95,24 +95,24 @@ class AsyncWriter:
                 self._queue_event(event)
             else:
                 self._queue.append((tags, row))
-            self._set_unasked(self._unasked + MANY)
+            self._set_fast_length(self._fast_length + MANY)
             self._changed.notify_all()
 
     def write(self, event: Event) -> None:
         """Queue one event; takes microseconds unless the budget is full.
 
-        Raises ClosedError after close, WriteError for an earlier failure if `raise_exception` was asked for.
+        Raises ClosedError after close, WriteError for an earlier failure if `raise_exception` is set.
         """
         self._check()
         with self._changed:
             self._queue_event(event)
 
     def _queue_event(self, event: Event) -> None:
-        """Queue as much of the event as the budget has room for (called with the lock held)."""
+        """Queue as much of the event as the budget has room for; the lock must be held."""
         size = size_of(event)
         if not self._has_room(size):
             if self._is_stopped:
-                self._drop(event.values, self._stopped_by)
+                self._drop(event.values, self._stop_reason)
                 return
             self._drop([value for value in event.values if value.plugin in BULK_PLUGINS], BUDGET_FULL)
             small = [value for value in event.values if value.plugin not in BULK_PLUGINS]
@@ -126,20 +126,20 @@ class AsyncWriter:
             return
         self._queue.append((event, size))
         self._event_bytes += size
-        self._set_unasked()
+        self._set_fast_length()
         if self._is_asleep or self._event_bytes >= self._spec.batch_bytes:
             self._changed.notify_all()
 
-    def _set_unasked(self, limit: int = MANY) -> None:
-        """Rows are queued without a closer look while there is room for them and nothing to raise."""
+    def _set_fast_length(self, limit: int = MANY) -> None:
+        """Let `write_row` skip the checks while there is room for rows and nothing to raise."""
         is_open = not (
             self._is_closed or self._is_stopped or (self._spec.raise_exception and self._failures.last)
         )
-        room = (self._spec.budget_bytes - self._event_bytes) // ITEM_BYTES - self._taken_over
-        self._unasked = min(room, limit) if is_open else 0
+        room = (self._spec.budget_bytes - self._event_bytes) // ITEM_BYTES - self._in_progress
+        self._fast_length = min(room, limit) if is_open else 0
 
     def _has_room(self, size: int) -> bool:
-        items = len(self._queue) + self._taken_over + 1
+        items = len(self._queue) + self._in_progress + 1
         return (
             not self._is_stopped and self._event_bytes + items * ITEM_BYTES + size <= self._spec.budget_bytes
         )
@@ -154,14 +154,14 @@ class AsyncWriter:
         self._failures.raise_last()
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
-        """Return when everything queued so far is with the inner writer and flushed there.
+        """Return when everything queued so far has been passed to the inner writer and flushed there.
 
-        Raises WriteError when that takes longer than `timeout_s` seconds, or the thread has stopped.
+        Raises WriteError if that takes longer than `timeout_s` seconds, or if the thread has stopped.
         """
         self._check()
         with self._changed:
             self._queue.append((FLUSH, 0))
-            target = self._done + self._taken_over + len(self._queue)
+            target = self._done + self._in_progress + len(self._queue)
             self._hurry = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._done >= target or self._is_stopped, timeout=timeout_s)
@@ -170,26 +170,27 @@ class AsyncWriter:
                 raise WriteError(f"{target - self._done} event(s) could not be flushed: {reason}")
 
     def close(self) -> None:
-        """Write what is queued, end the thread and close the inner writer; a second call does nothing.
+        """Write the queued events, end the thread and close the inner writer; a second call does nothing.
 
-        What cannot be written within 20 s is dropped and counted. A signal handler may call it.
+        Events that cannot be written within 20 s are dropped and counted. A signal handler may call it.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
         with self._changed:
             self._is_closed = self._hurry = True
-            self._unasked = 0
+            self._fast_length = 0
             self._give_up_at = time.monotonic() + CLOSE_S
             self._changed.notify_all()
-            # Not join: a handler's thread may hold the lock already, and only waiting for it gives it back.
+            # Not join: the thread of a signal handler may already hold the lock, and only waiting releases
+            # it.
             self._changed.wait_for(lambda: self._is_stopped, timeout=CLOSE_S + BLOCK_S)
             if not self._is_stopped:
-                self._drop_queue("the inner writer neither took the last events nor refused them")
+                self._drop_queue("the inner writer neither accepted nor refused the last events")
         if self._is_stopped:
             self._thread.join(BLOCK_S)
 
     def health(self) -> Health:
-        """The inner writer's counters and what was dropped or failed before it."""
+        """The inner writer's counters plus the drops and failures before it."""
         return self._writer.health().plus(self._failures.health)
 
     # --- in the writer thread
@@ -199,12 +200,12 @@ class AsyncWriter:
             self._next_seq = self._persist(self._writer.start) + 1
             while True:
                 with self._changed:
-                    self._is_asleep = True  # before the queue is looked at: who appends after that, notifies
+                    self._is_asleep = True  # set before looking at the queue: a later append then notifies
                     self._changed.wait_for(lambda: self._queue or self._is_closed)
                     self._is_asleep = False
                     if not self._queue:
                         break
-                    self._changed.wait_for(  # let a batch grow, unless somebody waits for it
+                    self._changed.wait_for(  # let the batch grow, unless a caller waits for it
                         lambda: (
                             self._hurry
                             or self._event_bytes >= self._spec.batch_bytes
@@ -216,27 +217,27 @@ class AsyncWriter:
                     self._write_next()
                 self._hurry = self._is_closed
             self._persist(self._writer.flush)
-        except Exception as error:  # shown by health(): nobody waits for this thread
-            self._stopped_by = f"the writer thread stopped: {type(error).__name__}: {error}"
-            self._count(self._stopped_by)
+        except Exception as error:  # shown by health(): no caller waits for this thread
+            self._stop_reason = f"the writer thread stopped: {type(error).__name__}: {error}"
+            self._count(self._stop_reason)
         finally:
             try:
                 self._writer.close()
-            except Exception as error:  # the same: there is nobody left to raise to
+            except Exception as error:  # as above: no caller is left to raise to
                 self._count(f"closing: {type(error).__name__}: {error}")
-            finally:  # whatever happens: `close` waits for this
+            finally:  # in any case: `close` waits for this
                 with self._changed:
                     self._is_stopped = True
-                    self._unasked = 0
-                    self._drop_queue(self._stopped_by)
+                    self._fast_length = 0
+                    self._drop_queue(self._stop_reason)
                     self._changed.notify_all()
 
     def _write_next(self) -> None:
         """Write the next batch of the queue."""
         taken: list[Item] = []
-        size = 0  # of the events among the items
+        size = 0  # bytes of the events among the items
         with self._changed:
-            if not self._event_bytes:  # rows alone
+            if not self._event_bytes:  # only rows
                 taken = [self._queue.popleft() for _ in range(min(len(self._queue), AT_ONCE))]
             while (
                 self._event_bytes and self._queue and len(taken) < AT_ONCE and size < self._spec.batch_bytes
@@ -244,7 +245,7 @@ class AsyncWriter:
                 item = self._queue.popleft()
                 taken.append(item)
                 size += item[1] if isinstance(item[1], int) else 0
-            self._taken_over = len(taken)
+            self._in_progress = len(taken)
         events = joined(taken, self._resolved)
         if events:
             batch = Batch(
@@ -259,20 +260,20 @@ class AsyncWriter:
                     self._writer.write(batch)
                 else:
                     self._persist(self._writer.write, batch)
-            except Exception as error:  # shown by health(), raised on the next call if that was asked for
+            except Exception as error:  # shown by health(), raised on the next call if requested
                 self._count(f"{type(error).__name__}: {error}", batch.plugins())
-            self._next_seq = batch.last_seq + 1  # also of a dropped batch: one of its files may hold it
+            self._next_seq = batch.last_seq + 1  # also after a dropped batch: one of its files may hold it
         if any(item[0] is FLUSH for item in taken):
             self._persist(self._writer.flush)
         with self._changed:
             self._event_bytes -= size
-            self._taken_over = 0
+            self._in_progress = 0
             self._done += len(taken)
-            self._set_unasked()
+            self._set_fast_length()
             self._changed.notify_all()
 
     def _persist(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Call until no OSError refuses it; at the end of the grace that `close` gives, raise that."""
+        """Repeat a call until it raises no OSError; after the time that `close` allows, raise the OSError."""
         while True:
             try:
                 return call(*args, **named)
@@ -280,20 +281,20 @@ class AsyncWriter:
                 self._count(f"{type(error).__name__}: {error}")
                 if time.monotonic() > self._give_up_at:
                     raise
-                with self._changed:  # not sleep: close() must be heard
+                with self._changed:  # not sleep: close() must be able to interrupt
                     self._changed.wait(self._spec.retry_s)
 
     def _resolved(self, event: Event) -> Event:
-        """The event with its device copies waited for; a value whose copy failed is dropped and counted.
+        """The event after waiting for its device copies; a value whose copy failed is dropped and counted.
 
-        Nothing behind this knows of copies under way.
+        The following writers never see a copy in progress.
         """
         values = []
         for value in event.values:
             if hasattr(value.data, "result"):
                 try:
                     value = value._replace(data=value.data.result())
-                except Exception as error:  # one bad value costs that value alone
+                except Exception as error:  # one bad value must not affect the others
                     self._count(f"{value.tag}: {type(error).__name__}: {error}", {value.plugin: 1})
                     continue
             values.append(value)
@@ -306,10 +307,10 @@ class AsyncWriter:
             self._count(reason, Counter(value.plugin for value in values))
 
     def _count(self, reason: str, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure, and the values of each plugin that it cost."""
+        """Count a failure, and the values that it lost, by plugin."""
         self._failures.count(reason, dropped=dropped)
         if self._spec.raise_exception:
-            self._unasked = 0  # so that the next `write_row` raises it
+            self._fast_length = 0  # so that the next `write_row` checks and raises it
 
     def _drop_queue(self, reason: str) -> None:
         while self._queue:
@@ -320,13 +321,13 @@ class AsyncWriter:
 _living: "weakref.WeakSet[AsyncWriter]" = weakref.WeakSet()
 
 
-def _ask_in_child() -> None:
-    """After a fork every call looks closer, and finds that the writer belongs to the parent."""
+def _check_in_child() -> None:
+    """After a fork every call takes the checks, which find that the writer belongs to the parent."""
     for writer in _living:
-        writer._unasked = 0
+        writer._fast_length = 0
 
 
-os.register_at_fork(after_in_child=_ask_in_child)
+os.register_at_fork(after_in_child=_check_in_child)
 
 
 def _close_at_exit(reference: "weakref.ref[AsyncWriter]") -> None:

@@ -1,4 +1,4 @@
-"""The open segments of a directory, one for each dialect: they are opened, rotated and synced together."""
+"""The open event files of a directory, one for each dialect: opened, rotated and synced together."""
 
 import contextlib
 import threading
@@ -22,28 +22,28 @@ MAX_BYTES = 64 << 20
 
 
 class Appended(NamedTuple):
-    """Bytes written, and how many events `max_file_size` left no room for."""
+    """The bytes written, and the number of events that `max_file_size` had no room for."""
 
     nbytes: int = 0
     refused: int = 0
 
 
 class EventFiles:
-    """Appends frames of one attempt to files of its own; each event at most once to each dialect.
+    """Appends the frames of one attempt to its own files; each event at most once per dialect.
 
-    Torn frames in the files of dead writers are cut. With the delivery "synced" a thread makes durable what
-    was appended, within about a second; what a failed sync may have lost is written again to new files.
+    Torn frames in the files of dead writers are cut. With the delivery "synced", a thread makes appended data
+    durable within about a second; data that a failed sync may have lost is written again to new files.
 
     Args:
         spec: where and how to write.
         files: the operating system.
-        fail: called with failures that nobody waits for.
+        fail: called with failures that no caller waits for.
 
     Attributes:
-        paths: the newest file of each dialect; before the first, what it will be unless another writer takes
-            its stamp.
-        last_seq: of each dialect, as far as its files are known to hold it.
-        name: of the files. ids: whose they are.
+        paths: the newest file of each dialect; before the first one, the path that it will have unless
+            another writer takes its stamp.
+        last_seq: for each dialect, the highest seq that its files are known to hold.
+        name: the name of the files. ids: the identity of their events.
 
     Raises:
         RunDirError: the directory cannot be made or written.
@@ -63,16 +63,16 @@ class EventFiles:
         )
         self._segments: dict[str, Segment] = {}
         self._full: set[str] = set()
-        self._doubtful: list[Segment] = []  # closed, and a sync of them failed
-        self._must_mend = False
+        self._doubtful: list[Segment] = []  # closed segments with a failed sync
+        self._needs_repair = False
         self._not_durable: OSError | None = None
-        self._syncing = threading.Lock()  # held while segments are synced or exchanged
+        self._syncing = threading.Lock()  # held while segments are synced or replaced
         self._group = GroupSync(self._sync_group) if spec.delivery == SYNCED else None
         ensure_directory(self._directory)
         remove_leftovers(self._directory)
         cut_torn_tails(self._directory, files)
         self.last_seq = {dialect: self._last_seq_in_files(dialect) for dialect in self._formats}
-        self._named_at: float | None = files.now()  # None once the files are there that are named after it
+        self._named_at: float | None = files.now()  # None once files named after this time exist
         stamp = next_stamp(self._directory, self._named_at)
         self.paths = {
             dialect: self._directory / self.name.file_name(dialect, stamp) for dialect in self._formats
@@ -82,18 +82,18 @@ class EventFiles:
         return read_last_seq(self._directory, dialect, self.ids.run_id, self._attempt)
 
     def append(self, framed: Mapping[str, Sequence[Framed]], first_step: int) -> Appended:
-        """Append to each file what it lacks, in one write each; after an OSError it ends in whole frames.
+        """Append to each file what it lacks, in one write; after an OSError files end in whole frames.
 
-        Args:
+        framed: frames by dialect, in the order of seq.
             framed: by dialect, in the order of seq.
-            first_step: where a new session starts for TensorBoard.
+            first_step: the step at which a new session starts for TensorBoard.
         """
         nbytes = refused = 0
         now = self._files.now()
         for dialect, segment in self._segments.items() if self._rotates else ():
             incoming = sum([frames.nbytes for frames in framed[dialect]])
             if not segment.is_empty and self._limits.is_due(segment.length, now - segment.opened, incoming):
-                self._retire()  # all files, so that they share their stamps; others are opened below
+                self._retire()  # closes all files, so that they share their stamps; new ones are opened below
                 break
         for dialect in self._formats:
             new = self._lacking(dialect, framed[dialect])
@@ -102,7 +102,7 @@ class EventFiles:
             fitting: Sequence[Framed] = []
             if dialect not in self._full:
                 self._open(first_step)
-                new = self._lacking(dialect, new)  # opening may have found more in the files
+                new = self._lacking(dialect, new)  # opening may have found more events in the files
                 segment = self._segments[dialect]
                 fitting = new if self._limits.max_file_size is None else self._fitting(segment, new)
                 if fitting:
@@ -127,7 +127,7 @@ class EventFiles:
         return [new for frames in framed if (new := frames.after(last)).count]
 
     def _fitting(self, segment: Segment, framed: Sequence[Framed]) -> list[Framed]:
-        """The frames before the first that `max_file_size` has no room for."""
+        """The frames before the first one that `max_file_size` has no room for."""
         assert self._limits.max_file_size is not None
         room = self._limits.max_file_size - segment.length
         fitting = []
@@ -141,18 +141,18 @@ class EventFiles:
         return fitting
 
     def _open(self, first_step: int) -> None:
-        """Have a live segment of each dialect, each with the frames that begin a file."""
+        """Open a live segment for each dialect, each starting with the frames that begin a file."""
         if any([segment.is_dead for segment in self._segments.values()]):
             self._retire()
         if self._segments:
             return
         ensure_directory(self._directory)
-        if self._must_mend:  # a file was given up: its torn frame goes, its whole frames count
-            self._rescue()  # first: it leaves out what the append that failed may have written
+        if self._needs_repair:  # a file was given up: remove its torn frame, count its whole frames
+            self._rescue()  # first: it leaves out what the failed append may have written
             cut_torn_tails(self._directory, self._files)
             for dialect in self._formats:
                 self.last_seq[dialect] = max(self.last_seq[dialect], self._last_seq_in_files(dialect))
-            self._must_mend = False
+            self._needs_repair = False
         opened = open_segments(
             self._directory,
             self._formats,
@@ -172,8 +172,8 @@ class EventFiles:
                         head += frame(tensorboard_format.encode_session_start(first_step, now, self.ids))
                 segment.append(head)
         except OSError:
-            self._must_mend = True
-            discard(opened)  # a segment without its head would not show whose it is
+            self._needs_repair = True
+            discard(opened)  # without its head a segment would not show whose events it has
             raise
         self._segments, self._named_at = opened, None
         self.paths = {dialect: segment.path for dialect, segment in opened.items()}
@@ -181,7 +181,7 @@ class EventFiles:
     # --- durability
 
     def _sync_group(self) -> None:
-        """Make everything durable, from the thread; a failure marks the file dead, the next call mends it."""
+        """Make everything durable, in the thread; a failure marks the file dead, the next call repairs."""
         for error in self._try_syncs():
             self._fail(f"not durable yet: {error}")
 
@@ -190,16 +190,16 @@ class EventFiles:
             return [error for segment in self._segments.values() if (error := _try_sync(segment))]
 
     def _retire(self) -> None:
-        """Make the files durable and close them; one that a sync failed for is left to `_rescue`."""
+        """Make the files durable and close them; a segment with a failed sync is left to `_rescue`."""
         with self._syncing:
             segments, self._segments = self._segments, {}
         for segment in segments.values():
-            self._must_mend |= segment.is_dead
+            self._needs_repair |= segment.is_dead
             error = _try_sync(segment)
             if error is not None and self._group is not None:
                 self._doubtful.append(segment)
             elif error is not None:
-                self._not_durable = error  # said again by close()
+                self._not_durable = error  # close() raises it again
             with contextlib.suppress(OSError):
                 segment.close()
 
@@ -209,7 +209,7 @@ class EventFiles:
             del self._doubtful[0]
 
     def sync(self) -> None:
-        """Return when everything appended is durable; raises OSError, and may be called again."""
+        """Return when everything appended is durable; after an OSError it may be called again."""
         if self._group is None:
             return
         if self._try_syncs():
@@ -217,7 +217,7 @@ class EventFiles:
         self._rescue()
 
     def close(self) -> None:
-        """Make the files durable and close them; raises OSError when something may not be durable."""
+        """Make the files durable and close them; raises OSError if something may not be durable."""
         if self._group is not None:
             self._group.close()
         try:
@@ -238,10 +238,10 @@ def _try_sync(segment: Segment) -> OSError | None:
 
 
 class GroupSync:
-    """Calls `sync` 1 s after the first write that it has not covered, or at 8 MiB; else it sleeps.
+    """Calls `sync` 1 s after the first write that it has not covered, or at 8 MiB; sleeps otherwise.
 
-    A disk that does not keep up holds its writer up at 64 MiB. `sync` must not raise: it keeps its own
-    account of failures. The thread starts with the first write.
+    If a disk does not keep up, writers wait at 64 MiB. `sync` must not raise: it handles its own failures.
+    The thread starts with the first write.
     """
 
     def __init__(self, sync: Callable[[], None], *, interval_s: float = INTERVAL_S) -> None:
@@ -252,7 +252,7 @@ class GroupSync:
         self._thread: threading.Thread | None = None
 
     def wrote(self, nbytes: int) -> None:
-        """Count bytes that wait to be made durable."""
+        """Count bytes that are not durable yet."""
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="distsummary-sync", daemon=True)

@@ -1,4 +1,4 @@
-"""File operations, clock and host of the writers, in one place so that a test can replace any of them."""
+"""The file operations, clock and host name of the writers, in one class so that tests can replace them."""
 
 import fcntl
 import os
@@ -10,22 +10,22 @@ from pathlib import Path
 
 from distsummary import publish
 
-# O_EXCL: never another run's file; O_APPEND: never over written bytes; O_NOFOLLOW: never through a link.
+# O_EXCL: never open another run's file; O_APPEND: never overwrite bytes; O_NOFOLLOW: never follow a link.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 MAX_PARTS = 1024  # IOV_MAX of Linux
 
 
 class Files:
-    """The operating system's files; a fault double subclasses it and overrides single operations."""
+    """The operating system's files; a test double subclasses it and makes single operations fail."""
 
     def create(self, path: Path) -> int:
-        """Open a new file for appending and lock it as its live writer; the umask decides its mode."""
+        """Create a file for appending and lock it as its live writer; the umask determines its mode."""
         descriptor = os.open(path, _CREATE, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor
 
     def write(self, descriptor: int, parts: Sequence[bytes | memoryview]) -> int:
-        """One writev(2) of at most MAX_PARTS parts; returns the bytes taken, which may be fewer."""
+        """One writev(2) of at most MAX_PARTS parts; returns how many bytes were written, maybe not all."""
         return os.writev(descriptor, parts)
 
     def truncate(self, descriptor: int, length: int) -> None:
@@ -33,7 +33,7 @@ class Files:
         os.ftruncate(descriptor, length)
 
     def is_removed(self, descriptor: int) -> bool:
-        """Whether the open file has no name any more: what is written to it is lost at its close."""
+        """Whether the open file has been deleted: then written data is lost when it is closed."""
         return os.fstat(descriptor).st_nlink == 0
 
     def sync(self, descriptor: int) -> None:
@@ -41,16 +41,16 @@ class Files:
         os.fdatasync(descriptor)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give a file the name of another one, which is gone then; durable with its directory."""
+        """Rename a file over another one; durable together with its directory."""
         os.replace(source, target)
         publish.sync(target.parent)
 
     def close(self, descriptor: int) -> None:
-        """Close, which also gives the lock up."""
+        """Close the file, which also releases the lock."""
         os.close(descriptor)
 
     def open_dead(self, path: Path) -> int | None:
-        """Open a segment for repair; None while a live writer holds it."""
+        """Open a segment for repair; None while a live writer has locked it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ class Files:
         return descriptor
 
     def free_space(self, directory: Path) -> tuple[int, int]:
-        """Bytes that are free to this user on the file system, and its size."""
+        """The free bytes that this user may use on the file system, and its size."""
         found = os.statvfs(directory)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
@@ -73,10 +73,10 @@ class Files:
         return os.getpid()
 
     def host(self) -> str:
-        """This machine's name, without what a viewer could take for a part of its file name pattern."""
+        """This machine's name, without anything that a viewer could take for its file name pattern."""
         return sanitise_host(platform.node())
 
 
 def sanitise_host(name: str) -> str:
-    """Letters, digits and dashes only: `summary.7` or `tfevents` in a host name would mislead the viewers."""
+    """Keep letters, digits and dashes: `summary.7` or `tfevents` in a host name would mislead viewers."""
     return re.sub(r"[^0-9A-Za-z]+", "-", name).replace("tfevents", "tf-events").strip("-") or "host"

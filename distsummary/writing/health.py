@@ -1,4 +1,4 @@
-"""What keeps failures to record out of the training: counted, logged once, and waits are bounded."""
+"""Keeps recording failures out of the training: counts them, logs each once, and bounds waits."""
 
 import logging
 import threading
@@ -19,21 +19,21 @@ class Failures:
     """Counts failures by their reason and logs each reason once.
 
     Args:
-        health: where they are counted.
-        logger: where they are logged, each line beginning with `prefix`.
-        raise_exception: `raise_last` and `call` raise them as WriteError, too.
+        health: the counters.
+        logger: logs the reasons; each line begins with `prefix`.
+        raise_exception: `raise_last` and `call` also raise failures as WriteError.
     """
 
     def __init__(
         self, health: Health, logger: logging.Logger, *, raise_exception: bool = False, prefix: str = ""
     ) -> None:
         self.health = health
-        self.last: str | None = None  # the newest reason that was not raised yet
+        self.last: str | None = None  # the newest reason that has not been raised yet
         self._logger, self._prefix = logger, prefix
         self._raise_exception = raise_exception
 
     def count(self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure and, by plugin, the values that it cost; from any thread."""
+        """Count a failure and, by plugin, the values that it lost; from any thread."""
         if reason not in self.health.errors:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
@@ -42,7 +42,7 @@ class Failures:
         self.last = reason
 
     def raise_last(self, cause: Exception | None = None) -> None:
-        """Raise the newest failure as WriteError, once, if that was asked for."""
+        """Raise the newest failure as WriteError, once, if `raise_exception` is set."""
         if self._raise_exception and self.last is not None:
             reason, self.last = self.last, None
             raise WriteError(f"not recorded: {reason}") from cause
@@ -56,7 +56,7 @@ class Failures:
             return None
 
     def fail(self, what: str, error: Exception) -> None:
-        """Count an exception under `what`; raise it as WriteError if that was asked for."""
+        """Count an exception under `what`; raise it as WriteError if `raise_exception` is set."""
         if self._raise_exception and isinstance(error, WriteError):
             raise error
         self.count(f"{what}: {type(error).__name__}: {error}")
@@ -64,16 +64,16 @@ class Failures:
 
 
 class BoundedWait:
-    """Waits for room in a queue, once per stall: a dead disk must not slow down every step.
+    """Waits for room in a queue, but only once per stall: a dead disk must not slow down every step.
 
     Args:
-        changed: notified by the thread that makes room, and held by who waits.
-        done: how much that thread has done so far.
+        changed: the condition that the thread making room notifies; the caller must hold it.
+        done: returns how much that thread has done so far.
     """
 
     def __init__(self, changed: threading.Condition, done: Callable[[], int]) -> None:
         self._changed, self._done = changed, done
-        self._stalled_at = -1  # what `done` was when a caller last waited in vain
+        self._stalled_at = -1  # the value of `done` when a caller last waited in vain
 
     def wait_for(self, has_room: Callable[[], bool], timeout_s: float) -> bool:
         """Whether there is room, now or within the timeout."""

@@ -1,4 +1,4 @@
-"""One event file: appending whole frames, taking back what failed, and cutting a torn tail."""
+"""One event file: appends whole frames, undoes failed appends, cuts a torn tail."""
 
 import contextlib
 import errno
@@ -21,19 +21,19 @@ logger = logging.getLogger(__name__)
 
 
 def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
-    """Cut the incomplete last frame of dead segments, kept in `torn-<n>.bin`; MindInsight spins on one."""
+    """Cut the incomplete last frame of dead segments, kept in `torn-<n>.bin`; MindInsight would retry it."""
     return [path for path in all_event_files(directory) if cut_torn_tail(path, files)]
 
 
 def cut_torn_tail(path: Path, files: Files) -> bool:
-    """Cut the incomplete last frame of one file; False if it has none, or a live writer."""
+    """Cut the incomplete last frame of one file; False if it has none or a live writer."""
     if whole_length(path) == path.stat().st_size:
         return False
     descriptor = files.open_dead(path)
     if descriptor is None:
         return False
     try:
-        length = whole_length(path)  # again, under the lock: its writer may have ended the frame meanwhile
+        length = whole_length(path)  # again, under the lock: its writer may have completed the frame
         tail = os.pread(descriptor, os.fstat(descriptor).st_size - length, length)
         if not tail:
             return False
@@ -45,7 +45,7 @@ def cut_torn_tail(path: Path, files: Files) -> bool:
                 files.write(kept, [tail])
             finally:
                 files.close(kept)
-        except OSError as error:  # a full disk does not prevent the cut, which needs no space
+        except OSError as error:  # a full disk does not prevent the cut itself, which needs no space
             logger.warning("%d bytes of a torn frame in %s are not kept: %s", len(tail), directory, error)
         files.truncate(descriptor, length)
         return True
@@ -54,35 +54,35 @@ def cut_torn_tail(path: Path, files: Files) -> bool:
 
 
 class Segment:
-    """An open event file; after any failed append it ends with its last whole frame or is given up.
+    """An open event file; after a failed append it ends with its last whole frame or is dead.
 
     Args:
-        keeps_unsynced: hold what was appended until it is durable, for `rescue`.
+        keeps_unsynced: keep appended data until it is durable, for `rescue`.
 
-    Raises RunDirError when no new file can be made in the directory.
+    Raises RunDirError if no new file can be created in the directory.
     """
 
     def __init__(self, path: Path, files: Files, *, keeps_unsynced: bool = False) -> None:
         self.path = path
         self.length = self.synced_length = 0
         self.is_dead = False
-        self.is_empty = True  # of events
+        self.is_empty = True  # no events yet
         self.opened = files.now()
         self._files = files
         self._keeps_unsynced = keeps_unsynced
         self._unsynced: list[Framed] = []
-        self._lost: OSError | None = None  # why a sync failed
+        self._lost: OSError | None = None  # the error of a failed sync
         self._descriptor = files.create(path)
 
     def append(self, data: bytes) -> None:
-        """Write whole frames that belong to no event: the head of a file, or lineage; raises as `extend`."""
+        """Write whole frames that hold no event (the head of a file) or lineage; raises as `extend`."""
         self._write([data])
         self.length += len(data)
         if self._keeps_unsynced:
             self._unsynced.append(Framed(0, 0, [data], len(data)))
 
     def extend(self, framed: Sequence[Framed]) -> None:
-        """Write frames in one call; after an OSError none is left in the file, or the file is dead."""
+        """Write frames in one call; after an OSError the file contains none of them, or is dead."""
         self._write(joined(part for frames in framed for part in frames.parts))
         self.length += sum(frames.nbytes for frames in framed)
         self.is_empty = False
@@ -97,7 +97,7 @@ class Segment:
             self._write_all(self._descriptor, parts)
         except OSError:
             try:
-                self._files.truncate(self._descriptor, self.length)  # take back what was written
+                self._files.truncate(self._descriptor, self.length)  # undo the partial write
             except OSError:
                 self.is_dead = True  # the torn frame stays; the next writer's `cut_torn_tails` removes it
             raise
@@ -107,12 +107,12 @@ class Segment:
             parts = remaining(parts, self._files.write(descriptor, parts[:MAX_PARTS]))
 
     def sync(self) -> None:
-        """Make what was appended durable; on OSError the kernel may have dropped it, and the file is dead."""
+        """Make appended data durable; after an OSError the kernel may have dropped it: the file is dead."""
         if self._lost is not None:
-            raise self._lost  # another sync would succeed without what this one lost
-        length, count = self.length, len(self._unsynced)  # more may be appended meanwhile
+            raise self._lost  # another sync would succeed although data was lost
+        length, count = self.length, len(self._unsynced)  # more may be appended in the meantime
         if length == self.synced_length and not self.is_dead:
-            return  # a dead file may hold more: whole frames of the append that failed
+            return  # a dead file may hold more: whole frames of the failed append
         try:
             self._files.sync(self._descriptor)
         except OSError as error:
@@ -124,11 +124,11 @@ class Segment:
     def rescue(self) -> None:
         """After a failed sync, replace this file by a durable one with everything that was appended.
 
-        One of the two files exists at any time, so nothing is lost or written twice, whatever happens. Raises
-        OSError if the new file cannot be written; it may be tried again, also after `close`.
+        One of the two files exists at any time, so nothing is lost or written twice in any case. Raises
+        OSError if the new file cannot be written; the call may be repeated, also after `close`.
         """
         if not self.path.exists():
-            return  # the user removed it
+            return  # the file was deleted
         temporary = temporary_name(self.path.parent)
         descriptor = self._files.create(temporary)
         try:
@@ -155,7 +155,7 @@ class Segment:
 
 
 def remaining(parts: list[Part], taken: int) -> list[Part]:
-    """What is left to write of `parts` after `taken` bytes."""
+    """The rest of `parts` after the first `taken` bytes have been written."""
     for number, part in enumerate(parts):
         if taken < len(part):
             return [memoryview(part)[taken:], *parts[number + 1 :]]
@@ -181,12 +181,12 @@ def open_segments(
                 path = directory / name.file_name(dialect, stamp + attempt)
                 opened[dialect] = Segment(path, files, keeps_unsynced=keeps_unsynced)
             return opened
-        except FileExistsError:  # another writer took the name between our look and our open
+        except FileExistsError:  # another writer has just taken the name
             discard(opened)
         except OSError as error:
             discard(opened)
             raise RunDirError(
-                f"no event file can be made in {directory}: {error.strerror}; mend it or choose another"
+                f"no event file can be made in {directory}: {error.strerror}; fix that or choose another"
             ) from error
     raise RunDirError(
         f"{_MAX_CLASHES} stamps from {stamp} on are taken in {directory}; remove files of other writers"
@@ -194,7 +194,7 @@ def open_segments(
 
 
 def discard(opened: dict[str, Segment]) -> None:
-    """Close and remove segments in which nothing was acknowledged."""
+    """Close and remove segments that hold nothing acknowledged."""
     for segment in opened.values():
         segment.path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""WriterSpec: everything that one rank's event files are written with."""
+"""WriterSpec: all settings for writing the event files of one rank."""
 
 import os
 import uuid
@@ -9,10 +9,11 @@ from distsummary.format.records import DIALECTS, WRITTEN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How large and how old the files of a directory may become; None: without limit.
+    """How large and how old the files of a directory may become; None means no limit.
 
-    `max_file_size` (bytes) is MindSpore's: once an event does not fit, a file takes no more.
-    `rotate_bytes` and `rotate_s` (seconds) begin new files instead, before a batch that would exceed them.
+    `max_file_size` (bytes) is MindSpore's option: once an event does not fit, the file takes no more. With
+    `rotate_bytes` and `rotate_s` (seconds) new files are begun instead, before a batch that would exceed
+    them.
     """
 
     max_file_size: int | None = None
@@ -20,33 +21,34 @@ class Limits:
     rotate_s: float | None = None
 
     def is_due(self, length: int, age_s: float, incoming: int) -> bool:
-        """Whether new files are to begin before `incoming` bytes."""
+        """Whether new files must begin before `incoming` bytes are written."""
         is_large = self.rotate_bytes is not None and length + incoming > self.rotate_bytes
         return is_large or (self.rotate_s is not None and age_s >= self.rotate_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSpec:
-    """Built once where a run or record is opened, then handed to every writer; it can be pickled.
+    """Built once when a run or record is opened, then passed to every writer; it can be pickled.
 
     Attributes:
-        directory: of the files; made if absent.
-        run_id: 16 hex digits, by default new ones. attempt: counts from 0. rank: whose events these are.
-        formats: which kinds of files to write, of "mindspore" and "tensorboard".
-        prefix, suffix: of the file names. source: tells the writers of one run apart in them, by default the
-            rank.
-        limits: of the growth of the files.
-        delivery: what an acknowledged event is. "written": safe from the death of any process; "synced":
-            durable about a second later, and at once after a flush; "queued": as "written", but an
-            AsyncWriter drops and counts what the writer behind it cannot take at once.
+        directory: the directory of the files; created if absent.
+        run_id: 16 hex digits, by default random. attempt: counts from 0. rank: the rank that recorded the
+            events.
+        formats: which kinds of files to write: some of "mindspore" and "tensorboard".
+        prefix, suffix: of the file names. source: the part of a file name that distinguishes the writers of
+            one run, by default the rank.
+        limits: limits to the growth of the files.
+        delivery: the promise for an acknowledged event. "written": safe from the death of any process;
+            "synced": durable about a second later, and at once after a flush; "queued": as "written", but an
+            AsyncWriter drops and counts events that the next writer cannot take at once.
         mindspore_compat: histogram edges and image scaling as MindSpore computes them.
-        budget_bytes: how much may wait in an AsyncWriter. When that is full, bulk values are dropped and
-            counted; other events block the caller for at most 0.5 s, once per stall, and are then dropped
+        budget_bytes: how much may wait in an AsyncWriter. When the budget is full, bulk values are dropped
+            and counted; other events block the caller for at most 0.5 s, once per stall, and are then dropped
             and counted.
-        interval_s: how long an AsyncWriter gathers events before it writes them.
-        batch_bytes: at this size a batch is written early.
-        retry_s: pause before a failed write is tried again.
-        raise_exception: raise a failure of the background as WriteError on the next call.
+        interval_s: how long an AsyncWriter collects events before it writes them.
+        batch_bytes: a batch of this size is written early.
+        retry_s: the pause before a failed write is tried again.
+        raise_exception: raise a failure in the background as WriteError on the next call.
     """
 
     directory: str | os.PathLike[str]

@@ -1,4 +1,4 @@
-"""Writers: anything with write(batch), flush(), close() and health(); behaviour is added by wrapping."""
+"""Writers have write(batch), flush(), close() and health(); wrapping a writer adds behaviour."""
 
 import logging
 from collections import Counter
@@ -21,60 +21,61 @@ from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_RESERVE = 256 << 20  # bytes of the disk, or a fiftieth of it, that bulk values leave free
+MAX_RESERVE = 256 << 20  # free bytes of the disk (at most a fiftieth of it) that bulk values do not use
 
 
 class Writer(Protocol):
-    """Takes a rank's batches to its files.
+    """Takes the batches of a rank to its files.
 
-    `start`, `write` and `flush` may raise OSError for what may pass (a full disk, a collector that restarts):
-    nothing is lost then, and the same call is to be made again. All but `health` are called from one thread.
+    `start`, `write` and `flush` may raise OSError for temporary failures (a full disk, a restarting
+    collector): then nothing is lost, and the caller must repeat the call. All methods but `health` are called
+    from one thread.
     """
 
     def start(self) -> int:
-        """Get ready; returns the highest seq in the files, 0 for none."""
+        """Get ready; returns the highest seq in the files, 0 if there is none."""
 
     def write(self, batch: Batch) -> None:
-        """Hand events over; on return they are acknowledged or, behind a buffer, on their way."""
+        """Accept a batch; on return its events are acknowledged or, in a buffering writer, on their way."""
 
     def flush(self) -> None:
-        """Return when everything handed over is in the files."""
+        """Return when everything accepted is in the files."""
 
     def close(self) -> None:
-        """Flush, then never again; a second call does nothing."""
+        """Flush and end; a second call does nothing."""
 
     def health(self) -> Health:
         """Counters so far."""
 
 
 class EventWriter(Protocol):
-    """Takes events from the training thread: an AsyncWriter, or a test's double of one."""
+    """Takes events from the training thread: an AsyncWriter, or a test double."""
 
     def write(self, event: Event) -> None:
-        """Take an event; it is written in the background."""
+        """Accept an event; it is written in the background."""
 
     def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
-        """Take an event of scalars alone, packed by `scalar_rows.row_struct`."""
+        """Accept an event of scalars only, packed by `scalar_rows.row_struct`."""
 
     def flush(self) -> None:
-        """Return when every event taken so far is in the files."""
+        """Return when every event accepted so far is in the files."""
 
     def close(self) -> None:
-        """Flush, then never again; a second call does nothing."""
+        """Flush and end; a second call does nothing."""
 
     def health(self) -> Health:
         """Counters so far."""
 
 
 class RankWriter:
-    """The one live writer of a directory: each event at most once in each file, whole frames only.
+    """The only live writer of a directory: each event at most once in each file, whole frames only.
 
-    A restarted writer of the same attempt opens new segments and goes on after the last seq of each dialect,
-    so that a batch sent again goes to each file that lacks it and to no other. While the disk is nearly full,
-    bulk values are dropped and counted: what is left is for scalars, lineage, and the training itself.
+    A restarted writer of the same attempt opens new segments and continues after the last seq of each
+    dialect, so that a batch that is sent again goes only to the files that lack it. While the disk is nearly
+    full, bulk values are dropped and counted, to leave room for scalars, lineage and the training itself.
 
     Args:
-        spec: where and how to write; a returned `write` is acknowledged as its `delivery` says.
+        spec: where and how to write; its `delivery` is the promise of a `write` that has returned.
         files: the operating system; a test passes a double.
 
     Raises:
@@ -104,11 +105,11 @@ class RankWriter:
         return self._event_files.paths[dialect]
 
     def start(self) -> int:
-        """Ready since it was made."""
+        """Nothing to do: ready since construction."""
         return self.last_seq
 
     def write(self, batch: Batch) -> None:
-        """Append the batch, one write for each file; raises OSError, the files then end in whole frames."""
+        """Append the batch, one write for each file; after an OSError the files end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
         events, spared = batch.events, self._bulk_to_spare(batch)
@@ -128,7 +129,7 @@ class RankWriter:
         health.bytes += appended.nbytes
         last_seq = batch.last_seq
         if last_seq <= health.last_seq:
-            return  # sent again: it was counted before
+            return  # sent again: it has been counted
         health.events += last_seq - max(health.last_seq, batch.first_seq - 1)
         health.last_seq = last_seq
         for plugin, tag, reason in encoded.refused:
@@ -157,12 +158,12 @@ class RankWriter:
         try:
             free, size = self._files.free_space(self.directory)
         except OSError:
-            return []  # the write itself will show what is wrong
+            return []  # the write itself will show the reason
         incoming = sum(int(getattr(value.data, "nbytes", 0)) for value in bulk)
         return bulk if free - incoming < min(MAX_RESERVE, size // 50) else []
 
     def _publish_lineage(self, values: Sequence[Value]) -> None:
-        """Replace the lineage file of the directory by one with these values, too."""
+        """Replace the lineage file of the directory by one that also has these values."""
         lineage = read_lineage(self.directory)
         for value in values:
             lineage = updated_lineage(lineage, value)
@@ -170,11 +171,11 @@ class RankWriter:
         path = self.directory / self._event_files.name.lineage_name(next_stamp(self.directory, now))
         payloads = encode_lineage(lineage, now, self._event_files.ids)
         publish(path, b"".join(frame(payload) for payload in payloads))
-        for path in older:  # the new file is durable: the older states may go
+        for path in older:  # the new file is durable, so the older ones may go
             path.unlink(missing_ok=True)
 
     def flush(self) -> None:
-        """Return when everything is delivered: nothing waits here, but "synced" makes it durable."""
+        """Return when everything is delivered; only with "synced" this waits, until it is durable."""
         self._event_files.sync()
 
     def close(self) -> None:

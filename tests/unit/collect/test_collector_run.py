@@ -64,7 +64,7 @@ def test_a_coordinator_that_refuses_the_lineage_is_counted_and_raised_if_asked_f
 
     collector = SummaryCollector(tmp_path, coordinator=Refusing())
     train(collector)
-    assert collector.health().errors == {"telling the lineage: StaleAttemptError: superseded": 2}
+    assert collector.health().errors == {"sending the lineage: StaleAttemptError: superseded": 2}
     with pytest.raises(WriteError, match="superseded"):
         train(SummaryCollector(tmp_path, coordinator=Refusing(), raise_exception=True))
 

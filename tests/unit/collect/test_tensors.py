@@ -68,7 +68,7 @@ def test_a_tensor_larger_than_an_event_is_refused_with_its_size_and_the_remedies
     with pytest.raises(InvalidValueError) as refused:
         checked_value("tensor", "layer.1", large())
     assert str(refused.value) == (
-        "the tensor 'layer.1' of shape (16775169,) takes 67100676 bytes, of at most 67100672 in an event; "
+        "the tensor 'layer.1' of shape (16775169,) takes 67100676 bytes, more than the 67100672 of an event; "
         "record a part of it or its histogram, or export tensors with "
         'export_options={"tensor_format": "npy"}'
     )

@@ -55,9 +55,7 @@ def test_a_part_has_the_number_of_its_rank_where_every_rank_writes():
 
 
 def test_a_mesh_of_some_ranks_alone_is_refused():
-    with pytest.raises(
-        InvalidValueError, match=r"has 2 of 4 ranks, so that copies and shards .*; use one mesh"
-    ):
+    with pytest.raises(InvalidValueError, match=r"has 2 of 4 ranks, so copies and shards .*; use one mesh"):
         shard_rank_of({"fsdp": (0, 2)}, ["fsdp"], Topology(world_size=4), attempt=0)
 
 
