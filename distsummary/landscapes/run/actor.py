@@ -62,8 +62,10 @@ class RayWorkers:
         """See `runner.Workers`: in this process, or on a worker if workers have GPUs that it may not have."""
         resources = self._resources(task.model, 1)[:1]
         if not resources[0].get("num_gpus"):
+            # Other nodes may lack a C++ compiler, or compile to other bits.
+            can_compile = None if sum(node["Alive"] for node in ray.nodes()) == 1 else False
             with user_errors(CHOOSING):
-                return choose_engine(portable_task(task)).choice
+                return choose_engine(portable_task(task), can_compile=can_compile).choice
         with ActorCrew(
             EngineChooser,
             [send(portable_task(task))],
