@@ -327,8 +327,8 @@ def _evaluate(
         planes = list(prepared.values())
         drawn = generate(task, planes, workers, tell=tell, journal=journal, refine=request.refine)
 
-        # After an interrupt a grid is complete if each point has a loss of its own, also those of the path.
-        # Whether a refined one had reached its end is not known, so it counts as partial.
+        # After an interrupt a grid is complete if each of its points, and of its path, has a computed loss. A
+        # refined grid counts as partial, since it is unknown whether refinement had reached its end.
         names = tuple(task.batches) if isinstance(task.batches, Mapping) else ()
         found = {}
         for key, grid in zip(prepared, drawn.grids, strict=True):

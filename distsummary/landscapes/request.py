@@ -98,7 +98,7 @@ def check_arguments(request: Request) -> None:
 
 
 def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice | None:
-    """The engine that is asked for; None if it is to be chosen by timing."""
+    """The engine that is requested; None if timing decides."""
     check_type("engine", engine, str)
     is_torch = framework_of(model).name == "torch"
     if memory is not None:
@@ -126,7 +126,7 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
 
 
 def requested_directions(request: Request) -> list[Direction]:
-    """The directions asked for, each name once; raises for those that the checkpoints cannot give."""
+    """The requested directions, each name once; raises for those that the checkpoints cannot give."""
     around, runs, given = request.around, request.runs, request.directions
     if given is None:
         given = "random" if runs is None and is_single(around) else "pca"
@@ -167,7 +167,7 @@ def requested_directions(request: Request) -> list[Direction]:
             )
     if runs is not None and (around is not None or request.mode == "mindspore"):
         other = "around=" if around is not None else "mode='mindspore'"
-        raise InvalidValueError(f"runs= cannot be had together with {other}; leave one of them out")
+        raise InvalidValueError(f"runs= cannot be combined with {other}; leave one of them out")
     return directions
 
 
@@ -190,7 +190,7 @@ def check_runs(runs: Sequence[AnyAround]) -> None:
 
 
 def refuse_unused(request: Request, directions: Sequence[Direction]) -> None:
-    """Raise InvalidValueError for an argument that none of the directions takes."""
+    """Raise InvalidValueError for an argument that none of the directions uses."""
     normalization = request.normalization
     if normalization is not None and all(direction == "line" for direction in directions):
         raise InvalidValueError(

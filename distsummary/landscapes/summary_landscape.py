@@ -67,7 +67,8 @@ class SummaryLandscape:
                 `valid_dataset` its batches, and `model` the loss function, or an object that has it as
                 `loss_fn`. Where `model` is the network too, or None, the loss function is metrics["Loss"].
                 `metrics` is a dict with the key "Loss", or None; no other metric is computed.
-            collect_landscape: what to draw other than as recorded. Keys, all optional: landscape_size, unit,
+            collect_landscape: what to draw instead of the recorded settings. Keys, all optional:
+                landscape_size, unit,
                 num_samples, create_landscape (with both "train" and "result"), intervals, as the collector
                 takes them. It holds for this call; the recorded file stays as it is.
             device_ids: one worker for each number, all different and >= 0 (MindSpore allows 0 to 7; Ray
@@ -131,7 +132,7 @@ class SummaryLandscape:
         except OSError as error:
             raise RunDirError(
                 f"{self._run_dir.ckpt_dir} cannot be removed: {error.strerror or error}; "
-                "mend its permissions or remove it by hand"
+                "fix its permissions or remove it by hand"
             ) from error
 
 
@@ -158,8 +159,8 @@ def check_device_ids(device_ids: object) -> None:
 def check_overrides(given: object) -> None:
     """Raise unless `given` is None or a `collect_landscape` in which every key may be missing.
 
-    Unlike the collector's, a `create_landscape` must have both keys, as in MindSpore, and `num_samples` is a
-    number of rows: here they are taken.
+    Unlike for the collector, a `create_landscape` must have both keys, as in MindSpore, and `num_samples` is
+    a number of rows, which is used here.
     """
     check_type("collect_landscape", given, dict, optional=True)
     if not isinstance(given, dict) or not given:
@@ -178,8 +179,9 @@ def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajector
     """The trajectory with the options in `given` (checked) instead of the recorded ones.
 
     Intervals that are given leave it their checkpoints alone, so that the last of these is its last.
-    Raises InvalidValueError for numbers of `given` that were not saved. Recorded ones that were not, as of a
-    training that ended early, are left out by `landscape`, with a line in the log.
+    Given intervals restrict the trajectory to their checkpoints, so that the last of these is its last one.
+    Raises InvalidValueError for numbers in `given` that were not saved. Recorded numbers that were not saved,
+    for example because a training ended early, are left out by `landscape`, with a line in the log.
     """
     recorded = trajectory.spec
     merged = {

@@ -1,4 +1,4 @@
-"""The eigenvectors of the largest eigenvalues of a Hessian that is only ever multiplied with vectors; pure.
+"""The eigenvectors of a Hessian's largest eigenvalues, using only Hessian-vector products; pure.
 
 Lanczos' iteration (Golub & Van Loan 2013, section 10.3) from several start vectors at once, one product at
 a time (the band form of Ruhe 1979, Math. Comp. 33), every new vector made orthogonal to all before it, twice:

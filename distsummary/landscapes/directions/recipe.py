@@ -36,7 +36,7 @@ class Directions:
     y: Weights
 
     def make(self, centre: Weights) -> "Directions":
-        """Themselves, once they fit `centre`; raises InvalidValueError naming what does not."""
+        """Return itself if it fits `centre`; otherwise raises InvalidValueError naming what does not."""
         for axis, direction in (("x", self.x), ("y", self.y)):
             check_fit(f"the {axis} direction", direction, centre)
         if self.x.keys() != self.y.keys():

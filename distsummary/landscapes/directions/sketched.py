@@ -1,4 +1,4 @@
-"""The path of thousands of steps, from their sketches: its PCA coordinates, and where it lies in a plane.
+"""The path of thousands of steps, from their sketches: its PCA coordinates, and its place in a plane.
 
 Sketches keep products of displacements (`checkpoints.sketch`), so the Gram matrix of d_k = theta_k - theta_n
 is that of S d_k to within a percent, and `pca` does the rest.
@@ -90,7 +90,7 @@ def _tell_diverged(sketches: Sketches) -> None:
     if left < 3 and lost:
         raise LandscapeError(
             f"a path needs at least 3 finite sketches, got {left}; from step {lost[0]} on {len(lost)} hold "
-            "NaN or Inf, as the parameters did: mend the training and train again"
+            "NaN or Inf, as the parameters did: fix the training and train again"
         )
     if left < 3:
         raise LandscapeError(f"a path needs at least 3 sketches, got {left}; train longer")

@@ -1,4 +1,4 @@
-"""`philox-bm-v1` where a torch model computes: the normals of `normals`, drawn on the model's device.
+"""`philox-bm-v1` on the device of a torch model: draws there the normals of module `normals`.
 
 Philox4x64 with 10 rounds (Salmon et al. 2011, table 2) in torch's int64, whose products wrap and whose shifts
 keep the sign. The words are NumPy's, bit for bit; logarithm, sine and cosine in float64 are the device's own,

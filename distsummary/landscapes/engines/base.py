@@ -1,4 +1,4 @@
-"""What every engine is: a model, its loss and its data, asked for the quantities at points of a plane."""
+"""The interface of all engines: they evaluate quantities of a model at points of a plane."""
 
 import platform
 from functools import cache
@@ -11,7 +11,7 @@ MODES = ("standard", "mindspore")
 
 
 class Engine(Protocol):
-    """Evaluates points. While it is open it moves the model's values; `close` puts the user's back.
+    """Evaluates points. While open it changes the model's values; `close` restores the user's values.
 
     The loss of a point is the mean of the batches' losses, weighted by their rows in mode "standard" and
     unweighted in mode "mindspore".

@@ -1,4 +1,4 @@
-"""Engines for torch models that run the user's code as it is: the naive loop and the row engine.
+"""Engines for torch models that run the user's code unchanged: the naive loop and the row engine.
 
 - naive: writes every parameter anew at every point. In float64 it is the reference for all others.
 - row: computes theta + y * v once a row in a flat buffer, and adds x * u once a point.

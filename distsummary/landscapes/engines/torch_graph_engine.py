@@ -1,4 +1,4 @@
-"""The graph engine: the loss is recorded once and cut at what is affine in the point; a point does the rest.
+"""The graph engine: records the loss once, cuts out what is affine in the point, and evaluates the rest.
 
 For each plane and batch the slots (see `graph.torch_affine`) get memory; a point is two additions and the
 rest of the graph. Chunks of points go through the same graph with one more axis (torch.func.vmap, so that

@@ -1,4 +1,4 @@
-"""A worker: one engine that evaluates chunks of the planes; `actor.py` runs it in a process of its own."""
+"""A worker: an engine that evaluates chunks of the planes; `actor.py` runs it in another process."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,8 +21,8 @@ from distsummary.landscapes.model.quantities import Evaluation
 class Task:
     """The work of all workers: model, loss, data and the landscapes to evaluate (same `names` in all).
 
-    `choice` None: not made yet, so the row engine is used. With the same choice all workers compute the same
-    bits.
+    `choice` is None until an engine is chosen; then the row engine is used. With the same choice all workers
+    compute the same bits.
     """
 
     model: Any
@@ -65,7 +65,7 @@ class ChunkResult:
 
 
 class LandscapeWorker:
-    """Evaluates chunks in any order; `close` gives the model back as it was."""
+    """Evaluates chunks in any order; `close` restores the model."""
 
     def __init__(
         self, task: Task, *, device: str | None = None, clock: Callable[[], float] = time.perf_counter
@@ -132,5 +132,5 @@ class LandscapeWorker:
             ) from error
 
     def close(self) -> None:
-        """Give the model back as it was."""
+        """Restore the model."""
         self._engine.close()

@@ -1,4 +1,4 @@
-"""The data that losses are computed on: one list of batches or several by name, in memory or read again."""
+"""The data of the losses: one list of batches or several by name, in memory or read again each time."""
 
 import logging
 import os
@@ -105,7 +105,7 @@ def _called(name: str) -> str:
 
 
 def _refuse_empty(batches: Iterable[Any], name: str) -> None:
-    """Raise InvalidValueError for a source that says it has no batch."""
+    """Raise InvalidValueError for a source that reports a length of 0."""
     if length_hint(batches, 1) == 0:
         raise InvalidValueError(f"{_called(name)} must hold at least one batch, got none")
 

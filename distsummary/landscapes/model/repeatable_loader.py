@@ -1,4 +1,4 @@
-"""Gives a loader that shuffles and augments the same random numbers, and so the same batches, each time.
+"""Makes a loader that shuffles and augments give the same random numbers, so the same batches, each time.
 
 The points of a landscape are compared with each other, so all must see the same data, in every worker and
 when another process resumes the landscape.
@@ -46,7 +46,7 @@ class Steady:
 
 
 def steady(source: Iterable[Any]) -> Iterable[Any]:
-    """The batches in a form that gives the same each time: lists as they are, anything else as Steady."""
+    """The batches in a form that is the same at each reading: lists unchanged, anything else as Steady."""
     return source if isinstance(source, list | tuple | Steady) else Steady(source)
 
 

@@ -1,4 +1,4 @@
-"""A torch model on loan: the engines move its values, and it is given back bit for bit."""
+"""A torch model on loan: engines change its values, and it is restored bit for bit."""
 
 import copy
 import math
@@ -32,11 +32,11 @@ _NOTHING = np.empty(0)
 
 
 class Loan:
-    """The model between taking over and giving back.
+    """The borrowed model, from taking it over to giving it back.
 
-    While the loan lasts every parameter and buffer has other memory, so that no value of the user's tensors
-    is overwritten; parameters that share memory are one. With `in_place` the parameters keep their memory, as
-    far as `can_stay` allows, and their values are saved.
+    Meanwhile every parameter and buffer has other memory, so that no value of the user's tensors is
+    overwritten; parameters that share memory are one. With `in_place` the parameters keep their memory, if
+    `can_stay` allows it, and their values are saved.
     `give_back` restores memory, the modules' attributes, the number of threads, the random number generators
     and the settings of libraries for GPUs.
 
@@ -44,7 +44,7 @@ class Loan:
         names: the parameters that move; raises InvalidValueError for unknown ones.
         training: whether the whole model is put into training mode, as MindSpore does; else into eval mode.
         threads: of torch on the CPU.
-        dtype: what values of floating point become while the loan lasts; None: what they are.
+        dtype: the dtype of floating point values during the loan; None: unchanged.
         tf32: whether a GPU may round products to TF32.
         in_place: whether values are written to the user's own memory, so that hardly more is needed.
     """
@@ -153,7 +153,7 @@ class Loan:
             state.release(name)
 
     def seed(self) -> None:
-        """Make the host and the model's GPUs, and no others, draw the same random numbers from now on.
+        """Seed the generators of the host and of the model's GPUs, and no others, with the same value.
 
         Called at every point and in every worker.
         """

@@ -1,4 +1,4 @@
-"""The user's loss and metrics: how they are called, and what is said where they give nothing to draw."""
+"""How the user's loss and metrics are called, and the messages for results that cannot be drawn."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +120,7 @@ def _parameters(function: Any) -> list[str]:
 
 
 def apply_metric(metric: Callable[..., Any], outputs: Any, targets: Any) -> Any:
-    """What a metric gives; an error of one that gets no outputs is given a hint."""
+    """The result of a metric; an error of a metric that gets no outputs is given a hint."""
     try:
         return metric(outputs, targets)
     except Exception as error:  # of any kind: it is the user's code
@@ -130,17 +130,17 @@ def apply_metric(metric: Callable[..., Any], outputs: Any, targets: Any) -> Any:
 
 
 def hint(error: BaseException, text: str) -> None:
-    """Note what may have led to an error of the user's code; what is told of the error shows it."""
+    """Add a note on the likely cause to an error of the user's code; messages about the error show it."""
     error.add_note(HINT + text)
 
 
 def batch_name(number: int, data_set: str) -> str:
-    """A batch in print, counted from 1: "batch 3 of test"."""
+    """The name of a batch in messages, counted from 1: "batch 3 of test"."""
     return f"batch {number} of {data_set}" if data_set else f"batch {number}"
 
 
 def in_batch(name: str, read: Callable[..., T], *arguments: Any) -> T:
-    """What `read` gives for a batch of this name; an error is given a note that names it."""
+    """Call `read` for a batch; an error gets a note with the name of the batch."""
     try:
         return read(*arguments)
     except Exception as error:  # of any kind: it is the user's code
@@ -150,17 +150,17 @@ def in_batch(name: str, read: Callable[..., T], *arguments: Any) -> T:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first; nothing where it says nothing."""
+    """The first line of an error's message; empty if it has none."""
     return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), "")
 
 
 def shown(value: object) -> str:
-    """A value in print, as far as it is short."""
+    """The repr of a value for messages, shortened."""
     return " ".join(repr(value).split())[:SHOWN]
 
 
 def no_number_error(what: str, found: object) -> str:
-    """What is said of a loss or metric that is nothing to draw."""
+    """The message for a loss or metric that is not a number."""
     remedy = "its loss" if holds_loss(found) else "one for the batch, such as the mean over its rows"
     return (
         f"{what} must return real numbers, got {shown(found)} of type {type(found).__name__}; return {remedy}"
@@ -168,12 +168,12 @@ def no_number_error(what: str, found: object) -> str:
 
 
 def holds_loss(found: object) -> bool:
-    """Whether this is what a model gives that computes its loss itself, as those of transformers do."""
+    """Whether this is the output of a model that computes its own loss, as those of transformers do."""
     return hasattr(found, "loss") or (isinstance(found, Mapping) and "loss" in found)
 
 
 def metric_shape_error(name: str, shape: Sequence[int]) -> str:
-    """What is said of a metric that is several numbers, or none."""
+    """The message for a metric that returns several numbers or none."""
     return (
         f"metric {name!r} must return one number for a batch, got shape {tuple(shape)}; "
         "return the mean over the rows"
@@ -181,7 +181,7 @@ def metric_shape_error(name: str, shape: Sequence[int]) -> str:
 
 
 def loss_shape_error(what: str, shape: Sequence[int]) -> str:
-    """What is said of a loss that is neither a number nor one number per row."""
+    """The message for a loss that is neither a number nor one number per row."""
     return (
         f"{what} must return one number for a batch, or one for each row, got shape {tuple(shape)}; "
         "return the mean over the batch"

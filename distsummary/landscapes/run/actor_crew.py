@@ -1,7 +1,7 @@
-"""A crew: actors that share some work, and are started, asked, replaced when they die, and ended.
+"""A crew: actors that share some work. It starts them, calls them, replaces dead ones and ends them.
 
-All actors are of one class, which has `begin` and `work`: chunks, Hessian-vector products and the choice of
-an engine are the same to a crew, see `work.Work`.
+All actors are of one class with the methods `begin` and `work`. A crew treats chunks, Hessian-vector products
+and the choice of an engine alike, see `work.Work`.
 """
 
 import logging
@@ -23,9 +23,9 @@ from distsummary.landscapes.run.scheduler import IN_FLIGHT
 from distsummary.landscapes.run.supervision import MAX_DEATHS, NOT_BEGUN, SILENT_S, Deaths, Silences
 from distsummary.landscapes.run.work import Job, Work
 
-WAIT_S = 1.0  # between two looks at workers that do not answer
-START_S = 30.0  # after which a worker without resources is added if none has started
-GROW_S = 10.0  # after which the cluster is asked again what is free
+WAIT_S = 1.0  # between two checks of workers that do not answer
+START_S = 30.0  # if no worker has started after this time, one without resources is added
+GROW_S = 10.0  # after this time the cluster is asked again for free resources
 READ_S = 1.0  # waited at most: the calls of a killed actor end in some milliseconds
 UNRESERVED = {"num_cpus": 0.0}
 IN_CREATION = "error raised in its creation task"  # Ray's words
@@ -58,7 +58,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a worker was asked for; `work` None: to begin."""
+    """A call of a worker; `work` is None for the call of `begin`."""
 
     worker: str
     job: Job
@@ -67,19 +67,20 @@ class _Call:
 
 
 class ActorCrew:
-    """Actors of the class `kind`, made of the same arguments; a context that kills them at its end.
+    """Actors of the class `kind`, created with the same arguments; a context manager that kills them at its
+    end.
 
-    When a worker raises, so does `do`, for a job as its work says, at the beginning with a LandscapeError.
+    If a worker raises, `do` raises too: for a job as its work says, in `begin` a LandscapeError.
 
     Args:
-        kind: has `begin()` and `work(*job)`; it also gets `gpus`, those that Ray gave the actor.
+        kind: has `begin()` and `work(*job)`; it is also passed `gpus`, those that Ray gave the actor.
         resources: of each actor (actor options).
         name: of the crew, in messages.
         beginning: what is happening while workers begin, in messages, see `failures`.
-        more: the resources of actors that could be added now for so many waiting points; None adds none.
-        forgo: called when GPUs were waited for in vain.
-        max_deaths: one after the other without a result, that are too many; then LandscapeError is raised.
-        remedy: what to do then.
+        more: the resources of actors that could be added now for that many waiting points; None adds none.
+        forgo: called after waiting for GPUs in vain.
+        max_deaths: how many successive deaths without a result are too many; LandscapeError is then raised,
+            with `remedy`.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class ActorCrew:
         self._deaths = Deaths(len(self._workers), max_deaths)
 
     def do(self, work: Work) -> None:
-        """Have the workers do it to its end; at least one has begun then."""
+        """Have the workers finish the work; afterwards at least one has begun."""
         self._feed(list(self._workers), work)
         while not (work.is_finished and self.begun is not None):
             ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=WAIT_S)
@@ -119,7 +120,7 @@ class ActorCrew:
             self._grow(work)
 
     def _start(self, options: dict[str, float]) -> None:
-        """Start an actor, and ask it where it runs and to begin."""
+        """Start an actor, and call it for its place and to begin."""
         worker = f"worker-{len(self.names)}"
         self.names.append(worker)
         # "DEFAULT" leaves a placement group that captures children: its bundles are others' and may be full.
@@ -132,7 +133,7 @@ class ActorCrew:
         self._calls[actor.begin.remote()] = _Call(worker, (), None, time.monotonic())
 
     def _feed(self, workers: Iterable[str], work: Work) -> None:
-        """Workers that have begun get up to IN_FLIGHT calls, one for each first."""
+        """Give workers that have begun up to IN_FLIGHT calls each, one per worker at a time."""
         asked = Counter(call.worker for call in self._calls.values())
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:
@@ -145,7 +146,7 @@ class ActorCrew:
             self._calls[reference] = _Call(worker, job, work, time.monotonic())
 
     def _take(self, reference: Any, work: Work) -> None:
-        """Take in what a call gave; it may be one for earlier work, whose other jobs have ended."""
+        """Receive the result of a call; it may belong to earlier work, whose other jobs have ended."""
         call = self._calls.pop(reference)
         self._silences.hear(call.worker, time.monotonic())
         try:
@@ -171,7 +172,7 @@ class ActorCrew:
         self._feed([call.worker], work)
 
     def _replace(self, call: _Call, error: RayError, work: Work) -> None:
-        """Its worker is dead: its jobs go back, and another worker takes its place."""
+        """Return the jobs of a dead worker to the work, and start another worker in its place."""
         worker, how = call.worker, how_it_died(error)
         calls = [call, *(other for other in self._calls.values() if other.worker == worker)]
         options = self._drop(worker)
@@ -187,14 +188,14 @@ class ActorCrew:
         self._feed(list(self._workers), work)
 
     def _drop(self, worker: str) -> dict[str, float]:
-        """Kill a worker, and forget what it was asked for; returns the resources that it had."""
+        """Kill a worker and forget its calls; returns the resources that it had."""
         self._calls = {ref: call for ref, call in self._calls.items() if call.worker != worker}
         dropped = self._workers.pop(worker)
         ray.kill(dropped.actor, no_restart=True)
         return dropped.options
 
     def _look_after_workers(self) -> None:
-        """Report workers that are silent, and do without resources that do not come."""
+        """Report silent workers, and give up resources that do not become available."""
         now = time.monotonic()
         unknown = {one.place: one for one in self._workers.values() if not one.has_started}
         for place in ray.wait(list(unknown), num_returns=len(unknown), timeout=0)[0] if unknown else ():
@@ -233,7 +234,7 @@ class ActorCrew:
         self._start(UNRESERVED)
 
     def _grow(self, work: Work) -> None:
-        """Add workers for what has become free since, of the kinds that there are."""
+        """Add workers of the same kinds for resources that have become free."""
         now = time.monotonic()
         is_starting = not all(worker.has_begun for worker in self._workers.values())
         if self._more is None or now < self._grows_at or is_starting:
@@ -248,7 +249,7 @@ class ActorCrew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the actors: what they hold is not needed."""
+        """Kill the actors; their state is not needed."""
         end_actors((worker.actor, worker.options) for worker in self._workers.values())
         calls = list(self._calls)
         self._workers.clear()
@@ -260,7 +261,7 @@ class ActorCrew:
 
 @contextmanager
 def original_errors() -> Iterator[None]:
-    """Raise what a worker raised; Ray's error, with the worker's traceback, is its cause.
+    """Raise the error that a worker raised; Ray's error, with the worker's traceback, is its cause.
 
     An error that cannot be unpickled becomes a RuntimeError that quotes it. A RayError means that the worker
     itself failed.

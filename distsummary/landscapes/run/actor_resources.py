@@ -1,4 +1,4 @@
-"""What is free on a Ray cluster for workers, also while ended actors still count as holding it."""
+"""The free resources of a Ray cluster for workers, even while ended actors still count as holding some."""
 
 import time
 from collections import Counter
@@ -16,13 +16,13 @@ FIT_S = 10.0  # a process starts in one or two
 
 @dataclass(slots=True)
 class _Returning:
-    """What will be free once ended actors of this process have given back what they held."""
+    """Resources that will be free once ended actors of this process have returned them."""
 
     free: dict[str, float] = field(default_factory=dict)
-    until: float = 0.0  # it is waited for, and no longer
+    until: float = 0.0  # wait until this time at most
 
 
-_returning = _Returning()  # a landscape waits for what the one before it held
+_returning = _Returning()  # a landscape waits for the resources of the one before it
 
 
 def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
@@ -46,7 +46,7 @@ def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
 
 
 def free_resources() -> dict[str, float]:
-    """What is free on the cluster, with what ended actors of this process held."""
+    """The free resources of the cluster plus those that ended actors of this process held."""
     while True:
         free = ray.available_resources()
         is_back = all(free.get(name, 0) >= amount - TOLERANCE for name, amount in _returning.free.items())
@@ -57,10 +57,10 @@ def free_resources() -> dict[str, float]:
 
 
 def fits(gpus: float) -> bool:
-    """Whether a worker gets so many GPUs, or such a share of one, now.
+    """Whether a worker can get so many GPUs, or such a share of one, now.
 
-    Totals do not say so: 0.4 of each of three GPUs are 1.2 free ones, and hold no worker with one. Ray knows
-    what is left of each but does not say it, so a task asks for them.
+    Totals do not show this: 0.4 of each of three GPUs are 1.2 free ones, but no worker with a whole one fits.
+    Ray knows the rest of each GPU but does not report it, so a task requests them.
     """
     if gpus <= 1 and ray.available_resources().get("GPU", 0) >= ray.cluster_resources().get("GPU", 0):
         return True  # nothing is taken

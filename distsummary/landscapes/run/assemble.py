@@ -1,4 +1,4 @@
-"""Puts the quantities of all chunks together to a LossGrid; pure."""
+"""Assembles the quantities of all chunks into a LossGrid; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from distsummary.landscapes.run.refine import Mask, between_rows, first_points, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """What came back from the workers, of all landscapes of a task."""
+    """The results of the workers for all landscapes of a task."""
 
     results: Mapping[Chunk, Array]
     abandoned: Sequence[Chunk]
@@ -29,9 +29,9 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """Quantities of one landscape, float64, NaN where none came: grid (m, n, q), path, checkpoint (k, q).
+    """Quantities of one landscape, float64, NaN where missing: grid (m, n, q), path, checkpoint (k, q).
 
-    `computed`: whether they came, for each point of the grid, bool (m, n).
+    `computed`: whether there is a result, for each point of the grid, bool (m, n).
     """
 
     grid: Array
@@ -43,8 +43,8 @@ class Gathered:
 def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: str = "") -> LossGrid:
     """The grid of landscape `number` from the quantities of its chunks.
 
-    Points that were not evaluated are interpolated if they lie between others, else NaN. So are points that
-    were given up. `LossGrid.computed` is False for all of these.
+    Points that were not evaluated, and points that were given up, are interpolated if they lie between
+    others, else NaN. `LossGrid.computed` is False for all of these.
     """
     plane, known = prepared.plane, prepared.known
     found = gather(evaluated.results, number, plane)

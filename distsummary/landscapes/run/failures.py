@@ -1,4 +1,4 @@
-"""Errors of the user's model, loss function or metrics: what raised, where, and how to go on."""
+"""Errors of the user's model, loss function or metrics: what raised, where, and how to continue."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,15 +8,15 @@ from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.model.user_code import HINT, IN, first_line
 
-MEND = "mend what raises, or return NaN there"
+MEND = "fix the error, or return NaN there"
 CHOOSING = (
     "while engines were tried, with the model as it is and then at points of the grid's first and last row; "
     f"{MEND}"
 )
 CODE = "the model, the loss function or a metric"
-READING = "when it was read; mend what raises"
-OPENING = "when its engine was opened; mend what raises"
-HESSIAN = "in a product with the Hessian; mend what raises"
+READING = "when it was read; fix the error"
+OPENING = "when its engine was opened; fix the error"
+HESSIAN = "in a product with the Hessian; fix the error"
 
 
 class ChunkFailedError(Exception):
@@ -29,7 +29,7 @@ class ChunkFailedError(Exception):
 
 @contextmanager
 def user_errors(where: str, *, who: str = CODE) -> Iterator[None]:
-    """Raise a LandscapeError of one line for what the user's code raises inside; our own errors pass."""
+    """Raise a one-line LandscapeError for errors of the user's code in the block; our own errors pass."""
     try:
         yield
     except DistSummaryError:
@@ -39,7 +39,7 @@ def user_errors(where: str, *, who: str = CODE) -> Iterator[None]:
 
 
 def raised(error: Exception, who: str = CODE) -> str:
-    """What raised which error, in one line with our hints; the cause of the new error has the rest."""
+    """What raised which error, in one line with hints; the cause of the new error has the rest."""
     line = first_line(error)
     notes = getattr(error, "__notes__", ())
     hints = "".join(f" ({note})" for note in notes if note.startswith(HINT))
@@ -48,7 +48,7 @@ def raised(error: Exception, who: str = CODE) -> str:
 
 
 def place(chunk: Chunk, planes: Sequence[PlanePlan]) -> str:
-    """Where the points of a chunk lie: "y = 0.5, x = -1 to 0.2"."""
+    """The place of the points of a chunk, such as "y = 0.5, x = -1 to 0.2"."""
     plane = planes[chunk.plane]
     numbers = chunk.columns[0], chunk.columns[-1]
     if chunk.kind == "grid":

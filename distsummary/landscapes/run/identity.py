@@ -1,9 +1,9 @@
-"""The identity of a landscape: hashes of all that its losses depend on, by which a journal is recognised.
+"""The identity of a landscape: hashes of everything that its losses depend on, to recognise its journal.
 
-Code is hashed as it was compiled (bytecode, constants, names), not as source text: a file may have been
-edited since it was imported, and two lambdas may share a line. Hashes are the same in the next process: no
-address, no file name and no order of a set goes into them. A difference that does not matter, such as a
-docstring, only means that the landscape is evaluated again.
+Code is hashed as compiled (bytecode, constants, names), not as source text: a file may have been edited since
+it was imported, and two lambdas may share a line. Hashes are the same in another process, since addresses,
+file names and the order of sets are excluded. A difference without effect, such as a docstring, only causes
+the landscape to be evaluated again.
 """
 
 import hashlib
@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 def landscape_identity(task: Task, refine: float | None = None) -> dict[str, str]:
     """Name -> hash of each part of a task, and of the tolerance that decides which points it evaluates.
 
-    The model and functions count by their code and what they hold, data by all that its batches hold (objects
-    as pickle would keep them), streamed data by its first batch and its length. Call it before anything is
-    evaluated: a model may count its calls.
+    The model and functions count by their code and the values that they hold; data counts by the content of
+    its batches (objects as pickle would store them), streamed data by its first batch and its length. Call
+    this before anything is evaluated: a model may count its calls.
     """
     model, evaluation = task.model, task.evaluation
     states = [state for plane in task.planes for state in plane.states]
@@ -77,7 +77,7 @@ def _first_batches(batches: Any) -> Any:
 
 
 def digest(value: object) -> str:
-    """The blake2b hash of a value and of all that it holds."""
+    """The blake2b hash of a value and of everything that it holds."""
     walk = _Walk(is_data=True)
     walk.take(value)
     if walk.unreadable:
@@ -97,7 +97,7 @@ def _code_digest(known: Mapping[int, str], *values: object) -> str:
 
 
 def held_modules(model: Any, *functions: object) -> list[Any]:
-    """The torch modules that functions hold, or name as globals, other than those of the model."""
+    """The torch modules that functions hold, or refer to as globals, except those of the model."""
     walk = _Walk({id(part): "model" for part in model.modules()}, hashes=False)
     walk.take(functions)
     held = [value for _, value in walk.met.values()]
@@ -135,7 +135,7 @@ class _Walk:
         self.hexdigest = self._digest.hexdigest
 
     def take(self, value: Any, *, whole: bool = False) -> None:
-        """Hash a value and what it holds; `whole`: with the attributes of any object."""
+        """Hash a value and its content; `whole`: with the attributes of any object."""
         if id(value) in self.known:
             self._text(f"known {self.known[id(value)]}")
             return
@@ -231,7 +231,7 @@ class _Walk:
                 self._text("empty")
 
     def _code(self, code: CodeType) -> None:
-        """A class in a function counts with its line number on Python 3.13: it is one of the constants."""
+        """Hash code; on Python 3.13 a class in a function counts with its line number, a constant."""
         self._all((code.co_code, code.co_exceptiontable, code.co_names))
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
@@ -240,7 +240,7 @@ class _Walk:
                 self.take(constant)
 
     def _class(self, kind: type) -> None:
-        """Its name, and what its author defined; what __init__ does shows in the attributes."""
+        """Hash a class: its name and what its author defined; attributes show the effects of __init__."""
         self._text(name_of(kind))
         for base in kind.__mro__:
             for name, item in () if _is_foreign(base) else vars(base).items():
@@ -250,7 +250,7 @@ class _Walk:
                     self.take(item)
 
     def _module(self, module: Any) -> None:
-        """A torch module: its repr, and class, attributes, hooks and tensors of it and all modules below."""
+        """Hash a torch module: its repr, and the class, attributes, hooks and tensors of all its modules."""
         if type(module).__name__ == "OptimizedModule":  # torch.compile's
             module = module._modules["_orig_mod"]
         self._text(_ADDRESS.sub("", repr(module)))
@@ -269,7 +269,7 @@ class _Walk:
                     self.take(tensor)
 
     def _attributes(self, value: Any) -> None:
-        """What an object holds, without what it computes from its tensors whenever it is called."""
+        """Hash the content of an object, without what it computes from its tensors at each call."""
         fields = getattr(type(value), "__dataclass_fields__", ())
         held = getattr(value, "__dict__", None) or {name: getattr(value, name) for name in fields}
         for name, item in held.items():
@@ -278,7 +278,7 @@ class _Walk:
                 self.take(item)
 
     def _unreadable(self, value: Any) -> None:
-        """In data it may be another one the next time, so it never counts as the same."""
+        """Hash a unique value: unreadable data may differ the next time, so it never counts as the same."""
         self.unreadable.add(type(value).__name__)
         if self._is_data:
             self._digest.update(secrets.token_bytes(DIGEST))

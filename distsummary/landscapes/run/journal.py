@@ -94,7 +94,7 @@ class Journal:
             self._descriptor = os.open(self.path, _FLAGS, 0o666)
         except OSError as error:
             raise RunDirError(
-                f"{self.path} cannot be opened: {error.strerror}; mend that, or choose another output"
+                f"{self.path} cannot be opened: {error.strerror}; fix that, or choose another output"
             ) from error
         for _ in range(LOCK_TRIES):
             try:
@@ -208,7 +208,7 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._descriptor, end)
             raise RunDirError(
-                f"{self.path} cannot be written: {error.strerror or error}; make room for it, or mend what "
+                f"{self.path} cannot be written: {error.strerror or error}; make room for it, or fix what "
                 f"is wrong, and the same call goes on from the {sum(map(len, self.results))} points finished"
             ) from error
 

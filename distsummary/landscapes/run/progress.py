@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a landscape is, in points of all its planes.
+    """How much of a landscape is done, in points of all its planes.
 
     Attributes:
-        done, total: points with a value, and all there are.
-        seconds: since this call's first worker began to evaluate.
+        done, total: the number of points with a value, and of all points.
+        seconds: the time since the first worker of this call began to evaluate.
         fresh: how many of `done` this call evaluated; the others were read from a journal.
-        by_worker: points per second of each worker, of its own working time.
+        by_worker: points per second of each worker, relative to its own working time.
     """
 
     done: int
@@ -109,7 +109,7 @@ def open_teller(
 
 
 class _Paced:
-    """Says the line every `every_s` seconds at most, and a last time at the end."""
+    """Prints the line every `every_s` seconds at most, and once more at the end."""
 
     def __init__(
         self,

@@ -48,22 +48,22 @@ class Crew(Protocol):
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Spent on chunks, by worker."""
+        """The seconds spent on chunks, by worker."""
 
     @property
     def facts(self) -> EngineFacts | None:
         """What a worker reported of its engine; None until one has begun."""
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        """Run a scheduler to its end, calling `keep` with every chunk that came.
+        """Run a scheduler to its end, calling `keep` with every evaluated chunk.
 
-        Raises MemoryTooSmallError where the task needs a smaller engine, ChunkFailedError for what the
-        user's code raises.
+        Raises MemoryTooSmallError if the task needs a smaller engine, ChunkFailedError if the user's code
+        raises.
         """
 
 
 class Workers(Protocol):
-    """What computes: this process, or actors of a cluster."""
+    """Where to compute: in this process, or in actors of a cluster."""
 
     def choose_engine(self, task: Task) -> EngineChoice:
         """The engine for the task on the hardware of the workers, see `timing.choose_engine`."""
@@ -81,12 +81,12 @@ class Workers(Protocol):
         """The Hessian of a torch model's loss at `centre`, see `torch_hessian.TorchHessian`."""
 
     def crew(self, task: Task) -> AbstractContextManager[Crew]:
-        """Workers for a task whose engine is chosen."""
+        """Workers for a task with a chosen engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """The grids of a task; `was_cancelled` by an interrupt, so that they lack points."""
+    """The grids of a task; they lack points if an interrupt has stopped it (`was_cancelled`)."""
 
     grids: Sequence[LossGrid]
     was_cancelled: bool = False
@@ -103,11 +103,11 @@ def generate(
 ) -> Drawn:
     """Evaluate all landscapes of the task; the same losses, bit for bit, whichever workers do it.
 
-    Chunks that the journal holds are not evaluated again; every new one is entered. Points whose workers died
-    again and again are NaN; they are counted in the grid and logged, and not entered. When memory is too
-    small for the engine, a smaller one begins anew. `refine` is the tolerance of `refine.next_points`.
+    Chunks in the journal are not evaluated again; every new one is added to it. Points whose workers died
+    repeatedly are NaN; they are counted in the grid and logged, but not added. If memory is too small for the
+    engine, evaluation starts again with a smaller one. `refine` is the tolerance of `refine.next_points`.
     """
-    if journal is not None and journal.choice is not None:  # only this engine goes on with the same bits
+    if journal is not None and journal.choice is not None:  # only this engine continues with the same bits
         choice = EngineChoice.from_dict(journal.choice)
         if task.choice is not None and task.choice.label != choice.label:
             raise LandscapeError(
@@ -150,7 +150,7 @@ class _Drawing:
         self._has_reported_all = False
 
     def draw(self, workers: Workers) -> Drawn:
-        """Evaluate all points, or those that refinement wants; an interrupt returns what there is."""
+        """Evaluate all points, or those that refinement selects; after an interrupt returns what there is."""
         shapes = [(len(plane.y), len(plane.x)) for plane in self._task.planes]
         with workers.crew(self._task) as crew:
             try:
@@ -170,7 +170,7 @@ class _Drawing:
                 return Drawn(grids=self._grids(crew), was_cancelled=True)
 
     def _evaluate(self, crew: Crew, wanted: Sequence[Mask]) -> None:
-        """Have the wanted points of each grid evaluated, and those of the paths."""
+        """Have the selected points of each grid evaluated, and those of the paths."""
         task, total = self._task, count_points(self._task.planes)
         size, align = piece(task.choice, GRID_CHUNK), piece(task.choice, 1)
         if align > 1 and task.evaluation.stops_early:  # points that go on move up among those taken together
@@ -213,7 +213,7 @@ class _Drawing:
         self._abandoned += scheduler.abandoned
 
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
-        """Report the progress. Refinement counts the points that it leaves out only at its end."""
+        """Report the progress. Points that refinement leaves out are counted only at its end."""
         done = sum(map(len, self._results))
         if self._tell is None or (done == total and self._has_reported_all):
             return
@@ -246,7 +246,7 @@ class _Drawing:
 
 
 class InProcessWorkers:
-    """One worker in this process, which leaves the model as it was."""
+    """One worker in this process; afterwards the model is as before."""
 
     def choose_engine(self, task: Task) -> EngineChoice:
         """See Workers."""

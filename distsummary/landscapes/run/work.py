@@ -1,4 +1,4 @@
-"""What a crew of workers does: hands out jobs, takes them back from dead workers, collects results.
+"""The work of a crew: hands out jobs, takes them back from dead workers, collects results.
 
 No Ray: `actor_crew` carries jobs to actors and results back.
 """
@@ -19,7 +19,7 @@ Job = tuple[Any, ...]  # the arguments of one call of a worker's `work`
 
 
 class Work:
-    """What a crew does; this one has no jobs, so it is done as soon as a worker has begun."""
+    """Work without jobs, which is done as soon as a worker has begun; the base of all others."""
 
     @property
     def is_finished(self) -> bool:
@@ -28,11 +28,11 @@ class Work:
 
     @property
     def waiting(self) -> int:
-        """How many points no worker holds."""
+        """The number of points that no worker holds."""
         return 0
 
     def next_job(self, worker: str, workers: int) -> Job | None:
-        """A job for one of so many workers; None: ask again when something has changed."""
+        """A job for `worker`, one of `workers`; None: ask again after something has changed."""
         return None
 
     def done(self, worker: str, job: Job, result: Any) -> Job | None:
@@ -40,10 +40,10 @@ class Work:
         return None
 
     def lost(self, worker: str, *, was_at_it: bool) -> None:
-        """Take back the jobs of a worker that died; not `was_at_it`: it was still busy with other work."""
+        """Take back the jobs of a dead worker; `was_at_it` is False if it was still busy with other work."""
 
     def failure(self, job: Job, error: Exception) -> Exception:
-        """The error to raise for what the user's code raised at a job."""
+        """The error to raise after the user's code has raised `error` in a job."""
         return LandscapeError(raised(error))
 
 
@@ -51,8 +51,8 @@ class ChunkWork(Work):
     """The chunks of a scheduler; a job is (chunks,), and its result those that did not raise.
 
     Args:
-        points: how many to give at once, of so many that wait for so many workers.
-        keep: called with every chunk that came.
+        points: how many points to give at once, from the number of waiting points and of workers.
+        keep: called with every chunk that has been evaluated.
     """
 
     def __init__(self, scheduler: Scheduler, points: Callable[[int, int], int], keep: Keep) -> None:
@@ -126,7 +126,7 @@ class ProductWork(Work):
         return LandscapeError(f"{raised(error)} {HESSIAN}")
 
     def total(self) -> Array:
-        """The sum of the groups, in their order: the same bits whoever made which."""
+        """The sum of the groups in their order, so that the bits do not depend on which worker made which."""
         total = np.zeros_like(self._parts[0], dtype=np.float64)
         for group in range(self._groups):
             total += self._parts[group]

@@ -240,7 +240,7 @@ def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
     assert isinstance(failed.value.__cause__, ValueError)
     assert str(failed.value) == (
         "the model, the loss function or a metric raised ValueError: not positive definite in batch 1 at "
-        "y = -1, x = -1 to 1; mend what raises, or return NaN there "
+        "y = -1, x = -1 to 1; fix the error, or return NaN there "
         "(the 2 points finished are lost; with run_dir= they would be kept)"
     )
 

@@ -1,4 +1,4 @@
-"""What of a recorded loss is affine in the point of the plane, and the graphs that follow from it.
+"""Finds the part of a recorded loss that is affine in the point, and cuts the graph there into three.
 
 The moved tensors are affine in (x, y): centre + x * u + y * v. So is whatever linear operations make of them
 with fixed tensors and data: the output of a first Linear, Conv or Embedding, weights with a fixed BN folded

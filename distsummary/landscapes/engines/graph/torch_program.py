@@ -1,4 +1,4 @@
-"""A cut graph at work: its slots are filled for a plane, its point part is bound to a batch."""
+"""A cut graph ready to run: its slots are filled for a plane, and its point part is bound to a batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,9 +1,9 @@
-"""A loss as a graph: what a function of a model and a batch does to tensors, recorded as aten operations.
+"""Records a loss as a graph of aten operations: what a function of a model and a batch does to tensors.
 
-The graph is functional (no operation writes to its inputs) and has the tensors of the model and of the batch
-as inputs, so that it can be rewritten, cut and evaluated for other values. A loss that cannot be recorded
-faithfully is refused: one that decides on values, draws random numbers, or has results whose shape depends on
-values.
+The graph is functional (no operation writes to its inputs). Its inputs are the tensors of the model and of
+the batch, so that it can be rewritten, cut and evaluated for other values. A loss that cannot be recorded
+faithfully is refused: one that branches on values, draws random numbers, or has results whose shape depends
+on values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,14 +34,14 @@ REFUSED_TAGS = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,
 )
-ON_VALUES = (  # what torch raises where code asks fake tensors, which have no values, for them
+ON_VALUES = (  # torch's errors for code that reads values of fake tensors, which have none
     "GuardOnDataDependentSymNode",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
 )
-PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device  # equal where their repr is
+PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device  # equal if their repr is
 SAME_NUMBERS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
-DROPOUT_ARGUMENT = {  # where attention has its dropout: it is random only if that is not 0
+DROPOUT_ARGUMENT = {  # the position of attention's dropout: it is random only if that is not 0
     aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
     aten._scaled_dot_product_flash_attention.default: 3,
     aten._scaled_dot_product_efficient_attention.default: 5,
@@ -58,8 +58,8 @@ def trace(
 ) -> fx.Graph:
     """Record `function(batch)`, which calls `model` and returns tensors.
 
-    The graph's placeholders are `tensors`, the model's by name, then the tensors of the batch, in their
-    orders. Raises CannotTraceError with the reason; also where the loss reads a tensor of the model that it
+    The graph's placeholders are `tensors` (the model's, by name), then the tensors of the batch, in their
+    orders. Raises CannotTraceError with the reason, also if the loss reads a tensor of the model that it
     writes to, since the next batch would read what this one wrote.
     """
     names = tuple(tensors)
@@ -146,14 +146,14 @@ class _Held:
 
 
 def reason(error: Exception) -> str:
-    """Why recording failed, in one line; torch's own text for code that asks for values helps no user."""
+    """Why recording failed, in one line; torch's own message for code that reads values helps no user."""
     if type(error).__name__ in ON_VALUES:
         return "it decides on values, or has shapes that depend on them"
     return first_line(error)
 
 
 def drop_idle(graph: fx.Graph) -> None:
-    """Drop nodes that nothing uses, that give their first input back, or that transpose it back."""
+    """Drop nodes that nothing uses, that return their first input unchanged, or that undo a transposition."""
 
     def looks(node: Node) -> Any:
         value = node.meta.get("val")
@@ -181,7 +181,7 @@ def drop_idle(graph: fx.Graph) -> None:
 
 
 def write_anew(graph: fx.Graph) -> None:
-    """Let an operation that writes to a result that only it reads make a new one.
+    """Make an operation out-of-place if it writes to a result that only it reads.
 
     Torch's label smoothing records such writes.
     """
@@ -202,7 +202,7 @@ def write_anew(graph: fx.Graph) -> None:
 
 
 def refuse_unfaithful(graph: fx.Graph) -> None:
-    """Raise CannotTraceError for operations that another evaluation would not repeat."""
+    """Raise CannotTraceError for operations that would give other results at another evaluation."""
     for node in filter(is_operation, graph.nodes):
         at = DROPOUT_ARGUMENT.get(node.target)
         if at is not None and (len(node.args) <= at or node.args[at] == 0.0):
@@ -230,7 +230,7 @@ def with_tensors(batch: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def signature(batch: Any) -> Any:
-    """What batches that can share a graph have in common: structure, outlines, and all that is no tensor.
+    """What batches that can share a graph have in common: structure, outlines and all non-tensors.
 
     Objects count as themselves, for as long as they live: what they hold is a constant of the graph. A tensor
     that occurs twice, as in `{"input_ids": x, "labels": x}`, is one input.
@@ -246,5 +246,5 @@ def signature(batch: Any) -> Any:
 
 
 def objects(batch: Any) -> list[Any]:
-    """What in a batch is neither tensor nor plain value, such as arrays and graphs."""
+    """The objects in a batch that are neither tensors nor plain values, such as arrays and graphs."""
     return [leaf for leaf in leaves(batch) if not isinstance(leaf, Tensor | PLAIN)]
