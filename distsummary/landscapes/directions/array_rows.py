@@ -1,4 +1,4 @@
-"""Arrays read in rows, so that none is held whole: from memory or files, or computed as they are read."""
+"""Arrays read in rows, so that none is in memory as a whole: from memory or files, or computed on reading."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Rows:
     """Slices along the first axis: `rows(start, stop)` is (stop - start, *shape[1:]). A number is one row.
 
     Attributes:
-        shape: of the whole.
+        shape: the shape of the whole array.
         read: returns NumPy arrays, or tensors on a device (see `torch_rows`).
-        is_zero: all elements are 0, so it need not be read.
+        is_zero: all elements are 0, so the array need not be read.
         draw: draws random normals on the device of these rows, as `random_normals` does.
         block: elements that are read at once.
     """
@@ -46,7 +46,7 @@ class Rows:
         return self.read(start, stop)
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """(start, stop) of whole rows, about `block` elements each, that these rows are made of."""
+        """(start, stop) of consecutive groups of rows, about `block` elements each."""
         step, stop = max(1, self.block // max(1, self.width)), len(self) if stop is None else stop
         return ((at, min(at + step, stop)) for at in range(start, stop, step))
 

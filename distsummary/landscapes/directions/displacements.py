@@ -31,7 +31,7 @@ def displacements(
 ) -> Iterator[tuple[str, slice, Array]]:
     """(name, slice of the flat parameter, theta_k - theta_n over it: float64 (n, elements)), block by block.
 
-    The array is the caller's until the next one is asked for, to write to if he likes.
+    The array may be modified by the caller; it is valid until the next one is requested.
     """
     n = len(states)
     length = max(1, min(BLOCK, BLOCK_BYTES // (8 * n)))

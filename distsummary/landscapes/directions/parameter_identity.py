@@ -1,4 +1,4 @@
-"""Which parameters are one: names that differ only by wrappers, memory that several share; pure."""
+"""Which names mean one parameter: names that differ only by wrappers, and shared memory; pure."""
 
 import re
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -33,7 +33,7 @@ def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, An
 
 
 def _bare(names: Iterable[str]) -> dict[str, str]:
-    """The names without wrappers."""
+    """The names without prefixes of wrappers."""
     prefix = common_prefix(names)
     return {name: uncompiled(name.removeprefix(prefix)) for name in names}
 

@@ -1,4 +1,4 @@
-"""The planes of a request, made from the checkpoints, and the labels that keep their tags apart."""
+"""Makes the planes of a request from the checkpoints, with labels that keep their tags different."""
 
 import hashlib
 import logging
@@ -53,7 +53,7 @@ class Checkpoints:
         return self._loaded[number]
 
     def centre(self, number: int | None, *, reads_statistics: bool) -> Weights:
-        """One to draw around; raises LandscapeError for values that are not finite."""
+        """A state to draw around; raises LandscapeError for values that are not finite."""
         self._moving.refuse_not_finite(self._label(number), self[number], reads_statistics=reads_statistics)
         return self[number]
 
@@ -73,7 +73,7 @@ def prepare(
     states = Checkpoints(source, moving)
     for corners_of, count in CORNERS.items():
         if corners_of in request:
-            _of_path(source, count)  # raises before others have taken their time
+            _of_path(source, count)  # raises before other planes take time
     reads_statistics = settings.reads_statistics or "hessian" in request  # which is that of eval mode
     found: list[tuple[str, Prepared]] = []
     for direction in request:

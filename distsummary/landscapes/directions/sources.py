@@ -35,7 +35,7 @@ Around: TypeAlias = str | os.PathLike[str] | Weights | Saved | None
 AnyAround: TypeAlias = Around | Trajectory  # SummaryLandscape passes one with its own choice of checkpoints
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl")
-ZIP = b"PK\3\4"  # how files of torch.save begin, whatever they are called: Lightning's end with .ckpt
+ZIP = b"PK\3\4"  # the first bytes of torch.save's files, whatever their names: Lightning's end with .ckpt
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Source:
 
     @property
     def end_of_paths(self) -> int | None:
-        """Where the last path ends, around which MindSpore draws its random plane."""
+        """The end of the last path, around which MindSpore draws its random plane."""
         return self.intervals[-1][-1] if self.intervals else self.last
 
     @property
@@ -119,7 +119,7 @@ def open_source(
 
 
 def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None) -> Source:
-    """The path through checkpoints by their numbers; each file stays where it is."""
+    """The path through numbered checkpoints; files are read in place."""
     path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
     for number, checkpoint in path.items():
         check_int("a number of a checkpoint in around", number, low=0, high=MAX_INT)
@@ -226,19 +226,19 @@ def _single(model: Any, around: Any) -> tuple[str, Weights]:
         return "state", {
             n: framework.to_numpy(v) if framework.is_tensor(v) else np.asarray(v) for n, v in values
         }
-    with _told_of_too_many():
+    with _limits_open_files():
         return Path(around).stem, map_checkpoint(Path(around))
 
 
 def _load(trajectory: Trajectory, number: int | None) -> Weights:
     assert number is not None
-    with _told_of_too_many():
+    with _limits_open_files():
         return trajectory.open(number)
 
 
 @contextmanager
-def _told_of_too_many() -> Iterator[None]:
-    """Raise LandscapeError with the remedy where the system lets no more files be open."""
+def _limits_open_files() -> Iterator[None]:
+    """Raise LandscapeError with the remedy if the operating system allows no more open files."""
     try:
         yield
     except OSError as error:

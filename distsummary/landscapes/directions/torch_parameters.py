@@ -47,7 +47,8 @@ def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Of parameters with several names: each other name, and the first one.
 
-    Parameters that look at one memory alike are one, as after `head.weight.data = embedding.weight.data`.
+    Parameters that view the same memory in the same way are one, as after `head.weight.data =
+    embedding.weight.data`.
     """
     first: dict[Hashable, str] = {}
     found = {}
@@ -73,7 +74,7 @@ def tie(model: nn.Module) -> None:
 
 
 def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
-    """Parameters that share another's memory and are not it: their module and name, its name and itself."""
+    """Parameters that share the memory of another: their module and name, the other's name and itself."""
     first: dict[Hashable, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -104,10 +105,10 @@ class _Address:
 
 
 class OwnState(Mapping[str, Array]):
-    """Values of tensors where they lie: read-only arrays that look at them, as they are now.
+    """Values of tensors in place: read-only arrays that view the current values.
 
-    Arrays of other devices, and of precisions that NumPy does not know, are copies, made at each access.
-    Another process gets the arrays.
+    Tensors on other devices, and of precisions that NumPy does not know, are copied at each access. Pickling
+    copies the arrays.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -115,7 +116,7 @@ class OwnState(Mapping[str, Array]):
 
     @classmethod
     def of(cls, model: nn.Module) -> "OwnState":
-        """What `state` of the framework copies, tied parameters under their first names only.
+        """The tensors that the framework's `state` copies, tied parameters only under their first names.
 
         Raises for a parameter or buffer that has no values yet, or that is sparse.
         """
@@ -149,7 +150,7 @@ class OwnState(Mapping[str, Array]):
         return len(self.tensors)
 
     def rows(self, name: str) -> Rows:
-        """See InRows: no more is copied than is asked for."""
+        """See InRows; copies no more than the requested rows."""
         tensor = self.tensors[name]
         by_row = tensor if tensor.dim() else tensor[None]
         return Rows(tuple(tensor.shape), lambda start, stop: _array(by_row[start:stop]))

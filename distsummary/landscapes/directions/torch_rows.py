@@ -1,4 +1,4 @@
-"""Rows on the device of a torch model: read, drawn and scaled there, without going through the host."""
+"""Rows on the device of a torch model: read, drawn and scaled there without a detour through the host."""
 
 from collections.abc import Mapping
 from functools import partial

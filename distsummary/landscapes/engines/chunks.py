@@ -1,4 +1,4 @@
-"""The chunks of landscapes: every point to evaluate, divided among calls of the workers; pure functions."""
+"""The chunks of landscapes: all points to evaluate, divided among the calls of workers; pure functions."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -53,9 +53,9 @@ def plan_chunks(
 ) -> list[Chunk]:
     """The chunks of all landscapes, each point in exactly one: the path and its checkpoints, then the rows.
 
-    Rows come in an order in which those done so far are always spread over the grid. `wanted` are the points
-    of each grid that are to be evaluated, bool (m, n); None: all. `grid_chunk` must be a multiple of the
-    engine's chunk: then a point's loss does not depend on the borders.
+    The rows are ordered so that those done so far are always spread over the grid. `wanted` are the points of
+    each grid to evaluate, bool (m, n); None: all. `grid_chunk` must be a multiple of the engine's chunk: then
+    a point's loss does not depend on the borders of chunks.
     """
     chunks = []
     for number, plane in enumerate(planes):
@@ -74,14 +74,14 @@ def least_call(*, is_streamed: bool) -> int:
 
 
 def count_points(planes: Sequence[PlanePlan]) -> int:
-    """All points of all landscapes, those of the path and the checkpoints too."""
+    """The number of points of all landscapes, including those of the path and the checkpoints."""
     return sum(len(plane.y) * len(plane.x) + 2 * len(plane.states) for plane in planes)
 
 
 def spread(count: int) -> list[int]:
-    """The numbers below `count`: both ends, then by their bits read backwards: 0, 7, 4, 2, 6, 1, 5, 3.
+    """The numbers below `count`: both ends, then in bit-reversed order: 0, 7, 4, 2, 6, 1, 5, 3.
 
-    With both ends everything between is interpolated where a landscape is stopped early.
+    With both ends, everything between is interpolated when a landscape is stopped early.
     """
     bits = (count - 1).bit_length()
     order = sorted(range(count - 1), key=lambda number: f"{number:0{bits}b}"[::-1])

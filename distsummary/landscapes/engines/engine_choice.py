@@ -1,4 +1,4 @@
-"""The choice of an engine: its candidates, their timings and which of them is taken; pure functions."""
+"""The choice of an engine: candidates, their timings, and which one to use; pure functions."""
 
 import math
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ from distsummary.errors import InvalidValueError, LandscapeError
 
 ENGINES = ("naive", "row", "graph", "inference")
 OPTIONS = ("channels_last", "compile", "cuda_graph")
-EXACT = 5e-6  # relative error that an engine may have
-LOOSE = 1e-2  # where autocast was asked for
+EXACT = 5e-6  # relative error that is allowed for an engine
+LOOSE = 1e-2  # the same if autocast is requested
 MAX_CHUNK = 64
-MAX_CHUNKED_S = 0.02  # a point that takes longer on a CPU gains nothing from being evaluated with others
+MAX_CHUNKED_S = 0.02  # a slower point on a CPU gains nothing from being evaluated with others
 MAX_RECORDED = 100_000_000  # parameters: the graph engine needs some 40 bytes for each, and saves little then
 LEAST_GAIN = 0.08  # a candidate must save this share to take the place of a simpler one
-NOISE = 0.3  # of two timings of the same work, seconds apart, on a machine that others use too
+NOISE = 0.3  # relative, of two timings of the same work, seconds apart, on a shared machine
 LEAST_PLAN_S = 1.0  # landscapes shorter than this are not worth timing anything
-PLAN_SHARE = 0.02  # of the landscape's time, that timing may take
+PLAN_SHARE = 0.02  # of the landscape's time: the limit for timing
 LEAST_BUDGET_S = 0.5
 COMPILE_S = 7.0  # of CPU, that torch.compile takes: 2 to 7 seen, and 15 to 37 the first time on a machine
-COMPILE_SHARE = 0.1  # of the landscape's time, that compiling may take
+COMPILE_SHARE = 0.1  # of the landscape's time: the limit for compiling
 
 
 class MemoryTooSmallError(LandscapeError):
-    """Internal: an engine ran out of memory; the runner catches it and goes on with `smaller`."""
+    """Internal: an engine ran out of memory; the runner catches this and continues with `smaller`."""
 
     def __init__(self, message: str, smaller: "EngineChoice") -> None:
         super().__init__(message, smaller)  # both, so that it survives pickling
@@ -37,7 +37,7 @@ class MemoryTooSmallError(LandscapeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """An engine as a journal's header holds it: with it results are bit for bit the same on equal hardware.
+    """An engine as a journal's header stores it: with it results are bit for bit the same on equal hardware.
 
     Attributes:
         engine: "naive", "row", "graph" or "inference", see `torch_engines`.
@@ -45,7 +45,7 @@ class EngineChoice:
         options: of OPTIONS, in their order.
         threads: of a worker on the CPU.
         hardware: where it was timed.
-        precision_error: what a reduced precision that was asked for does to the losses, relative to them.
+        precision_error: the error of the losses in the requested reduced precision, relative to them.
     """
 
     engine: str = "row"
@@ -79,7 +79,7 @@ class EngineChoice:
     def from_label(cls, label: str) -> "EngineChoice":
         """The choice that a grid's `engine` names; "row" is short for "torch-row".
 
-        Raises InvalidValueError for what is no engine.
+        Raises InvalidValueError for anything but an engine.
         """
         engine, *more = label.removeprefix("torch-").split() or [label]
         chunk = 1
@@ -88,9 +88,9 @@ class EngineChoice:
         return cls(engine=engine, chunk=chunk, options=tuple(more))
 
     def smaller(self) -> "EngineChoice | None":
-        """The choice to try when memory was too small; None: there is none smaller.
+        """The choice to try after memory ran out; None if there is no smaller one.
 
-        Half the chunk, then the row engine, at last the one that keeps nothing of the model's size.
+        Half the chunk; then the row engine; finally the engine that keeps nothing of the model's size.
         """
         if self.chunk > 1:
             return replace(self, chunk=self.chunk // 2)
@@ -132,8 +132,8 @@ def candidates(
 ) -> list[EngineChoice]:
     """The engines worth timing beside the row engine, for rows of so many points; most promising first.
 
-    `point_s` is what the row engine takes for a point, `parameters` how many move. For several points at once
-    convolutions become grouped ones, which are slower on channels-last pictures.
+    `point_s` is the time of the row engine for a point, `parameters` the number of moving parameters. For
+    several points at once convolutions become grouped ones, which are slower on channels-last pictures.
     """
     layout = ("channels_last",) if has_pictures else ()
     if parameters > MAX_RECORDED:
@@ -151,7 +151,7 @@ def candidates(
 def compile_candidate(
     timings: Mapping["EngineChoice", "Timing"], points: int, columns: int, *, has_pictures: bool = False
 ) -> EngineChoice | None:
-    """The engine to compile on a CPU, given the timings of the others; None where that cannot pay.
+    """The engine to compile on a CPU, given the timings of the others; None if that cannot pay.
 
     It evaluates several points at once: torch.compile fuses what vmap makes of the recorded loss.
     """
@@ -180,8 +180,8 @@ def chunks(columns: int, *, on_gpu: bool) -> list[int]:
 def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: float = EXACT) -> EngineChoice:
     """The candidate that takes the least time for `points` points, among those that are exact.
 
-    A later one of the mapping must save LEAST_GAIN to take the place of an earlier. Raises InvalidValueError
-    when none is exact.
+    A later candidate must save LEAST_GAIN to replace an earlier one. Raises InvalidValueError if none is
+    exact.
     """
     best, best_s = None, math.inf
     for choice, timing in timings.items():
@@ -194,19 +194,19 @@ def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: fl
 
 
 def close(timings: Mapping[EngineChoice, Timing]) -> list[EngineChoice]:
-    """The candidates worth timing once more, since what else a machine does can explain the difference."""
+    """The candidates worth timing again, since noise of the machine can explain the difference."""
     best_s = min(timing.point_s for timing in timings.values())
     found = [choice for choice, timing in timings.items() if timing.point_s <= best_s * (1 + NOISE)]
     return found if len(found) > 1 else []
 
 
 def piece(choice: EngineChoice | None, least: int) -> int:
-    """Points of a row that a worker is given at once: a multiple of the chunk, `least` or more."""
+    """How many points of a row a worker gets at once: a multiple of the chunk, at least `least`."""
     chunk = choice.chunk if choice else 1
     return -(-least // chunk) * chunk
 
 
 def budget_s(points: int, point_s: float) -> float:
-    """Seconds that timing candidates may take; 0 where the row engine is done before that pays."""
+    """Seconds that timing may take; 0 if the row engine finishes before timing pays."""
     total_s = points * point_s
     return max(LEAST_BUDGET_S, PLAN_SHARE * total_s) if total_s >= LEAST_PLAN_S else 0.0

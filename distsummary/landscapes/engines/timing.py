@@ -1,6 +1,6 @@
-"""Chooses the engine of a landscape by timing: candidates evaluate points of the plan and are compared.
+"""Chooses the engine of a landscape by timing: candidates evaluate points of the grid and are compared.
 
-The timed points are not kept: the workers evaluate them again, with the engine that was chosen.
+The timed points are not kept: the workers evaluate them again with the chosen engine.
 """
 
 import logging
@@ -34,14 +34,14 @@ from distsummary.landscapes.model.quantities import REDUCED
 
 PROBES = 6  # points of a row at which losses are compared; at least so many are timed
 TIMED_S = 0.03  # seconds that one timing of a candidate should take
-REPEATS = 6  # timings of a candidate, of which the shortest counts: others use the machine too
+REPEATS = 6  # timings of a candidate, of which the shortest counts: the machine may be shared
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedChoice:
-    """The engine chosen, what each candidate was timed at, and why others were refused."""
+    """The chosen engine, the timing of each candidate, and why others were refused."""
 
     choice: EngineChoice
     timings: Mapping[EngineChoice, Timing] = field(default_factory=dict)
@@ -59,15 +59,15 @@ def choose_engine(
 ) -> TimedChoice:
     """Choose the engine for a task on this machine, unless the task has one already.
 
-    The choice holds the relative error of the losses in the reduced precision that was asked for, against the
-    model as it is.
+    The choice holds the relative error of the losses in the requested reduced precision, compared with the
+    model's own.
 
     Args:
         device: where the workers will compute; None: where the model is.
-        points: that will be evaluated; None: those of the task.
+        points: the number of points to evaluate; None: those of the task.
         threads: of each worker.
-        can_compile: whether torch.compile may be timed too, where the points are so many that it may pay;
-            None: if this machine has what it needs.
+        can_compile: whether torch.compile may be timed too, if there are enough points for it to pay; None:
+            if this machine has what it needs.
         clock: seconds; None: CPU seconds on a CPU, else the wall clock's.
 
     Raises whatever the model's own code raises with the row engine.
@@ -203,7 +203,7 @@ class _Bench:
         return engine
 
     def _time(self, engine: Any, clock: Callable[[], float], start: float) -> Timing:
-        """What an engine that was opened at `start` takes, and its error against the row engine."""
+        """The time that an engine opened at `start` takes, and its error relative to the row engine."""
         losses = self._losses(engine)
         if not len(self._base):
             self._base = losses
@@ -226,7 +226,7 @@ class _Bench:
         return np.concatenate([engine.row_values(y, self._probes)[:, ::each] for y in self._rows]).T
 
     def precision_error(self, choice: EngineChoice) -> float:
-        """The relative error of an engine's losses in the reduced precision that was asked for."""
+        """The relative error of an engine's losses in the requested reduced precision."""
         found = []
         for changes in ({}, {"precision": ""}):
             engine = self._open(choice, **changes)
@@ -249,9 +249,9 @@ def _largest_difference(losses: Array, base: Array) -> float:
 
 
 def relative_difference(losses: Array, base: Array) -> float:
-    """The largest |losses - base| relative to |base|, or a tenth of the largest |base| where that is more.
+    """The largest |losses - base|, relative to |base| or to a tenth of the largest |base| if that is more.
 
-    Infinite where one is finite and the other is not: a loss near 0 has no digits to compare, a diverged one
+    Infinite if one is finite and the other is not. A loss near 0 has no digits to compare; a diverged loss
     must diverge in both.
     """
     finite = np.isfinite(base)

@@ -1,9 +1,9 @@
-"""The inference engine: hardly more memory than a plain forward, and the row engine's losses bit for bit.
+"""The inference engine: hardly more memory than a forward pass, with the row engine's losses bit for bit.
 
-At each point theta + y * v + x * u is written to the user's own parameters, block by block, as MeZO does
-(Malladi et al. 2023); theta is read from the checkpoint's file, or from where the model's own values are
-saved meanwhile, and directions are drawn again from their seeds. So a model that can be evaluated can be
-mapped; the price is the time to draw them, at every point.
+At each point theta + y * v + x * u is written to the user's own parameters, block by block, as in MeZO
+(Malladi et al. 2023). theta is read from the checkpoint's file, or from the saved copy of the model's own
+values, and directions are drawn again from their seeds. So any model that can be evaluated can have a
+landscape; the price is the time to draw the directions at every point.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class TorchInferenceEngine(TorchEngine):
             self._loan.release(self._centre, name)
 
     def _remembering(self, name: str, rows: Rows) -> Rows:
-        """The same rows; each block is read once, for theta itself and for the directions scaled to it."""
+        """The same rows; each block is read once, for theta and for the directions that are scaled to it."""
 
         def read(start: int, stop: int) -> Any:
             if self._block[0] != (name, start, stop):
@@ -58,6 +58,6 @@ class TorchInferenceEngine(TorchEngine):
         return torch.stack(found, dim=1)
 
     def close(self) -> None:
-        """See Engine; what looks at the file of saved values goes with it."""
+        """See Engine; also closes the file of saved values."""
         super().close()
         self._plane, self._centre = [], {}

@@ -1,4 +1,4 @@
-"""A picture of a loss grid: contours, a surface or a curve, with the path on it and its numbers beside."""
+"""A picture of a loss grid: contours, a surface or a curve, with the path on it and its numbers beside it."""
 
 import importlib
 import io
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 KINDS = ("contour", "surface")
 FORMATS = ("png", "pdf", "svg")
-MAX_ROWS = 12  # of checkpoints in print
+MAX_ROWS = 12  # of checkpoints in the table
 MAX_NAME = 16  # letters of a run's name: the table has no room for more
 MAX_TITLE = 60  # letters in a row
 MAX_NAMES = 120  # letters of all names in the title
-MUCH_ROUNDING = 0.1  # a share of the steps that a picture must not be silent about
+MUCH_ROUNDING = 0.1  # a share of steps lost in rounding that the picture must mention
 
 
 def draw(grid: Grid, kind: str = "contour", format: str = "png") -> bytes:
@@ -35,9 +35,9 @@ def draw(grid: Grid, kind: str = "contour", format: str = "png") -> bytes:
 
 
 def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
-    """The grid as a figure; one of one row is drawn as a curve, whatever the kind.
+    """The grid as a figure; a grid of one row is drawn as a curve, whatever the kind.
 
-    No global state of matplotlib is touched. Raises InvalidValueError for an unknown kind, MissingExtraError
+    Does not touch matplotlib's global state. Raises InvalidValueError for an unknown kind, MissingExtraError
     without matplotlib.
     """
     check_choice("kind", kind, KINDS)

@@ -1,9 +1,9 @@
-"""A loss grid as data, and as a NumPy archive (.npz), from which it is loaded again.
+"""A loss grid as data, and its NumPy archive (.npz), which can be loaded again.
 
-An archive holds the arrays of the grid by their names and everything else as JSON under the key `meta`.
-Landscaper 1.3 (`LossLandscape.load_from_npz`) also finds its `loss` (m, n), in which NaN and Inf are made
-finite as for viewers, since it sorts all points by loss, and `coordinates` (2, n), the axes; grids that are
-not square have neither.
+An archive holds the arrays of the grid by name and everything else as JSON under the key `meta`. For
+Landscaper 1.3 (`LossLandscape.load_from_npz`) it also holds `loss` (m, n), in which NaN and Inf are made
+finite as for viewers, since Landscaper sorts all points by loss, and `coordinates` (2, n), the axes; grids
+that are not square have neither.
 """
 
 import io
@@ -33,10 +33,10 @@ ARRAYS = (
     "computed",
 )
 LATER = ("step_path", "computed")  # older files have none
-NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # by their tags
+NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # kinds that are part of their tags
 FORMAT = 1  # of archives
-ZIP = b"PK"  # how they begin
-QUANTITY = "quantity:"  # before the name of one in an archive
+ZIP = b"PK"  # the first bytes of an archive
+QUANTITY = "quantity:"  # prefix of the name of a quantity in an archive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -112,7 +112,7 @@ class Grid:
 
     @property
     def stderr(self) -> Array | None:
-        """The standard error of the loss, of the first data set, (m, n), if it was asked for."""
+        """The standard error of the loss on the first data set, (m, n); None unless requested."""
         first = self.data_sets[0] if self.data_sets else ""
         return self.quantities.get(f"{first}/stderr" if first else "stderr")
 
@@ -123,10 +123,9 @@ class Grid:
 
     @property
     def missing(self) -> Array:
-        """Which points have no loss because none was computed there or around them, bool (m, n).
+        """The points without a loss because none was computed there or around them, bool (m, n).
 
-        All False for a grid that is not partial: there refinement skipped only points between losses that are
-        not finite.
+        All False for a complete grid: there, refinement only skips points between losses that are not finite.
         """
         return np.logical_and(self.is_partial, ~self.computed & ~np.isfinite(self.z))
 

@@ -1,23 +1,23 @@
-"""A loss grid as HDF5 (.h5), in the layout of Li et al. (2018), whose plot scripts read it; pure.
+"""A loss grid as HDF5 (.h5), in the layout of Li et al. (2018), which their plot scripts read; pure.
 
-One file is their surface, direction and projection file at once:
+One file serves as their surface, direction and projection file:
 
     surface     xcoordinates (n,)  ycoordinates (m,)  train_loss (m, n)  train_acc (m, n), if there is one
                 test_loss (m, n)  test_acc (m, n), if there is a data set "test"
     directions  explained_variance_ratio_ (2,), if there is one
     projection  proj_xcoord (k,)  proj_ycoord (k,), the path
 
-Of several data sets those called "train" and "test" are theirs; where none is called "train", `train_loss`
-is the loss of the grid, of whatever data was given. `train_acc` and `test_acc` are the quantity "accuracy" in
-percent, as their evaluation.py gives it: one that is nowhere above 1 is a share and is multiplied by 100. A
-grid of one row is their 1-D layout: no ycoordinates, and (n,) each; an accuracy that there is not is all NaN,
-because plot_1D.py wants one beside each loss.
+Data sets called "train" and "test" become theirs. If none is called "train", `train_loss` is the loss of the
+grid, whatever its data. `train_acc` and `test_acc` are the quantity "accuracy" in percent, as in their
+evaluation.py: if it is nowhere above 1 it is a share and is multiplied by 100. A grid of one row uses their
+1-D layout: no ycoordinates, and arrays (n,); a missing accuracy is all NaN, because plot_1D.py needs one
+beside each loss.
 
-Ours are checkpoints, path_loss, true_loss and residuals, each (k,), steps (s,) and step_path (s, 2), known by
-sketches, computed (m, n), the group `quantities` with each of them as it is, (m, n), and the attribute
-`distsummary`: the other fields of the grid as JSON. HDF5 parts paths at a slash, so in the name of a
-quantity's dataset "/" is "%2F" and "%" is "%25"; its attribute `name` has the name itself. Numbers that are
-not finite stay what they are.
+Additional data sets are checkpoints, path_loss, true_loss and residuals, each (k,), steps (s,) and step_path
+(s, 2) if known from sketches, computed (m, n), and the group `quantities` with each quantity unchanged, (m,
+n). The attribute `distsummary` holds the other fields of the grid as JSON. HDF5 splits paths at a slash, so
+in the name of a quantity's data set "/" is "%2F" and "%" is "%25"; its attribute `name` has the original
+name. Numbers that are not finite are kept.
 """
 
 import importlib
@@ -32,7 +32,7 @@ from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 
 QUANTITIES = "quantities"
-ACCURACY = "accuracy"  # the quantity that is theirs
+ACCURACY = "accuracy"  # the quantity that becomes their accuracy
 
 
 def to_h5(grid: Grid) -> bytes:
@@ -43,7 +43,7 @@ def to_h5(grid: Grid) -> bytes:
         raise MissingExtraError(
             "HDF5 files need h5py; run: pip install 'distsummary[h5]', or save as .npz", name="h5py"
         ) from error
-    surface: dict[str, Array] = {}  # losses and accuracies under the peers' names
+    surface: dict[str, Array] = {}  # losses and accuracies under their names
     first = grid.data_sets[0] if grid.data_sets else ""
     measured = {_named(first, "loss"): grid.z, **grid.quantities}
     for theirs, data_set in (("train", "train" if "train" in grid.data_sets else first), ("test", "test")):
@@ -86,11 +86,11 @@ def to_h5(grid: Grid) -> bytes:
 
 
 def _named(data_set: str, quantity: str) -> str:
-    """The name of a quantity of a data set; those of one without a name have no prefix."""
+    """The name of a quantity of a data set; for the data set called "" it has no prefix."""
     return f"{data_set}/{quantity}" if data_set else quantity
 
 
 def link_name(name: str) -> str:
-    """A name as one HDF5 link, a different one for each: a slash would split it, "." is the group itself."""
+    """A name as one HDF5 link, different for each name: a slash would split it, "." is the group itself."""
     quoted = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return {"": "%", ".": "%2E"}.get(quoted, quoted)

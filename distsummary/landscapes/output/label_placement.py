@@ -1,4 +1,4 @@
-"""The names of checkpoints in a picture, each placed where there is room beside its point."""
+"""Places the names of checkpoints in a picture, each where there is room beside its point."""
 
 from collections.abc import Container
 from typing import Any
@@ -8,17 +8,17 @@ import numpy as np
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.output.grid import Grid
 
-CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # right or left, above or below; as they are tried
+CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # right or left, above or below, in the order of trying
 DOT, STAR = 3.5, 7.0  # points: half the size that checkpoints are drawn with
 GAP = STAR  # from a checkpoint to its name, which covers no star
 
 
 def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
-    """Move the names of checkpoints off the dots and each other, or leave them out; `figure` is complete.
+    """Move the names of checkpoints off the dots and off each other, or leave them out.
 
     The first and the last name stay, and those of the ends of a run.
     """
-    figure.get_layout_engine().execute(figure)  # before, nothing has its place
+    figure.get_layout_engine().execute(figure)  # nothing has its final place before this
     names = list(axes.texts)
     points = axes.transData.transform(np.array([name.xy for name in names]).reshape(-1, 2))
     dots = axes.transData.transform(grid.path)
@@ -58,10 +58,10 @@ def corners_with_room(
         name |              all in pixels: `points` and `sizes` of names (k, 2), `taken` (t, 4) boxes that
              o point        stay free (left, bottom, right, top), `gap` from point to name along either axis
 
-    A name covers nothing that is taken and no other name. Of the free corners it takes the one farthest from
-    other points and names (twice the gap is far enough), so that it is not read as the name of another.
-    Those of `always` choose first, and are placed even if there is no room. A box whose middle is the point
-    is its own dot.
+    A name covers nothing in `taken` and no other name. Of the free corners it gets the one farthest from
+    other points and names (twice the gap is far enough), so that it is not read as the name of another point.
+    Points in `always` choose first and get a place even if there is no room. A box centred on the point is
+    its own dot.
     """
     found = {}
     for k in sorted(range(len(points)), key=lambda k: k not in always):

@@ -1,4 +1,4 @@
-"""The figure of a picture and its panels, drawn with matplotlib, which this module needs."""
+"""The figure of a picture and its panels; imports matplotlib."""
 
 import io
 import textwrap
@@ -49,10 +49,10 @@ _TRUE = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredge
 
 
 class ShownFigure(Figure):
-    """A Figure that pyplot does not know. Where pyplot was imported notebooks show any Figure, else this."""
+    """A Figure unknown to pyplot, which notebooks also show if pyplot was not imported."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
-        """Write a file as every Figure does, a PDF with fonts that papers may have."""
+        """Write a file as every Figure does, but a PDF with fonts that publishers accept."""
         with rc_context(FONTS):
             super().savefig(*args, **options)
 
@@ -71,7 +71,7 @@ def empty_figure(width: float) -> Figure:
 
 
 def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
-    """Filled contours, and the path on them; a checkpoint's dot has the colour of its true loss."""
+    """Filled contours with the path on them; a checkpoint's dot has the colour of its true loss."""
     axes = figure.subplots()
     shown = np.ma.masked_invalid(clipped(grid.z))
     if grid.missing.any():  # where the contours have a hole: hatched if no loss was computed, else plain
@@ -113,7 +113,7 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
 
 
 def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
-    """The surface in perspective, the path laid on it, and upright lines to the checkpoints' true losses."""
+    """The surface in perspective with the path on it, and vertical lines to the checkpoints' true losses."""
     axes = figure.add_subplot(projection="3d", computed_zorder=False)
     rows, columns = (thinned(len(axis), MAX_POINTS) for axis in (grid.y, grid.x))
     x, y, z = grid.x[columns], grid.y[rows], clipped(grid.z)[np.ix_(rows, columns)]

@@ -1,4 +1,4 @@
-"""The scale of a picture: levels and heights that show the losses whatever they span; pure."""
+"""The scale of a picture: levels and heights that show the losses, whatever their range; pure."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from distsummary.landscapes.output.grid import finite_bounds
 LEVELS = 25
 LARGEST = 1e30  # matplotlib fills up to 1e250
 WIDE = 20.0  # a ratio of losses beyond which equal steps would hide the valley
-DIGITS = range(3, 13)  # of a loss in print
+DIGITS = range(3, 13)  # of a printed loss
 DECADES = 8.0  # beyond which equal ratios would hide it too
 
 
@@ -51,21 +51,21 @@ class LossScale:
 
 
 def tick_labels(losses: Array) -> list[str]:
-    """Losses in print: in the fewest digits that tell them apart, in three where not even twelve do."""
+    """Losses as text: in the fewest digits that distinguish them; in three if even twelve do not."""
     texts = [[f"{loss:.{digits}g}" for loss in losses] for digits in DIGITS]
     return next((labels for labels in texts if len(set(labels)) == len(labels)), texts[0])
 
 
 def clipped(losses: Array) -> Array:
-    """A copy in float64 with what is beyond +-LARGEST moved there, and NaN for what is not finite."""
+    """A float64 copy with values beyond +-LARGEST clipped, and NaN for values that are not finite."""
     losses = np.asarray(losses, np.float64)
     return np.where(np.isfinite(losses), np.clip(losses, -LARGEST, LARGEST), np.nan)
 
 
 def scale_for(z: Array, *others: Array) -> LossScale:
-    """The scale for a surface `z` on which also the losses `others` are drawn.
+    """The scale for a surface `z` on which the losses `others` are drawn as well.
 
-    These move no level, unless nothing of the surface is finite.
+    The others do not affect the levels, unless no loss of the surface is finite.
     """
     surface = clipped(z)
     if not np.isfinite(surface).any():
@@ -84,8 +84,8 @@ def scale_for(z: Array, *others: Array) -> LossScale:
 def contour_levels(z: Array) -> Array:
     """Rising levels over the finite losses.
 
-    In equal steps; in equal ratios where the losses span more than a factor of 20; in equal numbers of points
-    where they span more than 8 decades, or reach 0 and have most points at the bottom of a high range.
+    In equal steps; in equal ratios if the losses span more than a factor of 20; in equal numbers of points if
+    they span more than 8 decades, or reach 0 and have most points at the bottom of a high range.
     """
     surface = clipped(z)
     low, high = finite_bounds(surface)

@@ -22,13 +22,13 @@ from distsummary.landscapes.output.grid import Grid, finite_bounds, make_finite
 
 SURFACE, PATH, STEPS_BETWEEN = 0, 1, 2
 NO_CHECKPOINT = -1
-QUANTITY = "quantity:"  # before the name of one whose name is taken
-STEPS = 16  # of the path from checkpoint to checkpoint
+QUANTITY = "quantity:"  # prefix of a quantity whose name is used already
+STEPS = 16  # points from one checkpoint of the path to the next
 _TYPES = {"f": ("Float64", "<f8"), "i": ("Int64", "<i8")}
 
 
 def to_vtp(grid: Grid) -> bytes:
-    """The file. A point's z is its loss; a checkpoint lies at its loss in the plane.
+    """The file. The z of a point is its loss; the z of a checkpoint is its loss in the plane.
 
     Point data:
         loss: between checkpoints it is interpolated from the grid.
@@ -43,9 +43,9 @@ def to_vtp(grid: Grid) -> bytes:
     Field data, if there is one: `explained_variance`, `precision_error`, `rounding` (along x and y),
         `hardware` (a string).
 
-    Losses that are not finite are so in `loss` and `true_loss`, but a coordinate must be finite: such a point
-    lies at the largest finite loss (-Inf at the smallest) and is in no surface and no line, which have a hole
-    there.
+    Losses that are not finite stay so in `loss` and `true_loss`, but a coordinate must be finite: such a
+    point is drawn at the largest finite loss (-Inf at the smallest). No surface or line contains it; they
+    have a hole.
     """
     is_line = min(grid.z.shape) == 1
     stride = 1 if is_line else STEPS  # from checkpoint to checkpoint
