@@ -1,17 +1,18 @@
 """ds.init: returns a Run with its collector, after finding rank, attempt and files."""
 
 from collections.abc import Mapping, Sequence
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.checks import check_type
 from distsummary.collect.collector import SummaryCollector
 from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.run_dir import RunDir
+from distsummary.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.training.callbacks import Callback
 from distsummary.training.run import Run
 
@@ -42,7 +43,9 @@ def init(
         >>> run.close()
 
     Args:
-        run_dir: the directory of the whole run, the same for all ranks.
+        run_dir: the directory of the whole run, the same for all ranks. `~` is expanded. "runs/{time}" is a
+            new directory for each job, named by its start; several ranks need a launcher with a job id
+            (ds.launch, torchrun with --standalone or --rdzv-id, SLURM).
         watch: the model whose parameters get histograms; a distributed model also provides the mesh.
         optimizer: gives the learning rate, and is part of the lineage. loss_fn: part of the lineage.
         callbacks: one or several, called before the collector that `init` creates.
@@ -60,10 +63,22 @@ def init(
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     others = callback_list(callbacks)
-    directory = RunDir(run_dir).create()
+    check_type("run_dir", run_dir, (str, PathLike))
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
+    if TIME not in fspath(run_dir):
+        directory = RunDir(run_dir).create()
+    elif topology.world_size == 1:
+        directory = dated_run_dir(run_dir, "")
+    elif job := topologies.job_name():
+        directory = dated_run_dir(run_dir, job)
+    else:
+        raise InvalidValueError(
+            f"run_dir must not hold {TIME} here, got {fspath(run_dir)!r}: no launcher gives the "
+            f"{topology.world_size} ranks a job id from which they could know the same time; start them by "
+            "ds.launch, by torchrun with --standalone or --rdzv-id, or under SLURM, or name the directory"
+        )
     if watch is None and topology.rank == 0:  # rank 0 records values that all ranks share
         refuse_unwatched(collector_options)
     merged = directory.writer_dir(role, 0, 1)

@@ -1,13 +1,14 @@
 """A run on disk: the path of everything in it, its manifest and its locks."""
 
 import hashlib
+import itertools
 import json
 import os
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueE
 from distsummary.publish import ensure_directory, publish, remove_leftovers, temporary_name
 
 MANIFEST = "run.json"
+TIME = "{time}"  # in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path of s3://bucket/run says s3:/bucket/run
 _REMEDY = (
     "rebuild it with: distsummary fsck --repair; or end the run's processes and remove it: the run then gets "
     "a new id, and its attempts continue from the event files"
@@ -37,7 +40,8 @@ class RunDir:
     its own.
 
     Args:
-        path: the directory. It need not exist before `create`.
+        path: the directory. It need not exist before `create`. `~` is expanded; a URL raises
+            InvalidValueError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -45,7 +49,12 @@ class RunDir:
         text = os.fspath(path)
         if not text.strip():
             raise InvalidValueError(f"run_dir must not be blank, got {text!r}; name a directory")
-        self.base = Path(os.path.realpath(text))
+        if _URL.match(text):
+            raise InvalidValueError(
+                f"run_dir must be a directory of a file system, got {text!r}; mount that storage and name "
+                "the mounted directory, or record to a local directory and copy it afterwards"
+            )
+        self.base = Path(os.path.realpath(os.path.expanduser(text)))
 
     def __fspath__(self) -> str:
         return str(self.base)
@@ -178,6 +187,32 @@ class RunDir:
             yield
         finally:
             lock.release()
+
+
+def dated_run_dir(path: str | os.PathLike[str], job: str) -> RunDir:
+    """The new directory of a path such as `runs/{time}`, where {time} becomes 20260131-235959 (local time).
+
+    Args:
+        job: a name that all ranks of the job share. The first rank to come decides the time and keeps it in
+            a hidden file, where the others find it. Empty for a job of one rank: it gets a directory that did
+            not exist before, if necessary with -2, -3 ... after the time.
+
+    Raises as `RunDir` and `RunDir.create`.
+    """
+    text, now = os.fspath(path), time.strftime("%Y%m%d-%H%M%S")
+    if not job:
+        for number in itertools.count(1):
+            run_dir = RunDir(text.replace(TIME, now if number == 1 else f"{now}-{number}"))
+            ensure_directory(run_dir.base.parent)
+            with suppress(FileExistsError):
+                os.mkdir(run_dir.base)
+                return run_dir.create()
+    parent = RunDir(RunDir(text[: text.index(TIME)] + "time").base.parent).create()
+    kept = parent.base / f".time-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
+    with parent.locked("time"):
+        if not kept.exists():
+            publish(kept, now.encode())
+        return RunDir(text.replace(TIME, kept.read_text())).create()
 
 
 def export_dir(directory: Path, stamp: int) -> Path:

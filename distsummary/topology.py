@@ -191,6 +191,19 @@ def hyper_config(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get(HYPER_CONFIG, "")
 
 
+def job_name(environ: Mapping[str, str] | None = None) -> str:
+    """A name of this job that all its ranks share, also after the launcher restarted them; else empty."""
+    environ = os.environ if environ is None else environ
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
+    if environ.get(LAUNCH_ID):
+        return f"launch {environ[LAUNCH_ID]}"
+    if run_id not in ("", "none"):  # torchrun without --rdzv-id says none, for every job
+        return f"torchrun {run_id}"
+    if environ.get("SLURM_JOB_ID"):
+        return f"slurm {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '')}"
+    return ""
+
+
 def cluster_address(environ: Mapping[str, str] | None = None) -> str | None:
     """The address of the Ray cluster that this process was started for (by `ray job submit`), or None."""
     return (os.environ if environ is None else environ).get("RAY_ADDRESS")

@@ -14,7 +14,7 @@ from distsummary.run_dir import RunDir
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -107,3 +107,21 @@ def test_a_landscape_of_a_model_that_nobody_gives_is_refused(tmp_path: Path, ask
     with pytest.raises(InvalidValueError, match=r"got watch=None; pass the model: ds\.init"):
         ds.init(tmp_path, **asked)
     ds.init(tmp_path, rank=1, world_size=2, **asked).close()  # rank 0 keeps what all have
+
+
+def test_the_ranks_of_a_job_name_their_run_by_one_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-1")
+    for rank in range(2):
+        train(tmp_path / "{time}", 2, rank=rank)
+    [path] = [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    assert list(RunDir(path).rank_dirs()) == [0, 1]
+
+
+def test_ranks_that_cannot_know_one_time_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"must not hold {time} here, .* --rdzv-id"):
+        ds.init(tmp_path / "{time}", rank=1, world_size=2)
+    assert list(tmp_path.iterdir()) == []
+    train(tmp_path / "{time}", 1, world_size=1)
+    assert len(list(tmp_path.iterdir())) == 1

@@ -14,7 +14,7 @@ from distsummary.errors import (
     NotADirectoryPathError,
     RunDirError,
 )
-from distsummary.run_dir import RunDir
+from distsummary.run_dir import RunDir, dated_run_dir
 
 
 @pytest.fixture
@@ -70,6 +70,39 @@ def test_a_relative_path_stays_where_it_was_when_the_working_directory_changes(
     run = RunDir("run")
     monkeypatch.chdir("/")
     assert run.base == tmp_path / "run"
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunDir("~/runs/a").base == tmp_path / "runs/a"
+    assert RunDir("./~").base == Path.cwd() / "~"
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://bucket/run", "gs://b", "hdfs://h:9000/r", Path("s3://b/r"), "file:///r"]
+)
+def test_a_url_is_refused_with_the_remedy(path: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"run_dir must be .*; mount that storage .* copy it"):
+        RunDir(path)
+    RunDir(f"./{path}")  # a directory that is really called so
+
+
+def test_the_ranks_of_a_job_agree_on_the_time_and_jobs_do_not_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs" / "{time}" / "a{time}"
+    times = iter(["1-1", "2-2", "3-3"])
+    monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: next(times))
+    first, second, other = (dated_run_dir(path, job) for job in ("launch 1", "launch 1", "launch 2"))
+    assert first.base == second.base == tmp_path / "runs/1-1/a1-1"
+    assert other.base == tmp_path / "runs/3-3/a3-3"
+    assert first.base.is_dir()
+
+
+def test_a_rank_that_is_alone_gets_a_new_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: "1-1")
+    found = [dated_run_dir(tmp_path / "new" / "{time}", "").base.name for _ in range(3)]
+    assert found == ["1-1", "1-1-2", "1-1-3"]
 
 
 # --- creating

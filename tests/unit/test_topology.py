@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, WorldMismatchError
-from distsummary.topology import LAUNCH_ID, Topology, detect, in_notebook, in_ray, is_alive
+from distsummary.topology import LAUNCH_ID, Topology, detect, in_notebook, in_ray, is_alive, job_name
 
 TORCHRUN = {
     "RANK": "5",
@@ -290,3 +290,17 @@ def test_a_notebooks_kernel_is_known_without_importing_ipython() -> None:
     }
     assert found == {"kernel": True, "of Colab": True, "terminal": False, "none": False}
     assert not in_notebook({})
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ""),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),
+        ({"TORCHELASTIC_RUN_ID": "j1", "SLURM_JOB_ID": "7"}, "torchrun j1"),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "slurm 7.0"),
+        ({"TORCHELASTIC_RUN_ID": "j1", LAUNCH_ID: "abc"}, "launch abc"),
+    ],
+)
+def test_the_job_is_named_by_its_launcher(environ: dict[str, str], expected: str) -> None:
+    assert job_name(environ) == job_name(environ | {"TORCHELASTIC_RESTART_COUNT": "1"}) == expected
