@@ -44,7 +44,7 @@ _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
 }
 
 # Source -> the variables in which its launcher gives this start of the job a unique name, the same on all
-# ranks. The first tuple counts whose variables are all set.
+# ranks. The first tuple with all variables set counts.
 _JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "openmpi": (("OMPI_MCA_ess_base_jobid",), ("PMIX_NAMESPACE",)),
     "pmi": (("PMI_JOBID",), ("PMIX_NAMESPACE",)),

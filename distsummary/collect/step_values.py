@@ -51,8 +51,9 @@ def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
 def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
     """The first images of a batch, from its first tensor; none if that tensor is not a picture.
 
-    A picture has the axes of one of `png.LAYOUTS`. With two axes it must be uint8, since floats and integers
-    are features and tokens then. `mindspore_compat` accepts only (N, C, H, W) and takes all of its images.
+    A picture has the axes of one of `png.LAYOUTS`. An array with two axes must be uint8, since floats and
+    integers are then features and tokens. `mindspore_compat` accepts only (N, C, H, W) and takes all of its
+    images.
     """
     first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     framework = framework_of(first)

@@ -108,7 +108,7 @@ class Strided(Net):
 def test_code_that_counts_places_in_memory_gets_no_other_layout(name: str) -> None:
     net = make_net(Strided)
     batches, before = net.batches(), fingerprint(net)
-    with pytest.raises(LandscapeError, match="places in memory"):
+    with pytest.raises(LandscapeError, match="positions in memory"):
         engine_at(net, batches, EngineChoice.from_label(f"{name} channels_last"))
     assert fingerprint(net) == before
     losses = losses_of(engine_at(net, batches, EngineChoice.from_label(name), normalization="none"))

@@ -1,9 +1,9 @@
-"""How far checkpoints lie from the last of them, block by block in float64, and products of such blocks.
+"""The displacements of checkpoints from the last one, block by block in float64, and products of blocks.
 
-Products run in BLAS on one thread: two threads that meet after every block wait for each other by spinning,
-so that 40 checkpoints cost five times the CPU of one thread and take no less time. BLAS libraries start
-threads above a certain size, so the wide axis is cut into strips below it. The sums are then also the same
-for any number of threads.
+Products run in BLAS on one thread. Two threads that synchronise after every block wait by spinning, so that
+40 checkpoints would cost five times the CPU of one thread and take no less time. BLAS libraries start threads
+above a certain size, so the wide axis is cut into strips below it. As a result the sums are also the same for
+any number of threads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from distsummary.landscapes.directions.array_rows import shape_of
 
 Array = NDArray[Any]
 
-BLOCK = 1 << 16  # elements: larger blocks leave the cache, 3 times slower
-BLOCK_BYTES = 1 << 23  # of one block of all checkpoints, float64: of thousands it holds fewer elements
-# Multiplications in one product; OpenBLAS (interface/gemm.c: SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD)
-# takes one thread up to here.
+BLOCK = 1 << 16  # elements; larger blocks exceed the cache and are 3 times slower
+BLOCK_BYTES = 1 << 23  # limit of a block of all checkpoints, float64; with thousands its elements are fewer
+# The largest product, in multiplications, for which OpenBLAS uses one thread (interface/gemm.c:
+# SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD).
 _SERIAL = 1 << 18
-_NARROWEST = 32  # a strip: below, calls cost more than threads (from 90 rows on), and those have enough to do
+_NARROWEST = 32  # least width of a strip: in narrower ones calls cost more than threads
 
 
 def displacements(

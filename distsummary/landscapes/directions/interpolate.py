@@ -2,9 +2,9 @@
 
 A line from theta_0 to theta_1 (Goodfellow et al. 2015, section 3) shows whether training could have gone
 straight, and how high the barrier between two solutions is: the most by which the loss on the line exceeds
-the straight line between the losses of its ends (Entezari et al. 2022, definition 2.1; where both ends are
-equally good, the instability of Frankle et al. 2020, section 2). The plane through three models is that of
-Garipov et al. 2018, section 4.
+the straight line between the losses of its ends (Entezari et al. 2022, definition 2.1; Frankle et al. 2020,
+section 2, call it instability if both ends are equally good). The plane through three models follows Garipov
+et al. 2018, section 4.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[st
 
 
 def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
-    """The plane through three points A, B, C: unit axes, x along B - A, y upright to it towards C, float32.
+    """The plane through points A, B, C: unit axes, x along B - A, y at right angles towards C, float32.
 
     Raises LandscapeError, naming labels, if they lie on a line, some are equal, or one holds NaN or Inf.
     """
@@ -56,8 +56,8 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
     longest = max(aa, bb, aa + bb - 2 * ab)
     if height <= COLLINEAR**2 * bb or is_rounding(np.sqrt(height * aa / longest), corners, names):
         raise LandscapeError(
-            f"the three checkpoints{_called(labels)} lie on a straight line, or apart from one by rounding "
-            "alone; use directions='line' between two that differ"
+            f"the three checkpoints{_called(labels)} lie on a straight line, except for rounding; "
+            "use directions='line' between two that differ"
         )
     weights = np.stack([sides[0] / np.sqrt(aa), (sides[1] - ab / aa * sides[0]) / np.sqrt(height)])
     directions, _ = combine(corners, names, Axes(weights=weights, offsets=np.zeros(3)))
@@ -65,9 +65,10 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
 
 
 def barrier(losses: Array) -> float:
-    """How far losses (n,), in equal steps from end to end, rise above the straight line between the ends.
+    """The most by which losses (n,), at equal steps between two ends, exceed the straight line between the
+    ends.
 
-    0 where they never do; infinite where one is not finite.
+    0 if they never do; infinite if one is not finite.
     """
     if not np.isfinite(losses).all():
         return float("inf")

@@ -19,7 +19,7 @@ class Engine(Protocol):
 
     name: str
     bn_mode: str  # see Evaluation
-    samples: int  # rows behind each loss, of the first data set
+    samples: int  # rows that each loss is computed from, in the first data set
     quantities: tuple[str, ...]  # the first is the loss of the first data set
     is_streamed: bool  # whether the data is read once for all points of a call of `row_values`
 
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
 @cache
 def processor() -> str:
-    """The machine's kind and, on Linux, the processor's model name: the same losses need the same one."""
+    """The machine's kind and, on Linux, the processor's model name: equal bits need an equal processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """Engines for torch models that run the user's code unchanged: the naive loop and the row engine.
 
 - naive: writes every parameter anew at every point. In float64 it is the reference for all others.
-- row: computes theta + y * v once a row in a flat buffer, and adds x * u once a point.
+- row: computes theta + y * v once per row in a flat buffer, and adds x * u once per point.
 
 Two more are modules of their own: `torch_graph_engine` records the user's code, and `torch_inference_engine`
 needs hardly more memory than the model.
@@ -42,8 +42,8 @@ from distsummary.landscapes.model.torch_memory import (
 )
 from distsummary.landscapes.model.user_code import batch_name, in_batch
 
-REPEATED = 1e-5  # relative: GPUs add in any order
-PROOF = 1e-4  # relative difference from the model's own code that another way to compute may have
+REPEATED = 1e-5  # relative: GPUs may sum in different orders
+PROOF = 1e-4  # relative difference from the model's own code that is allowed for another way of computing
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Loaded:
 
 
 class TorchEngine:
-    """What all engines for torch models share: the model on loan, its data, and the loop over the batches.
+    """The common part of engines for torch models: the borrowed model, its data, and the loop over batches.
 
     Args:
         model: moved to `device` if one is given; otherwise it stays where it is.
@@ -133,7 +133,7 @@ class TorchEngine:
 
     @property
     def hardware(self) -> str:
-        """The processor or GPU and the torch version: results are the same bits where this is the same."""
+        """The processor or GPU and the torch version; if they are equal, results have the same bits."""
         if self.on_gpu:
             name = torch.cuda.get_device_name(self._loan.device)
         else:
@@ -142,7 +142,7 @@ class TorchEngine:
 
     @property
     def parameters(self) -> int:
-        """How many numbers move."""
+        """The number of elements that move."""
         return sum(tensor.numel() for tensor in self._loan.moved.values())
 
     @property
@@ -160,7 +160,7 @@ class TorchEngine:
     def _on_device(self, name: str, source: Iterable[Any]) -> Iterator[Loaded]:
         return (self._loaded(batch, batch_name(number, name)) for number, batch in enumerate(source, 1))
 
-    @torch.inference_mode(False)  # losses may differentiate what is made of the batch, streamed ones too
+    @torch.inference_mode(False)  # a loss may compute gradients with respect to data derived from the batch
     def _loaded(self, batch: Any, name: str) -> Loaded:
         moved = to_device(batch, self._loan.device, self._dtype)
         if "channels_last" in self.choice.options:
@@ -185,10 +185,11 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _probe(self, given: Any, batch: Any) -> None:
-        """Find out whether the loss is random, and which tensors the model writes to; `given` is the user's.
+        """Find out whether the loss is random, and which tensors the model writes to; `given` is the user's
+        model.
 
-        Raises LandscapeError for a loss that differs each time although torch draws the same numbers, and for
-        one that is another in channels-last memory.
+        Raises LandscapeError if the loss differs each time although torch draws the same numbers, or if it is
+        different in channels-last memory.
         """
         tensors = list(self._loan.tensors.values())
         versions = [tensor._version for tensor in tensors]  # how autograd notices writes, as in torch 2.13
@@ -203,8 +204,8 @@ class TorchEngine:
         self._is_random |= is_surprise
         if self._is_random and not repeats():
             raise LandscapeError(
-                "the model gives other losses for the same parameters and batch, also with the same random "
-                "numbers of torch; switch off what is random in it, such as augmentation, and let it write "
+                "the model gives different losses for the same parameters and batch, even with the same "
+                "random numbers of torch; switch off its randomness, such as augmentation, and let it write "
                 "to copies of its batch"
             )
         if is_surprise:
@@ -213,16 +214,17 @@ class TorchEngine:
         if "channels_last" in self.choice.options and not self._is_random:
             as_given = to_device(given, self._loan.device, self._dtype)
             expected, found = (on_host(self._reading(one)) for one in (as_given, batch))
-            # Code that computes places in memory, such as as_strided, reads other numbers there, silently.
+            # Code that computes memory positions itself, such as as_strided, would silently read wrong
+            # numbers.
             if not is_near(found, expected, self._evaluation.precision):
                 raise LandscapeError(
                     f"the model gives {found.tolist()} for pictures in channels-last memory and "
-                    f"{expected.tolist()} for the same pictures as they are: it finds numbers by their "
-                    "places in memory, or loses digits there; leave channels_last out of engine="
+                    f"{expected.tolist()} for the same pictures in their own layout: it computes "
+                    "positions in memory, or loses digits; leave channels_last out of engine="
                 )
 
     def _reading(self, batch: Any) -> Tensor:
-        """The reading (columns,) of the model as it is."""
+        """The reading (columns,) of the model in its current state."""
         if self._is_random:
             self._loan.seed()
         return join(self._measure(batch))
@@ -255,14 +257,14 @@ class TorchEngine:
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, for points that need another
+        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, for the points that need more
             for name, tally in tallies.items():
                 for loaded in self._batches(name):
                     points = tally.active
                     if not len(points):
                         break
                     tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
-        else:  # all of them before the device is waited for
+        else:  # all of them, then wait for the device once
             batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
             everywhere = slice(None)
             readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
@@ -275,7 +277,7 @@ class TorchEngine:
         raise NotImplementedError
 
     def _read_here(self, batches: Sequence[Loaded]) -> Tensor:
-        """Readings (batches, columns) of the model as it is."""
+        """Readings (batches, columns) of the model in its current state."""
         if self.bn_mode == "recompute":  # running statistics: the mean over the first data set's batches
             for norm in self._norms:
                 norm.reset_running_stats()

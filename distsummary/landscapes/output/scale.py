@@ -9,10 +9,10 @@ from distsummary.landscapes.output.cells import thinned
 from distsummary.landscapes.output.grid import finite_bounds
 
 LEVELS = 25
-LARGEST = 1e30  # matplotlib fills up to 1e250
-WIDE = 20.0  # a ratio of losses beyond which equal steps would hide the valley
+LARGEST = 1e30  # matplotlib can fill contours up to 1e250
+WIDE = 20.0  # if losses span a larger ratio, equal steps would hide the valley
 DIGITS = range(3, 13)  # of a printed loss
-DECADES = 8.0  # beyond which equal ratios would hide it too
+DECADES = 8.0  # if losses span more decades, equal ratios would hide the valley too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class LossScale:
     """How losses become colours and heights.
 
     Attributes:
-        levels: rising, at least two; what lies outside has the colours of the ends.
+        levels: rising, at least two; losses outside have the colours of the ends.
         stretch: heights are the losses themselves ("linear"), their log10 ("log"), or their place among the
-            levels, 0 for the first ("levels"); ticks say the losses.
+            levels, 0 for the first ("levels"); ticks show the losses.
         is_empty: whether no loss is finite, so that the levels mean nothing.
     """
 
@@ -42,11 +42,11 @@ class LossScale:
 
     @property
     def label(self) -> str:
-        """The label of the loss axis, which names the scale: a cone of log(loss) is not one of the loss."""
+        """The label of the loss axis; it names the scale, since log(loss) has another shape than the loss."""
         return {"linear": "loss", "log": "loss (log scale)"}.get(self.stretch, "loss (uneven scale)")
 
     def ticks(self, most: int) -> Array:
-        """At most `most` of the levels, evenly chosen, the first and the last among them."""
+        """At most `most` of the levels, evenly spaced, including the first and the last."""
         return np.asarray(self.levels[thinned(len(self.levels), most)])
 
 
@@ -89,7 +89,7 @@ def contour_levels(z: Array) -> Array:
     """
     surface = clipped(z)
     low, high = finite_bounds(surface)
-    if high - low <= LEVELS * np.spacing(max(abs(low), abs(high))):  # flat, but for rounding
+    if high - low <= LEVELS * np.spacing(max(abs(low), abs(high))):  # flat, except for rounding
         margin = max(0.5, 0.05 * abs(low))
         return np.array([low - margin, high + margin])
     if not _is_skewed(surface, low, high):

@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 class RayWorkers:
-    """See `runner.Workers`; a context: a cluster that it started, with the first work, ends with it.
+    """See `runner.Workers`; a context manager that ends the cluster if its first work has started one.
 
     Args:
-        count: None: one worker for each `gpus_each` that are free, else one per free CPU, at least one; more
-            when more becomes free. A number is kept to: a worker for which no CPU is free runs without a
-            reservation; on GPUs it waits for one.
-        gpus_each: GPUs of each worker, or the share of one; None: as many as a torch model lies on,
-            at least 1; 0 for others.
+        count: None: one worker for each `gpus_each` free GPUs, else one per free CPU, at least one; more when
+            more becomes free. With a number, exactly that many: a worker without a free CPU runs without a
+            reservation; for a GPU it waits.
+        gpus_each: GPUs of each worker, or its share of one; None: as many as a torch model is on, at least 1;
+            0 for other models.
     """
 
     def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
@@ -59,7 +59,7 @@ class RayWorkers:
         self._stack.close()
 
     def choose_engine(self, task: Task) -> EngineChoice:
-        """See `runner.Workers`: in this process, or on a worker if workers have GPUs that it may not have."""
+        """See `runner.Workers`: chooses here, or on a worker if the GPUs are only for workers."""
         resources = self._resources(task.model, 1)[:1]
         if not resources[0].get("num_gpus"):
             # Other nodes may lack a C++ compiler, or compile to other bits.
@@ -117,7 +117,7 @@ class RayWorkers:
         found = self._planned(model, jobs)
         gpus = found[0].get("num_gpus", 0)
         if gpus and not fits(gpus):
-            _log.warning("no GPU has %g left, though all together have: landscape workers take CPUs", gpus)
+            _log.warning("no single GPU has %g free, only several together: landscape workers use CPUs", gpus)
             self._forgo_gpus()
             found = self._planned(model, jobs)
         check_spread(spread(model), found[0].get("num_gpus", 0))
@@ -128,7 +128,7 @@ class RayWorkers:
         return plan_workers(free_resources(), jobs, self._count, gpus_each=share)
 
     def _forgo_gpus(self) -> None:
-        """From now on: everything of a landscape is computed on one kind, and nothing is waited for twice."""
+        """Use no GPUs from now on: all results of a landscape come from one kind, and no wait is repeated."""
         self._gpus_each = 0
 
     def _more(self, model: Any, points: int) -> list[dict[str, float]]:
@@ -138,10 +138,10 @@ class RayWorkers:
 
 
 def send(value: Any) -> Any:
-    """Put model, loss and data into the object store; raises LandscapeError for what cannot be sent."""
+    """Put model, loss and data into the object store; raises LandscapeError if that is impossible."""
     try:
         return ray.put(value)
-    except Exception as error:  # pickle raises whatever the object raises; Ray puts an essay before it
+    except Exception as error:  # pickle raises the object's own error; Ray puts a long text before it
         what = first_line(error.__cause__ or error)
         raise LandscapeError(
             f"the model, loss function or batches cannot be sent to workers ({what}); "
@@ -151,16 +151,16 @@ def send(value: Any) -> Any:
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """Be connected to Ray: as now, else to the cluster this process was started for, else to a local one.
+    """Connect to Ray: keep a connection, else use the cluster of this job, else start a local one.
 
-    A connection or local cluster that was not there before ends with the block.
+    A new connection or local cluster ends with the block.
     """
     if ray.is_initialized():
         yield
         return
     if cluster_address() is not None:
         ray.init(log_to_driver=False, logging_level="warning")
-    else:  # "local": the trace of an older cluster must not make this a connection
+    else:  # "local": ignore traces of an older cluster
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="warning")
     try:
         yield
@@ -196,7 +196,7 @@ class RayCrew:
 
 
 class RayHessian:
-    """A `hessian.Hessian` of HessianWorkers; its products are the same bits for any number of them."""
+    """A `hessian.Hessian` of HessianWorkers; its products have the same bits for any number of workers."""
 
     def __init__(self, crew: ActorCrew) -> None:
         self._crew = crew

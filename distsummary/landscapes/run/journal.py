@@ -1,4 +1,4 @@
-"""The journal of a landscape: every finished chunk on disk, so that nothing is evaluated twice after a stop.
+"""The journal of a landscape: every finished chunk on disk, so that no point is evaluated twice.
 
 The file is a sequence of frames (`format.frames`) and is only ever appended to. The first frame is the
 header, JSON:
@@ -46,9 +46,10 @@ class Journal:
     """An open journal; one process at a time holds it.
 
     Args:
-        path: created if absent.
-        identity: of the landscape, see `identity.landscape_identity`. A journal of another one is refused.
-        resume: False begins anew, whatever the file holds.
+        path: the file; created if absent.
+        identity: the identity of the landscape, see `identity.landscape_identity`; a journal of another one
+            is refused.
+        resume: False starts again, whatever the file holds.
 
     Attributes:
         results: the finished chunks, with their quantities float64 (points, quantities).
@@ -58,7 +59,7 @@ class Journal:
     Raises:
         LandscapeError: another process holds the journal, or it belongs to another landscape.
         DamagedFileError: the file is no journal.
-        RunDirError: it cannot be opened; or the disk does not take what is entered: what was before stays.
+        RunDirError: it cannot be opened, or an entry cannot be written; earlier entries stay.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Journal:
                 ) from error
 
     def enter_choice(self, choice: Mapping[str, Any]) -> None:
-        """Enter the engine of the chunks to come and drop those of another. An error changes nothing."""
+        """Enter the engine of the following chunks and drop those of another. An error changes nothing."""
         self._append({"choice": dict(choice)})
         self._begin_with(dict(choice))
 
@@ -168,7 +169,7 @@ class Journal:
             self.hardware.append(name)
 
     def enter_hardware(self, name: str) -> None:
-        """Enter where the chunks to come are computed; warns if earlier ones were computed elsewhere."""
+        """Enter the hardware of the following chunks; warns if it differs from that of earlier ones."""
         if self.choice is None:
             return
         before = " and ".join(self.hardware)
@@ -213,7 +214,7 @@ class Journal:
             ) from error
 
     def remove(self) -> None:
-        """Close and remove the file: its landscape is saved."""
+        """Close and remove the file, after its landscape has been saved."""
         self.path.unlink(missing_ok=True)
         self.close()
 
@@ -241,10 +242,10 @@ def _choice_hash(choice: Mapping[str, Any] | None) -> str:
 
 
 def leftover_journals(own: Path, identity: Mapping[str, str]) -> str:
-    """Which journals of stopped landscapes lie beside `own` and in what they differ; "" if none do.
+    """The journals of stopped landscapes beside `own`, and what differs in them; "" if there are none.
 
-    Journals that a process holds are left out. Nothing is named as differing where a header cannot be read or
-    was written by another version.
+    Journals that a process holds are left out. Differences are unknown if a header cannot be read or was
+    written by another version.
     """
     found = []
     for path in journals(own.parent):

@@ -15,9 +15,9 @@ from distsummary.landscapes.engines.worker import ChunkResult
 Keep: TypeAlias = Callable[[str, Chunk, ChunkResult], None]  # called with every chunk that a worker ended
 
 MAX_ATTEMPTS = 3
-IN_FLIGHT = 2  # calls per worker: the next one is there when it ends one
-CALL_S = 0.5  # what a call should take: a call itself costs milliseconds, on both sides
-LEAST_S = 0.005  # what it should take at the end too
+IN_FLIGHT = 2  # calls per worker: the next one is waiting when one ends
+CALL_S = 0.5  # duration of a call: the call itself costs milliseconds on both sides
+LEAST_S = 0.005  # the least duration, near the end
 
 
 def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int:
@@ -33,7 +33,7 @@ def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int
 
 
 class Pace:
-    """What the points so far took.
+    """The time that the points have taken so far.
 
     Attributes:
         seconds: spent on chunks, by worker.
@@ -60,18 +60,18 @@ class Pace:
 
 
 class Scheduler:
-    """Hands chunks to workers that ask, several in one call or a part of one, until each point has a result.
+    """Gives chunks to workers on request, several per call or a part of one, until each point has a result.
 
-    Workers evaluate what they hold in order. When nothing waits, a worker that asks gets a chunk that another
-    holds, rather one that is not begun; results are the same whichever worker gives them, and the first
-    counts. Chunks of a dead worker go to the front of the queue again. Those of the call that it was at are
-    then given one by one, at last in the smallest parts, so that the one that kills is found: after
-    `max_attempts` dead workers it is given up, its values are NaN and it stands in `abandoned`.
+    Workers evaluate their chunks in order. When no chunk waits, a worker gets a chunk that another one holds,
+    preferably one that is not begun; results do not depend on the worker, and the first result counts. Chunks
+    of a dead worker return to the front of the queue. Those of its current call are then given one by one,
+    finally in the smallest parts, to find the one that kills workers: after `max_attempts` deaths it is given
+    up, its values are NaN and it is listed in `abandoned`.
 
     Args:
-        chunks: all of them. known: those that have results already, or parts of them.
-        quantities: how many numbers a point has.
-        align: parts of a row of the grid begin at multiples of it: points that the engine takes together.
+        chunks: all of them. known: results that exist already, of chunks or parts of them.
+        quantities: the number of quantities per point.
+        align: parts of a grid row begin at its multiples, since the engine evaluates so many points together.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Scheduler:
         self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {}  # that came
         self._waiting = deque(rest for rest in rests if rest)
-        self._held: dict[str, list[list[Chunk]]] = {}  # by worker: its calls, what they lack
-        self._losses: dict[Chunk, int] = {}  # of chunks that are given alone
+        self._held: dict[str, list[list[Chunk]]] = {}  # worker -> calls, as chunks without a result
+        self._losses: dict[Chunk, int] = {}  # deaths of workers, for chunks that are given alone
         self.missing = self.waiting  # points without a result
         self.abandoned: list[Chunk] = []
 
     def next_chunks(self, worker: str, points: int = 1) -> list[Chunk]:
-        """A call for `worker`, of about so many points; none: ask again after `done` or `lost`."""
+        """A call for `worker` of about `points` points; if empty, ask again after `done` or `lost`."""
         if not self._waiting:
             call = self._shared(worker)
         else:
@@ -120,7 +120,7 @@ class Scheduler:
         return call
 
     def _shared(self, worker: str) -> list[Chunk]:
-        """A chunk without a result that only one other worker holds, rather one that it has not begun."""
+        """A chunk without a result that only one other worker holds, preferably one that it has not begun."""
         if self._held.get(worker):
             return []  # it is at work itself
         by_worker = [[chunk for call in calls for chunk in call] for calls in self._held.values()]
@@ -155,10 +155,10 @@ class Scheduler:
         return True
 
     def lost(self, worker: str, *, was_at_it: bool = True) -> None:
-        """`worker` is dead: put its chunks back, or give up the one that kills.
+        """Return the chunks of a dead worker to the queue, or give up the one that kills.
 
-        Only the call that it was at counts: what is behind it cannot have killed it. None counts if the
-        worker was not at these calls yet, but still at those of an earlier scheduler.
+        Only the worker's current call counts, because later calls cannot have killed it. None counts if the
+        worker was still busy with the calls of an earlier scheduler.
         """
         calls = self._held.pop(worker, [])
         elsewhere = {chunk for others in self._held.values() for call in others for chunk in call}

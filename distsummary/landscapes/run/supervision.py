@@ -7,8 +7,8 @@ from typing import Any
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
 
-SILENT_S = 60.0  # after which a worker is reported; the next time after twice as long, and so on
-MAX_DEATHS = 8  # one after the other without a result between: twice what one bad chunk can do
+SILENT_S = 60.0  # after this silence a worker is reported; then after twice as long, and so on
+MAX_DEATHS = 8  # consecutive deaths without a result: twice the number that one bad chunk can cause
 NOT_BEGUN = "it could not begin: "
 
 
@@ -37,7 +37,7 @@ def spread(model: Any) -> list[int]:
 
 
 def default_gpus(model: Any) -> float:
-    """GPUs of each worker where the user asks for no number: as many as a torch model lies on."""
+    """The default number of GPUs of each worker: as many as a torch model is on."""
     return float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
 
 
@@ -56,10 +56,10 @@ def check_spread(own: list[int], given: float) -> None:
 
 
 class Silences:
-    """Which workers have been asked and not answered for too long; times are seconds of one clock."""
+    """The workers that have not answered for too long; times are seconds of one clock."""
 
     def __init__(self, limit_s: float = SILENT_S) -> None:
-        self._limit_s = limit_s  # of all workers: one that always takes so long is reported once
+        self._limit_s = limit_s  # shared by all workers: if one always takes this long, it is reported once
         self._heard: dict[str, float] = {}
 
     def hear(self, worker: str, now: float) -> None:
@@ -67,10 +67,10 @@ class Silences:
         self._heard[worker] = now
 
     def report(self, asked: Mapping[str, float], started: Set[str], now: float) -> dict[str, float]:
-        """Worker -> seconds of silence, of those to report now.
+        """Worker -> seconds of silence, for those to report now.
 
-        `asked`: when each was asked for what it is at. One that is not in `started` waits for its resources,
-        maybe for hours: its silence begins when it has started.
+        `asked`: when each worker got its current call. A worker that is not in `started` waits for its
+        resources, maybe for hours: its silence begins when it has started.
         """
         for worker in asked.keys() - started:
             self.hear(worker, now)
@@ -82,7 +82,7 @@ class Silences:
 
 
 class Deaths:
-    """How workers died one after the other, without a result between.
+    """The causes of consecutive deaths of workers, without a result in between.
 
     Args:
         workers: how many there are.
@@ -106,6 +106,6 @@ class Deaths:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether the next one would die too: known soon if all, and at least two, failed to begin alike."""
+        """Whether the next worker would die too; known early if all (at least two) failed to begin alike."""
         end_alike = len(set(self._ways)) == 1 and self._ways[0].startswith(NOT_BEGUN)
         return len(self) >= (min(max(2, self._workers), self._limit) if end_alike else self._limit)
