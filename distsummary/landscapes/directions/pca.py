@@ -64,7 +64,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plane:
-    """The two leading directions and what the path has of them, see `Axes`."""
+    """The two leading directions and the coordinates of the path in them, see `Axes`."""
 
     directions: Directions
     singular_values: Array
@@ -102,8 +102,8 @@ def pca_plane(
 ) -> Plane:
     """The plane of the path `states` over the parameters `names`, through the last state.
 
-    Raises LandscapeError when the path has no two directions: less than 3 checkpoints, equal ones, a line;
-    and for one that is not finite, which it calls by its label.
+    Raises LandscapeError if the path has no two directions (fewer than 3 checkpoints, equal ones, a line), or
+    if a checkpoint is not finite, naming its label.
     """
     check_choice("centering", centering, CENTERINGS)
     if len(states) < 3:
@@ -123,14 +123,14 @@ def pca_plane(
 def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
     """The Gram matrix of the displacements from the last state, in one pass over the states.
 
-    `states` may be shards: `add_grams` of what each rank found for its own part of the parameters is the
-    whole. Raises InvalidValueError for states that do not have the same parameters.
+    `states` may be shards: `add_grams` of the results of all ranks, each for its own part of the parameters,
+    is the whole Gram matrix. Raises InvalidValueError for states that do not have the same parameters.
     """
     for k, state in enumerate(states):
         check_fit(f"checkpoint {k}", state, states[-1], names)
     n = len(states)
     products, sums, size = np.zeros((n, n)), np.zeros(n), 0
-    with np.errstate(invalid="ignore", over="ignore"):  # who asks for products looks at them
+    with np.errstate(invalid="ignore", over="ignore"):  # callers check the products
         for _, _, block in displacements(states, names):
             products += inner(block, block)
             sums += block.sum(axis=1)
@@ -232,7 +232,7 @@ def normal_equations(
 
 
 def solve(total: NormalEquations) -> Path:
-    """The coordinates that fit best, and what they leave over."""
+    """The coordinates with the least squared error, and the residuals."""
     lengths = np.sqrt(np.diag(total.axes))
     units = np.divide(1.0, lengths, out=np.zeros(2), where=lengths > 0)  # else pinv drops a short axis
     inverse = np.linalg.pinv(total.axes * np.outer(units, units), hermitian=True) * np.outer(units, units)
@@ -259,7 +259,7 @@ def _centre(total: Gram, centering: str) -> Array:
 
 
 def _row_weights(vectors: Array, singular: Array, centering: str) -> Array:
-    """What each checkpoint's displacement contributes to the two directions, (2, n)."""
+    """The contribution of each checkpoint's displacement to the two directions, (2, n)."""
     if centering == "last":
         return np.asarray(vectors / singular[:, None])
     if centering == "mean":

@@ -1,8 +1,8 @@
-"""What is computed at a point: the options (`Evaluation`) and the sums from which quantities follow; pure.
+"""The quantities at a point: the options (`Evaluation`) and the sums that quantities are computed from; pure.
 
 A batch gives one *reading* per point: a row of numbers, see `Tally`. A data set's quantities follow
-from the weighted sums of its readings. All points see the batches in the same order, so two points differ by
-their parameters alone (a paired comparison), also where the sums stop early.
+from the weighted sums of its readings. All points see the batches in the same order, so two points differ
+only in their parameters (a paired comparison), even if the sums stop early.
 
 Standard error of the loss, with m = sum w l / sum w over the batches, l the loss of one:
 
@@ -29,8 +29,8 @@ from distsummary.landscapes.directions.recipe import Array
 BN_MODES = ("eval", "batch", "recompute")
 PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
 REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
-MIN_BATCHES = 4  # before a standard error from batches is believed
-MIN_ROWS = 30  # before any is: that of a few rows may be near 0 by chance, and a point would end there
+MIN_BATCHES = 4  # needed for a standard error from batches
+MIN_ROWS = 30  # needed for any standard error: with few rows it may be near 0 by chance and end a point
 MAX_CLASSES = 1 << 20  # each has two numbers at every point of a chunk
 LOSS = "loss"
 SAME = 1e-4  # relative: the loss of a batch and the mean of its rows
@@ -49,7 +49,7 @@ class Evaluation:
         tolerance: stop adding batches to a point once its standard error is at most this and 30 rows are in;
             the order of the batches is the same for all points, so they should be shuffled.
         cap: stop after the first batch if its loss is above this or not finite; the point keeps that loss.
-            Any number; infinity stops only losses that are not finite.
+            Any number; infinity only stops losses that are not finite.
         bn_mode: for models with BN. "eval": running statistics; "batch": statistics of each batch;
             "recompute": running statistics computed anew at every point from all batches of the first data
             set. "" is "eval", and "batch" in mode "mindspore".
@@ -107,7 +107,7 @@ class Evaluation:
         return self.stderr or self.tolerance is not None or self.classes > 0
 
     def quantities(self) -> tuple[str, ...]:
-        """The names of what a data set gives at a point."""
+        """The names of the quantities of a data set at a point."""
         errors = ("stderr",) if self.stderr or self.tolerance is not None else ()
         rows = ("rows",) if self.stops_early else ()
         by_class = (f"{LOSS}[{number}]" for number in range(self.classes))
@@ -127,7 +127,7 @@ def refuse_unfit(evaluation: Evaluation, mode: str, *, is_torch: bool) -> None:
 def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ...]:
     """All quantities of a point, data set by data set; those of a data set called "" have no prefix.
 
-    Raises InvalidValueError where two would have one name.
+    Raises InvalidValueError if two quantities have the same name.
     """
     each = evaluation.quantities()
     names = tuple(f"{name}/{quantity}" if name else quantity for name in data for quantity in each)
@@ -238,7 +238,7 @@ class Tally:
 
 
 def is_apart(loss: Array, mean: Array, square: Array) -> Array:
-    """Whether the rows do not count the same; False where they are not finite."""
+    """Whether the rows have different weights; False where they are not finite."""
     return np.asarray(np.abs(mean - loss) > SAME * np.sqrt(square))
 
 

@@ -32,9 +32,9 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Measure:
-    """Computes readings (see `quantities`) of the model as it is: `measure(batch)` is a tuple of tensors.
+    """Computes readings (see `quantities`) of the model in its current state: `measure(batch)` gives tensors.
 
-    Each is a number, except the last one if there are classes: it is (classes,). A GPU is not waited for.
+    Each is a number, except the last one if there are classes: it is (classes,). Does not wait for a GPU.
     Raises LandscapeError for a loss or a metric that is not a number.
     """
 
@@ -134,7 +134,7 @@ def join(columns: Sequence[Tensor]) -> Tensor:
 
 
 def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
-    """The means of the rows and of their squares; without rows numbers that agree with no loss."""
+    """The means of the rows and of their squares; without rows, numbers that agree with no loss."""
     if rows is None:
         return [loss.new_full((), number, dtype=torch.float64) for number in (torch.inf, 0.0)]
     exact = rows.double()

@@ -15,9 +15,9 @@ from distsummary.landscapes.directions.torch_rows import draws, rows_on, whole
 from distsummary.landscapes.model.batches import mapped
 from distsummary.landscapes.model.data import batch_bytes
 
-ALIGNMENT_BYTES = 64  # as the allocator's own tensors: kernels choose their path by it
-DEVICE_SHARE = 0.5  # of a GPU's memory that batches may take; the rest is for the model and its activations
-# In messages of errors that are no torch.OutOfMemoryError: of the CPU, of CUDA, of its libraries.
+ALIGNMENT_BYTES = 64  # as torch's allocator: kernels are chosen by alignment
+DEVICE_SHARE = 0.5  # of a GPU's memory for batches; the rest is for the model and its activations
+# In messages of errors other than torch.OutOfMemoryError: from the CPU, CUDA and its libraries.
 FULL = "can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"
 
 
@@ -68,11 +68,11 @@ class Flat:
         torch.add(self._base, self._y, alpha=y, out=self._row)
 
     def load(self, xs: Sequence[float]) -> None:
-        """Set where the next point is."""
+        """Set the next point."""
         self._at = xs[0]
 
     def move(self) -> None:
-        """Compute the values at that point."""
+        """Compute the values at the next point."""
         torch.add(self._row, self._x, alpha=self._at, out=self._sum)
         if self._sum is not self._point:
             self._point.copy_(self._sum)
@@ -93,7 +93,7 @@ def as_channels_last(batch: Any) -> Any:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides in the order of the tensor's, without holes or overlaps: kernels depend on it."""
+    """Strides in the order of the tensor's own, without holes or overlaps; kernels depend on the order."""
     return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
@@ -124,8 +124,8 @@ def as_tensor(array: Array) -> Tensor:
 def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """The batch with its tensors (also in lists, tuples, mappings and dataclasses) on the device.
 
-    Copies of other objects are moved by their method `to` if they have one; the rest stays as it is. `dtype`:
-    what tensors of floating point become, except those inside objects.
+    Copies of other objects are moved by their method `to` if they have one; all else stays as it is. `dtype`:
+    the new dtype of floating point tensors, except those inside objects.
     """
 
     def moved(part: Any) -> Any:
@@ -138,7 +138,7 @@ def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None 
 
 
 def _moves_itself(part: Any) -> bool:
-    """Whether its class has a method `to`, as those of PyG, DGL and transformers and packed sequences do."""
+    """Whether the object's class has a method `to`, as in PyG, DGL, transformers and packed sequences."""
     return callable(getattr(type(part), "to", None)) and not isinstance(part, type)
 
 
@@ -168,7 +168,7 @@ def spread(model: nn.Module) -> list[int]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error of torch or Python says that memory ran out."""
+    """Whether an error of torch or Python means that memory ran out."""
     is_one = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
     return is_one or any(sign in str(error) for sign in FULL)
 

@@ -25,7 +25,7 @@ PIECE = 1 << 22  # elements that are put back at once
 
 
 def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[str]:
-    """The names of parameters whose own memory does for a landscape: kernels give the same bits as elsewhere.
+    """The names of parameters that a landscape can compute in place: kernels give the same bits as elsewhere.
 
     It must be dense, aligned as the allocator's own, of the right precision (`dtype`, None: any), and no
     other parameter's. Buffers never stay: models write to them.
@@ -47,9 +47,9 @@ def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[st
 
 
 class SavedValues:
-    """The values that these tensors had when it was made; `restore` writes them back.
+    """The values of these tensors at its construction; `restore` writes them back.
 
-    Raises LandscapeError where there is no room for the file, or where a tensor lies in read-only memory.
+    Raises LandscapeError if there is no room for the file, or if a tensor is in read-only memory.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -107,15 +107,15 @@ class SavedValues:
                 _flat(tensor)[first : first + PIECE] = values[first : first + PIECE]
                 self.release()
         self._copies.clear()
-        self._map = None  # so that the file's room is given back
+        self._map = None  # releases the disk space of the file
 
     def release(self) -> None:
-        """Give back the memory that reading the file took; what looks at it reads the file again."""
+        """Free the memory that reading the file took; existing views read the file again."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def state(self, state: Weights) -> Weights:
-        """The same state, but for arrays that look at the tensors' memory: they look at what was saved."""
+        """The same state, in which arrays that view the tensors' memory view the saved values instead."""
         if isinstance(state, StoredState):
             return state
         if isinstance(state, OwnState):
@@ -160,7 +160,7 @@ def _memory(tensor: Tensor) -> Any:
 
 
 def _all_of(step: Callable[[memoryview], int | None], buffer: Any) -> None:
-    """Call `step` (write, readinto) until it has gone through the buffer."""
+    """Call `step` (write, readinto) until the whole buffer is done."""
     rest = memoryview(buffer).cast("B")
     while rest:
         rest = rest[step(rest) or 0 :]

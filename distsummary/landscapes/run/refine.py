@@ -3,8 +3,8 @@
 Level k of an axis has every 2^k-th point and the last. A point of a level is predicted from the next coarser
 one, linearly along each axis; the difference is its surplus (Bungartz & Griebel 2004, Acta Numerica 13,
 section 3.1: hierarchical surplus). Between points of its own level the error of a smooth loss is a quarter of
-that; where even half of it is beyond the tolerance, the cells around the point are evaluated on the next
-finer level.
+the surplus. If even half of the surplus is beyond the tolerance, the cells around the point are evaluated on
+the next finer level.
 """
 
 import numpy as np
@@ -14,10 +14,10 @@ from distsummary.landscapes.directions.recipe import Array
 
 Mask = NDArray[np.bool_]
 
-COARSEST = 3  # level: every 8th point, and
-LEAST = 4  # intervals along an axis: coarser points may all miss what lies between them
-_SHARE = 0.5  # of the surplus, that is taken for the error
-_FLOOR = 0.1  # of the median loss: below it a surplus is not compared with the loss itself
+COARSEST = 3  # level of every 8th point; and
+LEAST = 4  # intervals along an axis: coarser points might miss everything between them
+_SHARE = 0.5  # of the surplus, taken as the error
+_FLOOR = 0.1  # of the median loss: smaller losses are compared with this instead
 
 
 def lattice(count: int, level: int) -> Array:
@@ -32,15 +32,15 @@ def coarsest(shape: tuple[int, ...]) -> int:
 
 
 def first_points(shape: tuple[int, int]) -> Mask:
-    """The points (m, n) to begin with: the two coarsest levels."""
+    """The first points (m, n) to evaluate: the two coarsest levels."""
     return _on_lattice(shape, max(coarsest(shape) - 1, 0))
 
 
 def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
     """The points (m, n) to evaluate next; none when the grid is within the tolerance.
 
-    `losses` (m, n) count where `computed`. `tolerance` is a share: of the loss at a point, or of a tenth of
-    the median loss where that is more.
+    `losses` (m, n) count only where `computed`. `tolerance` is a share of the loss at a point, or of a tenth
+    of the median loss if that is more.
     """
     known = interpolate(losses, computed)
     for level in range(coarsest(losses.shape) - 1, 0, -1):
@@ -77,7 +77,7 @@ def _on_lattice(shape: tuple[int, int], level: int) -> Mask:
 
 
 def _predicted(values: Array, level: int) -> Array:
-    """The points of level - 1 as the points of `level` predict them."""
+    """The points of level - 1 as predicted from the points of `level`."""
     coarse = [lattice(count, level) for count in values.shape]
     fine = [lattice(count, level - 1) for count in values.shape]
     # The matrices (fine, coarse) that interpolate linearly along each axis.
@@ -96,7 +96,7 @@ def _weighted(weights: Array, values: Array) -> Array:
 
 
 def _is_off(known: Array, computed: Mask, level: int, tolerance: float) -> Mask:
-    """The evaluated points of `level` that the next coarser one does not predict."""
+    """The evaluated points of `level` that the next coarser level predicts badly."""
     at = np.ix_(*(lattice(count, level) for count in known.shape))
     predicted, values = _predicted(known, level + 1), known[at]
     finite = np.isfinite(values)

@@ -1,4 +1,4 @@
-"""What runs in the process of a worker, and how a task is made ready to be sent there; no Ray."""
+"""The code that runs in a worker's process, and the preparation of a task for sending it there; no Ray."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def portable_task(task: Task) -> Task:
 
 
 def own_device(model: Any, gpus: float) -> str | None:
-    """Where a worker with so many GPUs puts a model: a GPU or the CPU; None for models without devices."""
+    """The device for a model, for a worker with so many GPUs; None for models without devices."""
     if framework_of(model).name != "torch":
         return None
     from distsummary.landscapes.model.torch_memory import worker_device
@@ -47,8 +47,8 @@ def own_device(model: Any, gpus: float) -> str | None:
 class EngineChooser:
     """Chooses the engine for a task on the device of this process.
 
-    This class and those below have `begin`, which does what may fail, and `work`; `gpus` are those of the
-    process, or its share of one.
+    This class and those below have `begin`, which does the steps that may fail, and `work`. `gpus` is the
+    number of GPUs of the process, or its share of one.
     """
 
     def __init__(self, task: Task, *, gpus: float = 0.0) -> None:
@@ -75,7 +75,7 @@ class ChunkWorker:
         return self._worker.facts
 
     def work(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        """The results of the chunks before the first that raises; that one raises if it is the first."""
+        """The results of the chunks before the first that raises; if that is the first of all, raises."""
         if self._worker is None:
             raise LandscapeError(
                 "a landscape worker was asked before it began; this is a fault of distsummary"
@@ -92,7 +92,7 @@ class ChunkWorker:
 
 
 class HessianWorker:
-    """Makes Hessian-vector products of groups of batches with a TorchHessian."""
+    """Computes Hessian-vector products of groups of batches with a TorchHessian."""
 
     def __init__(self, parts: Sequence[Any], options: Mapping[str, Any], *, gpus: float = 0.0) -> None:
         self._parts, self._options, self._gpus = parts, options, gpus
