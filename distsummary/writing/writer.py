@@ -21,7 +21,7 @@ from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_RESERVE = 256 << 20  # free bytes of the disk (at most a fiftieth of it) that bulk values do not use
+MAX_RESERVE = 256 << 20  # bytes of the disk, or a fiftieth of it if that is less, that bulk values leave free
 
 
 class Writer(Protocol):

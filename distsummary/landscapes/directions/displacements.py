@@ -19,7 +19,7 @@ from distsummary.landscapes.directions.array_rows import shape_of
 Array = NDArray[Any]
 
 BLOCK = 1 << 16  # elements; larger blocks exceed the cache and are 3 times slower
-BLOCK_BYTES = 1 << 23  # limit of a block of all checkpoints, float64; with thousands its elements are fewer
+BLOCK_BYTES = 1 << 23  # limit of a block of all checkpoints, float64; many checkpoints get shorter blocks
 # The largest product, in multiplications, for which OpenBLAS uses one thread (interface/gemm.c:
 # SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD).
 _SERIAL = 1 << 18

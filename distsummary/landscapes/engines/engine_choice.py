@@ -14,13 +14,13 @@ EXACT = 5e-6  # relative error that is allowed for an engine
 LOOSE = 1e-2  # the same if autocast is requested
 MAX_CHUNK = 64
 MAX_CHUNKED_S = 0.02  # a slower point on a CPU gains nothing from being evaluated with others
-MAX_RECORDED = 100_000_000  # parameters: the graph engine needs some 40 bytes for each, and saves little then
-LEAST_GAIN = 0.08  # a candidate must save this share to take the place of a simpler one
+MAX_RECORDED = 100_000_000  # parameters; beyond, the graph engine saves little for its 40 bytes each
+LEAST_GAIN = 0.08  # the share of time that a candidate must save to replace a simpler one
 NOISE = 0.3  # relative, of two timings of the same work, seconds apart, on a shared machine
 LEAST_PLAN_S = 1.0  # landscapes shorter than this are not worth timing anything
 PLAN_SHARE = 0.02  # of the landscape's time: the limit for timing
 LEAST_BUDGET_S = 0.5
-COMPILE_S = 7.0  # of CPU, that torch.compile takes: 2 to 7 seen, and 15 to 37 the first time on a machine
+COMPILE_S = 7.0  # of CPU time for torch.compile: 2 to 7 measured, and 15 to 37 the first time on a machine
 COMPILE_SHARE = 0.1  # of the landscape's time: the limit for compiling
 
 
@@ -153,7 +153,8 @@ def compile_candidate(
 ) -> EngineChoice | None:
     """The engine to compile on a CPU, given the timings of the others; None if that cannot pay.
 
-    It evaluates several points at once: torch.compile fuses what vmap makes of the recorded loss.
+    It evaluates several points at once: torch.compile fuses the operations that vmap makes of the recorded
+    loss.
     """
     row_s = next(iter(timings.values())).point_s
     best_s = min(timing.point_s for timing in timings.values())
@@ -170,7 +171,7 @@ def compile_candidate(
 def chunks(columns: int, *, on_gpu: bool) -> list[int]:
     """Chunks that fill rows of `columns` points: a row in so many equal parts, none above MAX_CHUNK.
 
-    The most promising first; what a whole row makes on a CPU is often more than its caches hold.
+    The most promising first; on a CPU, the results of a whole row often exceed the caches.
     """
     parts = (1, 2) if on_gpu else (2, 3, 6, 1)
     least = math.ceil(columns / MAX_CHUNK)

@@ -42,7 +42,7 @@ def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
     """
     check_choice("kind", kind, KINDS)
     runs = grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)  # of a line: in several rows
-    runs = tuple(run.replace("$", r"\$") for run in runs)  # two of them would make a formula
+    runs = tuple(run.replace("$", r"\$") for run in runs)  # two of them would start a formula
     grid = replace(grid, runs=runs)
     has_path = len(grid.path) > 1 and grid.kind != "line"
     try:
@@ -54,7 +54,7 @@ def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
             name="matplotlib",
         ) from error
     figure: Any = panels.empty_figure(12.0 if has_path else 6.8)
-    # What the figure itself has below stands under both parts, and under their legends.
+    # The figure's own text goes below both parts and their legends.
     beside = None
     if has_path:
         main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
@@ -117,7 +117,7 @@ def checkpoint_lines(grid: Grid) -> list[str]:
     """A table of the path: true loss, loss in the plane, distance from the plane."""
     lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
     run_of = {k: run for run, part in grid.parts.items() for k in part}
-    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # or the line below would take its place
+    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # else the line below takes its place
     shown = thinned(len(grid.path), rows)
     for k in shown:
         number = str(grid.numbers[k]) if grid.numbers else "-"

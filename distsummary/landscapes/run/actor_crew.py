@@ -26,7 +26,7 @@ from distsummary.landscapes.run.work import Job, Work
 WAIT_S = 1.0  # between two checks of workers that do not answer
 START_S = 30.0  # if no worker has started after this time, one without resources is added
 GROW_S = 10.0  # after this time the cluster is asked again for free resources
-READ_S = 1.0  # waited at most: the calls of a killed actor end in some milliseconds
+READ_S = 1.0  # limit; the calls of a killed actor end within milliseconds
 UNRESERVED = {"num_cpus": 0.0}
 IN_CREATION = "error raised in its creation task"  # Ray's words
 SHOWN = 120  # characters of what Ray says
@@ -34,7 +34,8 @@ LOOK = (
     "look into the memory they need and whether they can import what the model is made of "
     "(runtime_env of ray.init), or use workers=0"
 )
-# One thread each; and glibc keeps what a layer frees for the next one, see docs/landscape.md, "Memory".
+# One thread each; and glibc keeps memory that a layer frees for the next one, see docs/landscape.md,
+# "Memory".
 ENVIRONMENT = {
     "env_vars": {
         "OMP_NUM_THREADS": "1",
@@ -51,7 +52,7 @@ _log = logging.getLogger(__name__)
 class _Worker:
     actor: Any
     options: dict[str, float]
-    place: Any  # the reference to where it runs, which is there once it has started
+    place: Any  # a reference to the place where it runs, available once it has started
     has_started: bool = False
     has_begun: bool = False
 
@@ -98,10 +99,10 @@ class ActorCrew:
     ) -> None:
         self._kind, self._arguments, self._name, self._beginning = kind, arguments, name, beginning
         self._more, self._forgo, self._max_deaths, self._remedy = more, forgo, max_deaths, remedy
-        self.names: list[str] = []  # of all workers there ever were
-        self.begun: Any = None  # what the worker that began last returned
+        self.names: list[str] = []  # of all workers, dead ones included
+        self.begun: Any = None  # the result of `begin` of the worker that began last
         self._workers: dict[str, _Worker] = {}
-        self._calls: dict[Any, _Call] = {}  # under way, by reference
+        self._calls: dict[Any, _Call] = {}  # calls in progress, by reference
         self._has_results = False
         self._silences = Silences(SILENT_S)
         self._patience_ends, self._grows_at = time.monotonic() + START_S, time.monotonic() + GROW_S
@@ -123,7 +124,8 @@ class ActorCrew:
         """Start an actor, and call it for its place and to begin."""
         worker = f"worker-{len(self.names)}"
         self.names.append(worker)
-        # "DEFAULT" leaves a placement group that captures children: its bundles are others' and may be full.
+        # "DEFAULT" avoids a placement group that captures child actors: its bundles belong to others and may
+        # be full.
         started = ray.remote(self._kind).options(
             **options, max_restarts=0, scheduling_strategy="DEFAULT", runtime_env=ENVIRONMENT
         )
@@ -133,7 +135,7 @@ class ActorCrew:
         self._calls[actor.begin.remote()] = _Call(worker, (), None, time.monotonic())
 
     def _feed(self, workers: Iterable[str], work: Work) -> None:
-        """Give workers that have begun up to IN_FLIGHT calls each, one per worker at a time."""
+        """Give workers that have begun up to IN_FLIGHT calls, at first one to each."""
         asked = Counter(call.worker for call in self._calls.values())
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:
@@ -204,17 +206,18 @@ class ActorCrew:
         asked = {call.worker: call.asked_at for call in reversed(self._calls.values())}
         for worker, silent_s in self._silences.report(asked, started, now).items():
             then = ": another takes its place" if self._max_deaths > 1 else ""
-            with suppress(RayError):  # it has died, which its calls show
+            with suppress(RayError):  # the worker has died, which its calls will show
                 place = ray.get(self._workers[worker].place)
                 text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
                 _log.warning(text, self._name, worker, place, silent_s, then)
-        if started:  # where they die, their resources may be taken by others
+        if started:  # if they die later, others may have taken their resources
             self._patience_ends = now + START_S
             return
         if now < self._patience_ends:
             return
         self._patience_ends = float("inf")
-        # One that needs nothing; never beside GPUs, as all results of a crew are of one kind.
+        # Start a worker that needs no resources; but never beside GPUs, as all results of a crew must be of
+        # one kind.
         on_gpus = [worker for worker, one in self._workers.items() if one.options.get("num_gpus")]
         if on_gpus and self._has_results:
             _log.warning(
@@ -255,7 +258,7 @@ class ActorCrew:
         self._workers.clear()
         self._calls.clear()
         for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
-            with suppress(RayError):  # Ray prints errors that nobody has read
+            with suppress(RayError):  # otherwise Ray prints errors that nobody has read
                 ray.get(call)
 
 
@@ -269,7 +272,7 @@ def original_errors() -> Iterator[None]:
     try:
         yield
     except UnserializableException as error:
-        # An error's own line and its notes stand behind the traceback, whose lines are indented.
+        # The error's own line and its notes come after the traceback, whose lines are indented.
         lines = str(error).strip().splitlines()
         behind = 1 + max((number for number, line in enumerate(lines) if line.startswith(" ")), default=-1)
         line, *notes = lines[behind:] or lines[-1:]
@@ -287,7 +290,7 @@ def how_it_died(error: RayError) -> str:
     """How a worker died, in a few words; all that Ray says goes to the log at level DEBUG."""
     _log.debug("a worker died: %s", error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
-    if lines and IN_CREATION in lines[0]:  # as by an import that fails there; the last line is the error's
+    if lines and IN_CREATION in lines[0]:  # for example an import failed there; the last line is the error's
         return f"{NOT_BEGUN}{lines[-1].strip()}"[:SHOWN]
     said = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
     return said.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:SHOWN]

@@ -8,9 +8,9 @@ from typing import Any
 
 import ray
 
-RETURN_S = 5.0  # waited at most: others may have taken what our actors gave back
+RETURN_S = 5.0  # limit: others may have taken what our actors returned
 POLL_S = 0.02
-TOLERANCE = 1e-3  # of a GPU: shares are added up
+TOLERANCE = 1e-3  # of a GPU, because shares are added up
 FIT_S = 10.0  # a process starts in one or two
 
 
@@ -35,7 +35,7 @@ def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
     try:
         if +held:
             free, whole = ray.available_resources(), ray.cluster_resources()
-            # No more than the cluster has: some may never have got theirs.
+            # Not more than the cluster has: some actors may never have received theirs.
             _returning.free = {
                 name: min(free.get(name, 0) + amount, whole.get(name, 0)) for name, amount in (+held).items()
             }
