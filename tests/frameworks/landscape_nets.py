@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distsummary import Directions, Evaluation
 from distsummary.frameworks.base import framework_of
-from distsummary.landscapes.directions.recipe import Directions, RandomDirections, Weights
+from distsummary.landscapes.directions.recipe import RandomDirections, Weights
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.open_engine import open_engine
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.user_code import BatchLoss
 
 CRITERION = nn.CrossEntropyLoss()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx
 
+from distsummary import Evaluation
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
@@ -25,7 +26,6 @@ from distsummary.landscapes.engines.timing import relative_difference
 from distsummary.landscapes.engines.torch_engines import TorchEngine
 from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.user_code import BatchLoss
 from tests.frameworks.landscape_nets import CRITERION, Cnn, Mlp, fingerprint, make_net
 from tests.unit.landscapes import golden_mlp

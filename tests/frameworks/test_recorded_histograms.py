@@ -5,12 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary.collect.collector import SummaryCollector
-from distsummary.collect.record import SummaryRecord
+from distsummary import Run, SummaryCollector, SummaryRecord
 from distsummary.format.histogram import count_histogram
 from distsummary.frameworks import torch as framework
 from distsummary.reading.reader import read_directory
-from distsummary.training.run import Run
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

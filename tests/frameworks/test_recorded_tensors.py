@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from distsummary import SummaryRecord
 from distsummary.collect.checked_values import MAX_TENSOR_BYTES, checked_value
-from distsummary.collect.record import SummaryRecord
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.encode import event_parts
 from distsummary.format.frames import read_frames

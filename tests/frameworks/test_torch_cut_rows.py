@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from distsummary.landscapes.generator import landscape
-from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary import Evaluation, LossGrid, landscape
 from distsummary.landscapes.run import scheduler
 from tests.frameworks.landscape_nets import CRITERION, Mlp, make_net
 from tests.frameworks.test_torch_evaluation import Reader

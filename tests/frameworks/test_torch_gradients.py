@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from distsummary import Evaluation, landscape
 from distsummary.errors import CannotTraceError, LandscapeError
-from distsummary.landscapes.generator import landscape
-from distsummary.landscapes.model.quantities import Evaluation
 from tests.frameworks.test_torch_landscape import Mlp, golden_batches
 
 

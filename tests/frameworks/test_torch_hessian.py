@@ -12,13 +12,12 @@ from torch import nn
 from torch.func import functional_call, hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from distsummary import LossGrid, landscape
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import lanczos, mean_product
 from distsummary.landscapes.engines.torch_hessian import TorchHessian
-from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.torch_memory import exceeds_device
-from distsummary.landscapes.output.loss_grid import LossGrid
 from tests.frameworks.test_torch_landscape import conv_net, fingerprint, images
 from tests.unit.landscapes import golden_mlp
 

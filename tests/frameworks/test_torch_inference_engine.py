@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks import inference
+from distsummary import Directions, Evaluation
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
@@ -29,7 +30,7 @@ from distsummary.landscapes.directions.interpolate import line
 from distsummary.landscapes.directions.normals import random_normals
 from distsummary.landscapes.directions.pca import pca_plane
 from distsummary.landscapes.directions.planes import Settings, prepare_random
-from distsummary.landscapes.directions.recipe import Directions, RandomDirections, Recipe, Weights
+from distsummary.landscapes.directions.recipe import RandomDirections, Recipe, Weights
 from distsummary.landscapes.directions.torch_parameters import OwnState, filter_axes
 from distsummary.landscapes.engines.base import Engine
 from distsummary.landscapes.engines.chunks import plan_chunks
@@ -37,7 +38,6 @@ from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.torch_saved import SavedValues, can_stay
 from distsummary.landscapes.model.user_code import BatchLoss
 from tests.frameworks.landscape_nets import (

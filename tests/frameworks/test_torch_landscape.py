@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from distsummary import Directions, Evaluation, LossGrid, landscape, landscape_set
 from distsummary.checkpoints.trajectory import read
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
-from distsummary.landscapes.directions.recipe import Directions, RandomDirections
+from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.torch_engines import TorchRowEngine
-from distsummary.landscapes.generator import landscape, landscape_set
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.torch_loan import portable
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 from tests.unit.landscapes import golden_mlp
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary.landscapes.generator import landscape
-from distsummary.landscapes.model.quantities import Evaluation
+from distsummary import Evaluation, landscape
 from tests.frameworks.test_torch_landscape import CRITERION, Mlp, fingerprint, golden_batches
 
 

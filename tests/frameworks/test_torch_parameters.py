@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from distsummary import Directions, Evaluation, LossGrid, landscape
 from distsummary.checkpoints.safetensors import write_safetensors
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.parameters import moving
-from distsummary.landscapes.directions.recipe import Directions, RandomDirections
+from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
-from distsummary.landscapes.generator import landscape
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.torch_loan import Loan, portable
-from distsummary.landscapes.output.loss_grid import LossGrid
 
 
 class Language(nn.Module):

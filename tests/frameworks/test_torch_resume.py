@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import distsummary as ds
+from distsummary import Evaluation, Progress
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.run.identity import landscape_identity
-from distsummary.landscapes.run.progress import Progress
 
 CRITERION = nn.CrossEntropyLoss()
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distsummary as ds
+from distsummary import Topology
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.sketch_file import has_sketches
 from distsummary.checkpoints.trajectory import read
@@ -22,7 +23,6 @@ from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajector
 from distsummary.coordination import Registration
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import load
-from distsummary.topology import Topology
 from tests.frameworks.test_torch import process_group
 
 WORLD = 4

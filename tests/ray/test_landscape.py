@@ -18,19 +18,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from distsummary import Evaluation, LossGrid, Progress, landscape, landscape_set
 from distsummary.errors import LandscapeCancelled, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import mean_product
 from distsummary.landscapes.directions.planes import Settings, prepare_random
 from distsummary.landscapes.engines.chunks import plan_chunks
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.generator import landscape, landscape_set
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.user_code import BatchLoss
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run import actor_crew
 from distsummary.landscapes.run.actor import RayWorkers
-from distsummary.landscapes.run.progress import Progress
 from distsummary.landscapes.run.runner import InProcessWorkers
 from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.landscapes.output.loss_grid import LossGrid
-from distsummary.landscapes.summary_landscape import SummaryLandscape
+from distsummary import LossGrid, SummaryLandscape
 from tests.conftest import ROOT
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.test_generator import make_parts

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from distsummary import Topology, merge_run
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.merge_lineage import merge_lineage
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import LocalCoordinator, rank_states
@@ -21,7 +21,6 @@ from distsummary.format.records import Batch, Event, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 

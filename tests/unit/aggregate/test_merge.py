@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
+from distsummary import Topology, merge_run
 from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import merge as merge_module
-from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
 from distsummary.coordination import LocalCoordinator
 from distsummary.errors import InvalidTypeError, MissingFileError, NotADirectoryPathError, RunDirError
@@ -19,7 +19,6 @@ from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.reading.segments import lineage_files, segments
 from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
 from distsummary.writing.files import Files
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.landscapes.directions.recipe import Directions
+from distsummary import Directions
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms" / "landscape_pca_random"
 CKPT_DIR = GOLDEN / "summary" / "ckpt_dir"

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.array_rows import Rows, array_rows, rows_of
 from distsummary.landscapes.directions.normalization import NORMALIZATIONS, FilterAxis
-from distsummary.landscapes.directions.recipe import Directions, RandomDirections
+from distsummary.landscapes.directions.recipe import RandomDirections
 
 SHAPES: list[tuple[int, ...]] = [(), (0, 4), (7,), (9, 10), (40, 3, 5, 5), (6, 70_000), (300, 1001)]
 

@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions, LossGrid
 from distsummary.landscapes.directions.planes import PlanePlan, Prepared
-from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines.chunks import Chunk, Kind, plan_chunks
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.worker import EngineFacts
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run.assemble import Evaluated, assemble, gather
 from distsummary.landscapes.run.refine import first_points
 

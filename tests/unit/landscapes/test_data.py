@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Evaluation
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.model.data import (
     batch_bytes,
@@ -20,7 +21,6 @@ from distsummary.landscapes.model.data import (
     read_data,
     tell_unweighted,
 )
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.repeatable_loader import Steady
 
 BATCH_BYTES = 8 * 4 + 8

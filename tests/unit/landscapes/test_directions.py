@@ -4,9 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.errors import InvalidValueError
 from distsummary.landscapes.directions.normalization import NORMALIZATIONS
-from distsummary.landscapes.directions.recipe import Directions, RandomDirections
+from distsummary.landscapes.directions.recipe import RandomDirections
 
 WEIGHTS = {
     "fc.weight": np.arange(12, dtype=np.float32).reshape(3, 4),

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
+from distsummary import Evaluation
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.factory import load_factory
-from distsummary.landscapes.model.quantities import Evaluation
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
 FACTORY = "tests.unit.landscapes.test_factory:make_parts"

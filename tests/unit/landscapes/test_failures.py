@@ -3,9 +3,9 @@ import pickle
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.planes import PlanePlan
-from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.model.user_code import hint
 from distsummary.landscapes.run.failures import place, user_errors

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions, Evaluation, LossGrid, Progress, landscape, landscape_set
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory import read
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
@@ -23,13 +24,8 @@ from distsummary.errors import (
 )
 from distsummary.format.records import Batch, Event, Value
 from distsummary.landscapes import generator
-from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines import numpy_engine
-from distsummary.landscapes.generator import landscape, landscape_set
-from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.request import Request
-from distsummary.landscapes.run.progress import Progress
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import LossGrid, landscape, landscape_set
 from distsummary.checkpoints.trajectory import read
-from distsummary.landscapes.generator import landscape, landscape_set
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 from tests.unit.landscapes import golden_mlp
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import LossGrid
 from distsummary.errors import (
     DamagedFileError,
     InvalidValueError,
@@ -18,7 +19,6 @@ from distsummary.errors import (
 )
 from distsummary.landscapes.directions.planes import path_axes
 from distsummary.landscapes.output.grid import finite_bounds
-from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import landscape_record
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.landscapes.directions.planes import PlanePlan
-from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.run.identity import digest, landscape_identity
 

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions, Evaluation
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines.open_engine import open_engine
-from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.model.user_code import AS_BATCH_LOSS, AS_LOSS_FN, NO_OUTPUTS, BatchLoss
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions import displacements
 from distsummary.landscapes.directions.normalization import normalize
@@ -21,7 +22,6 @@ from distsummary.landscapes.directions.pca import (
     pca_plane,
     solve,
 )
-from distsummary.landscapes.directions.recipe import Directions
 
 States = Sequence[Mapping[str, Any]]
 

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.planes import Settings, path_axes, prepare_given, prepare_random
-from distsummary.landscapes.directions.recipe import Array, Directions
+from distsummary.landscapes.directions.recipe import Array
 
 RNG = np.random.default_rng(0)
 CENTRE = {"w": RNG.normal(size=(3, 4)).astype(np.float32), "b": RNG.normal(size=3).astype(np.float32)}

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Progress
 from distsummary.errors import InvalidTypeError
-from distsummary.landscapes.run.progress import MOST_RATES, Progress, fitting, line, open_teller
+from distsummary.landscapes.run.progress import MOST_RATES, fitting, line, open_teller
 
 
 class Clock:

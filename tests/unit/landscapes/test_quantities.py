@@ -3,15 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Evaluation
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscapes.model.quantities import (
-    MIN_BATCHES,
-    MIN_ROWS,
-    BatchFacts,
-    Evaluation,
-    Tally,
-    quantity_names,
-)
+from distsummary.landscapes.model.quantities import MIN_BATCHES, MIN_ROWS, BatchFacts, Tally, quantity_names
 
 HERE = np.zeros(1, int)
 

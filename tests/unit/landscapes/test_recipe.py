@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.directions.recipe import COLLINEAR, Directions, refuse_parallel
+from distsummary.landscapes.directions.recipe import COLLINEAR, refuse_parallel
 
 CENTRE = {name: np.ones(2, np.float32) for name in "abcdefg"}
 

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary import Directions, landscape
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.request import (
     Request,
     check_arguments,

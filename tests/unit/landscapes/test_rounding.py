@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from distsummary.landscapes.directions.recipe import Directions
+from distsummary import Directions
 from distsummary.landscapes.directions.rounding import rounding_floors, ulp
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from distsummary import Directions
 from distsummary.errors import InvalidValueError
 from distsummary.landscapes.directions.planes import PlanePlan
-from distsummary.landscapes.directions.recipe import Directions
 from distsummary.landscapes.engines.chunks import Chunk, count_points, plan_chunks, spread
 from distsummary.landscapes.run.scheduler import MAX_ATTEMPTS, Scheduler, call_size
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary import LossGrid
 from distsummary.landscapes.output.vtp import STEPS, to_vtp
 from tests.unit.landscapes.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
 
