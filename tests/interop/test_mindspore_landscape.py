@@ -110,7 +110,7 @@ def test_mindspore_drew_each_landscape_that_it_was_asked_for(drawn: Drawn) -> No
 def test_mindspores_landscapes_are_recomputed_from_its_checkpoints(
     drawn: Drawn, recomputed: dict[str, LossGrid], tag: str
 ) -> None:
-    landscape_record(assert_same(recomputed[tag]), drawn.landscapes[tag])
+    assert_same(landscape_record(recomputed[tag]), drawn.landscapes[tag])
 
 
 def test_the_trajectory_is_what_was_asked_for(drawn: Drawn, trajectory: Trajectory) -> None:
