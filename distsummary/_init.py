@@ -1,5 +1,6 @@
 """ds.init: returns a Run with its collector, after finding rank, attempt and files."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
@@ -7,14 +8,16 @@ from typing import Any
 from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.checks import check_type
+from distsummary.checks import check_choice, check_type
 from distsummary.collect.collector import SummaryCollector
-from distsummary.coordination import Coordinator, LocalCoordinator
+from distsummary.coordination import Coordinator, LocalCoordinator, next_run_dir, refuse_reuse
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.training.callbacks import Callback
 from distsummary.training.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 def init(
@@ -30,6 +33,7 @@ def init(
     mesh: Mapping[str, tuple[int, int]] | None = None,
     initial_step: int = 0,
     initial_epoch: int = 0,
+    exists: str = "refuse",
     **collector_options: Any,
 ) -> Run:
     """Join or start the run in `run_dir` and return the Run that records this rank.
@@ -55,15 +59,22 @@ def init(
         mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
         initial_step, initial_epoch: the steps and epochs that the checkpoint of a resumed training has behind
             it, >= 0. The merged run keeps what an earlier attempt recorded up to there.
+        exists: what a training from step 0 does if `run_dir` holds a finished training. "refuse": its first
+            step raises RunDirError. "attempt": it is the next attempt, which viewers show in place of that
+            training. "new": it goes to the next free directory, such as runs/a-2. A training that failed or
+            was interrupted always gets a next attempt; a run that only evaluates takes none: its metrics join
+            the last step of the training.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
         RunDirError: the directory cannot be written, or holds event files where the merged run of several
-            ranks belongs. WorldMismatchError: ranks disagree on the world size.
+            ranks belongs, or another job is training in it. WorldMismatchError: ranks disagree on the
+            world size.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     others = callback_list(callbacks)
     check_type("run_dir", run_dir, (str, PathLike))
+    check_choice("exists", exists, ("refuse", "attempt", "new"))
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
@@ -79,6 +90,11 @@ def init(
             f"{topology.world_size} ranks a job id from which they could know the same time; start them by "
             "ds.launch, by torchrun with --standalone or --rdzv-id, or under SLURM, or name the directory"
         )
+    if exists == "new" and role == "train" and initial_step == 0:
+        given, directory = directory, next_run_dir(directory, topology)
+        if directory.base != given.base and topology.rank == 0:
+            logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
+    refuse_reuse(directory.read_manifest(), topology, directory, refuse_finished=False)
     if watch is None and topology.rank == 0:  # rank 0 records values that all ranks share
         refuse_unwatched(collector_options)
     merged = directory.writer_dir(role, 0, 1)
@@ -88,6 +104,7 @@ def init(
         str(directory.base),
         topology=topology,
         coordinator=coordinator(directory),
+        exists="attempt" if exists == "attempt" else "refuse",
         **collector_options,
     )
     return Run(

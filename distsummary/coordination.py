@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from distsummary.errors import InvalidValueError, StaleAttemptError, WorldMismatchError
+from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology, is_alive
 
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
 
+_PROCESS = ("pid", "pid_space", "pid_start")  # what tells processes apart, in a Topology
 Liveness = Callable[[Mapping[str, Any]], bool | None]
 
 
@@ -29,14 +30,20 @@ class Registration:
 class Coordinator(Protocol):
     """How a rank joins and leaves its run: a LocalCoordinator or a client of the aggregator actor."""
 
-    def register(self, topology: Topology) -> Registration:
-        """Join the run; all ranks of one start of the job get the same attempt."""
+    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+        """Join the run; all ranks of one start of the job get the same attempt.
+
+        Raises RunDirError if another job records the run, or if it is finished and `refuse_finished` is set.
+        """
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Report this rank's lineage (`Lineage.to_bytes`); raises StaleAttemptError for an older attempt."""
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
         """Leave the run once everything is written; with the last rank the merged run may be written."""
+
+    def evaluated(self, topology: Topology, attempt: int) -> None:
+        """A rank that took no attempt has added an evaluation to the files of a training's attempt."""
 
 
 class LocalCoordinator:
@@ -52,12 +59,15 @@ class LocalCoordinator:
         self.run_dir = run_dir
         self._first_attempt = first_attempt
 
-    def register(self, topology: Topology) -> Registration:
+    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Join or start an attempt; raises WorldMismatchError when its ranks disagree on the world size."""
         answer: list[int] = []
-        manifest = self.run_dir.update_manifest(
-            lambda manifest: answer.append(join_attempt(manifest, topology, self._first_attempt))
-        )
+
+        def join(manifest: Manifest) -> None:
+            refuse_reuse(manifest, topology, self.run_dir, refuse_finished=refuse_finished)
+            answer.append(join_attempt(manifest, topology, self._first_attempt))
+
+        manifest = self.run_dir.update_manifest(join)
         return Registration(run_id=manifest["run_id"], attempt=answer[0])
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
@@ -67,6 +77,86 @@ class LocalCoordinator:
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
         """Mark the rank finished in the manifest."""
         self.run_dir.update_manifest(lambda manifest: leave_attempt(manifest, topology, attempt, health))
+
+    def evaluated(self, topology: Topology, attempt: int) -> None:
+        """Note that the merged run, if there is one, lacks this rank's evaluation."""
+
+        def note(manifest: Manifest) -> None:
+            entry = find_attempt(manifest, "train", attempt)
+            if entry["world_size"] > 1:
+                entry["evaluated"] = sorted({*entry.get("evaluated", []), topology.rank})
+
+        self.run_dir.update_manifest(note)
+
+
+def refuse_reuse(
+    manifest: Manifest,
+    topology: Topology,
+    run_dir: RunDir,
+    *,
+    refuse_finished: bool,
+    alive: Liveness = is_alive,
+) -> None:
+    """Raise RunDirError for a training whose run another job records, or that is finished if that is refused.
+
+    The ranks of one job and its restarts by the launcher do not hinder each other; nor do trainings in one
+    process, nor other roles.
+    """
+    attempts = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
+    if topology.role != "train" or not attempts or choose_attempt(attempts, topology, now=time.time()):
+        return
+    newest = max(attempts, key=lambda entry: int(entry["attempt"]))
+    own, number = str(topology.rank), newest["attempt"]
+    is_same_start = bool(topology.incarnation) and newest["incarnation"] == topology.incarnation
+    unfinished = 0
+    for rank, known in newest["ranks"].items():
+        is_running = known["state"] == "running" and bool(alive(known))
+        is_slower_peer = is_same_start and is_running and rank != own
+        unfinished += known["state"] != "finished" and not is_slower_peer
+        same_process = all(known.get(key) == getattr(topology, key) for key in _PROCESS)
+        same_job = job_of(newest["incarnation"]) == job_of(topology.incarnation)
+        is_peer = same_job and (rank != own or not is_same_start)
+        # Ray Train replaces failed workers under a new incarnation, while the old ones may still be ending.
+        is_replaced = known.get("source") == topology.source == "ray.train"
+        if is_running and not (same_process or is_peer or is_replaced):
+            raise RunDirError(
+                f"the run {run_dir.base} is in use: rank {rank} of attempt {number} runs as process "
+                f"{known['pid']} on {known['host']}; wait for its end, or name another directory; to "
+                'evaluate beside a training use ds.init(..., role="eval")'
+            )
+    if refuse_finished and not unfinished and len(newest["ranks"]) == newest["world_size"]:
+        raise RunDirError(
+            f"the run {run_dir.base} holds a finished training (attempt {number}), and this training starts "
+            'from step 0; pass exists="new" to record it beside that run, exists="attempt" to show it in '
+            "place of that training, or initial_step= if it resumes that training"
+        )
+
+
+def job_of(incarnation: str) -> str:
+    """The part of an incarnation that stays the same when the launcher restarts the job."""
+    return incarnation.partition("+")[0]
+
+
+def next_run_dir(run_dir: RunDir, topology: Topology) -> RunDir:
+    """The first of `a`, `a-2`, `a-3` ... that this job may train in; all its ranks get the same one."""
+    job, number, found = job_of(topology.incarnation), 1, run_dir
+    is_free = False
+
+    def claim(manifest: Manifest) -> None:
+        nonlocal is_free
+        try:
+            refuse_reuse(manifest, topology, run_dir, refuse_finished=True)
+        except RunDirError:
+            return
+        has_trained = newest_attempt(manifest, topology.role) is not None
+        is_free = has_trained or manifest.setdefault("claimed_by", job) == job
+
+    while True:
+        found.update_manifest(claim)
+        if is_free:
+            return found
+        number += 1
+        found = RunDir(f"{run_dir.base}-{number}").create()
 
 
 def join_attempt(
@@ -201,14 +291,16 @@ def open_attempts(manifest: Manifest) -> list[Manifest]:
     """The newest attempt of each role, unless it is settled.
 
     An attempt is settled when none of its ranks runs and the merged run was written with their current
-    states; an attempt of one rank needs no merge.
+    states and later evaluations; an attempt of one rank needs no merge.
     """
     found = []
     for role in sorted({entry["role"] for entry in manifest["attempts"]}):
         entry = newest_attempt(manifest, role)
         if entry:
             states = rank_states(entry)
-            is_merged = entry["world_size"] == 1 or entry.get("merged") == states
+            is_merged = entry["world_size"] == 1 or (
+                entry.get("merged") == states and not entry.get("evaluated")
+            )
             if not is_merged or "running" in states.values():
                 found.append(entry)
     return found

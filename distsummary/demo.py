@@ -81,6 +81,7 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         collect_freq=5,
         collect_specified_data={"tensor_regular": "fc"},
         collect_landscape=trajectory,
+        exists="attempt",  # the demo may be run again in its default directory
     ) as run:
         for epoch in run.epochs(epochs):
             sampler.set_epoch(epoch)

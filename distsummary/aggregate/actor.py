@@ -76,9 +76,11 @@ class AggregatorClient:
         self._finished = threading.Event()
         self._renewer: threading.Thread | None = None
 
-    def register(self, topology: Topology) -> Registration:
+    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Join the run; raises WorldMismatchError when the ranks of an attempt disagree on the world size."""
-        registration: Registration = self._ask("register", REGISTER_S, topology)
+        registration: Registration = self._ask(
+            "register", REGISTER_S, topology, refuse_finished=refuse_finished
+        )
 
         def renew() -> None:
             while not self._finished.wait(LEASE_S / 4) and self._is_connected():
@@ -99,14 +101,18 @@ class AggregatorClient:
         self._finished.set()
         self._ask("finish", MERGE_S, topology, attempt, health)
 
-    def _ask(self, method: str, timeout_s: float, *args: object) -> Any:
+    def evaluated(self, topology: Topology, attempt: int) -> None:
+        """Have the run merged again; for the last rank this waits until it is written."""
+        self._ask("evaluated", MERGE_S, topology, attempt)
+
+    def _ask(self, method: str, timeout_s: float, *args: object, **options: object) -> Any:
         """Call the aggregator, or the LocalCoordinator if it does not answer; raises what the call raised."""
         deadline = time.monotonic() + timeout_s
         reason = "Ray was shut down before the run was closed"
         try:
             for left in reversed(range(_TRIES if self._is_connected() else 0)):
                 try:
-                    reference = getattr(self._handle, method).remote(*args)
+                    reference = getattr(self._handle, method).remote(*args, **options)
                     return ray.get(reference, timeout=max(RETRY_S, deadline - time.monotonic()))
                 except RayTaskError:  # raised by the aggregator's code; it may wrap a RayActorError
                     raise
@@ -124,7 +130,7 @@ class AggregatorClient:
             "%s: %s; %s without it. If the merged run is missing later, run: distsummary merge %s",
             self._run_dir, reason, method, self._run_dir.base,
         )  # fmt: skip
-        return getattr(self._local, method)(*args)
+        return getattr(self._local, method)(*args, **options)
 
     def _is_connected(self) -> bool:
         # Without a connection the call would start a cluster; in another cluster the handle is not valid.

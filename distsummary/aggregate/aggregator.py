@@ -69,11 +69,11 @@ class Aggregator:
         self._changed = threading.Condition(threading.RLock())
         threading.Thread(target=self._watch, name="distsummary-lease", daemon=True).start()
 
-    def register(self, topology: Topology) -> Registration:
+    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Join the run; raises WorldMismatchError when the ranks of an attempt disagree on the world size."""
         with self._changed:
             self.renew()
-            return self._local.register(topology)
+            return self._local.register(topology, refuse_finished=refuse_finished)
 
     def renew(self) -> None:
         """Renew the lease: some rank of the run is alive."""
@@ -127,6 +127,16 @@ class Aggregator:
                 )
             )
 
+    def evaluated(self, topology: Topology, attempt: int) -> None:
+        """A finished training was evaluated; with the last rank that does, the run is merged again."""
+        with self._changed:
+            self.renew()
+            self._local.evaluated(topology, attempt)
+            entry = find_attempt(self._run_dir.read_manifest(), "train", attempt)
+            has_all = len(entry.get("evaluated", [])) >= topology.world_size
+            if has_all and "running" not in rank_states(entry).values():
+                self._settle(lambda other: (other["role"], other["attempt"]) == ("train", attempt))
+
     def settle(self, launch_id: str) -> None:
         """Merge what the ranks of an ended launch left open; roles of other launches stay open."""
         with self._changed:
@@ -153,7 +163,7 @@ class Aggregator:
             merge_run(self._run_dir)
             states = rank_states(entry)
             self._run_dir.update_manifest(
-                lambda manifest: find_attempt(manifest, role, attempt).update(merged=states)
+                lambda manifest: find_attempt(manifest, role, attempt).update(merged=states, evaluated=[])
             )
 
     def _watch(self) -> None:

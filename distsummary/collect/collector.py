@@ -24,7 +24,7 @@ from distsummary.collect.options import (
     with_landscape,
 )
 from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
-from distsummary.collect.session import Session
+from distsummary.collect.session import Past, Session, find_past
 from distsummary.collect.step_values import (
     Parameters,
     image_values,
@@ -35,6 +35,8 @@ from distsummary.collect.step_values import (
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
+from distsummary.reading.reader import read_last_step
+from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext
 from distsummary.training.values import mean_of, resolve, scalar
@@ -111,6 +113,7 @@ class SummaryCollector(Callback):
         mindspore_compat: bool = False,
         topology: Topology | None = None,
         coordinator: Any = None,
+        exists: str = "attempt",
         collectors: str = "auto",
         rotate_bytes: int | None = None,
         rotate_s: float | None = None,
@@ -121,6 +124,7 @@ class SummaryCollector(Callback):
         check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
         check_choice("deal", deal, DEALS)
         check_choice("collectors", collectors, COLLECTORS)
+        check_choice("exists", exists, ("attempt", "refuse"))
         check_type("mindspore_compat", mindspore_compat, bool)
         check_type("raise_exception", raise_exception, bool)
         check_type("topology", topology, Topology, optional=True)
@@ -142,13 +146,17 @@ class SummaryCollector(Callback):
         self._collectors, self._exports_npy = collectors, check_export_options(export_options)
         self._freq, self._tensor_freq = collect_freq, collect_tensor_freq
         self._deal, self._compat = deal, mindspore_compat
-        self._topology, self._coordinator = topology, coordinator
+        self._topology, self._coordinator, self._exists = topology, coordinator, exists
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
+        self._evaluator_pid = 0
+        self._evaluator: Topology | None = None  # of evaluations that no session has recorded yet
+        self._evaluations: list[tuple[int, list[Value], list[Value]]] = []  # step, scalars, lineage
         self._reset()
 
     def _reset(self) -> None:
         """Reset the state for the next training."""
+        self._evaluations.clear()
         self._health = Health()
         self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
         self._group = Group()
@@ -166,7 +174,13 @@ class SummaryCollector(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
-        session = self._begin(params, "train")
+        topology = self._begin(params, "train")
+        if self._session is None:
+            is_new = self._exists == "refuse" and not params.get("initial_step")
+            self._session = self._open(topology, refuse_finished=is_new)
+            self._evaluator = None
+            self._record_evaluations(self._session)
+        session = self._session
         self._params = params
         if all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS):
             self.plain_step_recorder = session  # a subclass may do other things at steps
@@ -175,10 +189,19 @@ class SummaryCollector(Callback):
             self._failures.call("the parameters", self._watch, session, network, params)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        """Join the run, unless the surrounding training has."""
-        self._begin(run_context.original_args(), "eval")
+        """Join the run for the role eval; any other evaluation by itself is recorded by `close`.
 
-    def _begin(self, params: CallbackParams, expected: str) -> Session:
+        Until then nobody knows whether a training follows, which would record it.
+        """
+        params = run_context.original_args()
+        topology = self._begin(params, "eval")
+        if self._session is None and topology.role == "eval":
+            self._session = self._open(topology)
+        elif self._session is None:
+            self._evaluator, self._evaluator_pid = topology, os.getpid()
+
+    def _begin(self, params: CallbackParams, expected: str) -> Topology:
+        """Check what the loop says, and start anew unless a training or an evaluation has begun."""
         if params.get("mode") != expected:
             raise InvalidValueError(
                 f"mode must be {expected!r}, got {params.get('mode')!r}; use train or eval"
@@ -190,27 +213,54 @@ class SummaryCollector(Callback):
                 "callbacks must hold one SummaryCollector, got several; remove all but one"
             )
         if self._session is not None:
-            return self._session
-        self._reset()
-        topology = self._topology or params.get("topology")
-        if topology is None:
-            topology = topologies.detect(role=expected)
+            return self._session.topology
+        if self._evaluator is None:
+            self._reset()
+        topology = self._evaluator or self._topology or params.get("topology") or topologies.detect()
         network = params.get("network")
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
             topology = dataclasses.replace(topology, mesh=mesh or {})
         self._group = self._failures.call("the mesh", dealing_group, topology) or Group()
-        is_large = self._has_default_formats and topology.world_size > BOTH_FORMATS_UP_TO
-        self._session = Session(
+        return topology
+
+    def _open(
+        self, topology: Topology, *, refuse_finished: bool = False, past: Past | None = None
+    ) -> Session:
+        formats = self._spec.formats
+        if self._has_default_formats and topology.world_size > BOTH_FORMATS_UP_TO:
+            formats = (MINDSPORE,)
+        return Session(
             self.run_dir,
             topology,
-            dataclasses.replace(self._spec, formats=(MINDSPORE,)) if is_large else self._spec,
+            dataclasses.replace(self._spec, formats=formats if past is None else past.formats),
             collectors=self._collectors,
             exports_npy=self._exports_npy,
             coordinator=self._coordinator,
             failures=self._failures,
+            refuse_finished=refuse_finished,
+            past=past,
         )
-        return self._session
+
+    def _record_evaluations(self, session: Session, last_step: int = 0) -> None:
+        """Record what was evaluated before the session was opened."""
+        for step, scalars, lineage in self._evaluations:
+            session.write(step or last_step, scalars)
+            session.report(step or last_step, lineage)
+        self._evaluations.clear()
+
+    def _close_evaluations(self, evaluator: Topology) -> None:
+        """Add the evaluations to the last training's files; without one, take an attempt of the role eval."""
+        past = find_past(self.run_dir, evaluator)
+        if past is None:
+            session = self._open(dataclasses.replace(evaluator, role="eval"))
+            self._record_evaluations(session)
+            self._health = session.close()
+            return
+        with RunDir(past.rank_dir).locked("evaluation"):  # one writer at a time continues an attempt's seq
+            session = self._open(evaluator, past=past)
+            self._record_evaluations(session, read_last_step(past.rank_dir))
+            self._health = session.close()
 
     def _watch(self, session: Session, network: object, params: CallbackParams) -> None:
         def parameters(pattern: str | None) -> Parameters | None:
@@ -306,11 +356,9 @@ class SummaryCollector(Callback):
         self._failures.call("lineage", self._record_lineage, params, is_final=True)
 
     def on_eval_end(self, run_context: RunContext) -> None:
-        """Record the metrics as scalars and in the lineage."""
+        """Record the metrics as scalars and as lineage."""
         params = run_context.original_args()
         self._failures.call("metrics", self._record_metrics, params)
-        if self._collected.eval_lineage:
-            self._failures.call("eval lineage", self._record_eval_lineage, params)
 
     def _record_step(self, params: CallbackParams, number: int) -> None:
         """Record a step (in sink mode an epoch) at which more than the logged values may be due."""
@@ -370,10 +418,6 @@ class SummaryCollector(Callback):
             values += [Value("custom_lineage_data", "", custom)] if custom.user_info else []
         self._open_session().report(int(params.cur_step_num), values)
 
-    def _record_eval_lineage(self, params: CallbackParams) -> None:
-        message = evaluation_lineage(params, mindspore_compat=self._compat)
-        self._open_session().report(_step_of(params), [Value("eval_lineage", "", message)])
-
     def _record_metrics(self, params: CallbackParams) -> None:
         metrics = params.get("metrics")
         named = metrics if isinstance(metrics, Mapping) else {}
@@ -382,7 +426,18 @@ class SummaryCollector(Callback):
             value = self._failures.call("metric", scalar, f"metric {name!r}", metric)
             if value is not None:
                 values.append(Value("scalar", f"eval/{name}", value))
-        self._open_session().write(_step_of(params), values)
+        lineage = []
+        if self._collected.eval_lineage:
+            message = self._failures.call(
+                "eval lineage", evaluation_lineage, params, mindspore_compat=self._compat
+            )
+            lineage += [Value("eval_lineage", "", message)] if message is not None else []
+        step = int(params.get("global_step", 0))  # 0 where no training surrounds the evaluation
+        if self._evaluator is not None:
+            self._evaluations.append((step, values, lineage))
+            return
+        self._open_session().write(step, values)
+        self._open_session().report(step, lineage)
 
     def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
         number = params.cur_step_num if unit == "step" else params.cur_epoch_num
@@ -400,6 +455,9 @@ class SummaryCollector(Callback):
     def close(self, *, has_failed: bool = False) -> None:
         """Write everything, close the files and leave the run; a second call does nothing."""
         session, self._session = self._session, None
+        evaluator, self._evaluator = self._evaluator, None
+        if evaluator is not None and self._evaluator_pid == os.getpid():  # not in a forked child
+            self._failures.call("evaluations", self._close_evaluations, evaluator)
         self.plain_step_recorder = Callback.plain_step_recorder  # the session may hold the network
         if session is not None:
             self._health = session.close(has_failed=has_failed)
@@ -419,11 +477,6 @@ class SummaryCollector(Callback):
         ):
             self._failures.call("values", self._record_rest, params)  # of the step that the error ended
         self.close(has_failed=kind is not None)
-
-
-def _step_of(params: CallbackParams) -> int:
-    """The training's step during an evaluation; 0 without a surrounding training."""
-    return int(params.get("global_step", 0))
 
 
 def _is_sink(params: CallbackParams) -> bool:

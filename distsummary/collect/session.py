@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.keeper import SketchKeeper
@@ -20,14 +22,21 @@ from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
-from distsummary.coordination import Coordinator, LocalCoordinator, find_attempt
+from distsummary.coordination import (
+    Coordinator,
+    LocalCoordinator,
+    Registration,
+    find_attempt,
+    newest_attempt,
+)
 from distsummary.errors import WriteError
 from distsummary.format.lineage import Lineage, updated_lineage
-from distsummary.format.records import Event, Health, Value
+from distsummary.format.records import DIALECTS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
+from distsummary.reading.segments import segments
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import Topology
+from distsummary.topology import Topology, is_alive
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
@@ -35,6 +44,32 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 # A checkpoint cannot be recorded later: the training waits this long for a slow disk, and once for a dead
 # one.
 CHECKPOINT_WAIT_S = 5.0
+
+
+class Past(NamedTuple):
+    """The newest attempt of a training that no process records any more, and this rank's files in it.
+
+    A merge reads one dialect of an attempt: nothing is added in a dialect that the training did not write.
+    """
+
+    registration: Registration
+    rank_dir: Path
+    formats: tuple[str, ...]
+
+
+def find_past(run_dir: RunDir, topology: Topology) -> Past | None:
+    """The training that an evaluation by this rank belongs to; None if there is none or it still runs."""
+    manifest = run_dir.read_manifest()
+    entry = newest_attempt(manifest)
+    known = entry["ranks"].get(str(topology.rank)) if entry else None
+    if entry is None or known is None or topology.world_size > entry["world_size"]:
+        return None
+    rank_dir = run_dir.writer_dir("train", topology.rank, entry["world_size"])
+    if not rank_dir.is_dir() or (known["state"] == "running" and is_alive(known) is not False):
+        return None
+    formats = tuple(dialect for dialect in DIALECTS if segments(rank_dir, dialect))
+    registration = Registration(run_id=manifest["run_id"], attempt=entry["attempt"])
+    return Past(registration, rank_dir, formats) if formats else None
 
 
 class Session:
@@ -46,6 +81,8 @@ class Session:
         collectors: see `open_writer`. exports_npy: whether tensors are also exported.
         coordinator: joins all ranks to one run; None: the run dir itself.
         failures: counts the session's own failures.
+        refuse_finished: see `Coordinator.register`.
+        past: the attempt that evaluations are added to, instead of taking one.
 
     Raises the errors of the coordinator's `register` and of opening the files.
     """
@@ -60,13 +97,19 @@ class Session:
         exports_npy: bool,
         coordinator: Coordinator | None,
         failures: Failures,
+        refuse_finished: bool = False,
+        past: "Past | None" = None,
     ) -> None:
         self.topology = topology
         self._run_dir = run_dir
         self._coordinator = LocalCoordinator(run_dir) if coordinator is None else coordinator
         self._failures = failures
-        self._registration = self._coordinator.register(topology)
-        rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
+        self._is_past = past is not None
+        if past is not None:
+            self._registration, rank_dir = past.registration, past.rank_dir
+        else:
+            self._registration = self._coordinator.register(topology, refuse_finished=refuse_finished)
+            rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         spec = replace(
             spec,
             directory=str(rank_dir),
@@ -86,7 +129,7 @@ class Session:
         self._sketches: SketchKeeper | None = None
         self.keeps_checkpoints = False  # or sketches
         self.plain_before = -math.inf
-        if topology.rank == 0:
+        if topology.rank == 0 and not self._is_past:
             self._messages.submit("provenance", self._record_provenance)
 
     def _record_provenance(self) -> None:
@@ -143,6 +186,8 @@ class Session:
         if not values:
             return
         self._writer.write(Event(step, time.time(), values))
+        if self._is_past:
+            return  # the merge will read it from the files
         for value in values:
             self._lineage = updated_lineage(self._lineage, value)
         state = self._lineage.to_bytes()
@@ -223,6 +268,9 @@ class Session:
             final = self.health()
 
         def leave() -> None:
+            if self._is_past:
+                self._coordinator.evaluated(self.topology, self._registration.attempt)
+                return
             counters = counters_of(final) | ({"failed": 1} if has_failed else {})
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 

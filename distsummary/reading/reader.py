@@ -327,6 +327,17 @@ def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, 
     return 0
 
 
+def read_last_step(directory: str | os.PathLike[str]) -> int:
+    """The highest step in the newest event file that has one, 0 without any; damage is skipped."""
+    for dialect in DIALECTS:
+        for segment in reversed(segments(_directory(directory), dialect)):
+            pieces = read_once([segment], "skip", [])
+            steps = (int(p.steps.max()) if isinstance(p, ScalarColumns) else p.step for _, p in pieces)
+            if (last := max(steps, default=None)) is not None:
+                return last
+    return 0
+
+
 def read_lineage(path: str | os.PathLike[str], mode: str = "skip") -> Lineage:
     """The lineage in a file, or in all lineage files of a directory; an empty one if there is none.
 

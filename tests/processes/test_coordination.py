@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import distsummary as ds
 from distsummary.coordination import LocalCoordinator
+from distsummary.errors import RunDirError
 from distsummary.run_dir import RunDir
 from tests.unit.test_coordination import PORT, rank
 
@@ -17,7 +21,8 @@ coordinator = LocalCoordinator(RunDir(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for n in range(20):
-    own = coordinator.register(Topology(incarnation=f"{sys.argv[2]}-{n}"))
+    # not train: a training in use by a living process is refused
+    own = coordinator.register(Topology(role="landscape", incarnation=f"{sys.argv[2]}-{n}"))
     shared = coordinator.register(
         Topology(
             rank=int(sys.argv[2]), world_size=2, role="eval", incarnation=f"both-{n}",
@@ -61,3 +66,38 @@ def test_an_attempt_of_processes_that_were_killed_is_not_joined(nasty_tmp_path: 
     register = LocalCoordinator(run).register
     assert register(rank(1, incarnation=PORT)).attempt == 1
     assert register(rank(0, incarnation=PORT)).attempt == 1
+
+
+TRAIN = """
+import sys
+import distsummary as ds
+with ds.init(sys.argv[1], rank=0, world_size=1) as run:
+    for _ in run.steps(range(2)):
+        if run.step == 1:
+            print("training", flush=True)
+            sys.stdin.readline()
+"""
+
+
+def test_a_run_in_use_by_a_living_process_is_refused_at_once(nasty_tmp_path: Path) -> None:
+    path = str(nasty_tmp_path / "run")
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAIN, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == "training\n"
+        message = rf'in use: rank 0 of attempt 0 runs as process {training.pid} on .*role="eval"'
+        for exists in ("refuse", "attempt"):
+            with pytest.raises(RunDirError, match=message):
+                ds.init(path, exists=exists, rank=0, world_size=1)
+        with ds.init(path, role="eval", rank=0, world_size=1) as run, run.eval() as evaluation:
+            evaluation.log(accuracy=0.5)
+        beside = ds.init(path, exists="new", rank=0, world_size=1)
+        training.kill()
+    list(beside.steps(range(2)))
+    beside.close()
+    assert RunDir(f"{path}-2").read_manifest()["state"] == "finished"
+    with ds.init(path, rank=0, world_size=1) as run:  # the killed one left no process behind
+        list(run.steps(range(2)))
+    attempts = [(entry["role"], entry["attempt"]) for entry in RunDir(path).read_manifest()["attempts"]]
+    assert attempts == [("train", 0), ("eval", 0), ("train", 1)]

@@ -1,12 +1,15 @@
 """Processes that end without closing their run, and forked children that end before their parents."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from distsummary.collect.collector import SummaryCollector
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from distsummary.training.callbacks import CallbackParams, RunContext
 
 LOOP = """
 import sys
@@ -58,3 +61,42 @@ assert state() == "finished", state()
 def test_a_forked_child_that_ends_does_not_end_its_parents_run(tmp_path):
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)], check=True, timeout=60)
     assert [event.step for event in read_directory(tmp_path)] == [1, 2]
+
+
+EVALUATE = """
+import os, sys
+import distsummary as ds
+
+run = ds.init(sys.argv[1], rank=0, world_size=1)
+if sys.argv[2] == "train":
+    list(run.steps(range(3)))
+else:
+    with run.eval() as evaluation:
+        evaluation.log(accuracy=0.5)
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+"""
+
+
+def test_an_evaluation_that_nobody_closes_is_recorded_once_at_the_exit_of_the_process(tmp_path):
+    for what in ("train", "eval"):
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", EVALUATE, str(tmp_path), what], check=True, timeout=60
+        )
+    events = read_directory(tmp_path)
+    assert [(e.attempt, e.step) for e in events for v in e.values if v.tag == "eval/accuracy"] == [(0, 3)]
+    assert len(RunDir(tmp_path).read_manifest()["attempts"]) == 1
+
+
+def test_a_forked_child_does_not_record_the_evaluation_of_its_parent(tmp_path):
+    with SummaryCollector(tmp_path) as collector:
+        told = CallbackParams(mode="eval", metrics={"accuracy": 0.5}, cur_step_num=0)
+        collector.on_eval_begin(RunContext(told))
+        collector.on_eval_end(RunContext(told))
+        child = os.fork()
+        if child == 0:
+            collector.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert len(list((tmp_path / "eval").glob("*tfevents*"))) == 1

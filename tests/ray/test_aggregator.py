@@ -13,7 +13,7 @@ import distsummary as ds
 from distsummary import Topology
 from distsummary.aggregate import actor as actor_module
 from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
-from distsummary.errors import StaleAttemptError, WorldMismatchError
+from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.format.lineage import Lineage
 from distsummary.format.records import Batch, Event, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
@@ -231,3 +231,25 @@ def test_a_launch_returns_its_results_when_the_merge_of_its_run_fails(run_dir, c
     assert ds.launch(train, ranks=2, backend=None) == [0, 1]
     assert "an aggregator failed" in caplog.text
     assert "no merge wrote" in caplog.text
+
+
+def test_an_evaluation_after_the_training_is_merged_and_a_second_training_is_refused(run_dir):
+    """Each process of the job trains, evaluates what it trained, and then tries to train again."""
+    for rank in range(2):
+        topology = place(rank)
+        client = AggregatorClient(run_dir)
+        registration = client.register(topology)
+        record(run_dir, rank, registration, range(1, 4))
+        client.finish(topology, 0, {})
+    for rank in range(2):
+        with ds.init(run_dir.base, rank=rank, world_size=2) as run, run.eval() as evaluation:
+            evaluation.log(accuracy=0.5 + rank)
+    accuracy = [(e.step, v.data) for e in read_directory(run_dir.base) for v in e.values if "acc" in v.tag]
+    assert accuracy == [(3, 1.0)]
+    assert [step for step, _ in losses(run_dir)] == [1, 2, 3]
+    lineage = read_lineage(run_dir.base)
+    assert lineage.evaluation is not None
+    assert len(run_dir.read_manifest()["attempts"]) == 1
+    run = ds.init(run_dir.base, rank=0, world_size=2)
+    with pytest.raises(RunDirError, match="holds a finished training"):
+        list(run.steps(range(3)))

@@ -14,8 +14,9 @@ from distsummary.coordination import (
     find_attempt,
     newest_attempt,
     open_attempts,
+    refuse_reuse,
 )
-from distsummary.errors import InvalidValueError, StaleAttemptError, WorldMismatchError
+from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 
@@ -290,3 +291,51 @@ def test_the_manifest_holds_what_a_rank_said_of_itself(run: RunDir) -> None:
         {"dp": [1, 2]},
         "running",
     )
+
+
+def refused(attempt: dict[str, Any], number: int = 0, **fields: Any) -> str:
+    """Why a rank of 4 must not begin to train from step 0 after this attempt; empty if it may."""
+    topology = rank(number, **({"world_size": 4, "incarnation": "other", "pid": -1} | fields))
+    for known in attempt["ranks"].values():
+        known |= {"pid": 42, "pid_space": "s", "pid_start": "1", "host": "h"}
+    manifest = {"attempts": [attempt | {"role": "train", "attempt": 5}]}
+    try:
+        refuse_reuse(manifest, topology, RunDir("/r"), refuse_finished=True, alive=lambda told: told["alive"])
+    except RunDirError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        (("finished",) * 4, "the run /r holds a finished training (attempt 5)"),
+        (("finished",) * 3, ""),  # a rank never came
+        (("finished", "finished", "finished", "failed"), ""),
+        (("finished", "lost", "finished", "finished"), ""),
+        (("finished", "dead", "finished", "finished"), ""),
+        (("finished", "far", "finished", "finished"), ""),
+        (
+            ("far", "alive"),
+            "the run /r is in use: rank 1 of attempt 5 runs as process 42 on h; wait for its end",
+        ),
+    ],
+)
+def test_a_run_that_is_finished_or_in_use_is_refused(states: tuple[str, ...], message: str) -> None:
+    assert refused(entry(*states)).startswith(message)
+    assert bool(refused(entry(*states))) == bool(message)
+
+
+def test_the_ranks_of_a_job_do_not_refuse_each_other() -> None:
+    slower = entry("finished", "alive", "alive", "alive")
+    assert "finished training" in refused(slower, 0, incarnation=PORT)  # it trains again, whoever is slower
+    assert not refused(entry("finished", "alive", "dead", "alive"), 0, incarnation=PORT)
+    assert not refused(entry("alive", "alive"), 2, incarnation=PORT)
+    assert not refused(entry("alive", "alive"), 0, incarnation=PORT.replace("+0", "+1"))  # a restart
+    assert "in use: rank 0" in refused(entry("alive", "alive"), 0, incarnation=PORT)
+    own = {"pid": 42, "pid_space": "s", "pid_start": "1"}
+    assert not refused(entry("alive"), 0, **own)
+    assert not refused(entry("finished", "alive"), 0, role="eval")
+    replaced = entry("alive", "alive")
+    replaced["ranks"]["0"]["source"] = replaced["ranks"]["1"]["source"] = "ray.train"
+    assert not refused(replaced, 0, source="ray.train")

@@ -8,8 +8,9 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import InvalidValueError, RunDirError
-from distsummary.reading.reader import read_directory
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from distsummary.topology import LAUNCH_ID
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,145 @@ def test_ranks_that_cannot_know_one_time_are_refused_with_the_remedy(tmp_path: P
     assert list(tmp_path.iterdir()) == []
     train(tmp_path / "{time}", 1, world_size=1)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def finished(path: Path, world_size: int = 1, steps: int = 3) -> None:
+    for rank in range(world_size):
+        train(path, steps, rank=rank, world_size=world_size)
+
+
+def evaluate(path: Path, *, rank: int = 0, world_size: int = 1, **options: Any) -> None:
+    with ds.init(path, rank=rank, world_size=world_size, **options) as run, run.eval() as evaluation:
+        evaluation.log(accuracy=0.5 + rank)
+
+
+def scalars(path: Path, tag: str) -> list[tuple[int, int, float]]:
+    events = read_directory(path)
+    return [(e.attempt, e.step, v.data) for e in events for v in e.values if v.tag == tag]
+
+
+def roles(path: Path) -> list[tuple[str, int]]:
+    return [(entry["role"], entry["attempt"]) for entry in RunDir(path).read_manifest()["attempts"]]
+
+
+def test_an_evaluation_after_the_training_stands_at_its_last_step_and_takes_no_attempt(
+    nasty_tmp_path: Path,
+) -> None:
+    finished(nasty_tmp_path)
+    for _ in range(2):
+        evaluate(nasty_tmp_path)
+    assert scalars(nasty_tmp_path, "eval/accuracy") == [(0, 3, 0.5)] * 2
+    assert [step for _, step, _ in scalars(nasty_tmp_path, "loss")] == [1, 2, 3]
+    assert roles(nasty_tmp_path) == [("train", 0)]
+    lineage = read_lineage(nasty_tmp_path)
+    assert lineage.train is not None
+    assert lineage.evaluation is not None
+    assert lineage.evaluation.metric == '{"accuracy": 0.5}'
+    assert list(read_directory(nasty_tmp_path, "tensorboard"))[-1].step == 3
+
+
+@pytest.mark.parametrize("evaluating", [1, 2])
+def test_an_evaluation_of_several_ranks_enters_the_merged_run_and_hides_no_step(
+    nasty_tmp_path: Path, evaluating: int
+) -> None:
+    finished(nasty_tmp_path, world_size=2)
+    for rank in range(evaluating):
+        evaluate(nasty_tmp_path, rank=rank, world_size=evaluating)
+    report = ds.merge_run(nasty_tmp_path)
+    assert (report.steps, report.superseded) == (3, 0)
+    assert scalars(nasty_tmp_path, "eval/accuracy") == [(0, 3, 0.5 if evaluating == 1 else 1.0)]
+
+
+def test_an_evaluation_writes_no_format_that_the_training_has_not(nasty_tmp_path: Path) -> None:
+    train(nasty_tmp_path, 3, rank=0, formats=("tensorboard",))
+    train(nasty_tmp_path, 3, rank=1, formats=("tensorboard",))
+    evaluate(nasty_tmp_path, rank=0, world_size=2)
+    assert ds.merge_run(nasty_tmp_path).steps == 3
+    assert len(scalars(nasty_tmp_path, "loss")) == 3
+
+
+def test_the_collector_of_a_training_evaluates_it_later(nasty_tmp_path: Path) -> None:
+    collector = ds.SummaryCollector(nasty_tmp_path)
+    with ds.Run(callbacks=[collector]) as run:
+        list(run.steps(range(4)))
+    with ds.Run(callbacks=[collector]) as run, run.eval() as evaluation:
+        evaluation.log(accuracy=0.5)
+    assert scalars(nasty_tmp_path, "eval/accuracy") == [(0, 4, 0.5)]
+    assert collector.health().errors == {}
+    assert roles(nasty_tmp_path) == [("train", 0)]
+
+
+def test_an_evaluation_before_the_first_step_belongs_to_the_attempt_that_follows(
+    nasty_tmp_path: Path,
+) -> None:
+    with ds.init(nasty_tmp_path, rank=0, world_size=1, initial_step=7) as run:
+        with run.eval() as evaluation:
+            evaluation.log(accuracy=0.5)
+        list(run.steps(range(2)))
+    assert scalars(nasty_tmp_path, "eval/accuracy") == [(0, 7, 0.5)]
+    assert roles(nasty_tmp_path) == [("train", 0)]
+
+
+def test_an_evaluation_without_a_training_leaves_the_run_to_one(nasty_tmp_path: Path) -> None:
+    evaluate(nasty_tmp_path)
+    assert scalars(nasty_tmp_path / "eval", "eval/accuracy") == [(0, 0, 0.5)]
+    train(nasty_tmp_path, 3, world_size=1)
+    assert roles(nasty_tmp_path) == [("eval", 0), ("train", 0)]
+
+
+def test_an_evaluation_beside_an_open_run_of_the_process_is_kept_apart(nasty_tmp_path: Path) -> None:
+    with ds.init(nasty_tmp_path, rank=0, world_size=1) as run:
+        for _ in run.steps(range(2)):
+            evaluate(nasty_tmp_path)
+    assert len(scalars(nasty_tmp_path / "eval", "eval/accuracy")) == 2
+    assert scalars(nasty_tmp_path, "eval/accuracy") == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_finished_training_is_not_replaced_unless_that_is_asked_for(
+    nasty_tmp_path: Path, world_size: int
+) -> None:
+    finished(nasty_tmp_path, world_size)
+    for rank in range(world_size):
+        with pytest.raises(
+            RunDirError, match=r'finished training \(attempt 0\).*exists="new".*initial_step='
+        ):
+            train(nasty_tmp_path, 3, rank=rank, world_size=world_size)
+    assert roles(nasty_tmp_path) == [("train", 0)]
+    for rank in range(world_size):
+        train(nasty_tmp_path, 3, rank=rank, world_size=world_size, exists="attempt")
+    assert roles(nasty_tmp_path) == [("train", 0), ("train", 1)]
+
+
+def test_a_new_run_gets_the_next_free_name_on_all_ranks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job in ("a", "b", "c"):
+        monkeypatch.setenv(LAUNCH_ID, job)
+        for rank in range(2):
+            train(tmp_path / "mine", 3, rank=rank, exists="new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "mine-2", "mine-3"]
+    assert all(roles(path) == [("train", 0)] for path in tmp_path.iterdir())
+    assert caplog.text.count(f"{tmp_path / 'mine'} is taken; this training is recorded in") == 2
+
+
+def test_jobs_that_start_together_do_not_get_the_same_new_run(tmp_path: Path) -> None:
+    runs = [ds.init(tmp_path / "mine", rank=0, world_size=1, exists="new") for _ in range(2)]
+    for run in runs:
+        list(run.steps(range(2)))
+        run.close()
+    assert [roles(tmp_path / name) for name in ("mine", "mine-2")] == [[("train", 0)]] * 2
+
+
+def test_a_training_that_failed_gets_its_next_attempt_from_step_0(nasty_tmp_path: Path) -> None:
+    def fail() -> None:
+        with ds.init(nasty_tmp_path, rank=0, world_size=1, exists="new") as run:
+            for _ in run.steps(range(3)):
+                raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+    assert roles(nasty_tmp_path) == [("train", 0), ("train", 1)]
+    train(nasty_tmp_path, 3, world_size=1)
+    assert roles(nasty_tmp_path)[-1] == ("train", 2)

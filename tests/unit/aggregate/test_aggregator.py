@@ -14,7 +14,7 @@ from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.merge_lineage import merge_lineage
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import LocalCoordinator, rank_states
-from distsummary.errors import StaleAttemptError
+from distsummary.errors import RunDirError, StaleAttemptError
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage
 from distsummary.format.records import Batch, Event, Value
@@ -255,3 +255,46 @@ def test_files_of_other_writers_hold_no_attempt(life: Life) -> None:
     (life.run_dir.base / "events.out.tfevents.1600000001.host").write_bytes(frame(b"\xff\xff"))
     (life.run_dir.base / "events.out.tfevents.1600000002.host").write_bytes(frame(b"") + b"torn")
     assert first_free_attempt(life.run_dir, "train") == 0
+
+
+def test_the_last_rank_that_evaluates_a_finished_training_has_the_run_merged_again(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merges = count_merges(monkeypatch)
+    join(life)
+    aggregator = life.start()
+    for topology in RANKS:
+        record(life.run_dir, topology, range(1, 3))
+        aggregator.finish(topology, 0, {})
+    assert life.merged_steps() == [1, 2]
+    for topology in NEXT:  # 9 stands for what the evaluation adds
+        record(life.run_dir, topology, range(9, 10))
+        life.start().evaluated(topology, 0)
+        assert life.merged_steps() == ([1, 2] if topology.rank == 0 else [1, 2, 9])
+    assert len(merges) == 2
+    assert len(life.run_dir.read_manifest()["attempts"]) == 1
+    life.lapse()
+    assert len(merges) == 2
+
+
+def test_an_evaluation_that_not_all_ranks_finished_is_merged_when_the_lease_expires(life: Life) -> None:
+    join(life)
+    aggregator = life.start()
+    for topology in RANKS:
+        record(life.run_dir, topology, range(1, 3))
+        aggregator.finish(topology, 0, {})
+    record(life.run_dir, NEXT[1], range(9, 10))
+    life.start(lease_s=0.0).evaluated(NEXT[1], 0)
+    life.lapse()
+    assert life.merged_steps() == [1, 2, 9]
+    assert life.states() == {"0": "finished", "1": "finished"}
+
+
+def test_a_finished_run_is_refused_by_the_aggregator_if_asked_for(life: Life) -> None:
+    join(life)
+    aggregator = life.start()
+    for topology in RANKS:
+        record(life.run_dir, topology, range(1, 3))
+        aggregator.finish(topology, 0, {})
+    with pytest.raises(RunDirError, match="holds a finished training"):
+        life.start().register(NEXT[0], refuse_finished=True)

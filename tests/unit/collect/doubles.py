@@ -61,7 +61,7 @@ class ListCoordinator:
     def __init__(self):
         self.registered, self.lineages, self.finished = [], [], []
 
-    def register(self, topology):
+    def register(self, topology, *, refuse_finished=False):
         self.registered.append(topology)
         return Registration(run_id="00000000000000ab", attempt=3)
 
