@@ -252,7 +252,7 @@ def test_runs_that_make_no_line_or_plane_are_refused(tmp_path: Path) -> None:
         draw(around=None, runs=[one, two])
     with pytest.raises(LandscapeError, match=r"both ends of the line .* are equal"):
         draw(around=None, runs=[one, dict(one)], directions="line")
-    with pytest.raises(InvalidValueError, match="runs= cannot be had together with around="):
+    with pytest.raises(InvalidValueError, match="runs= cannot be combined with around="):
         draw(around=tmp_path, runs=[one, two])
     run = RunDir(tmp_path / "run").create()
     save_path(run, walk(1), [[1, 2, 3]])

@@ -139,7 +139,7 @@ def test_one_landscape_through_several_runs(bowl, capsys, tmp_path):
     assert main([*bowl, *runs, "--directions", "line", "--json"]) == 0
     assert drawn(bowl, "landscape_line_3-3.npz").runs == ("run", "other")
     assert main([*bowl, *runs, "--around", bowl[1]]) == 1
-    assert "--runs cannot be had together with --around" in capsys.readouterr().err
+    assert "--runs cannot be combined with --around" in capsys.readouterr().err
     assert main([*bowl, *runs[:2]]) == 1
     assert "--runs must be a list of at least two runs" in capsys.readouterr().err
 
