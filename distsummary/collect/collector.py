@@ -23,8 +23,8 @@ from distsummary.collect.options import (
     check_summary_dir,
     with_landscape,
 )
-from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
-from distsummary.collect.session import Past, Session, find_past
+from distsummary.collect.plan import DEALS, Group, Steps, dealing_group, regular_steps, tensor_steps
+from distsummary.collect.session import ENDED_LATE, Past, Session, find_past
 from distsummary.collect.step_values import (
     Parameters,
     image_values,
@@ -182,8 +182,7 @@ class SummaryCollector(Callback):
             self._record_evaluations(self._session)
         session = self._session
         self._params = params
-        if all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS):
-            self.plain_step_recorder = session  # a subclass may do other things at steps
+        self.plain_step_recorder = session
         network = params.get("network")
         if network is not None:
             self._failures.call("the parameters", self._watch, session, network, params)
@@ -301,6 +300,8 @@ class SummaryCollector(Callback):
         """
         if self._last is None or self._session is None:
             return
+        # A subclass may do something else at steps.
+        is_own = all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS)
         plain_before = math.inf
         self._regular_at = self._regular.after(self._last)
         optimizer = None if self._params is None else self._params.get("optimizer")
@@ -313,7 +314,8 @@ class SummaryCollector(Callback):
         if self._whole is not None:
             self._tensors_at = self._tensors.after(self._last)
             plain_before = min(plain_before, self._tensors_at)
-        self._session.plain_before = -math.inf if self._session.keeps_checkpoints else plain_before
+        is_plain = is_own and not self._session.keeps_checkpoints
+        self._session.plain_before = plain_before if is_plain else -math.inf
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Note the learning rate of this step: at its end a scheduler may have set the next one already."""
@@ -346,7 +348,7 @@ class SummaryCollector(Callback):
         values, step = [], int(params.cur_step_num)
         if self._compat:  # MindSpore records the last step of an epoch twice if it was due
             values += self._regular_values(params, step) if self._regular.holds_multiple(step) else []
-            values += self._tensor_values(step) if self._tensors.holds_multiple(step) else []
+            values += self._tensor_values(params, step) if self._tensors.holds_multiple(step) else []
         self._open_session().write(step, values, logged)
 
     def on_train_end(self, run_context: RunContext) -> None:
@@ -368,7 +370,7 @@ class SummaryCollector(Callback):
         if number >= self._regular_at:
             values += self._regular_values(params, number)
         if self._whole is not None and number >= self._tensors_at:
-            values += self._tensor_values(number)
+            values += self._tensor_values(params, number)
         self._plan_next()
         self._open_session().write(int(params["cur_step_num"]), values, logged)
         if last is None:
@@ -386,8 +388,7 @@ class SummaryCollector(Callback):
             if self._rate:
                 values += unless_logged(self._rate, params)
         if self._histograms is not None:
-            take = self._histograms.values
-            values += call("histograms", take, "histogram", self._regular, number, self._failures) or []
+            values += self._parameter_values(self._histograms, "histogram", self._regular, params, number)
         if self._takes_images:
             batch = params.get("train_dataset_element")
             images = call("input_data", image_values, batch, mindspore_compat=self._compat) or []
@@ -395,11 +396,22 @@ class SummaryCollector(Callback):
             values += images
         return values
 
-    def _tensor_values(self, number: int) -> list[Value]:
+    def _tensor_values(self, params: CallbackParams, number: int) -> list[Value]:
         if self._whole is None:
             return []
-        take = self._whole.values
-        return self._failures.call("tensors", take, "tensor", self._tensors, number, self._failures) or []
+        return self._parameter_values(self._whole, "tensor", self._tensors, params, number)
+
+    def _parameter_values(
+        self, parameters: Parameters, plugin: str, steps: Steps, params: CallbackParams, number: int
+    ) -> list[Value]:
+        """This rank's parameters at a step; if it ended late, they are counted as dropped instead."""
+        call, failures = self._failures.call, self._failures
+        if not params.get("ended_late"):
+            return call(f"{plugin}s", parameters.values, plugin, steps, number, failures) or []
+        due = call(f"{plugin}s", parameters.due, steps, number, failures)
+        if due:
+            failures.count(ENDED_LATE, dropped={plugin: len(due)})
+        return []
 
     def _record_lineage(self, params: CallbackParams, *, is_final: bool) -> None:
         values = []
@@ -441,7 +453,8 @@ class SummaryCollector(Callback):
 
     def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
         number = params.cur_step_num if unit == "step" else params.cur_epoch_num
-        self._open_session().save_checkpoint(unit, int(number))
+        is_late = bool(params.get("ended_late"))
+        self._open_session().save_checkpoint(unit, int(number), is_late=is_late)
 
     def _open_session(self) -> Session:
         if self._session is None:

@@ -44,6 +44,10 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 # A checkpoint cannot be recorded later: the training waits this long for a slow disk, and once for a dead
 # one.
 CHECKPOINT_WAIT_S = 5.0
+ENDED_LATE = (
+    "the end of a step was only seen at a later call on the run: nothing was read from the model; let `for` "
+    "hold the iterator of run.steps, or call run.next_step"
+)
 
 
 class Past(NamedTuple):
@@ -103,7 +107,7 @@ class Session:
         self.topology = topology
         self._run_dir = run_dir
         self._coordinator = LocalCoordinator(run_dir) if coordinator is None else coordinator
-        self._failures = failures
+        self.failures = failures
         self._is_past = past is not None
         if past is not None:
             self._registration, rank_dir = past.registration, past.rank_dir
@@ -167,7 +171,7 @@ class Session:
             else:
                 self._writer.write_row(tags, row)
         except Exception as error:
-            self._failures.fail("step", error)
+            self.failures.fail("step", error)
 
     def write(self, step: int, values: list[Value], logged: Mapping[str, object] = NOTHING) -> None:
         """Record logged values by name, then other values, all as one event; nothing if there are none."""
@@ -204,9 +208,9 @@ class Session:
         if self.topology.role != "train":
             return
         if spec.sketch is not None:
-            self._failures.call("no sketches are kept", self._keep_sketches, spec.sketch, network, group)
+            self.failures.call("no sketches are kept", self._keep_sketches, spec.sketch, network, group)
         if spec.intervals:
-            self._trajectory = self._failures.call(
+            self._trajectory = self.failures.call(
                 "no trajectory is kept",
                 keep_trajectory,
                 spec,
@@ -236,10 +240,17 @@ class Session:
         writer = SketchWriter(self._run_dir.ckpt_dir, header)
         self._sketches = SketchKeeper(sketching, writer, self._files.submit, every=every)
 
-    def save_checkpoint(self, unit: str, number: int) -> None:
-        """Save this step or epoch if it is planned for the trajectory, and take a sketch if one is due."""
+    def save_checkpoint(self, unit: str, number: int, *, is_late: bool = False) -> None:
+        """Save this step or epoch if it is planned for the trajectory, and take a sketch if one is due.
+
+        If it is late, the model may have changed since: a checkpoint that is due is counted as dropped.
+        """
+        if is_late:
+            if self._trajectory is not None and self._trajectory.due(unit, number):
+                self.failures.count(ENDED_LATE, dropped={"checkpoint": 1})
+            return
         if unit == "step" and self._sketches is not None:
-            self._failures.call("sketch", self._sketches.end_step, number)
+            self.failures.call("sketch", self._sketches.end_step, number)
         kept = self._trajectory
         if kept is not None and kept.due(unit, number):
             save, nbytes = kept.take(number)  # copy now: the next step changes the values
@@ -249,7 +260,7 @@ class Session:
 
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
-        return self._writer.health().plus(self._failures.health)
+        return self._writer.health().plus(self.failures.health)
 
     def close(self, *, has_failed: bool = False) -> Health:
         """Write everything, close everything even if a part fails, and leave the run; returns the final
@@ -259,9 +270,9 @@ class Session:
         """
         self.plain_before = -math.inf
         if os.getpid() != self._pid:
-            return self._failures.health
+            return self.failures.health
         errors: list[WriteError] = []
-        final = self._failures.health
+        final = self.failures.health
 
         def count() -> None:
             nonlocal final
@@ -284,7 +295,7 @@ class Session:
         ]
         for what, part in parts:
             try:
-                self._failures.call(what, part)
+                self.failures.call(what, part)
             except WriteError as error:
                 errors.append(error)
         if errors:

@@ -100,18 +100,12 @@ class Parameters:
         self._group = group if deal != "all" else Group()
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
-    def values(self, plugin: str, steps: Steps, step: int, failures: Failures) -> list[Value]:
-        """Copies of this rank's parameters at a step; one that fails does not affect the others."""
+    def due(self, steps: Steps, step: int, failures: Failures) -> list[tuple[str, Any, Shard | None]]:
+        """This rank's parameters at a step: name, tensor, and the slice that is here (None: all of it)."""
 
         def facts(tensor: Any) -> tuple[Shard | None, int]:
-            """The slice on this rank (None: all of it), and the bytes of the whole."""
+            """The slice, and the bytes of the whole."""
             return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
-
-        def snapshot(tag: str, tensor: Any) -> Any:
-            whole = (
-                tensor if tensor.shape else tensor.reshape(1)
-            )  # viewers do not show a tensor without dimensions
-            return checked_copy(plugin, tag, whole, exports=self._exports, mindspore_compat=self._compat)
 
         wanted: list[tuple[str, Any]] = list(self._framework.named_parameters(self._network))
         if self._pattern is None:
@@ -124,11 +118,24 @@ class Parameters:
             mine = frozenset(sizes) if steps.turn(step, self._group) else frozenset()
         else:
             mine = share(sizes, self._group)
+        shards = {name: (fact or (None, 0))[0] for name, fact in found.items()}
+        return [
+            (name, tensor, shards[name])
+            for name, tensor in wanted
+            if name in mine or shards[name] is not None
+        ]
+
+    def values(self, plugin: str, steps: Steps, step: int, failures: Failures) -> list[Value]:
+        """Copies of this rank's parameters at a step; one that fails does not affect the others."""
+
+        def snapshot(tag: str, tensor: Any) -> Any:
+            # viewers do not show a tensor without dimensions
+            whole = tensor if tensor.shape else tensor.reshape(1)
+            return checked_copy(plugin, tag, whole, exports=self._exports, mindspore_compat=self._compat)
+
         values = []
-        for name, tensor in wanted:
-            shard = (found[name] or (None, 0))[0]
-            if name in mine or shard is not None:
-                data = failures.call(f"{plugin} of {name}", snapshot, f"{name}/auto", tensor)
-                if data is not None:
-                    values.append(Value(plugin, f"{name}/auto", data, shard))
+        for name, tensor, shard in self.due(steps, step, failures):
+            data = failures.call(f"{plugin} of {name}", snapshot, f"{name}/auto", tensor)
+            if data is not None:
+                values.append(Value(plugin, f"{name}/auto", data, shard))
         return values

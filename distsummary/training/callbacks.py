@@ -10,8 +10,10 @@ from typing import Any, Protocol, Self
 
 from distsummary.checks import check_int, check_type
 from distsummary.errors import InvalidValueError, MissingParameterError
+from distsummary.format.records import Health
 from distsummary.topology import DATA_AXES, Topology
 from distsummary.training.values import mean_of, resolve
+from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +93,12 @@ class Recorder(Protocol):
     """Records the training steps at which its callback has nothing else to do than store the logged values.
 
     A Run calls `record_plain` instead of the hooks of a step that comes before `plain_before`, if no other
-    callback has hooks for steps.
+    callback has hooks for steps; and for what was logged after the end of a step. `failures` counts what the
+    Run itself drops.
     """
 
     plain_before: float
+    failures: Failures
 
     def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
         """Record what was logged at a step, by name."""
@@ -104,6 +108,7 @@ class NoRecorder:
     """Records nothing: every step has its hooks."""
 
     plain_before = -math.inf
+    failures = Failures(Health(), logger)
 
     def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
         """Never called."""

@@ -2,34 +2,58 @@
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, Self
 
 from distsummary.checks import check_int, check_type
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
+from distsummary.format.records import Health
 from distsummary.topology import Topology, detect
 from distsummary.training.callbacks import (
     Callback,
     CallbackList,
     CallbackParams,
     NoRecorder,
+    Recorder,
     RunContext,
     common_params,
     length,
 )
 from distsummary.training.evaluation import EvaluationRun
 from distsummary.training.values import Scalar, scalars
+from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
 NOTHING: dict[str, Scalar] = {}  # the logged values of a step that has none yet; never written to
+ENDLESS: Iterable[Any] = iter(())  # instead of a loader: count for ever
+BY_LOG = object()  # begins the steps of a loop that calls nothing but `log`
+
+
+class ManualStep:
+    """The step that `Run.next_step` began; leaving it as a context manager ends it."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, end: Callable[["ManualStep"], None]) -> None:
+        self._end = end
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(self)
 
 
 class Run:
@@ -45,11 +69,18 @@ class Run:
         ...         evaluation.log(accuracy=accuracy(model))
         >>> run.close()
 
-    Every step also logs `perf/step_s`, the seconds from requesting its batch to the end of its body, and
-    `perf/data_wait_s`, the part of them spent in the loader; neither includes callbacks or evaluations. After
-    `break` the last step counts if it has logged something. If an exception leaves the `with` block, or a
-    hook raises, the callbacks are exited as context managers, without `on_train_end`. In a forked child
-    process, closing or leaving the run calls no callback.
+    Every step of `steps` also logs `perf/step_s`, the seconds from requesting its batch to the end of its
+    body, and `perf/data_wait_s`, the part of them spent in the loader; neither includes callbacks or
+    evaluations. A loop without a loader calls `next_step`.
+
+    A step that `break`, `return` or an exception leaves ends there, when its iterator is released, and counts
+    if it has logged something. An exception of a callback at that moment is raised by the next call on the
+    run. While a variable still refers to the iterator, the step ends at the next `steps`, `next_step`,
+    `epochs` or `close`: its scalars are recorded, but what would be read from the model, which may have
+    changed, is skipped and counted (`ended_late` of the callbacks' parameters).
+
+    If an exception leaves the `with` block, or a hook raises, the callbacks are exited as context managers,
+    without `on_train_end`. In a forked child process, closing or leaving the run calls no callback.
 
     Args:
         callbacks: one, several or None.
@@ -91,12 +122,20 @@ class Run:
         self._context = RunContext(self._params)
         self._clock = clock
         self._steps_before_epoch = initial_step
+        self._initial_step = initial_step
         self._logged = NOTHING
+        self._logged_elsewhere: dict[str, Scalar] = {}  # by other threads; behind the lock
+        self._lock = Lock()
         self._known_names: set[str] = set()  # names that have been checked
         self._data_wait_s = self._body_start_s = 0.0
-        self._is_entered = self._is_training = self._is_epoch_begun = self._is_step_open = False
+        # What began the step under way, if there is one: an iterator of `steps`, a ManualStep or BY_LOG.
+        self._opener: object | None = None
+        self._recorder: Recorder = NoRecorder()  # of most steps
+        self._error: BaseException | None = None  # the next call raises it
+        self._failures = Failures(Health(), logger)  # if no callback counts them
+        self._is_entered = self._is_training = self._is_epoch_begun = self._is_stepped = False
         self._in_epochs = self._is_guarded = self._is_closed = False
-        self._pid = os.getpid()
+        self._pid, self._thread = os.getpid(), get_ident()
 
     @property
     def rank(self) -> int:
@@ -132,6 +171,7 @@ class Run:
 
     def _epochs(self, count: int) -> Iterator[int]:
         while True:
+            self._raise_kept()
             self._settle_epoch()
             if self._is_closed or self.epoch >= count or self._context.get_stop_requested():
                 break
@@ -140,77 +180,132 @@ class Run:
             yield self.epoch - 1
         self._in_epochs = False
 
-    def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches of a loader, each one step; outside `epochs()` one call is one epoch."""
+    def steps(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Iterator[Any]:
+        """The batches of a loader, each one step; outside `epochs()` one call is one epoch.
+
+        Args:
+            loader: any iterable; without one, the numbers from `run.step` on, without an end.
+            accumulate: batches of one step (of the optimizer), >= 1. The last step may have fewer; of the
+                values logged under one name within a step the last is recorded.
+        """
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise InvalidTypeError(f"loader must be iterable, got {type(loader).__name__}; pass the batches")
+        check_int("accumulate", accumulate, low=1)
         self._require_open()
-        self._begin_epoch(loader)
-        return self._steps(loader)
+        self._is_stepped, self._thread = True, get_ident()
+        if loader is ENDLESS:
+            loader = itertools.count(self.step * accumulate)
+        self._begin_epoch(loader, -(-length(loader) // accumulate))
+        self._record_pending()
+        return self._steps(loader, accumulate)
 
-    def _steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Between two batches: end the step, wait for the next batch, and begin its step.
-
-        Does not rely on being closed: after `break` the interpreter decides when a generator is closed.
-        """
+    def _steps(self, loader: Iterable[Any], accumulate: int) -> Iterator[Any]:
+        """Between two batches: end the step, wait for the next batch, and begin its step."""
         clock, params, context = self._clock, self._params, self._context
-        at_steps = self._callbacks.at_steps
-        recorder = at_steps[0].plain_step_recorder if len(at_steps) == 1 else NoRecorder()
+        opener = object()
         batches: Iterator[Any] | None = None
+        missing = 0  # batches that the step under way still takes
         while True:
             asked_s = clock()
-            if self._is_step_open:
-                logged, waited_s = self._logged or {}, self._data_wait_s
-                logged[STEP_S] = waited_s + (asked_s - self._body_start_s)
-                logged[DATA_WAIT_S] = waited_s
-                step = params["cur_step_num"]
-                if step < recorder.plain_before:  # most steps
-                    self._is_step_open = False
-                    self._logged = NOTHING
-                    try:
-                        recorder.record_plain(step, logged)
-                    except BaseException as error:
-                        self._leave(error)
-                        raise
-                else:
-                    self._logged = logged
-                    self._deliver("on_train_step_end")
+            if self._opener is not opener:  # not begun yet, or ended by another call
+                missing = 0
+                self._settle_step()
+            elif not missing:
+                self._end_step(asked_s, is_whole=True)
                 asked_s = clock()
-            if self._is_closed or context.is_stop_requested:
+            if not missing and (self._is_closed or context.is_stop_requested):
                 break
             if batches is None:
                 batches = iter(loader)  # not earlier, because starting its workers counts as waiting for data
             try:
                 batch = next(batches)
             except StopIteration:
+                if missing:
+                    self._end_step(asked_s, is_whole=True)
                 break
             started_s = clock()
-            self._data_wait_s = started_s - asked_s
-            params["cur_step_num"] = step = params["cur_step_num"] + 1
             params["train_dataset_element"] = batch
-            params["net_outputs"] = None
-            self._is_step_open = True
-            if step >= recorder.plain_before:
-                self._call("on_train_step_begin")
-                started_s = clock()
-            self._body_start_s = started_s
-            yield batch
+            if missing:
+                missing -= 1
+                self._data_wait_s += started_s - asked_s
+                self._body_start_s += started_s - asked_s
+            else:
+                missing = accumulate - 1
+                self._data_wait_s = started_s - asked_s
+                # what _begin_step does, without a call at every step
+                params["cur_step_num"] = step = params["cur_step_num"] + 1
+                params["net_outputs"] = None
+                self._opener, self._body_start_s = opener, started_s
+                if step >= self._recorder.plain_before:
+                    self._call("on_train_step_begin")
+                    self._body_start_s = clock()
+            try:
+                yield batch
+            except GeneratorExit:  # the loop was left; what is raised here reaches nobody
+                if self._opener is opener and os.getpid() == self._pid:
+                    try:
+                        self._end_step(clock())
+                    except BaseException as error:
+                        self._error = error
+                        atexit.register(self._raise_kept)  # if no call follows
+                raise
         if not self._in_epochs:
             self._settle_epoch()
 
-    def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
+    def next_step(self) -> ManualStep:
+        """End the step under way, if any, and begin the next; `with run.next_step():` also ends it.
+
+        For loops without a loader. The time of each step is logged as `perf/step_s`.
+        """
+        self._require_open()
+        self._is_stepped, self._thread = True, get_ident()
+        if isinstance(self._opener, ManualStep):
+            self._end_step(self._clock(), is_whole=True)
+        else:
+            self._settle_step()
+        if not self._is_epoch_begun:
+            self._begin_epoch(())
+        self._record_pending()
+        step = ManualStep(self._end_manual_step)
+        self._begin_step(step)
+        return step
+
+    def _end_manual_step(self, step: ManualStep) -> None:
+        if self._opener is step and os.getpid() == self._pid:
+            self._end_step(self._clock(), is_whole=True)
+
+    def log(
+        self,
+        values: Mapping[str, object] | None = None,
+        /,
+        *,
+        step: int | None = None,
+        commit: None = None,
+        **named: object,
+    ) -> None:
         """Record scalars by name at the current step or, between two steps, at the last one.
+
+        Before the first `steps` or `next_step`, a name that is logged again begins the next step; otherwise
+        the last value of a name is recorded. Other threads may log: their values go to the step under way.
+        What is read from the model is not recorded at steps that only `log` begins.
 
         Args:
             values: for names that are not identifiers, such as {"train/accuracy": 0.9}.
+            step: outside of `steps`, the step of these values. Values of a step before the last one are
+                dropped and counted. Ignored in other threads.
+            commit: refused; values are recorded when their step ends.
             named: int, float, or a tensor or array of one element; a device tensor is not waited for.
 
         Raises:
             InvalidTypeError: a value is not a number; the message names it. ClosedError: the run is closed.
-                InvalidValueError: a value has more than one element, or a name is logged again while no step
-                is in progress, which would lose the first value.
+                InvalidValueError: a value has more than one element; `step` is given inside `steps`;
+                `commit` is given.
         """
+        is_elsewhere = get_ident() != self._thread
         if self._is_closed:
+            if is_elsewhere:
+                self._failures.count("values that another thread logged after the run was closed are dropped")
+                return
             self._require_open()
         given: dict[str, Any] = named
         if values is not None:
@@ -222,16 +317,50 @@ class Run:
                 new = scalars(given)
                 known.update(new)
                 break
-        if not self._is_step_open and (again := sorted(new.keys() & self._logged.keys())):
+        if commit is not None:
             raise InvalidValueError(
-                f"{again[0]!r} was logged twice outside of a step; log inside `for x in run.steps(loader):`"
+                f"commit must be left out, got {commit!r}; a step's values are recorded when it ends, and "
+                "may be logged by several calls"
             )
+        if is_elsewhere:
+            with self._lock:
+                self._logged_elsewhere |= new
+            return
+        if self._logged_elsewhere:
+            self._logged = self._take_logged()
+        if step is not None:
+            if not self._go_to(step, len(new)):
+                return
+        elif not self._is_stepped and new.keys() & self._logged.keys():
+            if self._opener is None:  # what was logged before is a step of its own
+                self._begin_step_by_log(self.step + 1, with_pending=True)
+            self._begin_step_by_log(self.step + 1)
         if self._logged:
             self._logged |= new
         else:
             self._logged = new
         if "loss" in given:
             self._params["net_outputs"] = given["loss"]
+
+    def _go_to(self, step: int, count: int) -> bool:
+        """Make `step` the current one, for `count` values; False if it comes before the last one."""
+        check_int("step", step, low=0)
+        if self._opener not in (None, BY_LOG) and not isinstance(self._opener, ManualStep):
+            raise InvalidValueError(
+                f"step must be left out inside `for x in run.steps(loader):`, which counts the steps, got "
+                f"{step}; a resumed training passes initial_step= to ds.init"
+            )
+        if step < self.step:
+            recorders = self._recorders()
+            failures = recorders[0].failures if recorders else self._failures
+            failures.count(
+                "run.log(..., step=n): values of steps before the last one are dropped",
+                dropped={"scalar": count},
+            )
+            return False
+        if count and (step > self.step or not self._is_training):
+            self._begin_step_by_log(step)
+        return True
 
     @contextlib.contextmanager
     def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
@@ -251,13 +380,16 @@ class Run:
 
     def close(self) -> None:
         """End the step, the epoch and the training, and leave the callbacks; a second call does nothing."""
-        if self._is_closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        if self._logged and not self._is_training:
+        self._raise_kept()
+        if self._is_closed:
+            return
+        if (self._logged or self._logged_elsewhere) and not self._is_training:
             self._begin_epoch(())  # logged without any step: recorded at step 0
         self._settle_epoch()
         if self._is_training:
-            self._deliver("on_train_end")
+            self._call("on_train_end", logged=self._take_logged())
         self._leave(None)
 
     def __enter__(self) -> Self:
@@ -270,34 +402,117 @@ class Run:
         if error is None:
             self.close()
         else:
+            if self._error is not None:
+                logger.error("a callback failed at the end of the last step", exc_info=self._error)
+                self._error = None
             self._leave(error)
 
-    def _begin_epoch(self, loader: object) -> None:
+    def _begin_epoch(self, loader: object, steps: int = 0) -> None:
         if self._in_epochs:
             self._settle_step()
         else:
             self._settle_epoch()
             self._params.cur_epoch_num += 1
             self._params.epoch_num = max(self._params.epoch_num, self.epoch)
-        self._params |= {"batch_num": length(loader), "train_dataset": loader}
+        self._params |= {"batch_num": steps, "train_dataset": loader}
         if not self._is_training:
             self._is_training = True
             self._enter()
             self._call("on_train_begin")
+            at_steps = self._callbacks.at_steps
+            self._recorder = at_steps[0].plain_step_recorder if len(at_steps) == 1 else NoRecorder()
         if not self._is_epoch_begun:
             self._is_epoch_begun = True
             self._steps_before_epoch = self.step
             self._call("on_train_epoch_begin")
 
-    def _settle_step(self) -> None:
-        """End a step that was left by `break`, without times, because its end was not measured."""
-        if not self._is_step_open:
+    def _begin_step(self, opener: object) -> None:
+        """Begin the next step, which has no batch."""
+        self._params |= {"cur_step_num": self.step + 1, "net_outputs": None, "train_dataset_element": None}
+        self._opener = opener
+        if self.step >= self._recorder.plain_before:
+            self._call("on_train_step_begin")
+        self._body_start_s = self._clock()
+
+    def _begin_step_by_log(self, step: int, *, with_pending: bool = False) -> None:
+        """End the step under way and begin `step`, whose end will only be seen when the next one begins."""
+        self._settle_step()
+        if not self._is_epoch_begun:
+            self._begin_epoch(())
+        if not with_pending:
+            self._record_pending()
+        self._params.cur_step_num = step - 1
+        self._begin_step(BY_LOG)
+
+    def _end_step(self, ended_s: float | None, *, is_whole: bool = False) -> None:
+        """End the step under way; unless it is whole, it does not count if it has logged nothing.
+
+        `ended_s` is None if the body ended earlier, nobody knows when.
+        """
+        params, opener = self._params, self._opener
+        if self._logged_elsewhere:
+            self._logged = self._take_logged()
+        logged, self._logged, self._opener = self._logged or {}, NOTHING, None
+        if not logged and not is_whole:
+            params["cur_step_num"] -= 1
             return
-        if self._logged:
-            self._deliver("on_train_step_end")
+        if ended_s is None:
+            params["ended_late"] = True
+            try:
+                self._call("on_train_step_end", logged=logged)
+            finally:
+                del params["ended_late"]
+            return
+        if type(opener) is ManualStep:
+            logged[STEP_S] = ended_s - self._body_start_s
         else:
-            self._is_step_open = False
-            self._params.cur_step_num -= 1
+            waited_s = self._data_wait_s
+            logged[STEP_S] = waited_s + (ended_s - self._body_start_s)
+            logged[DATA_WAIT_S] = waited_s
+        step = params["cur_step_num"]
+        if step < self._recorder.plain_before:  # most steps
+            try:
+                self._recorder.record_plain(step, logged)
+            except BaseException as error:
+                self._leave(error)
+                raise
+        else:
+            self._call("on_train_step_end", logged=logged)
+
+    def _settle_step(self) -> None:
+        """End a step that neither its iterator nor `next_step` has ended."""
+        if self._opener is not None:
+            self._end_step(self._clock() if isinstance(self._opener, ManualStep) else None)
+
+    def _recorders(self) -> list[Recorder]:
+        found = (callback.plain_step_recorder for callback in self._callbacks.callbacks)
+        return [recorder for recorder in found if not isinstance(recorder, NoRecorder)]
+
+    def _record_pending(self) -> None:
+        """Record what was logged since the last step at that step, before the next one begins.
+
+        It stays for the next one if no callback can do that, or if a resumed training has no step yet: from
+        its first record on, the merge drops the records of the attempt before.
+        """
+        recorders = self._recorders() if self._logged else []
+        if not recorders or self.step == self._initial_step > 0:
+            return
+        logged = self._take_logged()
+        try:
+            for recorder in recorders:
+                recorder.record_plain(self.step, logged)
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    def _take_logged(self) -> dict[str, Scalar]:
+        """What was logged and is not recorded yet, in this thread and in others."""
+        logged, self._logged = self._logged or {}, NOTHING
+        if self._logged_elsewhere:
+            with self._lock:
+                logged |= self._logged_elsewhere
+                self._logged_elsewhere = {}
+        return logged
 
     def _settle_epoch(self) -> None:
         if self._is_closed:
@@ -305,16 +520,15 @@ class Run:
         self._settle_step()
         if self._is_epoch_begun:
             self._is_epoch_begun = False
-            self._deliver("on_train_epoch_end")
+            self._call("on_train_epoch_end", logged=self._take_logged())
             self._params.pop("metrics", None)
 
-    def _deliver(self, hook: str) -> None:
-        """Call the hook that ends a step, an epoch or the training, with what was logged until then."""
-        self._is_step_open = False
-        self._params["logged"], self._logged = self._logged or {}, NOTHING
-        self._call(hook)
-
-    def _call(self, hook: str, context: RunContext | None = None) -> None:
+    def _call(
+        self, hook: str, context: RunContext | None = None, *, logged: dict[str, Scalar] | None = None
+    ) -> None:
+        """Call a hook of all callbacks; `logged` is what was logged until it, at an end."""
+        if logged is not None:
+            self._params["logged"] = logged
         self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
         try:
             for method in self._callbacks.methods[hook]:
@@ -338,8 +552,12 @@ class Run:
             return
         self._is_closed = True
         atexit.unregister(self._close_at_exit)
-        if self._logged:  # logged at the step that the error ended: the callbacks see it on exit
-            self._params.logged, self._logged = self._logged, NOTHING
+        logged = self._take_logged()
+        if self._opener is not None and not logged:
+            self._params.cur_step_num -= 1
+        self._opener = None
+        if logged:  # at the step that the error ended: the callbacks see it on exit
+            self._params.logged = logged
         if self._is_entered:
             self._callbacks.__exit__(
                 type(error) if error else None, error, error.__traceback__ if error else None
@@ -352,6 +570,14 @@ class Run:
         else:
             self.close()
 
+    def _raise_kept(self) -> None:
+        """Raise what a callback raised where nobody could catch it."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            atexit.unregister(self._raise_kept)
+            raise error
+
     def _require_open(self) -> None:
+        self._raise_kept()
         if self._is_closed:
             raise ClosedError("the run is closed; make a new one")

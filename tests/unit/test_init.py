@@ -66,7 +66,8 @@ def test_a_run_that_was_not_closed_and_the_next_one_of_the_process_are_two_attem
         monkeypatch.setenv(name, value)
     runs = [ds.init(nasty_tmp_path) for _ in range(2)]
     for number, run in enumerate(runs):
-        next(iter(run.steps(range(9))))
+        batches = run.steps(range(9))
+        next(batches)
         run.log(loss=float(number))
     for run in runs:
         run.close()

@@ -343,6 +343,65 @@ def test_a_subclass_with_a_hook_of_its_own_sees_every_step(tmp_path, writers):
     assert writers[0].steps("scalar", "loss") == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_step_left_by_break_holds_the_weights_of_that_moment_or_none(tmp_path, writers, is_held):
+    collector = SummaryCollector(
+        tmp_path,
+        collect_freq=5,
+        collect_specified_data={"tensor_regular": "layer1"},
+        collect_tensor_freq=5,
+        collect_landscape={"unit": "step", "intervals": [[1, 5, 9]]},
+        keep_default_action=True,
+    )
+    model = Model()
+    run = Run(callbacks=collector, network=model)
+    weight, batches = model.parameters["layer1.weight"], run.steps(range(100))
+    held = batches if is_held else None
+    for number, _ in enumerate(batches, 1):
+        weight.fill(number)
+        run.log(loss=number)
+        if number == 5:
+            break
+    del batches
+    weight.fill(1000)
+    with run.eval() as evaluation:
+        evaluation.log(accuracy=1)
+    run.close()
+    health = collector.health()
+    assert writers[0].values("scalar", 5)["loss"] == 5
+    assert writers[0].steps("histogram") == ([1] if is_held else [1, 5])
+    assert writers[0].values("tensor")["layer1.weight/auto"] == (1 if is_held else 5)
+    assert ("perf/step_s" in writers[0].values("scalar", 5)) != is_held
+    checkpoints = {path.name for path in tmp_path.rglob("*.ckpt")}
+    assert len(checkpoints) == (1 if is_held else 2), checkpoints
+    assert health.dropped == ({"histogram": 5, "tensor": 1, "checkpoint": 1} if is_held else {})
+    assert bool(health.errors) == is_held
+    assert held is None or next(held, None) is None
+
+
+def test_what_a_loop_without_steps_logs_is_recorded_and_its_weights_are_not(tmp_path, writers):
+    collector = SummaryCollector(tmp_path, collect_freq=2)
+    with Run(callbacks=collector, network=Model()) as run:
+        for number in range(4):
+            run.log(reward=number)
+        run.log(reward=17, step=2)
+    assert writers[0].steps("scalar", "reward") == [1, 2, 3, 4]
+    assert [writers[0].values("scalar", step)["reward"] for step in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    assert writers[0].steps("histogram") == []
+    assert collector.health().dropped == {"histogram": 15, "scalar": 1}
+
+
+def test_what_is_logged_between_two_loops_is_recorded_at_the_last_step(tmp_path, writers):
+    with Run(callbacks=SummaryCollector(tmp_path)) as run:
+        for _ in run.epochs(2):
+            for part in "ab":
+                for _ in run.steps([1, 2]):
+                    run.log(loss=1)
+                run.log({f"mean/{part}": run.step})
+                run.log({f"mean/{part}": run.step})
+    assert [writers[0].steps("scalar", f"mean/{part}") for part in "ab"] == [[2, 6], [4, 8]]
+
+
 def test_numbers_and_copies_of_a_step_between_due_ones_are_recorded_in_their_order(tmp_path, writers):
     class Copy:
         nbytes = 8

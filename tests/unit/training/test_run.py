@@ -1,13 +1,20 @@
+import contextlib
 import gc
+import itertools
+import logging
 import os
+import sys
+import threading
 import weakref
 
 import pytest
 
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
+from distsummary.format.records import Health
 from distsummary.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
 from distsummary.training.run import DATA_WAIT_S, STEP_S, Run
+from distsummary.writing.health import Failures
 
 
 class Clock:
@@ -181,19 +188,368 @@ def test_a_step_that_break_leaves_without_logging_does_not_count():
     assert counted(recorder, "on_train_end") == 1
 
 
-def test_a_step_that_break_leaves_has_no_times():
+@pytest.mark.parametrize("way", ["break", "return", "exception", "islice", "enumerate"])
+def test_a_step_ends_when_its_iterator_is_released(way):
+    seen = []
+    clock = Clock()
+
+    class Weights(Callback):
+        def on_train_step_end(self, run_context):
+            told = run_context.original_args()
+            seen.append((told.cur_step_num, weight[0], told.logged[STEP_S], told.get("ended_late")))
+
+    def train():
+        batches = run.steps(range(9))
+        batches = {"islice": itertools.islice(batches, 2), "enumerate": enumerate(batches)}.get(way, batches)
+        loop = iter([batches])
+        del batches
+        for number, _ in enumerate(next(loop), 1):
+            weight[0] = number
+            clock.now += number
+            run.log(loss=0.5)
+            if number == 2 and way == "return":
+                return
+            if number == 2 and way == "exception":
+                raise LookupError
+            if number == 2 and way != "islice":
+                break
+
+    weight = [0]
+    run = Run(callbacks=Weights(), clock=clock)
+    with contextlib.suppress(LookupError):
+        train()
+    weight[0] = 1000
+    assert seen == [(1, 1, 1.0, None), (2, 2, 2.0, None)]
+    assert run.step == 2
+    run.close()
+    assert len(seen) == 2
+
+
+def test_a_step_that_is_left_before_it_logged_is_not_counted_even_by_an_evaluation():
+    steps = []
+
+    class Evaluations(Callback):
+        def on_eval_end(self, run_context):
+            steps.append(run_context.original_args().global_step)
+
+    run = Run(callbacks=Evaluations())
+    for number in run.steps(range(9)):
+        if number == 5:
+            break
+        run.log(loss=0.5)
+    with run.eval() as evaluation:
+        evaluation.log(accuracy=1)
+    assert (run.step, steps) == (5, [5])
+    run.close()
+
+
+@pytest.mark.parametrize("call", ["steps", "next_step", "close", "epochs"])
+def test_the_step_of_an_iterator_that_is_held_ends_late_at_the_next_call(call):
     told = []
 
-    class Logged(Callback):
-        def step_end(self, run_context):
-            told.append(sorted(run_context.original_args().logged))
+    class Late(Callback):
+        def on_train_step_end(self, run_context):
+            args = run_context.original_args()
+            told.append((args.cur_step_num, sorted(args.logged), args.get("ended_late", False)))
 
-    with Run(callbacks=Logged()) as run:
-        for batch in run.steps([1, 2]):
-            run.log(loss=batch)
-            if batch == 2:
+    run = Run(callbacks=Late())
+    batches = run.steps([1, 2])
+    next(batches)
+    run.log(loss=0.5)
+    assert told == []
+    if call == "epochs":
+        next(run.epochs(9))
+    else:
+        getattr(run, call)(*[[]] * (call == "steps"))
+    assert told == [(1, ["loss"], True)]
+    step = run.step
+    del batches  # of a step that has ended: changes nothing
+    assert (run.step, len(told)) == (step, 1)
+    run.close()
+
+
+@pytest.mark.parametrize("call", ["steps", "log", "close", "next_step", "epochs", "eval", "with"])
+def test_what_a_callback_raises_when_the_iterator_is_released_is_raised_by_the_next_call(call):
+    class Failing(Callback):
+        def on_train_step_end(self, run_context):
+            raise OSError("full")
+
+    def go_on():
+        if call == "epochs":
+            next(epochs)
+        elif call == "eval":
+            with run.eval():
+                pass
+        elif call == "with":
+            run.__exit__(None, None, None)
+        else:
+            getattr(run, call)(*[[]] * (call == "steps"))
+
+    run = Run(callbacks=Failing())
+    epochs = run.epochs(2)
+    next(epochs)
+    for _ in run.steps([1, 2]):
+        run.log(loss=0.5)
+        break
+    with pytest.raises(OSError, match="full"):
+        go_on()
+    run.close()  # said once
+    with pytest.raises(ClosedError):
+        run.log(loss=1)
+
+
+def test_what_a_callback_raises_at_the_release_is_said_if_no_call_follows(monkeypatch, caplog):
+    from distsummary.training import run as module
+
+    class Failing(Callback):
+        def on_train_step_end(self, run_context):
+            raise OSError("full")
+
+    def train(run, error=None):
+        for _ in run.steps([1, 2]):
+            run.log(loss=0.5)
+            if error:
+                raise error
+            break
+
+    registered = []
+    monkeypatch.setattr(module.atexit, "register", registered.append)
+    train(Run(callbacks=Failing()))
+    with pytest.raises(OSError, match="full"):
+        registered[-1]()
+    with pytest.raises(LookupError, match="mine"), Run(callbacks=Failing()) as run:
+        train(run, LookupError("mine"))
+    registered[-1]()  # said by then
+    assert "OSError: full" in caplog.text
+
+
+def test_what_only_another_thread_logged_is_recorded():
+    recorder = Recorder()
+    run = Run(callbacks=recorder)
+    thread = threading.Thread(target=lambda: run.log(gpu=1))
+    thread.start()
+    thread.join()
+    run.close()
+    assert recorder.logged[0] == ("on_train_epoch_end", 0, {"gpu": 1})
+
+
+def steps_of(recorder):
+    return [(step, values) for hook, step, values in recorder.logged if hook == "on_train_step_end"]
+
+
+def test_step_and_commit_are_refused_inside_steps():
+    with Run(initial_step=3) as run:
+        for _ in run.steps([1]):
+            with pytest.raises(InvalidValueError, match=r"step must be left out .* got 5; .* initial_step="):
+                run.log({"a": 1}, step=5)
+            with pytest.raises(InvalidValueError, match="commit must be left out, got False"):
+                run.log({"b": 1}, commit=False)
+            run.log({"step": 7})  # a name like others
+            assert run.step == 4
+        with pytest.raises(InvalidTypeError, match="step"):
+            run.log(a=1, step="last")
+        with pytest.raises(InvalidValueError, match="step"):
+            run.log(a=1, step=-1)
+
+
+def test_outside_of_steps_log_goes_to_a_step_and_never_back(caplog):
+    recorder = Recorder()
+    with Run(callbacks=recorder) as run:
+        for number in (0, 1, 5):
+            run.log(a=number, step=number)
+            run.log(b=number, step=number)
+        assert run.step == 5
+        run.log(a=17, step=4)
+        run.log(a=18, step=3)
+        assert run.step == 5
+    assert steps_of(recorder) == [(0, {"a": 0, "b": 0}), (1, {"a": 1, "b": 1}), (5, {"a": 5, "b": 5})]
+    assert caplog.text.count("steps before the last one are dropped") == 1
+
+
+def test_values_of_a_step_before_the_last_one_are_counted_by_the_recorder():
+    callback = Plain()
+    callback.failures = Failures(Health(), logging.getLogger("test"))
+    with Run(callbacks=callback) as run:
+        run.log(a=1, step=5)
+        run.log(a=1, b=2, step=4)
+    assert callback.failures.health.dropped == {"scalar": 2}
+
+
+def test_before_any_steps_a_name_that_is_logged_again_begins_the_next_step():
+    recorder = Recorder()
+    with Run(callbacks=recorder, initial_step=10) as run:
+        for number in range(3):
+            run.log(a=number)
+            run.log(b=number)
+        assert run.step == 13
+    assert steps_of(recorder) == [(step, {"a": step - 11, "b": step - 11}) for step in (11, 12, 13)]
+    assert counted(recorder, "on_train_step_begin") == 3
+    assert counted(recorder, "on_train_begin") == counted(recorder, "on_train_epoch_end") == 1
+
+
+def test_after_steps_a_name_that_is_logged_again_belongs_to_the_last_step():
+    callback = Plain()
+    callback.plain_before = 99
+    recorded = []
+    callback.record_plain = lambda step, logged: recorded.append(
+        (step, {name: value for name, value in logged.items() if not name.startswith("perf/")})
+    )
+    run = Run(callbacks=callback)
+    for _ in range(2):
+        for number in run.steps([1, 2]):
+            run.log(loss=number)
+        run.log(epoch=3)
+        run.log(epoch=4)
+    assert recorded == [
+        (1, {"loss": 1.0}), (2, {"loss": 2.0}), (2, {"epoch": 4.0}), (3, {"loss": 1.0}), (4, {"loss": 2.0}),
+    ]  # fmt: skip
+    run.close()
+
+
+@pytest.mark.parametrize("initial", [0, 10])
+def test_a_value_before_the_first_step_takes_no_step_and_replaces_none_of_the_attempt_before(initial):
+    recorded = []
+    callback = Plain()
+    callback.plain_before = 99
+    callback.record_plain = lambda step, logged: recorded.append((step, logged.get("parameters")))
+    with Run(callbacks=callback, initial_step=initial) as run:
+        run.log(parameters=17)
+        for _ in run.steps([1]):
+            pass
+    assert recorded == ([(0, 17.0), (1, None)] if initial == 0 else [(11, 17.0)])
+
+
+def test_values_of_other_threads_go_to_the_step_under_way():
+    recorder = Recorder()
+    errors = []
+
+    def measure():
+        try:
+            run.log(gpu=run.step, x=1)
+            run.log(gpu=run.step + 0.5, step=3)
+        except Exception as error:
+            errors.append(error)
+
+    def in_thread():
+        thread = threading.Thread(target=measure)
+        thread.start()
+        thread.join()
+
+    run = Run(callbacks=recorder)
+    for number in run.steps([1, 2]):
+        run.log(x=0)
+        in_thread()
+        if number == 2:
+            run.log(x=5)  # the last one wins
+    run.close()
+    in_thread()
+    assert steps_of(recorder) == [(1, {"x": 1, "gpu": 1.5}), (2, {"x": 5, "gpu": 2.5})]
+    assert errors == []
+
+
+def test_a_thread_that_logs_all_the_time_never_fails_and_loses_no_step():
+    recorder = Recorder()
+    run, errors, is_over = Run(callbacks=recorder), [], threading.Event()
+
+    def measure():
+        while not is_over.is_set():
+            try:
+                run.log(gpu=0.5, step=0)
+                run.log({f"gpu{next(count) % 7}": 1.0})
+            except Exception as error:
+                errors.append(error)
+
+    count = itertools.count()
+    thread = threading.Thread(target=measure)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        thread.start()
+        for number in run.steps(range(500)):
+            run.log(loss=number)
+        run.close()
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert errors == []
+    assert [values["loss"] for _, values in steps_of(recorder)] == list(range(500))
+
+
+def test_next_step_ends_the_step_under_way_and_begins_the_next():
+    clock, recorder, times = Clock(), Recorder(), []
+
+    class Times(Callback):
+        def step_end(self, run_context):
+            args = run_context.original_args()
+            times.append((args.logged.get(STEP_S), DATA_WAIT_S in args.logged, args.get("ended_late")))
+
+    with Run(callbacks=[recorder, Times()], clock=clock) as run:
+        for number in range(3):
+            run.next_step()
+            assert run.step == number + 1
+            run.log(reward=number)
+            run.log(reward=number + 1)
+            clock.now += 2
+        run.next_step()  # nothing follows
+    assert run.step == 3
+    assert steps_of(recorder) == [(1, {"reward": 1}), (2, {"reward": 2}), (3, {"reward": 3})]
+    assert times == [(2.0, False, None)] * 3
+    assert recorder.hooks[:3] == ["on_train_begin", "on_train_epoch_begin", "on_train_step_begin"]
+    assert recorder.hooks[-2:] == ["on_train_epoch_end", "on_train_end"]
+
+
+def test_next_step_as_a_context_manager_ends_its_step():
+    recorder = Recorder()
+    with Run(callbacks=recorder) as run:
+        for number in range(2):
+            with run.next_step():
+                run.log(reward=number)
+            assert counted(recorder, "on_train_step_end") == number + 1
+        for _ in run.steps([1]):
+            run.log(loss=1)
+    assert steps_of(recorder) == [(1, {"reward": 0}), (2, {"reward": 1}), (3, {"loss": 1})]
+
+
+def test_steps_without_a_loader_count_for_ever():
+    seen = []
+    with Run(initial_step=2) as run:
+        for number in run.steps():
+            seen.append((number, run.step))
+            run.log(loss=1)
+            if number == 4:
                 break
-    assert told == [["loss", DATA_WAIT_S, STEP_S], ["loss"]]
+        assert list(run.steps(())) == []
+    assert seen == [(2, 3), (3, 4), (4, 5)]
+
+
+def test_accumulated_batches_are_one_step():
+    clock, recorder, told = Clock(), Recorder(), []
+
+    class Times(Callback):
+        def step_end(self, run_context):
+            args = run_context.original_args()
+            told.append((args.batch_num, args.logged[STEP_S], args.logged[DATA_WAIT_S]))
+
+    class Loader:
+        def __iter__(self):
+            for number in range(5):
+                clock.now += 1
+                yield number
+
+        def __len__(self):
+            return 5
+
+    with Run(callbacks=[recorder, Times()], clock=clock) as run:
+        for number in run.steps(Loader(), accumulate=2):
+            clock.now += 10
+            run.log({"loss": number, f"n{number}": 1})
+        with pytest.raises(InvalidValueError, match="accumulate"):
+            run.steps([], accumulate=0)
+    assert steps_of(recorder) == [
+        (1, {"loss": 1, "n0": 1, "n1": 1}), (2, {"loss": 3, "n2": 1, "n3": 1}), (3, {"loss": 4, "n4": 1}),
+    ]  # fmt: skip
+    assert told == [(3, 22, 2), (3, 22, 2), (3, 11, 1)]
 
 
 def test_values_between_steps_go_to_the_end_of_the_epoch_and_of_the_training():
@@ -384,15 +740,13 @@ def test_the_callbacks_see_what_the_step_that_failed_had_logged():
     last = Last()
     with pytest.raises(RuntimeError, match="nan"):
         train(last)
-    assert last.logged.keys() == {"loss"}
+    assert last.logged.keys() == {"loss", STEP_S, DATA_WAIT_S}
 
 
-def test_logging_again_without_a_step_is_refused_and_once_is_recorded():
+def test_a_value_without_any_step_is_recorded():
     recorder = Recorder()
     run = Run(callbacks=recorder)
     run.log(parameters=17)
-    with pytest.raises(InvalidValueError, match="'parameters' was logged twice outside of a step"):
-        run.log(parameters=18)
     run.close()
     assert recorder.logged[0] == ("on_train_epoch_end", 0, {"parameters": 17})
 
