@@ -56,7 +56,7 @@ def load_factory(name: str) -> dict[str, Any]:
 
 
 def named_parts(parts: object) -> dict[str, Any] | None:
-    """The tuple or dict that a user's factory returned, by the names of `landscape`; None for others."""
+    """What a user's factory returned, as arguments of `landscape` by name; None if it has another form."""
     if isinstance(parts, dict):
         has_loss = "loss_fn" in parts or "batch_loss" in parts
         is_known = set(parts) <= set(NAMED) and {"model", "batches"} <= set(parts)
@@ -68,7 +68,7 @@ def named_parts(parts: object) -> dict[str, Any] | None:
 
 @contextmanager
 def _raises_landscape_error(name: str) -> Iterator[None]:
-    """Raise LandscapeError, in one line with the place, for an error in the user's module or function."""
+    """Turn an error in the user's module or function into a LandscapeError of one line with its place."""
     try:
         yield
     except DistSummaryError:

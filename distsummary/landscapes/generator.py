@@ -109,56 +109,58 @@ def landscape(
             statistics, and parameters that do not move.
         loss_fn: a criterion for batches (inputs, targets), a module or function: the loss of a batch is
             `loss_fn(model(inputs), targets)`, the mean over its rows. Batches are weighted by their number of
-            rows, those of the first array in each.
+            rows, which is the length of the first array in each.
         batches: the data, the same for every point, held in memory if it fits (see `Evaluation.streamed`); or
             several data sets by name, such as {"train": a, "test": b}: the loss on the first one is
             `LossGrid.z`; everything else is in `LossGrid.quantities` under the name of its data set, as
             "test/loss" and "train/accuracy".
         batch_loss: instead of `loss_fn`, for batches of any other kind: `batch_loss(model, batch)` returns
             the loss of a batch, or (loss, outputs) if metrics need the outputs.
-        around: the checkpoints that make the path: a run dir, a ckpt_dir; or one checkpoint: a .ckpt or
-            .safetensors file, or values by name; or several of these by their numbers,
-            {500: "checkpoint-500/model.safetensors", ...}, which make a path. None: the model as it is.
-        runs: several of these, for one plane through all of them; excludes `around`.
+        around: where the checkpoints come from. A run dir or a ckpt_dir: its checkpoints are the path. A
+            .ckpt or .safetensors file, or values by name: a single checkpoint. Several of these by number,
+            {500: "checkpoint-500/model.safetensors", ...}: these are the path. None: the model as it is.
+        runs: a list of runs or checkpoints, each as for `around`, for one plane through all of them; excludes
+            `around`.
         size: points along each side, 3 to 256.
         directions: one of
             "pca": the plane of the path, default with `around`; with `runs` that of all their checkpoints.
             "random": default without a path.
             "hessian": the eigenvectors of the Hessian's two algebraically largest eigenvalues, of unit length
                 (torch models).
-            "line": one row of points from the first checkpoint to the last, or from the last checkpoint of
-                one of two `runs` to that of the other; see `LossGrid.barrier`.
+            "line": one row of points from the first checkpoint to the last; with two `runs`, from the last
+                checkpoint of the first run to the last one of the second. See `LossGrid.barrier`.
             "triangle": the plane through the first, middle and last checkpoint, or through the last of three
                 `runs`.
-            `Directions`: your own, over the parameters that they name.
+            `Directions`: your own; only the parameters that they name move.
             For several directions see `landscape_set`.
         parameters: names or regular expressions (found anywhere in a name, such as "lora"): only parameters
             that match one of them move, and directions and residuals are those of this subspace.
         normalization: "filter", "layer", "mindspore" or "none". Default: "filter" for random directions and
             your own, "none" for all others.
         filter_axis: the axis along which the filters of a parameter lie, by name or as a function of
-            (name, shape), for layers whose modules do not tell it; only with normalization "filter".
+            (name, shape), for layers whose type does not determine it; only with normalization "filter".
         centering: of the PCA, "last" (default), "mean" (default with `runs`) or "mindspore".
         seed: of the random directions.
-        mode: "standard" (eval mode) or "mindspore": MindSpore's numbers, so training mode, its directions,
-            and num_samples // batch size of the batches.
+        mode: "standard" (eval mode) or "mindspore", which reproduces MindSpore's numbers: training mode,
+            MindSpore's directions, and num_samples // batch size of the batches.
         evaluation: what else is computed at each point and how: metrics, losses by class, standard errors,
             sums that stop early, BN mode, precision, streamed data; see `Evaluation`.
         refine: evaluate a coarse lattice first, then only where interpolation is expected to be wrong by more
-            than this share of the loss (or of a tenth of the median loss, if that is more), such as 0.01: an
-            estimate, not a bound, and of the loss alone. All quantities of the other points are interpolated;
-            `LossGrid.computed` shows which.
+            than this share of the loss (or of a tenth of the median loss, if that is more), such as 0.01. The
+            expected error is an estimate, not a bound, and only the loss decides. All quantities of the other
+            points are interpolated; `LossGrid.computed` shows which.
         workers: "auto" uses the Ray cluster that this process is connected to, or this process alone without
             one; "ray" starts a local cluster if there is none; 0 is this process; a number is that many Ray
             workers.
         gpus_per_worker: GPUs of each Ray worker: a share of one, such as 0.25 beside a training, or whole
-            ones. Default: one for torch models, none for others, whose own code may use as many as are given
-            here. If fewer are free, workers use CPUs instead of waiting; GPUs that become free are taken.
-        engine: "auto" times what may be faster on this machine than the model's code at every point (recorded
-            graphs, several points at once, other memory layouts), each checked against it to 5e-6, if the
-            landscape is long enough to pay for that. `LossGrid.engine` names the engine; given here it is
-            taken without timing, and gives the same bits on equal hardware. "row" is the model's own code. A
-            landscape that is resumed keeps the engine it began with.
+            ones. Default: one for torch models, none for other models, whose code may use the GPUs that you
+            request here. If fewer are free, workers use CPUs instead of waiting; GPUs that become free later
+            are used.
+        engine: "row" runs the model's own code at each point. "auto" times alternatives on this machine
+            (recorded graphs, several points at once, other memory layouts), each checked against "row" to
+            5e-6, and takes the fastest, if the landscape is long enough to pay for the timing.
+            `LossGrid.engine` names the engine that was used. If you pass that name here, nothing is timed and
+            the bits are the same on equal hardware. A landscape that is resumed keeps its engine.
         memory: "inference" writes each point to the model's own parameters, with random directions drawn anew
             for each, so that hardly more memory than a forward pass is needed; the model's own values wait in
             a temporary file and are put back. Slower; same bits as "row".
@@ -178,7 +180,8 @@ def landscape(
             intervals. `landscape_set` takes these.
         LandscapeError: the checkpoints span no plane, or a worker failed (its error is the cause).
         LandscapeCancelled: an interrupt (Ctrl-C); it is a KeyboardInterrupt and holds the grids computed so
-            far, which are also written to `run_dir` unless a complete one is there. The next call resumes.
+            far, which are also written to `run_dir` unless a complete landscape is there. The next call
+            resumes.
     """
     request = Request(**locals())  # the fields are the parameters
     if directions is not None and not isinstance(directions, str | Directions):
@@ -285,7 +288,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
 
             count = None if isinstance(request.workers, str) else request.workers
             workers = stack.enter_context(RayWorkers(count, gpus_each=request.gpus_per_worker))
-        if is_torch and mode != "mindspore":  # whose losses are those of modules as they are
+        if is_torch and mode != "mindspore":  # MindSpore's mode leaves modules as they are
             from distsummary.landscapes.model.torch_loan import at_rest
 
             stack.enter_context(at_rest(held_modules(model, loss, dict(evaluation.metrics))))
@@ -315,7 +318,7 @@ def _evaluate(
     tell: ProgressCallback | None,
     run_dir: RunDir | None,
 ) -> dict[str, LossGrid]:
-    """Evaluate the points and write the grids; after an interrupt LandscapeCancelled holds them."""
+    """Evaluate the points and write the grids; raises LandscapeCancelled, with the grids, if interrupted."""
     with ExitStack() as stack:
         journal = None
         if run_dir is not None:
@@ -327,8 +330,8 @@ def _evaluate(
         planes = list(prepared.values())
         drawn = generate(task, planes, workers, tell=tell, journal=journal, refine=request.refine)
 
-        # After an interrupt a grid is complete if each of its points, and of its path, has a computed loss. A
-        # refined grid counts as partial, since it is unknown whether refinement had reached its end.
+        # After an interrupt a grid is complete if every grid point and every checkpoint of its path has a
+        # computed loss. A refined grid counts as partial, since refinement may not have been finished.
         names = tuple(task.batches) if isinstance(task.batches, Mapping) else ()
         found = {}
         for key, grid in zip(prepared, drawn.grids, strict=True):
@@ -345,7 +348,7 @@ def _evaluate(
                 write_landscapes(run_dir, list(found.values()), loss_of=loss_of, journal=journal.path)
             except KeyboardInterrupt as error:
                 _log.warning(
-                    "not all of its files are written; its points are in %s: "
+                    "not all files of the landscape are written; its points are in %s: "
                     "the same call goes on from there",
                     journal.path,
                 )
@@ -360,16 +363,16 @@ def _evaluate(
 def read_batches(
     batches: Iterable[Any] | Data, evaluation: Evaluation, mode: str, samples: int | None
 ) -> tuple[Any, Evaluation]:
-    """(the data of every point, how it is evaluated): lists of batches, or an iterable to read again.
+    """The data as lists of batches, or as an iterable that is read repeatedly; and the final `Evaluation`.
 
-    `samples`: how many rows MindSpore's mode takes.
+    `samples` is the number of rows in MindSpore's mode, None in standard mode or if the training set none.
     """
     if samples is not None and (evaluation.streamed or isinstance(batches, Mapping)):
         raise InvalidValueError(
             "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
             "use mode='standard'"
         )
-    # raises if two quantities have one name, before anything is read
+    # before anything is read: raises if two quantities have the same name
     quantity_names(evaluation, list(batches) if isinstance(batches, Mapping) else [""])
     needs_all = samples is not None or evaluation.bn_mode == "recompute"
     asked = bool(evaluation.streamed) if needs_all else evaluation.streamed
@@ -389,7 +392,9 @@ def output_run_dir(path: str | os.PathLike[str]) -> RunDir:
     run_dir = path if isinstance(path, RunDir) else RunDir(path)
     for directory in (run_dir.base, run_dir.landscape_dir):
         if os.path.exists(directory) and not os.path.isdir(directory):
-            raise NotADirectoryPathError(f"run_dir must be a directory, {directory} is none; name another")
+            raise NotADirectoryPathError(
+                f"run_dir must be a directory, but {directory} is not one; name another"
+            )
     for suffix in (".npz", ".png"):
         for file in run_dir.landscape_dir.glob(f"landscape*{suffix}"):
             refuse_unlike_files(file)

@@ -1,4 +1,4 @@
-"""The arguments of `landscape`, and the checks that need nothing but them; pure."""
+"""The arguments of `landscape`, and the checks that depend on the arguments alone; pure."""
 
 import math
 import os
@@ -30,7 +30,7 @@ class Request:
 
     model: Any
     loss_fn: Any
-    batches: Any  # Iterable[Any] | Data, once it is checked that there are some
+    batches: Any  # Iterable[Any] | Data; check_arguments refuses None
     batch_loss: Callable[[Any, Any], Any] | None
     around: AnyAround
     runs: Sequence[AnyAround] | None
@@ -52,11 +52,11 @@ class Request:
     step_per_epoch: int | None
     run_dir: str | os.PathLike[str] | None
     resume: bool
-    progress: Any  # bool | ProgressCallback, which belongs to the room above
+    progress: Any  # bool | ProgressCallback; the layers do not allow importing that type here
 
 
 def check_arguments(request: Request) -> None:
-    """Raise for an argument that is out of its range, whatever the others are."""
+    """Raise for an argument that is invalid regardless of the others."""
     check_int("size", request.size, low=MIN_SIZE, high=MAX_SIZE)
     check_int("seed", request.seed, low=-(2**63), high=2**63 - 1)
     check_choice("mode", request.mode, MODES)
@@ -71,7 +71,7 @@ def check_arguments(request: Request) -> None:
     if not isinstance(request.workers, str) or request.workers not in ("auto", "ray"):
         check_int("workers (or 'auto', 'ray')", request.workers, low=0)
     share = request.gpus_per_worker
-    if share is not None:  # as Ray gives them: a part of one, or whole ones
+    if share is not None:  # Ray assigns a fraction of one GPU, or whole GPUs
         if isinstance(share, bool) or not isinstance(share, int | float):
             raise InvalidTypeError(f"gpus_per_worker must be a number, got {share!r}")
         if not 0 <= share < math.inf or (share > 1 and share != int(share)):
@@ -89,7 +89,7 @@ def check_arguments(request: Request) -> None:
     check_type("resume", request.resume, bool)
     if request.batches is None:
         raise InvalidTypeError("batches is required: pass the data, a list of batches or a DataLoader")
-    for field in ("model", "loss_fn", "batch_loss"):  # such as nn.MSELoss for nn.MSELoss()
+    for field in ("model", "loss_fn", "batch_loss"):  # nn.MSELoss instead of nn.MSELoss()
         given = getattr(request, field)
         if isinstance(given, type):
             raise InvalidTypeError(
@@ -109,8 +109,8 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
             )
         if not is_torch:
             raise InvalidValueError(
-                f"memory={memory!r} is for torch models, got a {type(model).__name__}; leave it out, others "
-                "are moved in place"
+                f"memory={memory!r} is for torch models, got a {type(model).__name__}; leave it out: "
+                "other models are moved in place anyway"
             )
         engine = "inference"
     if is_torch and engine != "auto":
@@ -126,7 +126,7 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
 
 
 def requested_directions(request: Request) -> list[Direction]:
-    """The requested directions, each name once; raises for those that the checkpoints cannot give."""
+    """The requested directions without duplicates; raises for those that the checkpoints do not allow."""
     around, runs, given = request.around, request.runs, request.directions
     if given is None:
         given = "random" if runs is None and is_single(around) else "pca"
@@ -145,7 +145,7 @@ def requested_directions(request: Request) -> list[Direction]:
         check_runs(runs)
     for direction in directions:
         if runs is not None:
-            if isinstance(direction, Directions):  # whose arrays are too long to show
+            if isinstance(direction, Directions):  # check_choice would print its arrays
                 raise InvalidValueError(
                     f"directions with runs= must be one of {sorted(OF_RUNS)}, got Directions of your own; "
                     "use around= with one checkpoint for them"
@@ -172,14 +172,14 @@ def requested_directions(request: Request) -> list[Direction]:
 
 
 def check_runs(runs: Sequence[AnyAround]) -> None:
-    """Raise for fewer than two, and for a run or file that is named twice and would count twice."""
+    """Raise for fewer than two runs, and for a run or file that is listed twice."""
     check_type("runs", runs, Sequence)
     if isinstance(runs, str) or len(runs) < 2:
         raise InvalidValueError(
             "runs must be a list of at least two runs, checkpoint files or states, got "
             f"{repr(runs) if isinstance(runs, str) else len(runs)}; use around= for one"
         )
-    places = []  # of a run and of its ckpt_dir the same
+    places = []  # the same path for a run and for its ckpt_dir
     for run in runs:
         named = run.ckpt_dir if isinstance(run, Trajectory) else run
         if isinstance(named, str | os.PathLike):
@@ -205,6 +205,6 @@ def refuse_unused(request: Request, directions: Sequence[Direction]) -> None:
     has_filters = by_default if normalization is None else normalization == "filter"
     if request.filter_axis is not None and not has_filters:
         raise InvalidValueError(
-            "filter_axis= has a meaning with normalization='filter' alone, which none of these landscapes "
-            "has; leave it out or ask for normalization='filter'"
+            "filter_axis= applies to normalization='filter' alone, which none of these landscapes uses; "
+            "leave it out or ask for normalization='filter'"
         )

@@ -60,17 +60,16 @@ class SummaryLandscape:
         as Ctrl-C, the same call resumes there.
 
         Args:
-            callback_fn: makes the model and the data, without arguments. It returns
+            callback_fn: a function without arguments that makes the model and the data. It returns
                 (model, loss_fn, batches), as `landscape` takes them, or a dict of these by name, in which
                 `batch_loss` may take the place of `loss_fn`; or, as for MindSpore,
                 (model, network, valid_dataset, metrics): `network` is the torch module or numpy model,
                 `valid_dataset` its batches, and `model` the loss function, or an object that has it as
-                `loss_fn`. Where `model` is the network too, or None, the loss function is metrics["Loss"].
+                `loss_fn`. If `model` is the network itself, or None, the loss function is metrics["Loss"].
                 `metrics` is a dict with the key "Loss", or None; no other metric is computed.
-            collect_landscape: what to draw instead of the recorded settings. Keys, all optional:
-                landscape_size, unit,
-                num_samples, create_landscape (with both "train" and "result"), intervals, as the collector
-                takes them. It holds for this call; the recorded file stays as it is.
+            collect_landscape: settings for this call instead of the recorded ones, which stay as they are.
+                Keys, all optional, as the collector takes them: landscape_size, unit, num_samples, intervals,
+                create_landscape (with both "train" and "result").
             device_ids: one worker for each number, all different and >= 0 (MindSpore allows 0 to 7; Ray
                 chooses the devices). None: one worker for each free GPU, or else each free core, of the
                 connected Ray cluster or a local one. With at most one number and no connection to Ray, this
@@ -83,8 +82,8 @@ class SummaryLandscape:
             The grids by direction: "pca", or "pca[first, last]" for each of several intervals, and "random".
 
         Raises:
-            InvalidTypeError, InvalidValueError: bad arguments, a checkpoint number that was not saved, a
-                result of callback_fn of another form.
+            InvalidTypeError, InvalidValueError: bad arguments, a checkpoint number that was not saved, or a
+                result of callback_fn that has another form.
             MissingFileError: summary_dir has no trajectory, or a checkpoint file is gone.
             DamagedFileError: a file of the trajectory is not what it should be.
             LandscapeError: the checkpoints span no plane, or a worker failed.
@@ -93,7 +92,7 @@ class SummaryLandscape:
         if not callable(callback_fn):
             raise InvalidTypeError(
                 f"callback_fn must be a function without arguments that returns {_RESULT}, "
-                f"got a {type(callback_fn).__name__}"  # its repr may be all the data
+                f"got a {type(callback_fn).__name__}"  # the repr could be all the data
             )
         check_overrides(collect_landscape)
         check_device_ids(device_ids)
@@ -106,7 +105,7 @@ class SummaryLandscape:
             return {}
         parts = parts_of(callback_fn())
         batches = mindspore_batches(check_batches(parts["batches"]), trajectory.spec.num_samples)
-        around: Any = trajectory  # Any: users have no Trajectory; it holds the checkpoints that were chosen
+        around: Any = trajectory  # Any: the public type of around has no Trajectory
         return landscape_set(
             **(parts | {"batches": batches}),
             around=around,
@@ -137,7 +136,7 @@ class SummaryLandscape:
 
 
 def count_workers(device_ids: list[int] | None, *, is_connected: bool) -> int | str:
-    """How many workers, 0 this process; or "ray", as many as are free."""
+    """The number of workers: 0 for this process alone, "ray" for as many as fit into the free resources."""
     if device_ids is None:
         return "ray"
     return len(device_ids) if len(device_ids) > 1 or (device_ids and is_connected) else 0
@@ -159,8 +158,8 @@ def check_device_ids(device_ids: object) -> None:
 def check_overrides(given: object) -> None:
     """Raise unless `given` is None or a `collect_landscape` in which every key may be missing.
 
-    Unlike for the collector, a `create_landscape` must have both keys, as in MindSpore, and `num_samples` is
-    a number of rows, which is used here.
+    Unlike for the collector, `create_landscape` must have both keys, as in MindSpore, and `num_samples` must
+    be a number of rows, because it is used here.
     """
     check_type("collect_landscape", given, dict, optional=True)
     if not isinstance(given, dict) or not given:
@@ -178,7 +177,7 @@ def check_overrides(given: object) -> None:
 def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajectory:
     """The trajectory with the options in `given` (checked) instead of the recorded ones.
 
-    Intervals that are given leave it their checkpoints alone, so that the last of these is its last.
+
     Given intervals restrict the trajectory to their checkpoints, so that the last of these is its last one.
     Raises InvalidValueError for numbers in `given` that were not saved. Recorded numbers that were not saved,
     for example because a training ended early, are left out by `landscape`, with a line in the log.

@@ -99,7 +99,7 @@ def test_the_centering_and_the_subspace_of_a_landscape(bowl, capsys):
     assert main([*bowl, "--directions", "pca", "--parameters", "w"]) == 0
     assert drawn(bowl, "landscape_only_w_1-3.npz").parameters == ("w",)
     assert main([*bowl, "--parameters", "lora"]) == 1
-    assert "--parameters 'lora' is found in no trainable parameter" in capsys.readouterr().err
+    assert "--parameters 'lora' matches no trainable parameter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,5 +2,5 @@
 
 DIRECTIONS = ("pca", "random", "hessian", "line", "triangle")
 CENTERINGS = ("last", "mean", "mindspore")  # of the PCA
-CORNERS = {"line": 2, "triangle": 3}  # the checkpoints, or runs, that these go through
-OF_RUNS = ("pca", *CORNERS)  # those that several checkpoints span
+CORNERS = {"line": 2, "triangle": 3}  # how many checkpoints, or runs, they go through
+OF_RUNS = ("pca", *CORNERS)  # directions that need several checkpoints or runs

@@ -1,4 +1,4 @@
-"""Arrays read in rows, so that none is in memory as a whole: from memory or files, or computed on reading."""
+"""Arrays that are read by rows, from memory or files or computed on reading; none is held as a whole."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ BLOCK = 1 << 18  # elements that are read at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Slices along the first axis: `rows(start, stop)` is (stop - start, *shape[1:]). A number is one row.
+    """Slices along the first axis: `rows(start, stop)` is (stop - start, *shape[1:]). A scalar has one row.
 
     Attributes:
         shape: the shape of the whole array.
@@ -38,7 +38,7 @@ class Rows:
 
     @property
     def width(self) -> int:
-        """Elements of a row."""
+        """The number of elements in a row."""
         return int(np.prod(self.shape[1:], dtype=np.int64))
 
     def __call__(self, start: int, stop: int) -> Any:
@@ -51,7 +51,7 @@ class Rows:
         return ((at, min(at + step, stop)) for at in range(start, stop, step))
 
     def whole(self) -> Array:
-        """All of it, float32, in the array's shape."""
+        """The whole array, float32, in its own shape."""
         out = np.empty((len(self), *self.shape[1:]), np.float32)
         for start, stop in self.blocks():
             out[start:stop] = self.read(start, stop)
@@ -60,7 +60,7 @@ class Rows:
 
 @runtime_checkable
 class InRows(Protocol):
-    """A state with its own way to read arrays in rows."""
+    """A state that implements reading its arrays by rows."""
 
     def rows(self, name: str) -> Rows:
         """The rows of one array."""

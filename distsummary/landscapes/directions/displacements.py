@@ -19,11 +19,11 @@ from distsummary.landscapes.directions.array_rows import shape_of
 Array = NDArray[Any]
 
 BLOCK = 1 << 16  # elements; larger blocks exceed the cache and are 3 times slower
-BLOCK_BYTES = 1 << 23  # limit of a block of all checkpoints, float64; many checkpoints get shorter blocks
+BLOCK_BYTES = 1 << 23  # limit for the float64 blocks of all checkpoints together
 # The largest product, in multiplications, for which OpenBLAS uses one thread (interface/gemm.c:
 # SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD).
 _SERIAL = 1 << 18
-_NARROWEST = 32  # least width of a strip: in narrower ones calls cost more than threads
+_NARROWEST = 32  # least width of a strip: narrower ones cost more in calls than they save in threads
 
 
 def displacements(

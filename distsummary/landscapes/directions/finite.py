@@ -10,7 +10,7 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.array_rows import rows_of
 from distsummary.landscapes.directions.recipe import Array, Weights
 
-STATISTICS = ("running_mean", "running_var")  # of BatchNorm; statistics of batches take their place
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused if the statistics of batches are used
 EARLIER = (
     "choose checkpoints from before the training diverged: around= the file of one, or runs= those of several"
 )
@@ -28,7 +28,7 @@ def refuse_not_finite(
     moved = list(moved)
     if name := _first(centre, moved, np.isfinite):
         raise LandscapeError(
-            f"{label}: {name} of the centre holds NaN or Inf, so every loss around it would; {EARLIER}"
+            f"{label}: {name} of the centre holds NaN or Inf, so every loss would be NaN; {EARLIER}"
         )
     rest = [n for n in own if n not in set(moved) and (reads_statistics or not n.endswith(STATISTICS))]
     held = [name for name in rest if name in centre]
@@ -37,8 +37,8 @@ def refuse_not_finite(
             whose = "the centre" if state is centre else "the model, where the checkpoint has none,"
             more = "; or leave running statistics out by ds.Evaluation(bn_mode='recompute')"
             raise LandscapeError(
-                f"{label}: {name} of {whose} holds NaN, so every loss around it would, though it does not "
-                f"move; set it to numbers, or {EARLIER}{more if name.endswith(STATISTICS) else ''}"
+                f"{label}: {name} of {whose} holds NaN, so every loss would be NaN though it does not move; "
+                f"set it to numbers, or {EARLIER}{more if name.endswith(STATISTICS) else ''}"
             )
 
 
@@ -52,11 +52,11 @@ def refuse_diverged(
     for label, state in zip(labels, states, strict=True):
         if name := _first(state, names, np.isfinite):
             raise LandscapeError(f"{label} holds NaN or Inf in {name}; {EARLIER}")
-    raise LandscapeError(f"the checkpoints lie further apart than float64 can tell; {EARLIER}")
+    raise LandscapeError(f"the checkpoints lie so far apart that float64 overflows; {EARLIER}")
 
 
 def _first(state: Weights, names: Iterable[str], is_good: Callable[[Any], Any]) -> str | None:
-    """The name of the first array with a value that is not good; integers always are."""
+    """The name of the first array with a value that fails `is_good`; arrays of integers always pass."""
     for name in names:
         rows = rows_of(state, name)
         if rows(0, 0).dtype.kind in "iub":

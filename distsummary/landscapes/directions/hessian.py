@@ -1,13 +1,15 @@
 """The eigenvectors of a Hessian's largest eigenvalues, using only Hessian-vector products; pure.
 
 Lanczos' iteration (Golub & Van Loan 2013, section 10.3) from several start vectors at once, one product at
-a time (the band form of Ruhe 1979, Math. Comp. 33), every new vector made orthogonal to all before it, twice:
+a time (the band form of Ruhe 1979, Math. Comp. 33). Each new vector is orthogonalised twice against all
+earlier ones:
 
     H V_m = V_(m+p) T          V orthonormal, T (m + p, m), its upper m rows symmetric
 
-With (theta, s) an eigenpair of these rows, V_m s is an approximate eigenvector, and the rest of T tells its
-residual |H v - theta v| without another product; theta is within it of an eigenvalue. As many start vectors
-as eigenvectors are wanted find an eigenvalue as often as it is there; a single one would find it once.
+If (theta, s) is an eigenpair of these rows, v = V_m s is an approximate eigenvector. Its residual
+|H v - theta v| follows from the other rows of T without another product, and some eigenvalue is at most that
+far from theta. There are as many start vectors as wanted eigenvectors, so that multiple eigenvalues are found
+with their multiplicity; a single start vector would find each only once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,12 +28,12 @@ from distsummary.landscapes.directions.recipe import Array, Weights
 Multiply: TypeAlias = Callable[[Array], Array]  # v -> H v, both float64 (D,)
 
 MAX_PRODUCTS = 120
-GROUPS = 8  # of batches, and so the most workers that are of use
+GROUPS = 8  # of batches; more workers than groups would have nothing to do
 TOLERANCE = 1e-4
-SMALLEST = 1e-3  # of the largest eigenvalue by size: smaller ones are not told better, products are rounded
+SMALLEST = 1e-3  # of the largest |eigenvalue|: rounding of the products limits the accuracy of smaller ones
 MAX_ASYMMETRY = 1e-2
-_AXIS = 2  # of the start vectors' normals; 0 and 1 are the random directions
-_DEFLATED = 1e-13  # of the largest product: what is left when a vector depends on those before it
+_AXIS = 2  # for the normals of the start vectors; 0 and 1 belong to the random directions
+_DEFLATED = 1e-13  # of the largest product: a shorter rest means that the vector depends on earlier ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +41,10 @@ class Eigenpairs:
     """The algebraically largest eigenvalues, whatever the size of negative ones, and their eigenvectors.
 
     Attributes:
-        values: float64 (k,), descending; where less than k are positive the others are not.
-        vectors: float64 (k, D), orthonormal, the entry of largest size positive.
-        residuals: |H v - value v|, (k,): an eigenvalue lies as near to each value.
-        products: Hessian-vector products made.
+        values: float64 (k,), descending; they may be negative.
+        vectors: float64 (k, D), orthonormal; in each, the entry of largest magnitude is positive.
+        residuals: |H v - value v|, (k,): an upper bound of the distance from each value to an eigenvalue.
+        products: how many Hessian-vector products were computed.
         has_converged: whether all residuals are within the tolerance.
     """
 
@@ -73,7 +75,7 @@ def mean_product(hessian: Hessian) -> Multiply:
 
 
 def members(batches: Iterable[Any], group: int) -> Iterator[Any]:
-    """The batches of one of GROUPS groups: products are added up group by group, whoever makes them."""
+    """The batches of one of GROUPS groups: sums by group do not depend on which worker computes them."""
     return islice(batches, group, None, GROUPS)
 
 
@@ -88,11 +90,11 @@ def lanczos(
 ) -> Eigenpairs:
     """The `count` algebraically largest eigenvalues of a symmetric matrix (size, size), and eigenvectors.
 
-    Ends when each residual is at most `tolerance` times its eigenvalue by size (or SMALLEST times the largest
-    by size, where that is more), or after `max_products` products. Memory: (products + count) * size * 8
-    bytes. The start is a function of `seed`.
+    Stops when each residual is at most `tolerance` * max(|eigenvalue|, SMALLEST * largest |eigenvalue|), or
+    after `max_products` products. Memory: (products + count) * size * 8 bytes. The start vectors are a
+    function of `seed`.
 
-    Raises LandscapeError when products are not finite, or not symmetric as those of a stochastic loss are.
+    Raises LandscapeError if products are not finite, or not symmetric (for example with a stochastic loss).
     """
     check_int("size", size, low=1)
     check_int("count", count, low=1, high=size)
@@ -110,7 +112,7 @@ def lanczos(
         coefficients = basis.extend(product, _DEFLATED * largest)
         projected[: len(coefficients), column] = coefficients
         ritz = _ritz(projected[: basis.count, : column + 1], min(count, column + 1))
-        is_whole = basis.count == column + 1  # nothing new came: the space is invariant
+        is_whole = basis.count == column + 1  # no vector was added: the space is invariant
         scale = max(abs(ritz.values[0]), abs(ritz.smallest))
         allowed = tolerance * np.maximum(np.abs(ritz.values), SMALLEST * scale)
         has_converged = column + 1 >= count and bool(np.all(ritz.residuals <= allowed))
@@ -128,7 +130,7 @@ def lanczos(
 
 
 class _Basis:
-    """Orthonormal vectors; memory is taken as they come."""
+    """Orthonormal vectors; memory is used only for the vectors that are there."""
 
     def __init__(self, size: int, capacity: int) -> None:
         self._rows: Array = np.empty((capacity, size))
@@ -138,7 +140,7 @@ class _Basis:
         return self._rows[:count]
 
     def extend(self, vector: Array, negligible: float) -> Array:
-        """Append what is new in `vector`, unless that is negligible; returns its coefficients."""
+        """Append the part of `vector` orthogonal to the basis, unless negligible; return its coefficients."""
         known = self._rows[: self.count]
         rest, coefficients = vector.copy(), np.zeros(self.count)
         for _ in range(2):  # twice is enough (Parlett 1998, section 6.9)
@@ -162,7 +164,7 @@ class _Ritz:
 
 
 def _ritz(projected: Array, count: int) -> _Ritz:
-    """The largest eigenvalues of the symmetric upper part of T (m + p, m), and what the rest leaves over."""
+    """The largest eigenvalues of the symmetric upper part of T (m + p, m); residuals from the other rows."""
     m = projected.shape[1]
     square, rest = projected[:m], projected[m:]
     size = float(np.abs(square).max())
@@ -191,7 +193,7 @@ def _checked(product: Array, size: int) -> Array:
 
 
 def flat_size(state: Weights, names: Sequence[str]) -> int:
-    """D: elements of the parameters `names`, which lie one behind the other in a flat vector."""
+    """D: the number of elements of the parameters `names`, which are concatenated in a flat vector."""
     return sum(int(np.prod(shape_of(state, name), dtype=np.int64)) for name in names)
 
 

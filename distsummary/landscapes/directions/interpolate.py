@@ -1,10 +1,10 @@
 """Lines and planes through given points of parameter space: interpolation between trained models; pure.
 
 A line from theta_0 to theta_1 (Goodfellow et al. 2015, section 3) shows whether training could have gone
-straight, and how high the barrier between two solutions is: the most by which the loss on the line exceeds
-the straight line between the losses of its ends (Entezari et al. 2022, definition 2.1; Frankle et al. 2020,
-section 2, call it instability if both ends are equally good). The plane through three models follows Garipov
-et al. 2018, section 4.
+straight, and how high the barrier between two solutions is: the largest excess of the loss on the line over
+linear interpolation between the losses of its ends (Entezari et al. 2022, definition 2.1; Frankle et al.
+2020, section 2, call it instability if both ends are equally good). The plane through three models follows
+Garipov et al. 2018, section 4.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from distsummary.landscapes.directions.rounding import is_rounding
 def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
     """The axis x = end - start, float32, so that x = -1 is `start` and 0 is `end`; the axis y is zero.
 
-    Raises LandscapeError, naming labels, if both are the same point, or one holds NaN or Inf.
+    Raises LandscapeError, naming the labels, if both are the same point, or one holds NaN or Inf.
     """
     length = float(_products([start, end], names, labels)[0, 0])
     if length <= 0:
@@ -40,7 +40,7 @@ def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[st
 def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
     """The plane through points A, B, C: unit axes, x along B - A, y at right angles towards C, float32.
 
-    Raises LandscapeError, naming labels, if they lie on a line, some are equal, or one holds NaN or Inf.
+    Raises LandscapeError, naming the labels, if they lie on a line or are equal, or one holds NaN or Inf.
     """
     if len(corners) != 3:
         raise LandscapeError(f"a triangle has three corners, got {len(corners)} checkpoints; choose three")
@@ -65,10 +65,9 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
 
 
 def barrier(losses: Array) -> float:
-    """The most by which losses (n,), at equal steps between two ends, exceed the straight line between the
-    ends.
+    """The largest excess of losses (n,) on a line, at equal steps, over linear interpolation of its ends.
 
-    0 if they never do; infinite if one is not finite.
+    0 if no loss exceeds it; infinite if a loss is not finite.
     """
     if not np.isfinite(losses).all():
         return float("inf")

@@ -1,10 +1,10 @@
 """Directions scaled to the weights that they will move, a parameter at a time.
 
 "filter" (Li et al. 2018, section 4): each filter of the direction gets the norm of the weights' filter, and
-tensors with less than two dimensions become 0 (the `biasbn` rule of their code). What that means by layer:
+tensors with less than two dimensions become 0 (the `biasbn` rule of their code). The filters of each layer:
 
-    Linear, Conv             a filter is what makes one output: a slice along axis 0
-    ConvTranspose, Conv1D    the same; their outputs lie along axis 1, in each group of a ConvTranspose
+    Linear, Conv             the weights of one output: a slice along axis 0
+    ConvTranspose, Conv1D    the weights of one output: a slice along axis 1 (within a group of ConvTranspose)
     Embedding                the row of one token or position
     attention                in_proj_weight holds the rows of q, k and v, each a filter of its own, so packed
                              and separate projections are scaled alike; out_proj is Linear
@@ -12,8 +12,9 @@ tensors with less than two dimensions become 0 (the `biasbn` rule of their code)
     anything else            a slice along axis 0
 
 "layer": each tensor gets the norm of the weights' tensor. "mindspore": the same, and 0 for parameters that
-MindSpore does not move (`mindspore_moves`). "none": as it is. A direction of norm 0 is 0, and so is one where
-the weights have norm 0. Norms are sums in float64, in blocks of rows (see `rows`), results float32.
+MindSpore does not move (`mindspore_moves`). "none": unchanged. Where the direction or the weights have
+norm 0, the result is 0. Norms are computed in float64, in blocks of rows (see `array_rows`); results are
+float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from distsummary.landscapes.directions.normals import Array
 
 NORMALIZATIONS = ("none", "filter", "layer", "mindspore")
 
-FilterAxis: TypeAlias = int | tuple[int, int]  # where outputs lie: an axis, or (axis, groups of axis 0)
+FilterAxis: TypeAlias = int | tuple[int, int]  # the axis of outputs, or (axis, groups of axis 0)
 FilterAxisHook: TypeAlias = (
     Mapping[str, FilterAxis] | Callable[[str, tuple[int, ...]], FilterAxis | None] | None
 )
@@ -42,7 +43,7 @@ def normalize(
     how: str,
     filter_axes: Mapping[str, FilterAxis] | None = None,
 ) -> dict[str, Array]:
-    """Scale each parameter of a direction, float32; `filter_axes` are those that are not 0."""
+    """Scale each parameter of a direction, float32; `filter_axes` has the axes that are not 0."""
     axes = filter_axes or {}
     return {
         name: normalize_one(name, array, centre[name], how, axes.get(name, 0))
@@ -51,7 +52,7 @@ def normalize(
 
 
 def normalize_one(name: str, array: Array, weights: Array, how: str, filter_axis: FilterAxis = 0) -> Array:
-    """One parameter's direction scaled to its weights; raises LandscapeError where they are not finite."""
+    """One parameter's direction scaled to its weights; raises LandscapeError if a norm is not finite."""
     check_choice("normalization", how, NORMALIZATIONS)
     if how == "none":
         return np.asarray(array).astype(np.float32, copy=False)
@@ -59,9 +60,9 @@ def normalize_one(name: str, array: Array, weights: Array, how: str, filter_axis
 
 
 def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis: FilterAxis = 0) -> Rows:
-    """One parameter's direction scaled to its weights, in rows that are made when they are read.
+    """One parameter's direction scaled to its weights, as rows that are computed when they are read.
 
-    Norms over several rows are taken here, and both are read for them once; nothing but the norms is kept.
+    If a norm spans several rows, this reads the direction and the weights once and keeps only the norms.
     Raises LandscapeError for norms that are not finite, here or when the row is read.
     """
     if how == "none":
@@ -102,8 +103,8 @@ def resolve_filter_axes(
             )
         axes.update(hook)
     elif callable(hook):
-        told = {name: hook(name, shape) for name, shape in shapes.items()}
-        axes.update({name: axis for name, axis in told.items() if axis is not None})
+        chosen = {name: hook(name, shape) for name, shape in shapes.items()}
+        axes.update({name: axis for name, axis in chosen.items() if axis is not None})
     elif hook is not None:
         raise InvalidTypeError(f"filter_axis must be a mapping or a function of (name, shape), got {hook!r}")
     for name, filter_axis in axes.items():
@@ -126,7 +127,7 @@ def resolve_filter_axes(
 
 
 def mindspore_moves(name: str) -> bool:
-    """Whether MindSpore's landscape moves a parameter: by its name."""
+    """Whether MindSpore's landscape moves a parameter; its name decides."""
     return ("weight" in name or "bias" in name) and "moment" not in name
 
 
@@ -136,7 +137,7 @@ def _axis(dimensions: int, filter_axis: FilterAxis) -> tuple[int, int]:
 
 
 def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: list[int]) -> Rows:
-    """Each group of rows scaled as one; of the axes behind the first each place on the kept one as one."""
+    """Scale each group of rows, separately for each index along the `kept` axes."""
     shape, each = direction.shape, len(direction) // groups
 
     def sums(rows: Rows) -> Array:  # of squares over all axes but the kept ones, float64, for each group
@@ -162,11 +163,11 @@ def squares(array: Any, kept: list[int]) -> Array:
 
 
 def _scale(name: str, found: Array, wanted: Array) -> Array:
-    """The factors from norms to wanted norms, both given as squares; 0 where the norm is 0."""
+    """The factors that turn norms into the wanted norms, both given as squares; 0 for a norm of 0."""
     norms, wanted = np.sqrt(found), np.sqrt(wanted)
     if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
         raise LandscapeError(
-            f"{name} holds NaN or Inf, in the weights or in their direction, so no norm can be given to it; "
+            f"{name} holds NaN or Inf, in the weights or in their direction, so it cannot be normalized; "
             "choose a checkpoint from before the training diverged"
         )
     return np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0)
@@ -174,6 +175,6 @@ def _scale(name: str, found: Array, wanted: Array) -> Array:
 
 @singledispatch
 def times(array: Any, scale: Array) -> Any:
-    """The product, made in float64 and rounded to float32."""
+    """The product, computed in float64 and rounded to float32."""
     out = np.empty(array.shape, np.float32)
     return np.multiply(array, scale, out=out, dtype=np.float64, casting="same_kind")

@@ -4,9 +4,9 @@
     u, w     = words 2j and 2j+1 of the block as (w >> 11) / 2^53, u shifted to (0, 1]
     normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)                            elements 2j and 2j+1, in float64
 
-so they do not depend on workers, sharding, device or numpy's own stream of normals. Cosine and sine are those
-of the nearest of 1,024 angles, turned by what is left, whose series end with the fifth power: off by 7e-16 at
-most, as NumPy's own are for angles in float64, which take three times as long.
+so they do not depend on workers, sharding, device or numpy's own stream of normals. Cosine and sine are read
+from a table of 1,024 angles and rotated by the remaining angle, with series up to the fifth power. The error
+is at most 7e-16, as with NumPy's functions for angles in float64, which take three times as long.
 """
 
 from typing import Any, TypeAlias
@@ -20,12 +20,12 @@ Array: TypeAlias = NDArray[Any]
 
 RNG = "philox-bm-v1"
 BLOCK = 1 << 16
-_PIECE = 1 << 14  # words at a time: what is computed from them stays in the cache, which halves the time
-_ALIGNED = 64  # elements: a logarithm must not depend on where in a vector register, or behind it, it stands
+_PIECE = 1 << 14  # words at a time: intermediate results stay in the cache, which halves the time
+_ALIGNED = 64  # elements: a logarithm must not depend on its place in or after a vector register
 _UNIT = 2.0**-53
 _TURN = 2.0 * np.pi
 _ANGLES = 1 << 10
-_REST = 53 - 10  # bits of w that say where between two angles
+_REST = 53 - 10  # bits of w that give the remaining angle
 _COSINES, _SINES = (f((np.arange(_ANGLES) + 0.5) * (_TURN / _ANGLES)) for f in (np.cos, np.sin))
 
 
@@ -52,7 +52,7 @@ def random_normals(seed: int, axis: int, name: str, start: int, stop: int) -> Ar
 
 
 def _fill(out: Array, bits: np.random.Philox, start: int) -> None:
-    """Elements from `start` on of a block into `out`; start and size are multiples of `_ALIGNED`."""
+    """Fill `out` with a block's elements from `start` on; start and size are multiples of `_ALIGNED`."""
     if start:
         bits.advance(start // 4)  # a step of the counter is 4 words
     pairs = out.reshape(-1, 2)
@@ -69,7 +69,7 @@ def _fill(out: Array, bits: np.random.Philox, start: int) -> None:
 def _radius(words: Array) -> Array:
     """sqrt(-2 ln u) of words of 53 bits, float64."""
     radius = words.astype(np.float64)
-    radius += 1.0  # never 0: its logarithm is taken
+    radius += 1.0  # so that the argument of log is never 0
     radius *= _UNIT
     np.log(radius, out=radius)
     radius *= -2.0
@@ -77,19 +77,19 @@ def _radius(words: Array) -> Array:
 
 
 def _cosine_and_sine(words: Array) -> tuple[Array, Array]:
-    """cos and sin of 2 pi w for words w of 53 bits, float64. Each operation is a pass: few, and in place."""
+    """cos and sin of 2 pi w for words w of 53 bits, float64; in few operations, most in place."""
     nearest = (words >> np.uint64(_REST)).view(np.int64)
     cosines, sines = _COSINES.take(nearest), _SINES.take(nearest)
     rest = (words & np.uint64((1 << _REST) - 1)).astype(np.float64)
-    rest -= float(1 << (_REST - 1))  # the angles of the table are in the middle
+    rest -= float(1 << (_REST - 1))  # an angle of the table is in the middle of its interval
     rest *= _TURN * _UNIT
     square = rest * rest
-    sine = square * (1 / 120)  # (square / 120 - 1 / 6) square + 1, times the rest
+    sine = square * (1 / 120)  # sin(rest): ((square / 120 - 1 / 6) square + 1) rest
     sine -= 1 / 6
     sine *= square
     sine += 1.0
     sine *= rest
-    less = square * (1 / 24)  # what the cosine lacks to 1: (square / 24 - 1 / 2) square
+    less = square * (1 / 24)  # cos(rest) - 1: (square / 24 - 1 / 2) square
     less -= 0.5
     less *= square
     found = cosines * less

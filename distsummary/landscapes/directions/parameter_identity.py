@@ -17,8 +17,8 @@ _COMPILED = "_orig_mod."
 def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
     """`state` under the given names, if these differ from its own only by wrappers.
 
-    Wrappers add a prefix to all names, torch.compile also to those of single layers. Two names are never
-    mapped to one.
+    Wrappers add a prefix to all names; torch.compile may add one to the names of single layers. Two names are
+    never mapped to one.
     """
     if all(name in names for name in state):
         return state
@@ -44,7 +44,7 @@ def uncompiled(name: str) -> str:
 
 
 def common_prefix(names: Iterable[str]) -> str:
-    """The wrappers' prefix that all names have, such as "module._orig_mod."."""
+    """The prefix of wrappers that all names share, such as "module._orig_mod."."""
     prefixes = [match.group() for name in names if (match := _PREFIX.match(name))]
     shortest = min(prefixes, key=len, default="")
     return shortest if all(prefix.startswith(shortest) for prefix in prefixes) else ""
@@ -56,8 +56,10 @@ def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
     A landscape would move them independently. `arrays` hold each parameter once; only their addresses are
     used.
     """
-    begun: list[tuple[int, str]] = []  # (end, name) of those that begin before
-    bounds = []  # the addresses of the first byte and of the one behind the last
+    begun: list[
+        tuple[int, str]
+    ] = []  # (end, name) of arrays that begin at a lower address and end after this one begins
+    bounds = []  # the addresses of the first byte and of the one after the last
     for name, array in arrays.items():
         steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
         low, high = (array.ctypes.data + sum(pick(step, 0) for step in steps) for pick in (min, max))

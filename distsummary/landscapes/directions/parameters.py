@@ -27,7 +27,7 @@ from distsummary.landscapes.directions.recipe import SHOWN, Weights, check_fit, 
 
 Patterns: TypeAlias = str | Sequence[str] | None
 
-NEAR = 0.5  # of difflib's ratio: how alike a name must be to be offered
+NEAR = 0.5  # least difflib ratio for a name to be suggested
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +36,11 @@ _log = logging.getLogger(__name__)
 class Moving:
     """The parameters that move: their shapes by canonical name, in the order of the model.
 
-    `is_all`: these are exactly the trainable parameters. `tied` maps every other name of a tied parameter to
-    its canonical name, the first one. `filter_axes` has the axes that are not 0. `patterns` are those of the
-    request, none if all parameters move. `precisions` are the dtypes of the model's values, see `rounding`.
-    `own` are the model's values, also of what does not move: they are used where a checkpoint has none.
+    `is_all` is true if these are exactly the trainable parameters. `tied` maps every other name of a tied
+    parameter to its canonical name, the first one. `filter_axes` has the axes that are not 0. `patterns` are
+    those of the request, none if all parameters move. `precisions` are the dtypes of the model's values, see
+    `rounding`. `own` holds all values of the model, also those that do not move: they are used where a
+    checkpoint has none.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -67,9 +68,9 @@ class Moving:
         return canonical(what, weights, self.tied)
 
     def check(self, what: str, state: Weights) -> Weights:
-        """`state` under canonical names; raises InvalidValueError unless all that moves is there and fits.
+        """`state` under canonical names; raises InvalidValueError if a moving parameter is missing or unfit.
 
-        Buffers and frozen parameters may be missing, but must fit if they are there.
+        Buffers and frozen parameters may be missing, but must fit if they are present.
         """
         named = self.named(what, state)
         nothing = np.zeros((), np.float32)
@@ -104,7 +105,7 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
     trainable parameters.
     """
     framework, own = framework_of(model), own_state(model)
-    axes, tied = _told_by_modules(model)
+    axes, tied = _axes_and_ties(model)
     tensors = dict(framework.tensors(model))
     trainable = {tied.get(name, name): tensor for name, tensor in framework.named_parameters(model)}
     trainable = {name: tensor for name, tensor in tensors.items() if name in trainable}
@@ -114,7 +115,7 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
     elif not shapes:
         raise LandscapeError(
             f"the model, a {type(model).__name__}, has no trainable parameters, so there is no landscape "
-            "around it; let what shall move require gradients (of torch models: "
+            "around it; make the parameters that are to move trainable (in torch: "
             "parameter.requires_grad_(True)), or use mode='mindspore'"
         )
     if patterns is not None:
@@ -133,9 +134,9 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
         if not precision.startswith(("float", "bfloat")):
             raise InvalidTypeError(
                 f"only parameters of floating point can move, {name} is {precision}; convert it, freeze it "
-                "(a buffer of numpy models), or choose others by parameters="
+                "(in numpy models: make it a buffer), or choose others by parameters="
             )
-    if isinstance(filter_axis, Mapping):  # by the first names of tied parameters
+    if isinstance(filter_axis, Mapping):  # use the first names of tied parameters
         by_first: dict[str, FilterAxis] = {}
         for name, axis in filter_axis.items():
             first = tied.get(name, name)
@@ -169,7 +170,8 @@ def _mindspore_shapes(
     return {name: state[name].shape for name in names}
 
 
-def _told_by_modules(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
+def _axes_and_ties(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
+    """The filter axes that are not 0, and the first name of each tied parameter by its other names."""
     if framework_of(model).name == "torch":
         from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
 
@@ -177,7 +179,7 @@ def _told_by_modules(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]
     first: dict[Any, str] = {}
     tied = {}
     for name, array in framework_of(model).named_parameters(model):
-        is_array = isinstance(array, np.ndarray) and array.size  # others share no memory that is known
+        is_array = isinstance(array, np.ndarray) and array.size  # the memory of other values is unknown
         memory = (array.ctypes.data, array.dtype.str, array.shape, array.strides) if is_array else id(array)
         known = first.setdefault(memory, name)
         if known != name:
@@ -191,7 +193,7 @@ def own_state(model: Any) -> Weights:
         from distsummary.landscapes.directions.torch_parameters import OwnState
 
         return OwnState.of(model)
-    _, tied = _told_by_modules(model)
+    _, tied = _axes_and_ties(model)
     return {name: array for name, array in framework_of(model).state(model).items() if name not in tied}
 
 
@@ -218,9 +220,9 @@ def select(
         if not found:
             fixed = _search(pattern, others())
             raise InvalidValueError(
-                f"parameters={pattern!r} is found in no trainable parameter"
-                + (f", only in what is frozen or a buffer: {', '.join(fixed[:SHOWN])}" if fixed else "")
-                + f"; near are {', '.join(near(pattern, names))}"
+                f"parameters={pattern!r} matches no trainable parameter"
+                + (f", only frozen parameters or buffers: {', '.join(fixed[:SHOWN])}" if fixed else "")
+                + f"; similar names are {', '.join(near(pattern, names))}"
                 + ("; a frozen one moves when it requires gradients" if fixed else "")
             )
         chosen.update(found)
@@ -230,7 +232,7 @@ def select(
 
 
 def near(pattern: str, names: Sequence[str]) -> list[str]:
-    """Up to five names that have a part like `pattern`, the likest first; without any, the first names."""
+    """Up to five names with a part similar to `pattern`, the most similar first; if none, the first names."""
     plain = re.sub(r"\W+", ".", pattern).strip(".").lower()
     matcher = difflib.SequenceMatcher(b=plain)
 
@@ -248,7 +250,7 @@ def _search(pattern: object, names: Iterable[str]) -> list[str]:
     check_type("an item of parameters", pattern, str)
     if not pattern:
         raise InvalidValueError(
-            "an item of parameters must not be empty, for that is found in every name; leave parameters= out"
+            "an item of parameters must not be empty, since that matches every name; leave parameters= out"
         )
     try:
         expression = re.compile(str(pattern))
@@ -260,9 +262,9 @@ def _search(pattern: object, names: Iterable[str]) -> list[str]:
 
 
 def canonical(what: str, state: Weights, tied: Mapping[str, str]) -> Weights:
-    """`state` with tied parameters under their first names, whichever of them it lists.
+    """`state` with each tied parameter under its first name, whichever of its names the state uses.
 
-    Raises InvalidValueError when it lists several that are not equal: one tensor cannot be both.
+    Raises InvalidValueError if it has different values under several names of one parameter.
     """
     if not isinstance(state, Mapping):
         raise InvalidTypeError(f"{what} must be arrays by name, got {type(state).__name__}")

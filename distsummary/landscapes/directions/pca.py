@@ -2,17 +2,18 @@
 
 Notation: theta_1 .. theta_n the checkpoints, theta_n the centre, d_k = theta_k - theta_n (n x D). The last
 checkpoint is subtracted BEFORE anything is multiplied: a raw Gram matrix loses all digits when the path is
-short against the weights. G = d d^T and s_k = sum_i d_ki are sums over parameters, so they add up over blocks
-and over shards (`add_grams`). Every centering follows from the same G and s:
+short compared with the weights. G = d d^T and s_k = sum_i d_ki are sums over parameters, so they add up over
+blocks and over shards (`add_grams`). Every centering follows from the same G and s:
 
     "last"       G                                  directions v = d^T q / sigma
     "mean"       J G J,  J = I - 1 1^T / n           directions v = d^T J q / sigma
     "mindspore"  G - s s^T / D without the last row  directions v = (d - s/D)^T q, not of unit length
 
-with G' q = sigma^2 q. The sign makes the entry of largest size positive (the first of equals).
+with G' q = sigma^2 q, G' the centred matrix in the second column. The sign of a direction makes its entry of
+largest magnitude positive (the first one among equals).
 
-Only blocks of the checkpoints are ever decoded, so those that are mapped files cost no memory: beside its two
-directions (2 D float32) a plane needs `displacements.BLOCK_BYTES`.
+Checkpoints are decoded block by block, so mapped files cost no memory: a plane needs its two directions (2 D
+float32) and `displacements.BLOCK_BYTES`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ from distsummary.landscapes.directions.recipe import ONE_ROW, Array, Directions,
 from distsummary.landscapes.directions.rounding import is_rounding
 
 RANK_TOLERANCE = 1e-14  # relative to the largest eigenvalue, per checkpoint
-NARROW = 0.1  # of the first singular value: a second one below may be rounding
+NARROW = 0.1  # of the first singular value: a smaller second one may be due to rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Axes:
 
     `weights` (2, n) and `offsets` (n,) float64. `singular_values` (2,) descending; `explained_variance` (2,)
     is the share of each direction in the trace of the centred Gram matrix. Both are empty for axes that were
-    not found by their variance.
+    not found by PCA.
     """
 
     weights: Array
@@ -64,7 +65,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plane:
-    """The two leading directions and the coordinates of the path in them, see `Axes`."""
+    """The two leading directions, float32, and their variances, see `Axes`."""
 
     directions: Directions
     singular_values: Array
@@ -89,8 +90,11 @@ class NormalEquations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Checkpoints in the coordinates of a plane: `points` (n, 2) least squares, `residuals` (n,) the relative
-    distance from the plane, |d_k - A c| / |d_k| (0 for the centre).
+    """Where checkpoints lie relative to a plane.
+
+    Attributes:
+        points: coordinates c by least squares, (n, 2).
+        residuals: the relative distance from the plane, |d_k - A c| / |d_k|, (n,); 0 for the centre.
     """
 
     points: Array
@@ -102,8 +106,8 @@ def pca_plane(
 ) -> Plane:
     """The plane of the path `states` over the parameters `names`, through the last state.
 
-    Raises LandscapeError if the path has no two directions (fewer than 3 checkpoints, equal ones, a line), or
-    if a checkpoint is not finite, naming its label.
+    Raises LandscapeError if the path spans no plane (fewer than 3 checkpoints, all equal or on a line), or if
+    a checkpoint is not finite, naming its label.
     """
     check_choice("centering", centering, CENTERINGS)
     if len(states) < 3:
@@ -116,15 +120,16 @@ def pca_plane(
     axes = pca_axes(total, centering=centering)
     length, width = axes.singular_values
     if width < NARROW * length and is_rounding(width, states, names):
-        raise _no_plane(len(states), "lie on a straight line, but for their rounding")
+        raise _no_plane(len(states), "lie on a straight line, except for rounding")
     return build(states, names, axes)
 
 
 def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
     """The Gram matrix of the displacements from the last state, in one pass over the states.
 
-    `states` may be shards: `add_grams` of the results of all ranks, each for its own part of the parameters,
-    is the whole Gram matrix. Raises InvalidValueError for states that do not have the same parameters.
+    `states` may be shards: if each rank has its own part of the parameters, `add_grams` makes the whole Gram
+    matrix from the results of all ranks. Raises InvalidValueError for states that do not have the same
+    parameters.
     """
     for k, state in enumerate(states):
         check_fit(f"checkpoint {k}", state, states[-1], names)
@@ -171,7 +176,7 @@ def pca_axes(total: Gram, *, centering: str = "last") -> Axes:
 
 
 def build(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> Plane:
-    """The directions of `axes`, float32, with their signs settled, in one more pass over the states."""
+    """The directions of `axes`, float32, with their final signs, in one more pass over the states."""
     directions, extremes = combine(states, names, axes)
     return Plane(
         directions=orient(directions, [extremes]),
@@ -181,7 +186,7 @@ def build(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> Plane:
 
 
 def combine(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> tuple[Directions, Array]:
-    """The directions of one shard of the parameters, and of each its entry of largest size, float64 (2,)."""
+    """The directions of one shard of the parameters, and the entry of largest magnitude in each, (2,)."""
     built: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
     for direction in built:
         direction.update({name: np.empty(shape_of(states[-1], name), np.float32) for name in names})
@@ -199,7 +204,7 @@ def combine(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> tupl
 
 
 def orient(directions: Directions, extremes: Sequence[Array]) -> Directions:
-    """One shard's directions with the sign that all agree on; `extremes` are those of all shards in order."""
+    """One shard's directions with their final signs, from the `extremes` that all shards found."""
     found = np.stack(extremes)
     signs = found[np.abs(found).argmax(axis=0), [0, 1]]
     for sign, direction in zip(signs, (directions.x, directions.y), strict=True):
@@ -234,7 +239,9 @@ def normal_equations(
 def solve(total: NormalEquations) -> Path:
     """The coordinates with the least squared error, and the residuals."""
     lengths = np.sqrt(np.diag(total.axes))
-    units = np.divide(1.0, lengths, out=np.zeros(2), where=lengths > 0)  # else pinv drops a short axis
+    units = np.divide(
+        1.0, lengths, out=np.zeros(2), where=lengths > 0
+    )  # unit axes, since pinv would drop a short one
     inverse = np.linalg.pinv(total.axes * np.outer(units, units), hermitian=True) * np.outer(units, units)
     points = (inverse @ total.rights).T
     outside = np.clip(total.squares - (total.rights.T * points).sum(axis=1), 0.0, None)

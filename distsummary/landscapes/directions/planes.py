@@ -65,17 +65,17 @@ class Settings:
 
     @property
     def reads_statistics(self) -> bool:
-        """Whether BatchNorm's running statistics of the centre have a part in the losses."""
+        """Whether the losses depend on BatchNorm's running statistics of the centre."""
         return self.mode == "standard" and self.bn_mode in ("", "eval")
 
     def pick_normalization(self, usual: str) -> str:
-        """The one asked for, else MindSpore's in its mode, else `usual`."""
+        """The requested normalization; by default MindSpore's in its mode, otherwise `usual`."""
         return self.normalization or ("mindspore" if self.mode == "mindspore" else usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plane to evaluate, and the fields of its LossGrid that are known before (by name).
+    """A plane to evaluate, and the fields of its LossGrid that are known before evaluation, by name.
 
     `precisions` are the dtypes of the model's parameters, see `rounding`.
     """
@@ -105,7 +105,7 @@ def prepare_pca(
 def prepare_joint(
     runs: Mapping[str, Sequence[Weights]], numbers: Sequence[int], names: Sequence[str], settings: Settings
 ) -> Prepared:
-    """The PCA plane of several runs' checkpoints together; `numbers` are those of all in order.
+    """The PCA plane of several runs' checkpoints together; `numbers` are those of all states in order.
 
     The grid's centre is the last checkpoint of the last run.
     """
@@ -142,7 +142,7 @@ def _prepare_path(
     settings: Settings,
     known: Mapping[str, Any],
 ) -> Prepared:
-    """The plane of directions that were `found` from a path, and the path in it."""
+    """The plane along the directions `found` from a path, and where the path lies in it."""
     normalization = settings.pick_normalization("none")
     directions = _normalized(found, states[-1], normalization, settings)
     refuse_parallel(directions, states[-1], names, normalization)
@@ -163,7 +163,7 @@ def prepare_line(
 ) -> Prepared:
     """The straight line between two checkpoints, as a grid of one row: x = -1 is `start`, x = 0 is `end`.
 
-    `runs` are the labels of both ends where they are of two runs.
+    `runs` are the labels of the ends if these belong to two runs.
     """
     points = np.array([[-1.0, 0.0], [0.0, 0.0]])
     plane = PlanePlan(
@@ -194,8 +194,8 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
         normalization=normalization,
         filter_axes=settings.filter_axes,
     )
-    # "filter" moves only tensors with two dimensions, "mindspore" those that MindSpore moves by their names,
-    # and either only values that are not zero.
+    # "filter" moves only tensors with at least two dimensions, "mindspore" only those with certain names. All
+    # but "none" scale by the norm of the weights, so weights that are all zero do not move.
     every = (rows_of(state, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
     filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
     moves = (
@@ -221,14 +221,14 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
 def prepare_given(
     state: Weights, number: int | None, names: Sequence[str], settings: Settings, given: Directions
 ) -> Prepared:
-    """The plane of the user's directions, which are normalized here; parameters that they lack stay.
+    """The plane of the user's directions, which are normalized here; parameters without one do not move.
 
-    Raises InvalidValueError for one that is not finite in float32, InvalidTypeError unless they are real.
+    Raises InvalidValueError for values that are not finite in float32, InvalidTypeError unless they are real.
     """
     normalization = settings.pick_normalization("filter")
     centre = {name: state[name] for name in names}
 
-    def read(value: Any) -> Array:  # a framework's tensors may want gradients or lie on a device
+    def read(value: Any) -> Array:  # tensors may require gradients or be on a device
         framework = framework_of(value)
         is_array = framework.name == "numpy" or not framework.is_tensor(value)
         return value if is_array else framework.to_numpy(value)
@@ -246,7 +246,7 @@ def prepare_given(
                 is_finite = np.isfinite(np.asarray(array, np.float32)).all()
             if not is_finite:
                 raise InvalidValueError(
-                    f"the {axis} direction holds NaN or Inf in {name}, or what float32 cannot hold; "
+                    f"the {axis} direction holds NaN, Inf or a number too large for float32 in {name}; "
                     "give other numbers"
                 )
         nothing = np.float32(0)  # takes no memory
@@ -260,7 +260,7 @@ def prepare_given(
 def prepare_hessian(
     state: Weights, number: int | None, names: Sequence[str], settings: Settings, pairs: Eigenpairs
 ) -> Prepared:
-    """The plane of the eigenvectors of the Hessian's two largest eigenvalues; unit vectors as they are."""
+    """The plane of the eigenvectors of the Hessian's two largest eigenvalues, by default of unit length."""
     normalization = settings.pick_normalization("none")
     x, y = (unflatten(vector, state, names) for vector in pairs.vectors[:2])
     recipe = _normalized(Directions(x=x, y=y), state, normalization, settings)
@@ -306,7 +306,7 @@ def _common(numbers: Sequence[int], settings: Settings) -> dict[str, Any]:
 def _normalized(
     directions: Directions, centre: Weights, normalization: str, settings: Settings
 ) -> Directions:
-    """Both directions scaled to the weights; raises LandscapeError where nothing is left of one."""
+    """Both directions scaled to the weights; raises LandscapeError if one of them becomes zero."""
     x, y = (
         normalize(direction, centre, normalization, settings.filter_axes)
         for direction in (directions.x, directions.y)
@@ -329,6 +329,6 @@ def path_axes(points: Array, size: int) -> tuple[Array, Array]:
 
 
 def unit_axes(size: int) -> tuple[Array, Array]:
-    """The axes (size,) of a random plane: [-1, 1]. Directions carry the length of the weights."""
+    """The axes (size,) of a random plane: [-1, 1], since its directions are as long as the weights."""
     axis = np.linspace(-1.0, 1.0, size)
     return axis, axis.copy()

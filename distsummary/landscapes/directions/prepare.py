@@ -1,4 +1,4 @@
-"""Makes the planes of a request from the checkpoints, with labels that keep their tags different."""
+"""Makes the planes of a request from the checkpoints, with labels that make their tags unique."""
 
 import hashlib
 import logging
@@ -30,11 +30,11 @@ from distsummary.landscapes.directions.sketched import path_in_plane
 from distsummary.landscapes.directions.sources import Source
 
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or given
-OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # (names=, centre=)
+OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # called with names= and centre=
 # The eigenvectors of the two largest eigenvalues at a state, over the parameters that move.
 FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
 
-LONGEST = 40  # characters for the names in a label: tags become names of files
+LONGEST = 40  # characters of the names in a label: tags become file names
 AND = "-and-"
 _DIGEST = 3  # bytes
 _log = logging.getLogger(__name__)
@@ -74,7 +74,9 @@ def prepare(
     for corners_of, count in CORNERS.items():
         if corners_of in request:
             _of_path(source, count)  # raises before other planes take time
-    reads_statistics = settings.reads_statistics or "hessian" in request  # which is that of eval mode
+    reads_statistics = (
+        settings.reads_statistics or "hessian" in request
+    )  # the Hessian is computed in eval mode
     found: list[tuple[str, Prepared]] = []
     for direction in request:
         if direction == "pca":
@@ -87,7 +89,7 @@ def prepare(
                 plane = prepare_pca(path, numbers, moving.names, settings)
                 found.append((key, _with_steps(plane, source, moving, numbers)))
             continue
-        # MindSpore's random plane, also a replayed one, is around the end of the last path.
+        # MindSpore's random plane, also one replayed by given directions, is at the end of the last path.
         is_random = direction == "random" or isinstance(direction, Directions)
         last = source.end_of_paths if settings.mode == "mindspore" and is_random else source.last
         centre = states.centre(last, reads_statistics=reads_statistics)
@@ -113,10 +115,10 @@ def prepare(
 
 
 def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Settings) -> dict[str, Prepared]:
-    """Planes by keys that differ, labelled so that their tags do: a second "given" is "given[2]"."""
+    """Planes by unique keys (a second "given" is "given[2]"), with labels that make their tags unique."""
     named: dict[str, Prepared] = {}
     counts = Counter[str]()
-    # MindSpore's random planes, which no seed gives again, are replayed by their directions.
+    # No seed reproduces MindSpore's random planes: they are replayed from their directions, with their tag.
     is_replay = settings.mode == "mindspore" and all(key != "random" for key, _ in found)
     for key, prepared in found:
         counts[key] += 1
@@ -143,9 +145,9 @@ def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Seq
     is_of_another = sketches.header.parameters != digest(moving.shapes)
     if is_of_another or not scale:
         reason = (
-            "the sketches are of what was trained, which is not what moves in this model (frozen, unfrozen?)"
+            "the sketches are of the trained parameters, but others move in this model (frozen since?)"
             if is_of_another
-            else "how many steps an epoch has was not known to the training; give step_per_epoch="
+            else "the training did not know the number of steps in an epoch; give step_per_epoch="
         )
         _log.warning("the steps between checkpoints are not shown: %s", reason)
         return prepared
@@ -163,7 +165,7 @@ def prepare_runs(
 ) -> dict[str, Prepared]:
     """The planes through several runs, by the keys of `landscape`'s result.
 
-    "pca" takes all checkpoints of all runs, "line" and "triangle" the last of each of two or three.
+    "pca" uses all checkpoints of all runs, "line" and "triangle" the last checkpoint of each run.
     """
     states = {source.label: Checkpoints(source, moving) for source in sources}
     ends = {source.label: states[source.label][source.last] for source in sources}
@@ -186,7 +188,7 @@ def prepare_runs(
 
 
 def _of_path(source: Source, count: int) -> list[int]:
-    """The first, last and (of three) middle checkpoint of a run."""
+    """The first and the last checkpoint of a run; with a `count` of three also the middle one."""
     numbers = source.numbers
     if len(numbers) < count:
         raise InvalidValueError(
@@ -219,10 +221,10 @@ def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[s
 
 
 def label(*, is_given: bool = False, twin: int = 1, parameters: Sequence[str] = (), seed: int = 0) -> str:
-    """The label of a landscape: empty for the first of its kind, of all parameters and seed 0.
+    """The label of a landscape: empty for the first one of its kind if all parameters move and the seed is 0.
 
-    `is_given`: along the user's own directions, unless these replay a random plane. `twin` numbers the
-    landscapes of one call with the same kind and ends, from 1.
+    `is_given`: it has the user's own directions, and these do not replay a random plane. `twin` counts, from
+    1, the landscapes of one call that have the same kind and ends.
     """
     words = [
         "given" if is_given else "",
@@ -234,7 +236,7 @@ def label(*, is_given: bool = False, twin: int = 1, parameters: Sequence[str] = 
 
 
 def readable(texts: Sequence[str]) -> str:
-    """Texts in characters that are allowed in file names; with a hash if other texts could give the same."""
+    """Texts in characters that file names may have; with a hash if other texts could give the same result."""
     plain = AND.join(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") for text in texts)[:LONGEST]
     if plain.split(AND) == list(texts):
         return plain

@@ -21,11 +21,11 @@ from distsummary.landscapes.directions.normals import random_direction
 from distsummary.landscapes.directions.parameter_identity import uncompiled
 
 SHOWN = 5  # names in a message
-COLLINEAR = 1e-6  # of the sine between two axes
+COLLINEAR = 1e-6  # a smaller sine of the angle between two axes counts as parallel
 ONE_ROW = "directions='line' draws one row of points, between two checkpoints or two of runs="
 
 Array: TypeAlias = NDArray[Any]
-Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name: of tied ones the first
+Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name, the first one if tied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Directions:
         return (self.x, self.y)[axis][name]
 
     def rows(self, axis: int, name: str, weights: Any) -> Any:  # Rows, an internal class
-        """The same in rows."""
+        """The part of direction `axis` that moves the parameter `name`, as rows."""
         array = self.one(axis, name, np.empty(0))
         return replace(array_rows(array), is_zero=not array.any())
 
@@ -60,8 +60,8 @@ class Directions:
 class RandomDirections:
     """The recipe of two random directions over the parameters `names`: `make` computes them anywhere.
 
-    They hang on the names that parameters have where nothing is compiled. `filter_axes` are those that are
-    not 0, see `normalization`.
+    They depend on the names of the parameters, without the prefixes of torch.compile. `filter_axes` has the
+    axes that are not 0, see `normalization`.
     """
 
     names: tuple[str, ...]
@@ -79,14 +79,14 @@ class RandomDirections:
         return Directions(x=x, y=y)
 
     def one(self, axis: int, name: str, weights: Array) -> Array:
-        """One parameter's part of direction `axis`, scaled to its weights: nothing else is computed."""
+        """One parameter's part of direction `axis`, scaled to its weights, without computing other parts."""
         if self.normalization == "filter" and np.ndim(weights) <= 1:
-            return np.zeros(np.shape(weights), np.float32)  # what the normals would become
+            return np.zeros(np.shape(weights), np.float32)  # the result of normalizing; nothing need be drawn
         drawn = random_direction(self.seed, axis, uncompiled(name), np.shape(weights))
         return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
-        """The same, bit for bit, in rows that are drawn when they are read, where the weights lie."""
+        """The same, bit for bit, as rows that are drawn when read, on the device of the weights."""
 
         key = uncompiled(name)
 
@@ -108,16 +108,16 @@ class Recipe(Protocol):
         """The part of direction `axis` (0: x, 1: y) of one parameter with these weights, float32."""
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
-        """The same, bit for bit, in rows; rows that were read are not kept."""
+        """The same, bit for bit, as rows; rows that were read are not kept."""
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this dtype hold real numbers; those of ml_dtypes do."""
+    """Whether arrays of this dtype hold real numbers, including the dtypes of ml_dtypes."""
     return dtype.kind in "fiub" or (dtype.kind == "V" and np.can_cast(dtype, np.float32, casting="safe"))
 
 
 def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str] | None = None) -> None:
-    """Raise InvalidValueError unless `weights` (those called `names`) have names and shapes of `centre`."""
+    """Raise InvalidValueError unless `names` (default: all of `weights`) are in both, in equal shapes."""
     names = list(weights) if names is None else list(names)
     if not all(name in weights and name in centre for name in names):
         only, gone = ([n for n in a if n not in b] for a, b in ((weights, centre), (centre, weights)))

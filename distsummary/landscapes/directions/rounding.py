@@ -1,4 +1,4 @@
-"""What rounding hides: steps of a grid below an ulp, checkpoints that differ by rounding alone; pure."""
+"""Detects rounding: steps of a grid below an ulp, checkpoints that differ only by rounding; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -22,15 +22,16 @@ def rounding_floors(
 ) -> dict[str, float]:
     """For directions x and y, the share of the moved parameters whose step is below an ulp of the weight.
 
-    Between 0 and 1, 0 for a direction that moves nothing. A grid whose neighbours differ by such steps shows
-    rounding, not the loss, as far as these parameters go. `steps` are along x and y; `precision` is what the
-    weights are computed with: a key of EXPLICIT_BITS; "" and others are what the model keeps each in, the
-    dtypes by name `kept` (without one, that of the centre's array: a checkpoint may have another).
+    A share is between 0 and 1, and 0 for a direction that moves nothing. If it is large, the grid shows
+    rounding instead of the loss. `steps` are the distances between neighbours along x and y. `precision` is
+    the precision of the computation, if it is a key of EXPLICIT_BITS. Otherwise, as for "", each parameter
+    has the precision in which the model keeps it: its dtype in `kept`, by name, or else that of the centre's
+    array (a checkpoint may have another).
     """
     shares, kept = {}, kept or {}
     for axis, step in enumerate(steps):
         moved = lost = 0
-        for name in names:  # some rows of one parameter at a time are held
+        for name in names:  # only some rows of one parameter are in memory at a time
             weights = rows_of(centre, name)
             along = recipe.rows(axis, name, weights)
             for start, stop in weights.blocks():
@@ -47,7 +48,7 @@ def rounding_floors(
 
 
 def ulp(weights: Array, precision: str) -> Array:
-    """The distance from each weight to the next number of the precision, float64."""
+    """The distance from each weight to the next number that the precision can represent, float64."""
     _, exponents = np.frexp(weights)  # |w| = m 2^e with 0.5 <= m < 1
     exponents = np.where(weights == 0, LEAST_EXPONENT[precision], exponents - 1)
     exponents = np.maximum(exponents, LEAST_EXPONENT[precision])
@@ -55,11 +56,11 @@ def ulp(weights: Array, precision: str) -> Array:
 
 
 def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) -> bool:
-    """Whether rounding alone may spread checkpoints by `length` along an axis.
+    """Whether rounding alone could spread checkpoints by `length` along an axis.
 
-    Rounding moves each number by at most half an ulp, and the rounding of the last checkpoint is in all
-    displacements; `length` is the root of the sum of squares over the checkpoints, a singular value. Numbers
-    in float32 count as bfloat16 if they are that in all checkpoints: in a single one it may be by chance.
+    `length` is a singular value: the root of the sum of squares over the checkpoints. Rounding moves each
+    number by at most half an ulp, and the rounding of the last checkpoint is in all displacements. Numbers in
+    float32 count as bfloat16 if those of all checkpoints fit into it: in a single one that may be chance.
     """
     is_narrow = all(  # the lower 16 bits, which bfloat16 does not have, are 0
         block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()

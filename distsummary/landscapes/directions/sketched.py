@@ -1,7 +1,7 @@
-"""The path of thousands of steps, from their sketches: its PCA coordinates, and its place in a plane.
+"""The path of a training from sketches of its steps: its PCA coordinates, and where it lies in a plane.
 
-Sketches keep products of displacements (`checkpoints.sketch`), so the Gram matrix of d_k = theta_k - theta_n
-is that of S d_k to within a percent, and `pca` does the rest.
+Sketching S preserves inner products (`checkpoints.sketch`): the Gram matrix of S d_k, with
+d_k = theta_k - theta_n, is that of d_k to within a percent. `pca` finds the axes from it.
 """
 
 import logging
@@ -20,8 +20,8 @@ from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, p
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights
 from distsummary.landscapes.directions.sources import ckpt_dir_of
 
-CENTERINGS = ("last", "mean")  # MindSpore's subtracts a mean over parameters, which a sketch does not know
-MAX_ROWS = 2048  # steps that the axes are found from: eigenvectors of more take minutes
+CENTERINGS = ("last", "mean")  # MindSpore's subtracts a mean over parameters, which a sketch lacks
+MAX_ROWS = 2048  # most steps to find the axes from: eigenvectors for more steps take minutes
 _BLOCK_BYTES = 1 << 23
 
 _log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ class SketchedPath:
 
     Attributes:
         steps: of each point, ascending (n,).
-        points: coordinates float64 (n, 2); the last is (0, 0). Of each axis the bucket of largest size is
-            positive, so its direction may be the opposite of that of whole checkpoints.
+        points: coordinates float64 (n, 2); the last is (0, 0). The signs of the axes are chosen from the
+            sketches, so an axis may point the other way than the axis found from whole checkpoints.
         residuals: how much of each displacement lies outside the plane, (n,), see `pca.Path`.
         explained_variance: the share of each direction, (2,).
         diverged: steps that are left out since their parameters were not finite, ascending.
@@ -80,7 +80,7 @@ def sketched_path(sketches: Sketches, *, centering: str = "last") -> SketchedPat
 
 
 def _tell_diverged(sketches: Sketches) -> None:
-    """Log which steps are left out; raises LandscapeError where less than three are left."""
+    """Log which steps are left out; raises LandscapeError if fewer than three are left."""
     lost, left = sketches.diverged, len(sketches.steps)
     if left >= 3 and lost:
         _log.warning(
@@ -89,7 +89,7 @@ def _tell_diverged(sketches: Sketches) -> None:
         )  # fmt: skip
     if left < 3 and lost:
         raise LandscapeError(
-            f"a path needs at least 3 finite sketches, got {left}; from step {lost[0]} on {len(lost)} hold "
+            f"a path needs at least 3 finite sketches, got {left}; {len(lost)}, from step {lost[0]} on, hold "
             "NaN or Inf, as the parameters did: fix the training and train again"
         )
     if left < 3:
@@ -112,7 +112,7 @@ def training_path(around: str | os.PathLike[str], *, centering: str = "last") ->
 def path_in_plane(
     sketches: Sketches, directions: Directions, centre: Weights, names: Sequence[str]
 ) -> SketchedPath:
-    """Where the steps lie in the plane through `centre` (whole parameters) along whole directions.
+    """Where the steps lie in the plane through `centre` along `directions`, both of which are not sketched.
 
     The part of the path in the plane is found exactly, however small it is.
     """
@@ -143,7 +143,7 @@ def _locate(sketches: Sketches, axes: Array, centre: Array) -> Path:
 
 
 def _spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly spread, the last among them."""
+    """At most `most` of the steps, evenly spread, including the last one."""
     every = -(-len(steps) // most)
     return list(steps[::-1][::every][::-1])
 

@@ -29,7 +29,7 @@ from distsummary.landscapes.directions.parameters import own_state
 from distsummary.landscapes.directions.recipe import SHOWN, Weights
 from distsummary.run_dir import RunDir
 
-# A path of checkpoints that a training saved in a way of its own: files, or values by name, by their numbers.
+# Checkpoints that another library saved, by their numbers: files, or values by name.
 Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]
 Around: TypeAlias = str | os.PathLike[str] | Weights | Saved | None
 AnyAround: TypeAlias = Around | Trajectory  # SummaryLandscape passes one with its own choice of checkpoints
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Checkpoints to draw around: `load(number)` gives parameters and buffers by name, mapped files in place.
+    """Checkpoints to draw around: `load(number)` returns parameters and buffers by name; files are mapped.
 
     `intervals` are the paths, `numbers` all saved checkpoints, ascending. `label` names the source among
     several. `sketches()` returns the sketches of the training's steps, if there are any.
@@ -76,7 +76,7 @@ class Source:
 def open_source(
     model: Any, around: AnyAround, unit: str | None = None, step_per_epoch: int | None = None
 ) -> Source:
-    """The checkpoints `around` names; None: the model's values as the only one.
+    """The checkpoints that `around` names; for None, the values of the model as the only checkpoint.
 
     Raises MissingFileError and DamagedFileError for a trajectory or file that cannot be read.
     """
@@ -107,7 +107,7 @@ def open_source(
         trajectory = read(ckpt_dir)
     kept_in = trajectory.ckpt_dir
     return Source(
-        label=kept_in.parent.name if kept_in.name == "ckpt_dir" else kept_in.name,  # that of the run
+        label=kept_in.parent.name if kept_in.name == "ckpt_dir" else kept_in.name,  # the run's name
         intervals=saved_intervals(trajectory.intervals, trajectory.numbers),
         numbers=trajectory.numbers,
         load=partial(_load, trajectory),
@@ -127,7 +127,9 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
             continue
         _refuse_files(checkpoint)
         is_path = isinstance(checkpoint, str | os.PathLike)
-        found = repr(checkpoint) if is_path else f"a {type(checkpoint).__name__}"  # values may be many
+        found = (
+            repr(checkpoint) if is_path else f"a {type(checkpoint).__name__}"
+        )  # the values would be too long
         error = InvalidValueError if is_path else InvalidTypeError
         raise error(
             f"around[{number}] must be values by name or a file that ends with one of {SUFFIXES}, got "
@@ -166,17 +168,17 @@ def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[Source]:
     labels = []
     for run, label in zip(runs, plain, strict=True):
         if plain.count(label) > 1 and isinstance(run, str | os.PathLike) and is_single(run):
-            # After its folder, as checkpoint-500/model.safetensors. Not resolve(): in the cache of a hub all
-            # such files are links into one folder.
+            # With the name of its folder, as in checkpoint-500/model.safetensors. Not resolve(): in a hub's
+            # cache all such files are links into one folder.
             label = f"{Path(os.path.abspath(run)).parent.name}/{label}"
         labels.append(label)
-    while len(set(labels)) < len(labels):  # again, where a run is called "best (1)" already
+    while len(set(labels)) < len(labels):  # repeated, since a run may already be called "best (1)"
         labels = [f"{at} ({n})" if labels.count(at) > 1 else at for n, at in enumerate(labels, 1)]
     return [replace(source, label=label) for source, label in zip(sources, labels, strict=True)]
 
 
 def is_single(around: AnyAround) -> bool:
-    """Whether `around` is one state, which has no path, and neither a run nor several by their numbers."""
+    """Whether `around` is a single state without a path: no run, and not several states by number."""
     if isinstance(around, Mapping):
         return all(isinstance(name, str) for name in around)
     is_path = isinstance(around, str | os.PathLike) and not isinstance(around, RunDir)
@@ -184,7 +186,7 @@ def is_single(around: AnyAround) -> bool:
 
 
 def _refuse_files(around: object) -> None:
-    """Raise InvalidValueError for a file of another format: reading one of torch.save may run code."""
+    """Raise InvalidValueError for a file of another format: unpickling one of torch.save may run code."""
     if not isinstance(around, str | os.PathLike):
         return
     if not os.fspath(around).strip():
@@ -267,7 +269,7 @@ def _has_metadata(directory: Path) -> bool:
 
 
 def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The planned paths with the checkpoints that exist; all that exist if no path has three.
+    """The planned paths, each with its existing checkpoints; if none has three, one path of all that exist.
 
     Raises LandscapeError if there are no checkpoints.
     """

@@ -1,8 +1,8 @@
-"""`philox-bm-v1` on the device of a torch model: draws there the normals of module `normals`.
+"""`philox-bm-v1` on the device of a torch model: the normals of module `normals`, drawn there.
 
 Philox4x64 with 10 rounds (Salmon et al. 2011, table 2) in torch's int64, whose products wrap and whose shifts
-keep the sign. The words are NumPy's, bit for bit; logarithm, sine and cosine in float64 are the device's own,
-so that a normal may be the next float32.
+keep the sign. The words are NumPy's, bit for bit. Logarithm, sine and cosine in float64 are the device's own,
+so a normal may differ in its last float32 bit.
 """
 
 import math
@@ -13,8 +13,8 @@ from torch import Tensor
 from distsummary.checkpoints.sketch.count_sketch import philox
 from distsummary.landscapes.directions.normals import BLOCK
 
-PIECE = 1 << 22  # normals at a time: each operation has much to do, and the workspace has a bound
-_WORDS = 4  # of a step of the counter
+PIECE = 1 << 22  # normals at a time: enough to keep the device busy, with a bounded workspace
+_WORDS = 4  # for each step of the counter
 _ROUNDS = 10
 _FACTORS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
@@ -38,7 +38,7 @@ def _words(seed: int, axis: int, name: str, steps: Tensor) -> tuple[Tensor, Tens
     """The four words of each step; `steps` counts them through all blocks of the parameter."""
     keys = [int(word) for word in philox(seed, axis, name, 0).state["state"]["key"]]
     blocks = steps // (BLOCK // _WORDS)
-    a = steps % (BLOCK // _WORDS) + 1  # NumPy counts before it draws
+    a = steps % (BLOCK // _WORDS) + 1  # NumPy increments its counter before it draws
     b, c, d = torch.zeros_like(a), blocks, torch.zeros_like(a)
     for _ in range(_ROUNDS):
         (high_a, low_a), (high_c, low_c) = _product(a, _FACTORS[0]), _product(c, _FACTORS[1])
@@ -50,7 +50,7 @@ def _words(seed: int, axis: int, name: str, steps: Tensor) -> tuple[Tensor, Tens
 
 
 def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 64 bits of unsigned products, from those of halves."""
+    """The upper and the lower 64 bits of unsigned products, from products of 32-bit halves."""
     low, high = x & _LOW, _upper(x)
     factor_low, factor_high = factor & _LOW, factor >> 32
     middle = _upper(low * factor_low).add_(low.mul_(factor_high))

@@ -45,7 +45,7 @@ def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Of parameters with several names: each other name, and the first one.
+    """The first name of each parameter with several names, by its other names.
 
     Parameters that view the same memory in the same way are one, as after `head.weight.data =
     embedding.weight.data`.
@@ -74,7 +74,7 @@ def tie(model: nn.Module) -> None:
 
 
 def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
-    """Parameters that share the memory of another: their module and name, the other's name and itself."""
+    """Parameters that share the memory of an earlier one, as (module, name, earlier name, earlier one)."""
     first: dict[Hashable, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -85,7 +85,7 @@ def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Paramete
 
 
 def in_memory(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Array]:
-    """Arrays at the addresses of the parameters, each once; for comparing addresses, not for reading."""
+    """Arrays at the addresses of the parameters, each once, for comparing addresses: not to be read."""
     named = unwrap(model).named_parameters()
     return {n: np.asarray(_Address(p)) for n, p in named if n not in tied and has_addresses(p)}
 
@@ -127,7 +127,7 @@ class OwnState(Mapping[str, Array]):
                 raise InvalidValueError(f"{name} is lazy, without a shape; call the model with a batch first")
             if tensor.is_meta:
                 raise InvalidValueError(
-                    f"{name} is on the device meta, without values; load the model's first, "
+                    f"{name} is on the device meta, without values; load the model's values first, "
                     "also those that accelerate has offloaded"
                 )
             if tensor.layout != torch.strided:
@@ -164,7 +164,7 @@ def _array(tensor: Tensor) -> Array:
         return FRAMEWORK.to_numpy(tensor)
     try:
         array: Array = np.from_dlpack(tensor)  # after tensor.numpy() FSDP could not resize the memory
-    except (TypeError, RuntimeError, BufferError):  # it is sparse, or NumPy has no such numbers
+    except (TypeError, RuntimeError, BufferError):  # it is sparse, or NumPy lacks the dtype
         return FRAMEWORK.to_numpy(tensor)
     array.flags.writeable = False
     return array

@@ -39,7 +39,7 @@ def draws(device: torch.device) -> bool:
 
 
 def whole(rows: Rows, device: torch.device) -> Tensor:
-    """All of them, float32, in the array's shape, on the device."""
+    """The whole array on the device, float32, in its own shape."""
     out = torch.zeros((len(rows), *rows.shape[1:]), dtype=torch.float32, device=device)
     for start, stop in [] if rows.is_zero else rows.blocks():
         out[start:stop] = tensor_of(rows(start, stop))
@@ -47,7 +47,7 @@ def whole(rows: Rows, device: torch.device) -> Tensor:
 
 
 def tensor_of(rows: Any) -> Tensor:
-    """The rows as a tensor: in the memory of a writable array, which is never written to, else a copy."""
+    """The rows as a tensor, which must not be written to: it shares memory with arrays that are writable."""
     if isinstance(rows, Tensor):
         return rows
     return torch.from_numpy(rows) if rows.flags.writeable else torch.tensor(rows)

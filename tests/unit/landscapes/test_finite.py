@@ -44,5 +44,5 @@ def test_a_checkpoint_that_diverged_is_called_by_its_label_and_its_parameter() -
     refuse_diverged(np.ones((2, 2)), states, ["w"], [])
     with pytest.raises(LandscapeError, match=r"step 9 holds NaN or Inf in w; .*around= .*runs="):
         refuse_diverged(np.diag([1, np.nan]), states, ["w"], ["step 4", "step 9"])
-    with pytest.raises(LandscapeError, match="further apart than float64"):
+    with pytest.raises(LandscapeError, match="so far apart that float64 overflows"):
         refuse_diverged(np.full((2, 2), np.inf), states[:1] * 2, ["w"], [])

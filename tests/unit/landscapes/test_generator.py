@@ -453,7 +453,7 @@ def test_an_output_that_is_taken_by_something_else_is_told_before_anything_is_co
 ) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     make(tmp_path / name)
-    with pytest.raises((RunDirError, NotADirectoryPathError), match=f"{name} (is none|cannot be written)"):
+    with pytest.raises((RunDirError, NotADirectoryPathError), match=f"{name} (is not one|cannot be written)"):
         draw(
             batch_loss=lambda model, batch: 1 / 0, around=None, run_dir=tmp_path / "run"
         )  # it would raise, too

@@ -116,7 +116,5 @@ def test_filter_axes_without_filters_are_refused(
     if is_used:
         refuse_unused(request, directions)
         return
-    with pytest.raises(
-        InvalidValueError, match="filter_axis= has a meaning with normalization='filter' alone"
-    ):
+    with pytest.raises(InvalidValueError, match="filter_axis= applies to normalization='filter' alone"):
         refuse_unused(request, directions)
