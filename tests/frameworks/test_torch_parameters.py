@@ -159,7 +159,7 @@ def test_a_checkpoint_of_adapters_alone_is_enough_for_their_subspace() -> None:
     assert draw(model, parameters="lora", around=adapters).z.tobytes() == whole.z.tobytes()
     with pytest.raises(InvalidValueError, match=r"embed\.weight"):
         draw(model, around=adapters)
-    with pytest.raises(InvalidValueError, match=r"frozen or a buffer: base\.weight"):
+    with pytest.raises(InvalidValueError, match=r"frozen parameters or buffers: base\.weight"):
         draw(model, parameters="base")
 
 

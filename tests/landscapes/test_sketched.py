@@ -198,7 +198,7 @@ def test_steps_of_epochs_of_unknown_length_are_told_and_shown_once_it_is_given(
     run = sketched_run(tmp_path / "run", unit="epoch")
     with caplog.at_level(logging.WARNING):
         assert draw(around=run).steps == ()
-    assert "are not shown: how many steps an epoch has" in caplog.text
+    assert "are not shown: the training did not know the number of steps" in caplog.text
     assert draw(around=run, step_per_epoch=1).steps == tuple(range(1, 14))
 
 
@@ -218,7 +218,7 @@ def test_sketches_that_are_not_finite_are_told_where_too_few_are_left(tmp_path: 
     states = descent(5)
     for state in states[1:]:
         state["b"][0] = np.inf
-    with pytest.raises(LandscapeError, match=r"3 finite sketches, got 1; from step 2 on 4 hold NaN or Inf"):
+    with pytest.raises(LandscapeError, match=r"3 finite sketches, got 1; 4, from step 2 on, hold NaN or Inf"):
         sketched_path(write_sketches(tmp_path, states))
 
 

@@ -15,7 +15,7 @@ def whole_cells(heights: Array) -> Array:
 
 
 def loose_points(heights: Array) -> Array:
-    """The finite points of a grid (m, n) that are in no such cell, (k, 2): a surface does not show them."""
+    """The finite points of a grid (m, n) in no whole cell, (k, 2): a surface does not show them."""
     loose = np.isfinite(heights)
     rows, columns = whole_cells(heights).T
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -62,6 +62,6 @@ def _bilinear(x: Array, y: Array, heights: Array, at: Array) -> Array:
 
 
 def _places(axis: Array, values: Array) -> tuple[Array, Array]:
-    """The cell of each value along an axis that rises, and its share of the way through it."""
+    """The cell of each value on an ascending axis, and its position within the cell: 0 to 1."""
     cell = np.clip(np.searchsorted(axis, values, side="right") - 1, 0, len(axis) - 2)
     return cell, (values - axis[cell]) / (axis[cell + 1] - axis[cell])

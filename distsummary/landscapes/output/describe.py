@@ -7,11 +7,11 @@ import numpy as np
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 
 ONLY_THE_CENTRE = (
-    "that of the centre itself is, so the steps of the grid are too long: try another normalization "
+    "the loss of the centre itself is, so the steps of the grid are too long: try another normalization "
     "or other directions"
 )
 NOT_EVEN_THE_CENTRE = (
-    "nor is that of the centre itself: look for NaN and Inf in the data, in the checkpoint, and in what "
+    "nor is the loss of the centre itself: look for NaN and Inf in the data, in the checkpoint, and in what "
     "the loss function returns for one batch"
 )
 
@@ -29,9 +29,9 @@ def in_a_line(grid: Grid) -> str:
 
 
 def shortened(names: Sequence[str], most: int) -> tuple[str, ...]:
-    """The names in at most `most` letters, without their middle where they have more.
+    """The names in at most `most` letters; longer names lose their middle.
 
-    Where two would be alike then, all have their number before them.
+    If two of the results would be equal, every name gets its number in front.
     """
     found = tuple(_without_middle(name, most) for name in names)
     if len(set(found)) == len(found):
@@ -49,7 +49,7 @@ def _without_middle(name: str, most: int) -> str:
 
 
 def not_finite(grid: Grid) -> int:
-    """How many of the losses that were computed are NaN or Inf; those that were lost do not count."""
+    """How many of the computed losses are NaN or Inf; points that were not computed do not count."""
     return int((grid.computed & ~np.isfinite(grid.z)).sum())
 
 
@@ -74,7 +74,7 @@ def ends_of_line(grid: Grid) -> tuple[str, str]:
 
 
 def checkpoint_names(grid: Grid) -> list[str]:
-    """The names of the checkpoints: their number, or their run if it has no other."""
+    """The names of the checkpoints: their numbers, or the name of the run if it has only one."""
     names = [str(number) for number in grid.numbers]
     for run, part in grid.parts.items():
         if run and len(part) == 1:

@@ -23,7 +23,7 @@ MAX_ROWS = 12  # of checkpoints in the table
 MAX_NAME = 16  # letters of a run's name: the table has no room for more
 MAX_TITLE = 60  # letters in a row
 MAX_NAMES = 120  # letters of all names in the title
-MUCH_ROUNDING = 0.1  # a share of steps lost in rounding that the picture must mention
+MUCH_ROUNDING = 0.1  # a larger share of steps lost in rounding is noted in the picture
 
 
 def draw(grid: Grid, kind: str = "contour", format: str = "png") -> bytes:
@@ -41,8 +41,10 @@ def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
     without matplotlib.
     """
     check_choice("kind", kind, KINDS)
-    runs = grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)  # of a line: in several rows
-    runs = tuple(run.replace("$", r"\$") for run in runs)  # two of them would start a formula
+    runs = (
+        grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)
+    )  # those of a line are wrapped instead
+    runs = tuple(run.replace("$", r"\$") for run in runs)  # matplotlib reads text between two $ as a formula
     grid = replace(grid, runs=runs)
     has_path = len(grid.path) > 1 and grid.kind != "line"
     try:
@@ -75,7 +77,7 @@ def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
         panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
     if kind == "contour" and min(grid.z.shape) > 1:
         place_labels(figure, main.axes[0], grid)
-    return figure  # type: ignore[no-any-return]  # subfigures have types that say too little
+    return figure  # type: ignore[no-any-return]  # subfigures are typed too loosely
 
 
 def title(grid: Grid) -> str:
@@ -117,7 +119,7 @@ def checkpoint_lines(grid: Grid) -> list[str]:
     """A table of the path: true loss, loss in the plane, distance from the plane."""
     lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
     run_of = {k: run for run, part in grid.parts.items() for k in part}
-    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # else the line below takes its place
+    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # one more row instead of the line "12 of 13"
     shown = thinned(len(grid.path), rows)
     for k in shown:
         number = str(grid.numbers[k]) if grid.numbers else "-"

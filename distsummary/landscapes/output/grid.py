@@ -32,7 +32,7 @@ ARRAYS = (
     "step_path",
     "computed",
 )
-LATER = ("step_path", "computed")  # older files have none
+LATER = ("step_path", "computed")  # older files lack these
 NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # kinds that are part of their tags
 FORMAT = 1  # of archives
 ZIP = b"PK"  # the first bytes of an archive
@@ -101,8 +101,8 @@ class Grid:
     def tag(self) -> str:
         """The tag in event files, as MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random.
 
-        Other kinds have their name in it, and landscapes of some parameters or of another seed their label:
-        `landscape_only_lora_[1, 9]`.
+        Tags of other kinds contain the kind. Landscapes of some parameters, or of another seed, have their
+        label in it: `landscape_only_lora_[1, 9]`.
         """
         kind = self.kind if self.kind in NAMED_KINDS else ""
         name = "_".join(word for word in ("landscape", kind, self.label) if word)
@@ -125,7 +125,8 @@ class Grid:
     def missing(self) -> Array:
         """The points without a loss because none was computed there or around them, bool (m, n).
 
-        All False for a complete grid: there, refinement only skips points between losses that are not finite.
+        All False for a complete grid: points that its refinement skipped count as interpolated, also where
+        the losses around them are not finite.
         """
         return np.logical_and(self.is_partial, ~self.computed & ~np.isfinite(self.z))
 
@@ -141,7 +142,7 @@ class Grid:
 
     @property
     def parts(self) -> dict[str, range]:
-        """The checkpoints of each run, as indices of the path, by its label; "" where there is one run."""
+        """The checkpoints of each run, as indices of the path, by run label; "" if there is only one run."""
         if not self.runs:
             return {"": range(len(self.path))}
         ends = np.cumsum(self.run_lengths).tolist()
@@ -151,14 +152,14 @@ class Grid:
         }
 
     def meta(self) -> dict[str, Any]:
-        """Every field that is not an array, as JSON can hold it."""
+        """Every field that is not an array, in types that JSON has."""
         apart = {*ARRAYS, "quantities"}
         meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         mappings = ("worker_seconds", "rounding", "filter_axis")
         return meta | {name: dict(getattr(self, name)) for name in mappings}
 
     def to_npz(self) -> bytes:
-        """The grid as a NumPy archive, see above."""
+        """The grid as a NumPy archive, see the top of this module."""
         arrays = {name: getattr(self, name) for name in ARRAYS}
         arrays |= {f"{QUANTITY}{name}": values for name, values in self.quantities.items()}
         if len(self.x) == len(self.y):
@@ -171,9 +172,9 @@ class Grid:
     @classmethod
     def from_npz(cls, data: bytes) -> Self:
         """The grid in an archive that `to_npz` made; raises DamagedFileError for anything else."""
-        if not data.startswith(ZIP):  # NumPy would take it for a pickle, and advise to load that
+        if not data.startswith(ZIP):  # NumPy would take it for a pickle and suggest loading it as one
             raise DamagedFileError(
-                "it is no .npz, the only format that loads; save as .npz, or compute it again"
+                "it is not an .npz file, the only format that loads; save as .npz, or compute it again"
             )
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as saved:
@@ -182,7 +183,7 @@ class Grid:
                 measured = {n.removeprefix(QUANTITY): saved[n] for n in saved if n.startswith(QUANTITY)}
             if meta.pop("format") != FORMAT:
                 raise ValueError("it was written by a newer version")
-            if "centring" in meta:  # as this field was called at first
+            if "centring" in meta:  # the field's former name
                 meta["centering"] = meta.pop("centring")
             meta |= {name: tuple(value) for name, value in meta.items() if isinstance(value, list)}
             return cls(**meta, **arrays, quantities=measured)
@@ -198,7 +199,7 @@ def finite_bounds(*arrays: Array) -> tuple[float, float]:
 
 
 def make_finite(values: Array, bounds: tuple[float, float]) -> Array:
-    """`values` with NaN and +Inf at the upper bound, -Inf at the lower one, all of them float32 can hold."""
+    """`values` with NaN and +Inf set to the upper bound, -Inf to the lower; clipped to float32's range."""
     largest = float(np.finfo(np.float32).max)
     finite = np.nan_to_num(values, nan=bounds[1], posinf=bounds[1], neginf=bounds[0])
     return np.asarray(np.clip(finite, -largest, largest))

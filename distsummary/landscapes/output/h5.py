@@ -7,11 +7,11 @@ One file serves as their surface, direction and projection file:
     directions  explained_variance_ratio_ (2,), if there is one
     projection  proj_xcoord (k,)  proj_ycoord (k,), the path
 
-Data sets called "train" and "test" become theirs. If none is called "train", `train_loss` is the loss of the
-grid, whatever its data. `train_acc` and `test_acc` are the quantity "accuracy" in percent, as in their
-evaluation.py: if it is nowhere above 1 it is a share and is multiplied by 100. A grid of one row uses their
-1-D layout: no ycoordinates, and arrays (n,); a missing accuracy is all NaN, because plot_1D.py needs one
-beside each loss.
+Data sets called "train" and "test" have these names in the file. If none is called "train", `train_loss` is
+the loss of the grid, whatever its data. `train_acc` and `test_acc` are the quantity "accuracy" in percent, as
+in their evaluation.py: if no value is above 1, the values are shares and are multiplied by 100. A grid of one
+row uses their 1-D layout: no ycoordinates, and arrays (n,); a missing accuracy is filled with NaN, because
+plot_1D.py needs one for each loss.
 
 Additional data sets are checkpoints, path_loss, true_loss and residuals, each (k,), steps (s,) and step_path
 (s, 2) if known from sketches, computed (m, n), and the group `quantities` with each quantity unchanged, (m,

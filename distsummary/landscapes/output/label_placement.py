@@ -1,4 +1,4 @@
-"""Places the names of checkpoints in a picture, each where there is room beside its point."""
+"""Places the names of checkpoints in a picture, each beside its point where there is room."""
 
 from collections.abc import Container
 from typing import Any
@@ -10,7 +10,7 @@ from distsummary.landscapes.output.grid import Grid
 
 CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # right or left, above or below, in the order of trying
 DOT, STAR = 3.5, 7.0  # points: half the size that checkpoints are drawn with
-GAP = STAR  # from a checkpoint to its name, which covers no star
+GAP = STAR  # from a checkpoint to its name, so that the name covers no star
 
 
 def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
@@ -18,7 +18,7 @@ def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
 
     The first and the last name stay, and those of the ends of a run.
     """
-    figure.get_layout_engine().execute(figure)  # nothing has its final place before this
+    figure.get_layout_engine().execute(figure)  # positions are final only after this
     names = list(axes.texts)
     points = axes.transData.transform(np.array([name.xy for name in names]).reshape(-1, 2))
     dots = axes.transData.transform(grid.path)
@@ -46,7 +46,7 @@ def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
 
 
 def around(points: Array, radius: float) -> Array:
-    """The boxes (k, 4) of dots."""
+    """The bounding boxes (k, 4) of dots."""
     return np.hstack((points - radius, points + radius))
 
 
@@ -60,8 +60,8 @@ def corners_with_room(
 
     A name covers nothing in `taken` and no other name. Of the free corners it gets the one farthest from
     other points and names (twice the gap is far enough), so that it is not read as the name of another point.
-    Points in `always` choose first and get a place even if there is no room. A box centred on the point is
-    its own dot.
+    Points in `always` choose first and get a place even if there is no room. A box in `taken` that is centred
+    on a point is the point's own dot, which its name may cover.
     """
     found = {}
     for k in sorted(range(len(points)), key=lambda k: k not in always):
@@ -76,7 +76,9 @@ def corners_with_room(
             nearest = np.hypot(*np.maximum(apart, 0).T).min(initial=np.inf)
             covers_some = bool(np.any(apart.max(axis=1) < 0))
             boxes.append(box)
-            room.append(-1.0 if covers_some else min(round(float(nearest), 1), 2 * gap))  # not by rounding
+            room.append(
+                -1.0 if covers_some else min(round(float(nearest), 1), 2 * gap)
+            )  # rounded, so that rounding errors decide nothing
         if max(room) >= 0 or k in always:
             best = int(np.argmax(room))
             found[k] = CORNERS[best]

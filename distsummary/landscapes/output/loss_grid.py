@@ -39,37 +39,37 @@ class LossGrid(Grid):
         numbers: the checkpoints of the path by number; only the centre for a random plane.
         kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
             (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
-        runs, run_lengths: of planes and lines through several, and how many checkpoints each has.
-        path: their coordinates in the plane, float64 (k, 2). The centre is exactly (0, 0).
+        runs, run_lengths: the runs of a plane or line through several, and the number of checkpoints of each.
+        path: the coordinates of the checkpoints in the plane, float64 (k, 2). The centre is exactly (0, 0).
         path_loss: the loss at these coordinates, in the plane, (k,).
         true_loss: the loss of the checkpoints themselves, (k,).
         residuals: how much of each checkpoint lies outside the plane, |d - A c| / |d|, (k,).
-        steps, step_path: training steps between the checkpoints and their coordinates (s, 2), by sketches.
+        steps, step_path: training steps between the checkpoints, and their coordinates (s, 2), from sketches.
         explained_variance: of the two directions, (2,); empty for a random plane.
-        eigenvalues, eigenvalue_errors: the two algebraically largest of the Hessian, and how far off each is
-            at most, but for the rounding of the products that they are found by.
-        decomposition: what viewers are told: "PCA", "Random" or "Hessian".
+        eigenvalues, eigenvalue_errors: the two algebraically largest eigenvalues of the Hessian, and an upper
+            bound of the error of each, apart from rounding in the Hessian-vector products.
+        decomposition: the kind as event files have it: "PCA", "Random" or "Hessian".
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
         centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
         parameters: the patterns that said what moves; empty where all trainable parameters do.
-        filter_axis: of filter normalization, the axes by parameter that are not 0.
-        directions: a blake2b hash of what moves and of the directions: of random ones the recipe (names,
-            seed, normalization), of all others the arrays. "" in older files.
-        label: what is in the tag beside kind and checkpoints, see `directions.labels`.
+        filter_axis: for filter normalization, the filter axes that are not 0, by parameter.
+        directions: a blake2b hash of the parameters that move and of the directions: the recipe (names, seed,
+            normalization) of random ones, the arrays of all others. "" in older files.
+        label: the part of the tag that is neither kind nor checkpoints, see `directions.prepare.label`.
         bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
-        engine: who evaluated the points.
+        engine: the engine that evaluated the points.
         samples: rows of data behind each loss.
         data_sets: the names of the data sets, of which the first makes the loss; () for data without a name.
         quantities: what was computed beside the loss, by name: (m, n) each, such as a metric or "stderr".
-            With `data_sets` each has the name of its own before it, as "train/stderr" and "test/loss".
+            With `data_sets` the name of its data set is in front, as in "train/stderr" and "test/loss".
         computed: where a loss was computed, bool (m, n), by default everywhere; False where it was
-            interpolated from others, or is missing: NaN in `z`. Nothing is extrapolated.
-        is_partial: whether points are left that were asked for: the landscape was stopped, or lost points.
+            interpolated from others or is missing (NaN in `z`). Nothing is extrapolated.
+        is_partial: whether requested points are missing, because the landscape was stopped or lost points.
         lost_points: points without a value because their workers died too often.
-        worker_seconds: seconds spent on points, by worker; where a landscape went on, by the last call.
-        hardware: what the points were computed on; of a landscape that went on elsewhere all of them.
-        precision_error: of a reduced precision, the largest relative error of the losses that were compared.
+        worker_seconds: seconds spent on points, by worker; those of the last call if it was resumed.
+        hardware: the hardware that computed the points; all kinds of it if it was resumed on another.
+        precision_error: for a reduced precision, the largest relative error of the losses that were compared.
         rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
             {"x": share, "y": share}; see `directions.rounding`.
     """
@@ -78,7 +78,7 @@ class LossGrid(Grid):
         return in_a_line(self)
 
     def _repr_png_(self) -> bytes | None:
-        """The picture as a notebook's cell shows it; without matplotlib the cell has the text alone."""
+        """The picture that a notebook shows for a grid; None without matplotlib: then it shows the text."""
         try:
             return draw(self)
         except MissingExtraError:
@@ -136,7 +136,7 @@ class LossGrid(Grid):
 
 
 def check_place(path: Path) -> None:
-    """Raise RunDirError unless `path` lies in an existing directory; before anything is encoded."""
+    """Raise RunDirError unless `path` lies in an existing directory; called before the grid is encoded."""
     for parent in path.parents:
         if parent.is_dir():
             break

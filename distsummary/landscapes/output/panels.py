@@ -38,10 +38,10 @@ MISSING = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "///", "linewidth":
 MAX_LABELS = 12
 NAME_BOX = {"fc": "white", "ec": "none", "alpha": 0.6, "pad": 1}
 MAX_DOTS = 48
-MAX_POINTS = 81  # of a surface along each side: a picture shows no more
+MAX_POINTS = 81  # along each side of a surface: a picture shows no more detail
 TICKS = 9
-USUAL = 3  # letters of a tick's label
-FINE = 256  # points of what is straight, where the axis is not
+USUAL = 3  # characters in a typical tick label
+FINE = 256  # points of a straight line on a logarithmic axis
 SHARES = (0, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of a line
 MAX_NAME = 30  # characters of a name in a row under a tick
 PATH, STEPS, STEPS_COLOR = "path of the training", "steps between, by sketches", "C1"
@@ -52,7 +52,7 @@ class ShownFigure(Figure):
     """A Figure unknown to pyplot, which notebooks also show if pyplot was not imported."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
-        """Write a file as every Figure does, but a PDF with fonts that publishers accept."""
+        """Write a file as every Figure does; a PDF gets fonts that publishers accept."""
         with rc_context(FONTS):
             super().savefig(*args, **options)
 
@@ -145,7 +145,7 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
             axes.plot([px], [py], [true[k]], **_TRUE, color=colors[k], zorder=6)
         for run, part in grid.parts.items():
             k = part.start
-            if run and len(part) == 1 and np.isfinite(true[k]):  # it has no line in the legend
+            if run and len(part) == 1 and np.isfinite(true[k]):  # without a line, it is not in the legend
                 axes.text(*grid.path[k], true[k], f"   {run}", fontsize=8, bbox=NAME_BOX, zorder=5)
         axes.plot([], [], [], **_TRUE, color="0.3", linestyle="none", label="true loss of a checkpoint")
     axes.plot([0.0], [0.0], [in_plane[-1]], "*", color="red", markeredgecolor="white", markersize=13,
@@ -160,22 +160,22 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
     if scale.stretch != "linear":
         ticks = scale.ticks(TICKS)
         places = scale.heights(ticks)
-        kept = [0]  # without the ticks that would be written over the one below
+        kept = [0]  # skips ticks whose labels would overlap the one below
         for k in range(1, len(ticks)):
             if places[k] - places[kept[-1]] >= 0.05 * (high - low):
                 kept.append(k)
         labels = tick_labels(ticks[kept])
         axes.set_zticks(places[kept], labels=labels)
         longest = max(USUAL, *map(len, labels))
-    axes.tick_params(axis="z", pad=2 + longest)  # labels are centred there: long ones would lie over the axis
+    axes.tick_params(axis="z", pad=2 + longest)  # labels are centred: long ones would overlap the axis
     axes.set_zlabel("loss", fontsize=9, labelpad=4 + 2 * longest)
     axes.view_init(elev=38.0, azim=open_azimuth(heights))
     _add_colorbar(figure, axes, _mappable(scale), scale, shrink=0.7, pad=0.1)
-    axes.set_box_aspect(None, zoom=0.9)  # its labels are not counted when the legend is placed
+    axes.set_box_aspect(None, zoom=0.9)  # the legend's layout ignores the labels of 3-D axes
     axes.set_xlabel(_axis(grid, 0), fontsize=9)
     axes.set_ylabel(_axis(grid, 1), fontsize=9)
     axes.tick_params(labelsize=8)
-    for axis in (axes.xaxis, axes.yaxis):  # their last labels would meet in a corner
+    for axis in (axes.xaxis, axes.yaxis):  # the outermost labels of both axes would meet in a corner
         axis.get_major_locator().set_params(prune="both")
     _add_legend(figure)
 
@@ -183,13 +183,13 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
 def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
     """The losses of a grid of one row (or column) over its axis, and the checkpoints on it."""
     axis = 0 if grid.z.shape[0] == 1 else 1
-    offset = 1.0 if grid.kind == "line" else 0.0  # x = -1 is its start
+    offset = 1.0 if grid.kind == "line" else 0.0  # a line goes from x = -1 to 0 and is drawn from 0 to 1
     along = (grid.y if axis else grid.x) + offset
     at = grid.path[:, axis] + offset
     losses = clipped(grid.z).reshape(-1)
     axes.plot(along, losses, "-", color="C0", linewidth=1.6, label="loss on the line")
     for run in finite_runs(losses):
-        if len(run) == 1:  # no line leads there
+        if len(run) == 1:  # a single point makes no visible line
             axes.plot(along[run[0]], losses[run[0]], ".", color="C0")
     half = (along[1] - along[0]) / 2 if len(along) > 1 else 0.5
     is_missing = grid.missing.reshape(-1)
@@ -203,7 +203,7 @@ def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
         ends = clipped(grid.path_loss)
         has_barrier = grid.kind == "line" and not grid.missing.any()
         label = "straight between the ends" + (f"; barrier {grid.barrier:.4g}" if has_barrier else "")
-        straight = np.linspace((at[0], ends[0]), (at[-1], ends[-1]), FINE)  # a log scale bends it
+        straight = np.linspace((at[0], ends[0]), (at[-1], ends[-1]), FINE)  # it is curved on a log scale
         axes.plot(*straight.T, ":", color="0.4", label=label)
         axes.plot(at, clipped(grid.true_loss), "o", color="black", label="true loss of the checkpoints")
         is_named = len(grid.numbers) == len(at) and grid.kind != "line"
@@ -244,20 +244,20 @@ def draw_losses(axes: Any, grid: Grid) -> None:
     if len(set(numbers)) == 1:
         axes.set_xticks(numbers[:1])
     if not np.isfinite((true, in_plane)).any():
-        axes.set(xticks=[], yticks=[])  # matplotlib's would be nobody's
+        axes.set(xticks=[], yticks=[])  # matplotlib's default ticks would be arbitrary
     axes.grid(alpha=0.3)
-    above = (0.5, 1.06)  # the offset of the axis, as in "+1e6"
+    above = (0.5, 1.06)  # above the axis offset, such as "+1e6"
     axes.legend(loc="lower center", bbox_to_anchor=above, fontsize=8, ncols=2, frameon=False)
 
 
 def draw_text(axes: Any, lines: Sequence[str]) -> None:
-    """Lines in print, nothing else."""
+    """Lines of monospaced text, without axes."""
     axes.set_axis_off()
     axes.text(0.0, 1.0, "\n".join(lines), family="monospace", fontsize=8, va="top", linespacing=1.35)
 
 
 def open_azimuth(heights: Array) -> float:
-    """The view over the corner (a quarter of the grid) with the lowest mean height, in degrees."""
+    """The view angle, in degrees, from the quarter of the grid with the lowest mean height."""
     rows, columns = heights.shape[0] // 2, heights.shape[1] // 2
     corners = {
         30.0: heights[rows:, columns:],
@@ -289,7 +289,7 @@ def _courses(grid: Grid) -> dict[str, range]:
 
 
 def _line_color(grid: Grid, run: str) -> str:
-    """Of a path: black where there is one."""
+    """The colour of a run's path; black if there are no runs to distinguish."""
     return f"C{1 + list(grid.parts).index(run)}" if grid.runs else "black"
 
 
@@ -304,7 +304,7 @@ def _add_colorbar(figure: Any, axes: Any, mappable: Any, scale: LossScale, **opt
 
 
 def _add_legend(figure: Any) -> None:
-    """Below everything: the picture has no corner that is free for certain."""
+    """The legend, below everything: any corner of the picture may be in use."""
     figure.legend(loc="outside lower center", fontsize=8, ncols=2, frameon=False)
 
 

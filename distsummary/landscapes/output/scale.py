@@ -9,7 +9,7 @@ from distsummary.landscapes.output.cells import thinned
 from distsummary.landscapes.output.grid import finite_bounds
 
 LEVELS = 25
-LARGEST = 1e30  # matplotlib can fill contours up to 1e250
+LARGEST = 1e30  # well below 1e250, up to which matplotlib can fill contours
 WIDE = 20.0  # if losses span a larger ratio, equal steps would hide the valley
 DIGITS = range(3, 13)  # of a printed loss
 DECADES = 8.0  # if losses span more decades, equal ratios would hide the valley too

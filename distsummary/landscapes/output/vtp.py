@@ -4,9 +4,9 @@ A file is XML. Arrays are float64 and int64, little endian, in base64 (text in V
 
     <DataArray type="Float64" format="binary">  base64(uint64 count of data's bytes | data)  </DataArray>
 
-Points are those of the grid, row by row, then the checkpoints of the path, then points on the surface:
-between these, and of steps known by sketches. Cells are, in PolyData's order, a vertex for each checkpoint,
-lines (of each run, of the steps, of a grid of one row), a quad for each grid cell.
+Points are those of the grid, row by row, then the checkpoints of the path, then points on the surface: those
+between the checkpoints, and the steps known from sketches. Cells are, in PolyData's order, a vertex for each
+checkpoint, lines (of each run, of the steps, of a grid of one row), a quad for each grid cell.
 """
 
 import base64
@@ -31,35 +31,36 @@ def to_vtp(grid: Grid) -> bytes:
     """The file. The z of a point is its loss; the z of a checkpoint is its loss in the plane.
 
     Point data:
-        loss: between checkpoints it is interpolated from the grid.
+        loss: interpolated from the grid at points between checkpoints.
         log10_loss: NaN unless the loss is above 0.
-        true_loss: of a checkpoint its own; of the grid `loss`, for its points lie in the plane; NaN between.
-        residual: how much of a checkpoint is outside the plane; 0 for the grid, NaN between.
-        checkpoint: its number, -1 for other points. run: which one (joint planes), 0 for other points.
-        computed: 1 where the loss is that of the model, 0 where it is interpolated or missing.
-        each of the grid's quantities by its name, NaN for other points; one that is called as an array above
-        is "quantity:" and its name.
+        true_loss: a checkpoint's own loss; the same as `loss` at grid points; NaN between checkpoints.
+        residual: how much of a checkpoint is outside the plane; 0 at grid points, NaN between checkpoints.
+        checkpoint: the checkpoint's number, -1 at other points.
+        run: the index of the checkpoint's run (joint planes), 0 at other points.
+        computed: 1 where the loss was computed by the model, 0 where it is interpolated or missing.
+        Each of the grid's quantities by its name, NaN at other points; with the prefix "quantity:" if an
+        array above has the same name.
     Cell data: `part`, 0 for the surface, 1 for the path, 2 for the steps known by sketches.
     Field data, if there is one: `explained_variance`, `precision_error`, `rounding` (along x and y),
         `hardware` (a string).
 
     Losses that are not finite stay so in `loss` and `true_loss`, but a coordinate must be finite: such a
-    point is drawn at the largest finite loss (-Inf at the smallest). No surface or line contains it; they
-    have a hole.
+    point is drawn at the largest finite loss (-Inf at the smallest). Surface and lines leave it out, with a
+    hole or gap there.
     """
     is_line = min(grid.z.shape) == 1
     stride = 1 if is_line else STEPS  # from checkpoint to checkpoint
     runs = [list(part) for part in grid.parts.values()]
 
-    # The path of each run with what lies between its checkpoints, then the steps known by sketches: each
-    # (points, 3), the height NaN where there is no surface.
+    # The path of each run with the points between its checkpoints, then the steps known from sketches: each
+    # (points, 3), with NaN as height where there is no surface.
     if is_line:
         laid = [np.column_stack((grid.path[run], np.full(len(run), np.nan))) for run in runs]
     else:
         laid = [drape(grid.x, grid.y, grid.z, grid.path[run], STEPS) for run in runs]
         laid += [drape(grid.x, grid.y, grid.z, grid.step_path, 1)] if grid.steps else []
 
-    # The points: of the grid, of the checkpoints, and those between, which are no checkpoints.
+    # The points: those of the grid, the checkpoints, then those between checkpoints and the steps.
     between = [path[np.arange(len(path)) % stride != 0] for path in laid[: len(runs)]]
     extra = np.concatenate(between + laid[len(runs) :])
     x, y = np.meshgrid(grid.x, grid.y)
@@ -182,5 +183,5 @@ def _array(name: str, values: Array) -> str:
 
 
 def _encoded(data: bytes) -> str:
-    # In one piece: with padding behind the count, VTK reads cell data from the wrong byte on.
+    # Count and data are encoded together: with padding after the count, VTK misreads cell data.
     return base64.b64encode(struct.pack("<Q", len(data)) + data).decode()

@@ -41,14 +41,14 @@ def write_landscapes(
     loss_of: RunDir | None = None,
     journal: Path | None = None,
 ) -> list[Path]:
-    """Write `landscape/` of a run; returns the files made. A landscape replaces an older one of its tag.
+    """Write `landscape/` of a run; returns the files made. A landscape replaces an older one with its tag.
 
     A grid without computed points is not written, and a partial one does not replace a complete one of its
     name; both are logged.
 
-    The MindSpore dialect holds the planes (it has no lines) and a copy of a run's loss curve, nothing else:
-    MindInsight's page wants that scalar in the same job. The TensorBoard dialect holds the pictures. The
-    grids themselves are saved first, so that they are not lost when the rest fails.
+    The MindSpore dialect gets the planes (it has no lines) and a copy of a run's loss curve, because
+    MindInsight's page expects that scalar in the same job. The TensorBoard dialect gets the pictures. The
+    grids themselves are saved first, so that they are not lost if the rest fails.
 
     Args:
         run_dir: the run to write to.
@@ -107,9 +107,9 @@ def write_landscapes(
                 publish(path, pictures[tag].encoded)
                 made.append(path)
             else:
-                path.unlink(missing_ok=True)  # that of an older grid
+                path.unlink(missing_ok=True)  # the picture of an older grid
 
-        # New segments of both dialects; the older ones go once these are complete.
+        # New segments of both dialects; the older ones are removed once these are complete.
         directory = run_dir.landscape_dir
         older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
         now = time.time()
@@ -137,7 +137,7 @@ def is_complete(path: Path) -> bool:
 
 
 def beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
-    """The grid, under a tag of its own if a landscape of other runs has the usual one."""
+    """The grid, with the names of its runs in the tag if a landscape of other runs has its usual tag."""
     path = run_dir.landscape_file(grid.tag, ".npz")
     if grid.kind not in ("joint", "triangle", "line") or not path.is_file():
         return grid
@@ -154,9 +154,9 @@ def beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
 def landscape_record(grid: LossGrid) -> Landscape:
     """The value for event files.
 
-    Viewers hold neither NaN nor Inf: these become the largest finite loss of grid and path (-Inf the
-    smallest, 0 where nothing is finite), and all is held within the range of float32. Only the plane of a
-    training's checkpoints has a path; of several runs it is that of the last.
+    Viewers cannot show NaN and Inf: these become the largest finite loss of grid and path (-Inf the smallest;
+    0 if no loss is finite), and all losses are clipped to the range of float32. Only a PCA plane has a path;
+    with several runs it is the path of the last one.
     """
     is_path = grid.decomposition == "PCA" and grid.kind in ("", "pca", "joint")
     shown = slice(-grid.run_lengths[-1] if grid.run_lengths else 0, None)
@@ -189,7 +189,7 @@ def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
 
 
 def read_loss_curve(run_dir: RunDir) -> list[Event]:
-    """The loss of the run by step, as MindInsight's page wants it: the merged one, else the first rank's."""
+    """The loss of the run by step, as MindInsight's page expects it: merged, else the first rank's."""
     for directory in (run_dir.base, *run_dir.rank_dirs().values()):
         try:
             events = list(read_directory(directory, mode="skip"))
@@ -197,7 +197,7 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
             _log.warning("no loss curve from %s: %s", directory, error)
             continue
         for tag in LOSS_TAGS:
-            curve = {  # by step: a later attempt has taken an earlier one's steps again
+            curve = {  # by step: a later attempt repeats steps of an earlier one
                 event.step: Event(event.step, event.wall_time, [Value("scalar", SHOWN_LOSS_TAG, value.data)])
                 for event in events
                 for value in event.values
@@ -214,7 +214,7 @@ def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
     run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # MindSpore's runs have none
     writer = RankWriter(WriterSpec(directory=run_dir.landscape_dir, run_id=run_id, formats=(dialect,)))
     try:
-        first = writer.last_seq + 1  # those of an older landscape are still there
+        first = writer.last_seq + 1  # segments of an older landscape are still there
         writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=first, events=events))
         writer.flush()
     finally:

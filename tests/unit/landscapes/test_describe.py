@@ -38,11 +38,13 @@ def test_a_grid_without_a_finite_loss_says_so_and_what_to_check() -> None:
     nothing = np.full((3, 4), np.nan)
     at_the_centre = np.array([3.0, 2.0, np.nan])
     found = doubts({"pca": make_grid(z=nothing, true_loss=at_the_centre)})
-    assert found.startswith("pca: not one of the 12 computed losses is finite; nor is that of the centre")
+    assert found.startswith("pca: not one of the 12 computed losses is finite; nor is the loss of the centre")
     assert "look for NaN and Inf in the data" in found
     assert "the steps of the grid are too long" in doubts({"pca": make_grid(z=nothing)})
     in_part = doubts({"pca": make_grid(z=nothing, computed=np.eye(3, 4) > 0)})
-    assert in_part.startswith("pca: not one of the 3 computed losses is finite; that of the centre itself is")
+    assert in_part.startswith(
+        "pca: not one of the 3 computed losses is finite; the loss of the centre itself is"
+    )
 
 
 def test_several_grids_without_a_finite_loss_have_the_advice_once() -> None:

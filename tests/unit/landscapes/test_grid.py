@@ -183,7 +183,7 @@ def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:
             LossGrid.load(tmp_path / f"{number}.npz")
     (tmp_path / "grid.h5").write_bytes(b"\x89HDF\r\n")
     with pytest.raises(
-        DamagedFileError, match=r"grid\.h5 cannot be read: it is no \.npz, the only format that"
+        DamagedFileError, match=r"grid\.h5 cannot be read: it is not an \.npz file, the only format that"
     ):
         LossGrid.load(tmp_path / "grid.h5")
     np.savez(tmp_path / "other.npz", x=np.arange(3))
