@@ -81,7 +81,7 @@ def count_points(planes: Sequence[PlanePlan]) -> int:
 def spread(count: int) -> list[int]:
     """The numbers below `count`: both ends, then in bit-reversed order: 0, 7, 4, 2, 6, 1, 5, 3.
 
-    With both ends, everything between is interpolated when a landscape is stopped early.
+    Both ends come first, so that all rows between can be interpolated if a landscape is stopped early.
     """
     bits = (count - 1).bit_length()
     order = sorted(range(count - 1), key=lambda number: f"{number:0{bits}b}"[::-1])

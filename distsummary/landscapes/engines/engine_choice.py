@@ -11,17 +11,17 @@ from distsummary.errors import InvalidValueError, LandscapeError
 ENGINES = ("naive", "row", "graph", "inference")
 OPTIONS = ("channels_last", "compile", "cuda_graph")
 EXACT = 5e-6  # relative error that is allowed for an engine
-LOOSE = 1e-2  # the same if autocast is requested
+LOOSE = 1e-2  # the same if reduced precision is requested
 MAX_CHUNK = 64
 MAX_CHUNKED_S = 0.02  # a slower point on a CPU gains nothing from being evaluated with others
-MAX_RECORDED = 100_000_000  # parameters; beyond, the graph engine saves little for its 40 bytes each
+MAX_RECORDED = 100_000_000  # parameters; above, the graph engine saves little for 40 bytes per parameter
 LEAST_GAIN = 0.08  # the share of time that a candidate must save to replace a simpler one
-NOISE = 0.3  # relative, of two timings of the same work, seconds apart, on a shared machine
-LEAST_PLAN_S = 1.0  # landscapes shorter than this are not worth timing anything
-PLAN_SHARE = 0.02  # of the landscape's time: the limit for timing
-LEAST_BUDGET_S = 0.5
-COMPILE_S = 7.0  # of CPU time for torch.compile: 2 to 7 measured, and 15 to 37 the first time on a machine
-COMPILE_SHARE = 0.1  # of the landscape's time: the limit for compiling
+NOISE = 0.3  # relative difference of two timings of the same work, seconds apart, on a shared machine
+LEAST_PLAN_S = 1.0  # for landscapes shorter than this, timing engines does not pay
+PLAN_SHARE = 0.02  # timing may take this share of the landscape's time,
+LEAST_BUDGET_S = 0.5  # and always this long
+COMPILE_S = 7.0  # CPU time of torch.compile: 2 to 7 measured, and 15 to 37 the first time on a machine
+COMPILE_SHARE = 0.1  # compiling may take this share of the landscape's time
 
 
 class MemoryTooSmallError(LandscapeError):
@@ -37,15 +37,15 @@ class MemoryTooSmallError(LandscapeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """An engine as a journal's header stores it: with it results are bit for bit the same on equal hardware.
+    """An engine and its settings, as a journal stores them; on equal hardware they fix the results' bits.
 
     Attributes:
         engine: "naive", "row", "graph" or "inference", see `torch_engines`.
-        chunk: points evaluated together; pieces of rows must begin at its multiples.
-        options: of OPTIONS, in their order.
-        threads: of a worker on the CPU.
-        hardware: where it was timed.
-        precision_error: the error of the losses in the requested reduced precision, relative to them.
+        chunk: points evaluated together; parts of a row must begin at multiples of it.
+        options: some of OPTIONS, in the same order.
+        threads: the number of torch's threads in a worker on the CPU.
+        hardware: the hardware that the engine was timed on.
+        precision_error: the relative error of the losses in the requested reduced precision.
     """
 
     engine: str = "row"
@@ -90,7 +90,7 @@ class EngineChoice:
     def smaller(self) -> "EngineChoice | None":
         """The choice to try after memory ran out; None if there is no smaller one.
 
-        Half the chunk; then the row engine; finally the engine that keeps nothing of the model's size.
+        First half the chunk, then the row engine, finally the inference engine, which needs least memory.
         """
         if self.chunk > 1:
             return replace(self, chunk=self.chunk // 2)
@@ -112,9 +112,9 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The cost of a candidate in seconds: per point of a row, and before the first; CPU seconds on a CPU.
+    """The time of a candidate: per point of a row, and before the first point; CPU seconds on a CPU.
 
-    `error` is the largest difference of its losses from the row engine's, relative to them.
+    `error` is the largest relative difference of its losses from the row engine's.
     """
 
     point_s: float
@@ -130,10 +130,10 @@ def candidates(
     on_gpu: bool = False,
     has_pictures: bool = False,
 ) -> list[EngineChoice]:
-    """The engines worth timing beside the row engine, for rows of so many points; most promising first.
+    """The engines worth timing besides the row engine, for rows of `columns` points; most promising first.
 
-    `point_s` is the time of the row engine for a point, `parameters` the number of moving parameters. For
-    several points at once convolutions become grouped ones, which are slower on channels-last pictures.
+    `point_s` is the time of the row engine for a point, `parameters` the number of moving parameters. Engines
+    with chunks do not get channels_last: vmap makes grouped convolutions, which are slower in that layout.
     """
     layout = ("channels_last",) if has_pictures else ()
     if parameters > MAX_RECORDED:
@@ -169,9 +169,9 @@ def compile_candidate(
 
 
 def chunks(columns: int, *, on_gpu: bool) -> list[int]:
-    """Chunks that fill rows of `columns` points: a row in so many equal parts, none above MAX_CHUNK.
+    """The chunk sizes worth timing, which divide a row of `columns` points equally; none above MAX_CHUNK.
 
-    The most promising first; on a CPU, the results of a whole row often exceed the caches.
+    The most promising size is first; on a CPU, the results of a whole row often exceed the caches.
     """
     parts = (1, 2) if on_gpu else (2, 3, 6, 1)
     least = math.ceil(columns / MAX_CHUNK)
@@ -195,7 +195,7 @@ def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: fl
 
 
 def close(timings: Mapping[EngineChoice, Timing]) -> list[EngineChoice]:
-    """The candidates worth timing again, since noise of the machine can explain the difference."""
+    """The candidates worth timing again: noise can explain how much they are slower than the fastest."""
     best_s = min(timing.point_s for timing in timings.values())
     found = [choice for choice, timing in timings.items() if timing.point_s <= best_s * (1 + NOISE)]
     return found if len(found) > 1 else []

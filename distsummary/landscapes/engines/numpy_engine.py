@@ -29,7 +29,7 @@ from distsummary.landscapes.model.user_code import (
     no_number_error,
 )
 
-NO_NUMBERS = "cOSUMm"  # kinds of dtypes: complex, objects such as None, texts, times
+NO_NUMBERS = "cOSUMm"  # dtype kinds that are refused: complex, objects such as None, texts, times
 
 
 class NumpyEngine:
@@ -69,8 +69,8 @@ class NumpyEngine:
         once, again = (in_batch(first[2], self._reading, first[0]) for _ in range(2))
         if not np.array_equal(once, again, equal_nan=True):
             raise LandscapeError(
-                "the model gives other losses for the same parameters and batch; "
-                "switch off what is random in it"
+                "the model gives different losses for the same parameters and batch; "
+                "switch off its randomness"
             )
 
     def _batches(self, name: str) -> Iterator[tuple[Any, BatchFacts, str]]:
@@ -118,7 +118,7 @@ class NumpyEngine:
         return np.concatenate(found)
 
     def _reading(self, batch: Any) -> Array:
-        """See `Tally`."""
+        """The reading of a batch, see `Tally`."""
         loss, outputs, targets = self._loss(batch)
         losses = _numbers(self._loss_name, loss)
         if losses.ndim > 1:
@@ -147,10 +147,10 @@ class NumpyEngine:
 
 
 def _numbers(what: str, found: Any) -> Array:
-    """The values that a function of the user's returned, float64."""
+    """The values that the user's function returned, as float64."""
     try:
         values = np.asarray(found)
-        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # a loss and its parts are no rows
+        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # not one loss per row
             raise TypeError(f"of dtype {values.dtype}")
         return values.astype(np.float64)
     except (TypeError, ValueError) as error:

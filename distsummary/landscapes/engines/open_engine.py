@@ -51,7 +51,7 @@ def open_engine(
 
 
 def is_out_of_memory(model: Any, error: BaseException) -> bool:
-    """Whether an error of the model's engine says that memory ran out; numpy has one engine only."""
+    """Whether an error of the model's engine means that memory ran out; always False for numpy models."""
     if framework_of(model).name != "torch":
         return False
     from distsummary.landscapes.model.torch_memory import is_full

@@ -59,16 +59,15 @@ def choose_engine(
 ) -> TimedChoice:
     """Choose the engine for a task on this machine, unless the task has one already.
 
-    The choice holds the relative error of the losses in the requested reduced precision, compared with the
-    model's own.
+    If reduced precision is requested, the choice holds the relative error of its losses.
 
     Args:
         device: where the workers will compute; None: where the model is.
         points: the number of points to evaluate; None: those of the task.
-        threads: of each worker.
+        threads: the number of torch's threads in each worker.
         can_compile: whether torch.compile may be timed too, if there are enough points for it to pay; None:
-            if this machine has what it needs.
-        clock: seconds; None: CPU seconds on a CPU, else the wall clock's.
+            only if this machine has a C++ compiler and Python's headers.
+        clock: returns seconds; None: CPU time on a CPU, else wall-clock time.
 
     Raises whatever the model's own code raises with the row engine.
     """
@@ -87,7 +86,7 @@ def choose_engine(
         if not is_out_of_memory(task.model, error):
             raise
         _log.warning(
-            "memory does not hold what the row engine needs; points go to the model's own memory instead"
+            "the row engine does not fit in memory; points are written to the model's own memory instead"
         )
         planned = TimedChoice(choice=EngineChoice(engine="inference", threads=threads))
     if task.evaluation.precision not in REDUCED:
@@ -180,7 +179,7 @@ class _Bench:
             engine = self._open(choice)
             timing = self._time(engine, clock, start)
             timings[choice] = min(timing, timings.get(choice, timing), key=lambda found: found.point_s)
-        except Exception as error:  # a candidate may fail in any way, and is then no candidate
+        except Exception as error:  # a candidate may fail in any way, and is then refused
             refused[choice] = f"{type(error).__name__}: {error}"
             _log.debug("landscape engine %s: %s", choice.label, refused[choice])
         finally:

@@ -42,7 +42,7 @@ from distsummary.landscapes.model.torch_memory import (
 )
 from distsummary.landscapes.model.user_code import batch_name, in_batch
 
-REPEATED = 1e-5  # relative: GPUs may sum in different orders
+REPEATED = 1e-5  # relative difference allowed between two evaluations: GPUs may sum in different orders
 PROOF = 1e-4  # relative difference from the model's own code that is allowed for another way of computing
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class TorchEngine:
             if not self.is_streamed and self.bn_mode != "recompute":
                 self.is_streamed = exceeds_device((b for source in data.values() for b in source), there)
             self._layout()
-            self._data: dict[str, Any] = dict(data)  # batches as they are read, or lists of Loaded
+            self._data: dict[str, Any] = dict(data)  # by name: the user's batches if streamed, else Loaded
             if not self.is_streamed:
                 self._data = {name: list(self._on_device(name, source)) for name, source in data.items()}
             self.samples = self._begin(*next(iter(data.items())))
@@ -155,7 +155,7 @@ class TorchEngine:
         return any(t.dim() == 4 for t in weights) and any(t.dim() == 4 for t in data)
 
     def _layout(self) -> None:
-        """Choose the memory of the parameters that move."""
+        """Allocate the memory of the parameters that move."""
 
     def _on_device(self, name: str, source: Iterable[Any]) -> Iterator[Loaded]:
         return (self._loaded(batch, batch_name(number, name)) for number, batch in enumerate(source, 1))
@@ -172,7 +172,7 @@ class TorchEngine:
         return self._on_device(name, self._data[name]) if self.is_streamed else self._data[name]
 
     def _begin(self, name: str, first: Iterable[Any]) -> int:
-        """Probe the loss with the first batch; returns the rows of the first data set, called `name`."""
+        """Probe the loss with the first batch of the data set `name`, `first`; returns the set's rows."""
         rows = 0
         for batch in first:
             if not rows:
@@ -185,14 +185,13 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _probe(self, given: Any, batch: Any) -> None:
-        """Find out whether the loss is random, and which tensors the model writes to; `given` is the user's
-        model.
+        """Find out whether the loss is random, and which tensors the model writes to.
 
-        Raises LandscapeError if the loss differs each time although torch draws the same numbers, or if it is
-        different in channels-last memory.
+        `given` is the user's batch, `batch` the same on the device. Raises LandscapeError if the loss differs
+        each time although torch draws the same numbers, or if it is different in channels-last memory.
         """
         tensors = list(self._loan.tensors.values())
-        versions = [tensor._version for tensor in tensors]  # how autograd notices writes, as in torch 2.13
+        versions = [tensor._version for tensor in tensors]  # autograd counts writes here, as in torch 2.13
         self._measure.probe(batch)
 
         def repeats() -> bool:
@@ -257,14 +256,14 @@ class TorchEngine:
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, for the points that need more
+        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, for points that need more
             for name, tally in tallies.items():
                 for loaded in self._batches(name):
                     points = tally.active
                     if not len(points):
                         break
                     tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
-        else:  # all of them, then wait for the device once
+        else:  # all batches, then one wait for the device
             batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
             everywhere = slice(None)
             readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
@@ -302,7 +301,7 @@ class TorchEngine:
 
 def is_near(found: Array, expected: Array, precision: str) -> bool:
     """Whether two readings of a batch differ by no more than rounding."""
-    size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0  # the loss: a metric may be near 0
+    size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0  # by the loss: metrics may be near 0
     rtol = LOOSE if precision in REDUCED else PROOF
     return np.allclose(found, expected, rtol=rtol, atol=rtol * size, equal_nan=True)
 

@@ -1,9 +1,9 @@
-"""The graph engine: records the loss once, cuts out what is affine in the point, and evaluates the rest.
+"""The graph engine: records the loss once, splits off what is affine in the point, and evaluates the rest.
 
-For each plane and batch the slots (see `graph.torch_affine`) get memory; a point is two additions and the
-rest of the graph. Chunks of points go through the same graph with one more axis (torch.func.vmap, so that
-matrix products become batched ones). With the option "compile" torch.compile makes one program of that rest.
-Streamed data has no slots of its own.
+The affine values, the slots (see `graph.torch_affine`), have memory for each plane and batch. A point costs
+two additions per slot and the rest of the graph. A chunk of points goes through the same graph with one more
+axis (torch.func.vmap: matrix products become batched products). The option "compile" compiles the rest of the
+graph with torch.compile. Streamed data has no slots of its own.
 """
 
 from collections.abc import Sequence
@@ -40,12 +40,12 @@ from distsummary.landscapes.model.torch_measure import on_host
 from distsummary.landscapes.model.torch_memory import is_full, plane_tensors
 from distsummary.landscapes.model.user_code import in_batch
 
-STEP = 0.5  # of the parameters' length: where a recording is proved, so far off that what it misses shows
-SLOT_BYTES = 1 << 30  # that the slots of data may take; beyond, moving them costs what they save
+STEP = 0.5  # relative to the parameters' norm: how far from the centre a recording is checked
+SLOT_BYTES = 1 << 30  # limit for slots that depend on data; above it, moving them costs what they save
 
 
 class TorchGraphEngine(TorchRowEngine):
-    """See `Engine`. Checkpoints, and a single point left over by the chunks, go the row engine's way.
+    """See `Engine`. Checkpoints, and a single point left over by the chunks, are left to the row engine.
 
     Raises CannotTraceError when the loss cannot be recorded.
     """
@@ -80,18 +80,18 @@ class TorchGraphEngine(TorchRowEngine):
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         step = self.choice.chunk
-        if step > 1 and len(xs) % step == 1:  # wherever rows are cut, the same point is alone
+        if step > 1 and len(xs) % step == 1:  # the same point is left over, however a row is divided
             alone = super()._readings(y, xs[-1:], batches)
             return torch.cat([self._readings(y, xs[:-1], batches), alone], dim=1) if len(xs) > 1 else alone
         points = [tuple(float(x) for x in xs[n : n + step]) for n in range(0, len(xs), step)]
-        with torch.autocast(self._loan.device.type, enabled=False):  # the caller's; its own is recorded
+        with torch.autocast(self._loan.device.type, enabled=False):  # the caller's; the model's is recorded
             bound = [in_batch(loaded.name, self._bind, loaded) for loaded in batches]
-            # Batches take turns at every point, so that the slots that they share move once.
+            # All batches are read at one chunk before the next, so that the slots that they share move once.
             found = [torch.stack([one.read(float(y), chunk) for one in bound]) for chunk in points]
         return torch.cat(found, dim=1)
 
     def _bind(self, loaded: Loaded) -> BoundProgram:
-        """The program with the batch in it; proved when it is new, kept unless data is streamed."""
+        """The program bound to the batch. A new program is checked; it is kept unless data is streamed."""
         if loaded in self._bound:
             return self._bound[loaded]
         key = signature(loaded.batch)
@@ -106,23 +106,23 @@ class TorchGraphEngine(TorchRowEngine):
         bound = program.bind([*fixed, *batch_tensors(loaded.batch)])
         if key not in self._programs:
             self._prove(bound, loaded)
-            self._programs[key] = program  # only now: a program that failed is not used when asked for again
+            self._programs[key] = program  # only now, so that a program that fails the check is never used
         if not self.is_streamed:
             self._bound[loaded] = bound
         return bound
 
     def _record(self, batch: Any) -> fx.Graph:
-        """The graph of the loss of a batch, rewritten."""
+        """Record the loss of a batch, and rewrite the graph."""
         if self.is_streamed and (held := objects(batch)):
             raise CannotTraceError(
-                f"streamed batches hold a {type(held[0]).__name__}, which a recording takes for the same in "
-                "all; give tensors, or engine='row'"
+                f"streamed batches hold a {type(held[0]).__name__}, which would be recorded as a constant "
+                "for all batches; give tensors, or use engine='row'"
             )
         on_cpu = self._loan.device.type == "cpu"
-        # Attention as products and a softmax can be batched over points, the fused kernels cannot.
+        # vmap can batch attention written as products and a softmax, but not the fused kernels.
         attention = sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext()
-        with attention, preserved(self._loan.model):  # tensors without values must not stay in it
-            self._before.restore()  # what a batch has left in it would be the same at all points
+        with attention, preserved(self._loan.model):  # no fake tensor may stay in the model
+            self._before.restore()  # what a batch left in the model would become a constant
             graph = trace(
                 self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
             )
@@ -134,7 +134,7 @@ class TorchGraphEngine(TorchRowEngine):
         return graph
 
     def _cut(self, key: Any) -> CutGraph:
-        """The graph for batches of this signature, cut, with data in slots unless those are too large."""
+        """Cut the graph for batches of this signature; slots may depend on data unless they are too large."""
         graph = self._graphs[key]
         inputs = placeholders(graph)
         nodes = {id(tensor): node for (_, tensor), node in zip(self._unique, inputs, strict=False)}
@@ -148,8 +148,8 @@ class TorchGraphEngine(TorchRowEngine):
         return found if size <= SLOT_BYTES else cut(graph, moved, data, with_data=False)
 
     def _prove(self, bound: BoundProgram, loaded: Loaded) -> None:
-        """Raise CannotTraceError unless the program gives what the model's own code gives, off the centre."""
-        # There the parameters have changed by half of what they are.
+        """Raise CannotTraceError unless program and model give the same loss away from the centre."""
+        # So far away that whatever the recording misses shows: the parameters change by half their norm.
         centre, *along = (
             float(sum(t.double().square().sum() for t in tensors) ** 0.5)
             for tensors in zip(*self._plane.values(), strict=True)
@@ -173,5 +173,5 @@ class TorchGraphEngine(TorchRowEngine):
 
 
 def warm_up() -> None:
-    """Load what recording needs, which takes a second once a process."""
+    """Load the modules that recording needs; this takes about a second, once per process."""
     record(torch.neg, [torch.zeros(1)])

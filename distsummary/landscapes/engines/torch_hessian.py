@@ -1,4 +1,4 @@
-"""Hessian-vector products of a torch model's loss at a checkpoint, exact by differentiating twice.
+"""Exact Hessian-vector products of a torch model's loss at a checkpoint, by differentiating twice.
 
 H v = d/dtheta (g . v) with g the gradient (Pearlmutter 1994), batch by batch. Sums are float64, first over
 the batches of a group, then over the groups, so that they have the same bits whichever worker computes a
@@ -27,15 +27,15 @@ from distsummary.landscapes.model.user_code import batch_name, bind_loss, in_bat
 class TorchHessian:
     """A `hessian.Hessian` at `centre` over the parameters `names`.
 
-    While it is open the model has the values of `centre` and torch one thread; `close` (or leaving the
-    context) puts back what was, the model bit for bit. Mode "standard" differentiates in eval mode,
-    "mindspore" in training mode.
+    While it is open, the model has the values of `centre` and torch uses one thread. `close` (or leaving the
+    context) restores both, the model bit for bit. Mode "standard" differentiates in eval mode, "mindspore"
+    in training mode.
 
     Args:
         model, loss_fn: see `bind_loss`.
         batches: lists are kept on the device if they fit; anything else is read again for each group.
         centre: values by name; the model keeps its own for names that are missing.
-        device: to move the model to; None: it stays where it is.
+        device: the model is moved there; None: it stays where it is.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class TorchHessian:
             for tensor in self._moved:
                 self._restore.callback(tensor.requires_grad_, tensor.requires_grad)
                 tensor.requires_grad_(True)
-            # cuDNN's kernels for recurrent nets have no second derivative, in eval mode not even a first.
+            # cuDNN's kernels for recurrent nets have no second derivative, and in eval mode no first one.
             if any(isinstance(part, torch.nn.RNNBase) for part in self._loan.model.modules()):
-                cudnn: Any = torch.backends.cudnn  # a module made of classes
+                cudnn: Any = torch.backends.cudnn  # Any: an object in place of a module
                 self._restore.callback(setattr, cudnn, "enabled", cudnn.enabled)
                 cudnn.enabled = False
             self._loss = bind_loss(self._loan.model, placed(loss_fn, self._loan.model, self._device))

@@ -26,7 +26,7 @@ class TorchInferenceEngine(TorchEngine):
         """See Engine."""
         super().set_plane(self._loan.saved.state(centre), recipe)
         recipe = self._loan.saved.recipe(recipe)
-        self._block: tuple[Any, Any] = None, None  # which rows of theta were read last, and what they are
+        self._block: tuple[Any, Any] = None, None  # the rows of theta read last: key, values
         self._plane: list[tuple[str, Tensor, Rows, list[Rows]]] = []
         for name, tensor in self._loan.moved.items():
             rows = self._remembering(name, rows_on(tensor.device, self._centre, name))
@@ -34,7 +34,7 @@ class TorchInferenceEngine(TorchEngine):
             self._loan.release(self._centre, name)
 
     def _remembering(self, name: str, rows: Rows) -> Rows:
-        """The same rows; each block is read once, for theta and for the directions that are scaled to it."""
+        """The rows with a cache of one block, which theta and the directions scaled to it share."""
 
         def read(start: int, stop: int) -> Any:
             if self._block[0] != (name, start, stop):

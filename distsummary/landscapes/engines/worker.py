@@ -19,10 +19,10 @@ from distsummary.landscapes.model.quantities import Evaluation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The work of all workers: model, loss, data and the landscapes to evaluate (same `names` in all).
+    """The work of all workers: model, loss, data and the landscapes to evaluate.
 
-    `choice` is None until an engine is chosen; then the row engine is used. With the same choice all workers
-    compute the same bits.
+    The planes of all landscapes have the same `names`. `choice` is the engine; None stands for the row
+    engine. With the same choice all workers compute the same bits.
     """
 
     model: Any
@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a grid records of its engine; `quantities` are the columns of ChunkResult.measured.
+    """What a grid records about its engine; `quantities` names the columns of ChunkResult.measured.
 
     `is_streamed`: the data is read once for all points that are evaluated together.
     """
@@ -122,7 +122,7 @@ class LandscapeWorker:
         """Turn an out-of-memory error into MemoryTooSmallError if there is a smaller engine."""
         try:
             yield
-        except Exception as error:  # of any kind: a device tells in its own way that it is full
+        except Exception as error:  # of any kind: each device has its own error for full memory
             choice = self._task.choice or EngineChoice()
             smaller = choice.smaller() if is_out_of_memory(self._task.model, error) else None
             if smaller is None:

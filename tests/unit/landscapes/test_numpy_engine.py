@@ -138,5 +138,5 @@ def test_a_random_loss_is_refused() -> None:
     def loss_fn(model: Any, batch: Any) -> float:
         return cross_entropy(model(batch[0]), batch[1]) + draws.normal()
 
-    with pytest.raises(LandscapeError, match="other losses for the same parameters"):
+    with pytest.raises(LandscapeError, match="different losses for the same parameters"):
         opened(BatchLoss(loss_fn))

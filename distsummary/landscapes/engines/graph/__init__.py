@@ -1,1 +1,1 @@
-"""A loss as a graph: recorded, cut at what is affine in the point, rewritten, and put to work."""
+"""The loss as a graph: recorded, rewritten, cut where it is no longer affine in the point, and run."""

@@ -1,16 +1,16 @@
 """Finds the part of a recorded loss that is affine in the point, and cuts the graph there into three.
 
-The moved tensors are affine in (x, y): centre + x * u + y * v. So is whatever linear operations make of them
-with fixed tensors and data: the output of a first Linear, Conv or Embedding, weights with a fixed BN folded
-in. Where something that is not affine first uses such a value the graph is cut. There stand the *slots*: one
-value at the centre and one along each direction, computed once a plane, make the slot at every point by two
-additions.
+The moved tensors are affine in (x, y): centre + x * u + y * v. So are the results of linear operations on
+them with fixed tensors and data: the output of a first Linear, Conv or Embedding, or weights with a fixed BN
+folded in. The graph is cut where a non-affine operation first uses such a value. The values at the cut are
+the *slots*: each is computed once per plane at the centre and along each direction, and two additions of
+these give its value at any point.
 
-    constants:  fixed tensors, batch      -> what the other two need, once a plane
-    affine:     moved tensors, constants  -> the slots, for centre, u and v, once a plane in float64
+    constants:  fixed tensors, batch      -> inputs of the other two, once per plane
+    affine:     moved tensors, constants  -> the slots, for centre, u and v, once per plane in float64
     point:      slots, constants          -> the results, at every point
 
-A tensor that is also used elsewhere (tied weights) loses nothing: there it is a slot of its own.
+A moved tensor that is also used behind the cut (tied weights) is a slot itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ from distsummary.landscapes.engines.graph.torch_fx import (
 
 FIXED, AFFINE, OTHER = 0, 1, 2
 
-# Linear in their first input, whatever else they are given; the others must be fixed.
+# Linear in their first input, whatever their options; all other tensor inputs must be fixed.
 LINEAR = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int,
     aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.default,
@@ -49,7 +49,7 @@ LINEAR = {
 ADDITIVE = {
     aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.cat.default, aten.stack.default,
 }  # fmt: skip
-# Products of two inputs, here by position, of which one may be affine; all further ones are added.
+# Products: the positions of the two factors, of which only one may be affine; further inputs are summands.
 PRODUCTS = {
     aten.mul.Tensor: (0, 1), aten.mm.default: (0, 1), aten.bmm.default: (0, 1), aten.mv.default: (0, 1),
     aten.dot.default: (0, 1), aten.addmm.default: (1, 2), aten.baddbmm.default: (1, 2),
@@ -77,9 +77,9 @@ class CutGraph:
 
 
 def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_data: bool = True) -> CutGraph:
-    """Cut a graph whose placeholders `moved` move; those of `batch` are data.
+    """Cut a graph. Its placeholders `moved` are the moved tensors, those in `batch` are data.
 
-    `with_data` False keeps products with data out of the slots: they would be needed for every batch.
+    `with_data=False` keeps values that depend on data out of the slots: every batch would need its own.
     """
     moving, data = set(moved), depends_on(graph, batch)
     kinds: dict[Node, int] = {}
@@ -90,7 +90,7 @@ def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_d
         kinds[node] = max((kinds[n] for n in node.all_input_nodes), default=FIXED)
         if kinds[node] == AFFINE and ((node in data and not with_data) or not _keeps_affine(node, kinds)):
             kinds[node] = OTHER
-    used: dict[Node, None] = {}  # affine values that others use, or what these are views of
+    used: dict[Node, None] = {}  # affine values that non-affine nodes use; of a view, its base
     for node in graph.nodes:
         if kinds[node] == AFFINE and any(kinds[n] == OTHER or n.op == "output" for n in node.users):
             while is_view(node) and not is_getitem(node.args[0]):
@@ -112,9 +112,10 @@ def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_d
 
 
 def hoist(whole: fx.GraphModule, slots: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """What need not be done at every point once the slots have their memory: views, and what no slot is in.
+    """Split off the work that need not be repeated at every point: views, and values that use no slot.
 
-    Returns (prepare, point): `prepare` takes the slots and the constants and gives what `point` takes.
+    Returns (prepare, point): `prepare` takes the slots and the constants and returns the arguments of
+    `point`. The slots must keep their memory afterwards, because views of them are taken only once.
     """
     graph = whole.graph
     inputs = placeholders(graph)
@@ -146,16 +147,16 @@ def _keeps_affine(node: Node, kinds: dict[Node, int]) -> bool:
 
 
 class InDouble(fx.Interpreter):
-    """Runs a graph in float64, also where it names a narrower type."""
+    """Runs a graph in float64, even where it names a narrower dtype."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """With double precision for every floating point type."""
+        """Call the operation with float64 in place of every floating-point dtype."""
         wide: Any = fx.node.map_aggregate((args, kwargs), widened)
         return super().call_function(target, *wide)
 
 
 def widened(value: Any) -> Any:
-    """Tensors and types of floating point as float64."""
+    """Floating-point tensors and dtypes as float64; anything else unchanged."""
     if isinstance(value, torch.dtype) and value.is_floating_point:
         return torch.float64
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

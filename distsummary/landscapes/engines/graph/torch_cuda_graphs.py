@@ -1,4 +1,4 @@
-"""Work on a GPU captured as CUDA graphs: all its operations become one launch."""
+"""Captures GPU work as CUDA graphs: all of its operations become one launch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from distsummary.landscapes.model.torch_memory import Flat
 
-WARM_UPS = 3  # before a capture: libraries choose their kernels in them
+WARM_UPS = 3  # runs before a capture, in which libraries choose their kernels
 
 
 class DeviceFlat(Flat):
-    """Slots of one point; its place is read on the device, as a captured CUDA graph needs it."""
+    """The slots of one point; x is read from device memory, as a captured CUDA graph requires."""
 
     def __init__(self, outlines: Mapping[str, Tensor], device: torch.device) -> None:
         super().__init__(outlines, device)
@@ -28,11 +28,12 @@ class DeviceFlat(Flat):
 
 
 class Captures:
-    """Graphs on one GPU that take turns and share memory.
+    """The CUDA graphs of one GPU; they are replayed in turn and share memory.
 
-    Each may overwrite what another has left, so a result is copied before the next is replayed. They are
-    captured on a stream of their own: after a capture torch drops cuBLAS's workspace of its stream, which
-    graphs of others may still use. The first graph is kept, because a memory pool lives only with a graph.
+    A replay may overwrite the result of another graph, so a result is copied before the next replay. Captures
+    use a stream of their own: after a capture torch drops the stream's cuBLAS workspace, which graphs that
+    other code captured on that stream may still use. The first graph is kept because the shared memory pool
+    lives only as long as a graph that uses it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,18 +42,18 @@ class Captures:
         self._first: torch.cuda.CUDAGraph | None = None
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """A graph that repeats `work`, and where it leaves the result."""
+        """Capture `work`; returns the graph and the tensor that each replay writes its result to."""
         pool = None if self._first is None else self._first.pool()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):  # with another current device nothing would be captured
+        with torch.cuda.device(self._device):  # if another device were current, nothing would be captured
             warm, caller = _warm_up_stream(self._device), torch.cuda.current_stream()
             warm.wait_stream(caller)
             with torch.cuda.stream(warm):
                 for _ in range(WARM_UPS):
                     work()
             caller.wait_stream(warm)
-            # The stream is entered here too: torch leaves it the current one where a capture's end raises.
-            # Threads of a training that goes on meanwhile may take memory: "global" would let that fail.
+            # The stream is entered here too because torch leaves it current if the end of a capture raises.
+            # With the error mode "global", allocations by other threads (a running training) would fail.
             with (
                 torch.cuda.stream(self._stream),
                 torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"),
@@ -64,5 +65,5 @@ class Captures:
 
 @cache
 def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """Always the same stream, since cuBLAS keeps memory for each that it has seen."""
+    """The stream for warm-ups; always the same, since cuBLAS keeps memory for each stream it has seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped

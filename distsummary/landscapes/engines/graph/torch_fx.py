@@ -21,7 +21,7 @@ def outline(tensor: Tensor) -> Tensor:
 
 
 def outline_of(target: Any, args: Any, kwargs: Any) -> Any:
-    """The outline of what an operation makes of these nodes, whatever device it names."""
+    """The outline of an operation's result for these arguments; a `device` argument becomes "meta"."""
     seen: Any = fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
     device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
     return target(*seen[0], **seen[1] | device)
@@ -105,8 +105,8 @@ def is_getitem(node: Node) -> bool:
 def is_mutable(node: Node) -> bool:
     """Whether an operation writes to one of its arguments.
 
-    Torch has no public way to ask. `_schema` is seen in torch 2.6 to 2.13; without it the names tell, which
-    end in "_" or name an overload "out".
+    Torch has no public API for this. `_schema` was seen in torch 2.6 to 2.13; without it the name decides: it
+    ends in "_", or the name of the overload contains "out".
     """
     schema = getattr(node.target, "_schema", None)
     if schema is not None:

@@ -1,4 +1,4 @@
-"""A cut graph ready to run: its slots are filled for a plane, and its point part is bound to a batch."""
+"""Prepares a cut graph (see `torch_affine`) to run: fills its slots for a plane and binds it to a batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from distsummary.landscapes.model.torch_measure import join
 from distsummary.landscapes.model.torch_memory import Flat, is_full, pinned
 from distsummary.landscapes.model.user_code import first_line
 
-Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # of each moved tensor: centre, along x, along y
+Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # for each moved tensor: centre, direction x, direction y
 
 
 class Program:
@@ -29,15 +29,15 @@ class Program:
         self.shared: Flat | None = None
         self._plane = plane
         self._device = plane[0][0].device
-        # An engine that was chosen on a GPU also runs without one: then nothing is captured.
+        # An engine that was chosen on a GPU may run on a machine without one; then nothing is captured.
         is_captured = "cuda_graph" in options and self._device.type == "cuda"
         self.captures = Captures(self._device) if is_captured else None
         self._is_compiled = "compile" in options
         self._steps: tuple[fx.GraphModule, fx.GraphModule] | None = None
-        self._at: tuple[float, Sequence[float]] | None = None  # where the shared slots are
+        self._at: tuple[float, Sequence[float]] | None = None  # the points (y, xs) that the shared slots hold
 
     def bind(self, fixed: Sequence[Tensor]) -> "BoundProgram":
-        """The program for a batch; `fixed` are the tensors that do not move, then those of the batch."""
+        """Bind the program to a batch; `fixed` are the tensors that do not move, then those of the batch."""
         constants = self.cut.constants(*fixed)
         shared = self.cut.shared
         # The slots at the centre, along x and along y, in float64.
@@ -58,13 +58,13 @@ class Program:
         return BoundProgram(self, own, step, prepare(*slots, *constants))
 
     def go(self, y: float, xs: Sequence[float]) -> None:
-        """Move the shared slots to the next points, unless they are there."""
+        """Move the shared slots to the next points, unless they already hold them."""
         if self.shared is None or self._at == (y, xs):
             return
         if self._at is None or self._at[0] != y:
             self.shared.set_row(y)
         self.shared.load(xs)
-        if self.captures is None:  # else the captured graph moves them
+        if self.captures is None:  # otherwise the captured graph moves them
             self.shared.move()
         self._at = (y, xs)
 
@@ -83,9 +83,9 @@ class Program:
     def _prepared(
         self, slots: Sequence[Tensor], constants: Sequence[Tensor]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """(prepare, step): what is done once a batch and what is done at every point, see `hoist`."""
+        """(prepare, step): the graph that runs once per batch, and the one for every point; see `hoist`."""
         point = self.cut.point
-        if self.chunk > 1:  # one more axis, the first, for slots and results
+        if self.chunk > 1:  # slots and results get one more axis, the first
             over_points = vmap(point, in_dims=(0,) * len(slots) + (None,) * len(constants))
             decompositions = ON_CPU if self._device.type == "cpu" else ANYWHERE
             with _no_vmap_advice():
@@ -99,12 +99,12 @@ class Program:
 
 
 class BoundProgram:
-    """A program with a batch in it.
+    """A program bound to a batch.
 
     Args:
-        own: the memory of the slots that data is in, if there are any.
-        step: the point part.
-        arguments: its arguments, which stay where they are; slots among them are views of their memory.
+        own: the memory of the slots that depend on the batch; None if there are none.
+        step: the graph that runs at every point.
+        arguments: the arguments of `step`, at fixed addresses; slots among them are views of their memory.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class BoundProgram:
         self._captured: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def read(self, y: float, xs: Sequence[float]) -> Tensor:
-        """Readings (points, columns) at the points of a chunk, in memory of their own."""
+        """The readings (points, columns) at the points of a chunk; later calls do not overwrite them."""
         self.program.go(y, xs)
         if self._own is not None:
             if self._row != y:
@@ -136,13 +136,13 @@ class BoundProgram:
         return found.reshape(self.program.chunk, -1)[: len(xs)]
 
     def _readings(self, *moving: Flat | None) -> Tensor:
-        """Move these slots, then evaluate. Own slots always move: the step may have overwritten them."""
+        """Move these slots, then evaluate. A batch's slots always move: `step` may have overwritten them."""
         for flat in moving:
             if flat is not None:
                 flat.move()
         columns: Sequence[Tensor] = self._step(*self._arguments)
         if len(columns) == 1:
-            return columns[0].clone()  # it may be a slot, which moves on
+            return columns[0].clone()  # it may be a slot, which changes at the next point
         if self.program.chunk == 1:
             return join(columns)
         return torch.cat([c.reshape(self.program.chunk, -1).double() for c in columns], dim=1)
@@ -188,11 +188,11 @@ class ChunkFlat(Flat):
 
 @contextmanager
 def _no_vmap_advice() -> Iterator[None]:
-    """Keep vmap from printing a line for each operation without a batching rule, such as an LSTM.
+    """Keep vmap from printing a warning for each operation without a batching rule, such as an LSTM.
 
-    Such an operation is recorded point by point, and a chunk that does not pay is not chosen. The line comes
-    from C++ and passes Python's warnings by; the switch is private (seen in torch 2.6 to 2.13), and where it
-    is missing the line is printed. Its state cannot be read: the default is restored.
+    Such an operation is recorded point by point; if that makes a chunk slow, the chunk is not chosen. The
+    warning comes from C++, where Python's filters have no effect. The switch is private (seen in torch 2.6 to
+    2.13); without it the warning is printed. Its state cannot be read, so the default is restored.
     """
     functorch: Any = getattr(torch._C, "_functorch", None)
     switch = getattr(functorch, "_set_vmap_fallback_warning_enabled", lambda is_enabled: None)
@@ -204,11 +204,11 @@ def _no_vmap_advice() -> Iterator[None]:
 
 
 def _compile(step: fx.GraphModule, arguments: Sequence[Tensor]) -> None:
-    """Let torch.compile make one program of a graph, for arguments like these; raises CannotTraceError.
+    """Compile a graph with torch.compile for arguments like these; raises CannotTraceError if that fails.
 
-    With more than one thread inductor would leave a pool of processes behind. Its backend reads the number
-    before it looks at the `options=` of a call, hence its own settings (seen in torch 2.6 to 2.13); a torch
-    that moves them refuses to compile here.
+    With more than one compile thread, inductor would leave a pool of processes behind. It reads the number of
+    threads before the `options=` of a call, so the number is set in inductor's own configuration (seen in
+    torch 2.6 to 2.13). A torch version without this setting gets the CannotTraceError.
     """
     try:
         from torch._inductor import config

@@ -1,4 +1,4 @@
-"""Rewrites of a recorded loss that keep its numbers, to rounding, and cost less.
+"""Rewrites a recorded loss so that it costs less and gives the same numbers up to rounding.
 
 ON_CPU and ANYWHERE replace single operations while a graph is recorded; the functions change whole graphs.
 """
@@ -20,18 +20,18 @@ from distsummary.landscapes.engines.graph.torch_fx import (
     placeholders,
 )
 
-NARROW = 32  # columns; below, the CPU's kernels for rows are several times slower than those for columns
-TALL = 2  # rows for each of these columns
-DOT_ROWS = 2048  # up to which a float32 dot product is as good as a sum in pairs
+NARROW = 32  # columns; up to this, CPU kernels along rows are several times slower than along columns
+TALL = 2  # the least number of rows per column
+DOT_ROWS = 2048  # up to this many rows a float32 dot product is as accurate as a pairwise sum
 
 
 def _is_tall(left: Tensor, right: Tensor) -> bool:
-    """Whether a matrix of these rows and columns has so few columns that its transpose is the faster one."""
+    """Whether the product has so few columns for its rows that computing its transpose is faster."""
     return right.shape[-1] <= NARROW and left.shape[-2] >= TALL * right.shape[-1]
 
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    """With few columns the transposed product, as a view."""
+    """If there are few columns: a view of the transposed product."""
     if beta != 1 or alpha != 1 or bias.dim() != 1 or not _is_tall(left, right):
         return NotImplemented
     return aten.addmm.default(bias.unsqueeze(1), right.t(), left.t()).t()
@@ -48,14 +48,14 @@ def _bmm(left: Tensor, right: Tensor) -> Any:
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
-    """With few columns over the second last axis of the transposed input."""
+    """If there are few columns: transpose, and reduce over the second last axis."""
     if half_to_float or x.dim() < 2 or dim not in (-1, x.dim() - 1) or not _is_tall(x, x):
         return NotImplemented
     return aten._log_softmax.default(x.mT.contiguous(), x.dim() - 2, False).mT
 
 
 def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
-    """A selection and a weighted sum; what depends on the targets alone is computed once."""
+    """As a selection and a weighted sum, so that all that depends only on the targets is computed once."""
     if x.dim() != 2 or weight is not None:
         return NotImplemented
     is_counted = target != ignore_index
@@ -64,7 +64,7 @@ def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, 
         picked = x.mT.gather(0, index.unsqueeze(0)).squeeze(0)
     else:
         picked = x.gather(1, index.unsqueeze(1)).squeeze(1)
-    picked = torch.where(is_counted, picked, 0)  # what does not count may be -inf
+    picked = torch.where(is_counted, picked, 0)  # ignored rows may hold -inf
     counted = is_counted.to(x.dtype)
     total = counted.sum()
     if reduction == 0:
@@ -74,7 +74,7 @@ def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, 
 
 
 def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float) -> Any:
-    """With the batch's own statistics the running ones are only written; without them it is pure."""
+    """In training mode the running statistics are only written to; without them the operation is pure."""
     if not training or mean is None:
         return NotImplemented
     return aten.native_batch_norm.default(x, weight, bias, None, None, True, *rest)
@@ -90,7 +90,7 @@ ON_CPU: Decompositions = {
     aten.nll_loss_forward.default: _nll_loss,
 }
 
-# Where each operation of a batch normalisation has eps; and `training`, if it has it.
+# Each operation's positions of the arguments `eps` and `training` (None: it has no such argument).
 BATCH_NORMS: dict[Any, tuple[int, int | None]] = {
     aten.native_batch_norm.default: (7, 5),
     aten.cudnn_batch_norm.default: (7, 5),
@@ -101,10 +101,10 @@ BATCH_NORMS: dict[Any, tuple[int, int | None]] = {
 
 
 def fold_batch_norms(graph: fx.Graph) -> None:
-    """Put BN with running statistics into the convolution or linear layer before it.
+    """Fold BN with running statistics into the convolution or linear layer before it.
 
     s = gamma / sqrt(var + eps): the weights of output channel c are multiplied by s[c], the bias becomes
-    beta + (bias - mean) * s. Nothing is left of the BN at a point where gamma does not move.
+    beta + (bias - mean) * s. If gamma does not move, BN costs nothing at a point.
     """
     for norm in list(graph.nodes):
         if norm.op != "call_function" or norm.target not in BATCH_NORMS or not _is_foldable(norm):
@@ -128,14 +128,14 @@ def fold_batch_norms(graph: fx.Graph) -> None:
             else:
                 scaled = emit(graph, aten.mul.Tensor, weight, scale)
                 folded = emit(graph, aten.addmm.default, shift, left, scaled)
-        folded.meta["val"] = layer.meta["val"]  # outlines do not tell how a convolution's result lies
+        folded.meta["val"] = layer.meta["val"]  # outlines do not predict a convolution's strides
         for user in list(norm.users):
             user.replace_all_uses_with(folded)
     graph.eliminate_dead_code()
 
 
 def _is_foldable(norm: Node) -> bool:
-    """Whether a BN has running statistics, and alone reads a layer of its own type that can take it."""
+    """Whether a BN uses running statistics, and is the only user of a layer that it can be folded into."""
     training = BATCH_NORMS[norm.target][1]
     layer, mean, variance = norm.args[0], norm.args[3], norm.args[4]
     if (training is not None and norm.args[training]) or mean is None or variance is None:
@@ -143,16 +143,16 @@ def _is_foldable(norm: Node) -> bool:
     if len(layer.users) != 1 or any(not is_getitem(user) or user.args[1] != 0 for user in norm.users):
         return False
     if len({node.meta["val"].dtype for node in norm.args[:5] if node is not None}) > 1:
-        return False  # under autocast the layer is narrower
+        return False  # under autocast the layer has a narrower dtype
     is_transposed = layer.target is aten.convolution.default and layer.args[6]
     is_linear = layer.target is aten.addmm.default and not layer.kwargs
     return is_linear or (layer.target is aten.convolution.default and not is_transposed)
 
 
 def turn_weights(graph: fx.Graph, moved: Collection[Node]) -> None:
-    """Keep a weight transposed that moves and is only used transposed, as the right side of one product.
+    """Store a moving weight transposed if its only use is transposed, as the right factor of one product.
 
-    Small matrix products are up to 1.5 times faster by it. Weights that stay are not copied for that.
+    This makes small matrix products up to 1.5 times faster. Weights that do not move are not copied for it.
     """
     for node in list(graph.nodes):
         if node.target is not aten.t.default or node.args[0] not in moved or len(node.args[0].users) != 1:
@@ -169,21 +169,21 @@ IN_PLACE: dict[Any, Any] = {
     aten.relu.default: aten.relu_.default,
     aten.add.Tensor: aten.add_.Tensor,
 }
-REPEATING = (aten.expand.default, aten.unfold.default, aten.as_strided.default)  # one place, several elements
+REPEATING = (aten.expand.default, aten.unfold.default, aten.as_strided.default)  # elements may share memory
 
 
 def in_place(graph: fx.Graph, shared: int, slots: int) -> None:
     """Let `relu` and `add` write to an input that nothing else reads: less memory traffic, the same numbers.
 
-    Only to what is made anew at every point: results computed from the slots, which are the first inputs of
-    the graph, and the slots from number `shared` on.
+    Only values that are computed anew at every point are overwritten: the slots from number `shared` on, and
+    results computed from slots. The first `slots` inputs of the graph are the slots.
     """
     inputs = placeholders(graph)
     ours = depends_on(graph, inputs[:slots]) - set(inputs[:shared])
     for node in graph.nodes:
         if node.target not in IN_PLACE:
             continue
-        for args in (node.args,) if node.kwargs else (node.args, node.args[::-1]):  # a sum has no order
+        for args in (node.args,) if node.kwargs else (node.args, node.args[::-1]):  # summands may be swapped
             if _may_overwrite(node, args, ours):
                 node.args, node.target = args, IN_PLACE[node.target]
                 break
@@ -196,7 +196,7 @@ def _may_overwrite(node: Node, args: Any, ours: set[Node]) -> bool:
         return False
     before, after = first.meta["val"], node.meta["val"]
     if (before.shape, before.dtype) != (after.shape, after.dtype) or before.stride() != after.stride():
-        return False  # views of a result that lay in another order would not be recorded so
+        return False  # views of the result were recorded for its own strides
     root: Node = first
     while is_view(root) and len(root.users) == 1 and root.target not in REPEATING:
         root = root.args[0]

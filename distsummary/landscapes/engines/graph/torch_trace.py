@@ -1,9 +1,9 @@
 """Records a loss as a graph of aten operations: what a function of a model and a batch does to tensors.
 
 The graph is functional (no operation writes to its inputs). Its inputs are the tensors of the model and of
-the batch, so that it can be rewritten, cut and evaluated for other values. A loss that cannot be recorded
-faithfully is refused: one that branches on values, draws random numbers, or has results whose shape depends
-on values.
+the batch, so that it can be rewritten, cut and evaluated for other values. CannotTraceError is raised for a
+loss that cannot be recorded faithfully: it branches on values, draws random numbers, or has results whose
+shape depends on values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +39,9 @@ ON_VALUES = (  # torch's errors for code that reads values of fake tensors, whic
     "DataDependentOutputException",
     "DynamicOutputShapeException",
 )
-PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device  # equal if their repr is
+PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device  # equal if their reprs are
 SAME_NUMBERS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
-DROPOUT_ARGUMENT = {  # the position of attention's dropout: it is random only if that is not 0
+DROPOUT_ARGUMENT = {  # the position of attention's dropout probability; attention is random unless it is 0
     aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
     aten._scaled_dot_product_flash_attention.default: 3,
     aten._scaled_dot_product_efficient_attention.default: 5,
@@ -58,12 +58,12 @@ def trace(
 ) -> fx.Graph:
     """Record `function(batch)`, which calls `model` and returns tensors.
 
-    The graph's placeholders are `tensors` (the model's, by name), then the tensors of the batch, in their
-    orders. Raises CannotTraceError with the reason, also if the loss reads a tensor of the model that it
-    writes to, since the next batch would read what this one wrote.
+    The graph's placeholders are first `tensors` (the model's, by name), then the tensors of the batch, both
+    in order. Raises CannotTraceError if the function cannot be recorded, or if it reads a tensor of the model
+    that it also writes to: the next batch would read what this one wrote.
     """
     names = tuple(tensors)
-    around = nn.Module()  # functional_call finds the model's tensors in it
+    around = nn.Module()  # functional_call finds the model's tensors as "model.<name>"
     around.model, around.forward = model, function
 
     def pure(*values: Tensor) -> Any:
@@ -82,12 +82,12 @@ def record(
 ) -> fx.Graph:
     """The graph of `function(*arguments)`, one placeholder for each tensor; raises CannotTraceError.
 
-    Every node's meta["val"] is the outline of its result. In the meta of a placeholder that the function
-    writes to, which the graph leaves out, "is_written" is True.
+    Every node's meta["val"] is the outline of its result. The graph omits writes to its inputs; a placeholder
+    that the function writes to has meta["is_written"] = True.
     """
-    # With fake tensors code that looks at values, also by .numpy(), raises here.
+    # With fake tensors, code that reads values (also through .numpy()) raises here.
     recorder = make_fx(
-        functionalize(lambda *tensors: function(*tensors)),  # make_fx counts named parameters
+        functionalize(lambda *tensors: function(*tensors)),  # make_fx reads the signature
         dict(decompositions or {}),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
@@ -99,8 +99,8 @@ def record(
             except Exception as error:
                 if type(error).__name__ not in ON_VALUES:
                     raise
-                # Some code looks at values, unless it is compiled: transformers asks whether a mask of
-                # padding masks anything.
+                # Some code reads values unless it is being compiled: transformers checks whether a padding
+                # mask masks anything.
                 is_compiling = torch.compiler.is_compiling
                 torch.compiler.is_compiling = lambda: True
                 try:
@@ -108,12 +108,12 @@ def record(
                 finally:
                     torch.compiler.is_compiling = is_compiling
     except (MemoryError, torch.OutOfMemoryError):
-        raise  # not the model's fault: a smaller engine may do
+        raise  # not the model's fault: an engine that needs less memory may work
     except Exception as error:  # the model's code may raise anything when it meets a recorded tensor
         raise CannotTraceError(f"the loss cannot be recorded as a graph: {reason(error)}") from error
     graph = module.graph
     for node in list(graph.nodes):
-        if node.op == "get_attr":  # a tensor that the function had from elsewhere: a graph has no attributes
+        if node.op == "get_attr":  # a tensor that the function closes over; a bare graph has no attributes
             with graph.inserting_before(node):
                 held = graph.call_function(_Held(getattr(module, node.target)))
             held.meta.update(node.meta)
@@ -124,18 +124,18 @@ def record(
         node.meta = {
             "val": fx.node.map_aggregate(value, lambda v: outline(v) if isinstance(v, Tensor) else v)
         }
-    for node in list(graph.nodes):  # writes to inputs, which come last in a functional graph
+    for node in list(graph.nodes):  # writes to inputs, which a functional graph has at its end
         if node.target is aten.copy_.default and node.args[0].op == "placeholder" and not node.users:
             node.args[0].meta["is_written"] = True
             graph.erase_node(node)
     drop_idle(graph)
-    write_anew(graph)
+    make_out_of_place(graph)
     refuse_unfaithful(graph)
     return graph
 
 
 class _Held:
-    """A call without arguments that gives a tensor."""
+    """A callable without arguments that returns one fixed tensor."""
 
     def __init__(self, value: Tensor) -> None:
         self._value = value
@@ -180,10 +180,10 @@ def drop_idle(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def write_anew(graph: fx.Graph) -> None:
-    """Make an operation out-of-place if it writes to a result that only it reads.
+def make_out_of_place(graph: fx.Graph) -> None:
+    """Replace an in-place operation by its out-of-place form if it alone uses the result that it overwrites.
 
-    Torch's label smoothing records such writes.
+    Torch's label smoothing has such operations.
     """
     for node in graph.nodes:
         if not is_operation(node) or not is_mutable(node):
@@ -195,14 +195,14 @@ def write_anew(graph: fx.Graph) -> None:
             continue
         is_alias = is_view(first) or first.target is aten._unsafe_view.default
         if is_alias or is_mutable(first) or len(first.users) != 1:
-            continue  # a view, a piece of another result or a tensor from elsewhere
+            continue  # other nodes may see the memory that is overwritten
         found, before = outline_of(anew, node.args, node.kwargs), node.meta["val"]
-        if (found.shape, found.dtype) == (before.shape, before.dtype):  # a sum may be of a wider type
+        if (found.shape, found.dtype) == (before.shape, before.dtype):  # a sum may have a wider dtype
             node.target = anew
 
 
 def refuse_unfaithful(graph: fx.Graph) -> None:
-    """Raise CannotTraceError for operations that would give other results at another evaluation."""
+    """Raise CannotTraceError for operations that a recorded graph cannot repeat faithfully."""
     for node in filter(is_operation, graph.nodes):
         at = DROPOUT_ARGUMENT.get(node.target)
         if at is not None and (len(node.args) <= at or node.args[at] == 0.0):
@@ -210,7 +210,7 @@ def refuse_unfaithful(graph: fx.Graph) -> None:
         tags = [tag for tag in REFUSED_TAGS if tag in node.target.tags]
         if tags and node.target is aten.index.Tensor:
             picked = {index.meta["val"].dtype for index in node.args[1] if index is not None}
-            if not {torch.bool, torch.uint8} & picked:  # only for masks the shape of the result is unknown
+            if not {torch.bool, torch.uint8} & picked:  # the result's shape depends on values only for masks
                 tags = []
         if tags:
             raise CannotTraceError(f"{node.target} in the loss is {str(tags[0]).split('.')[-1]}")
@@ -230,10 +230,10 @@ def with_tensors(batch: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def signature(batch: Any) -> Any:
-    """What batches that can share a graph have in common: structure, outlines and all non-tensors.
+    """A key that is equal for batches that can share a graph: structure, tensor layouts and all other leaves.
 
-    Objects count as themselves, for as long as they live: what they hold is a constant of the graph. A tensor
-    that occurs twice, as in `{"input_ids": x, "labels": x}`, is one input.
+    Objects count by their id while they live, because the graph holds their contents as constants. The key
+    also tells which tensors occur twice, as in `{"input_ids": x, "labels": x}`: these are one input.
     """
     looks: list[Any] = []
     for leaf in leaves(batch):
