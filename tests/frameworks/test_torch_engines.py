@@ -313,7 +313,7 @@ def test_a_random_loss_gets_the_same_numbers_at_every_point(caplog: pytest.LogCa
     assert first == last
     assert "the loss is random" in caplog.text
     draws = iter(range(100))
-    with pytest.raises(LandscapeError, match="other losses for the same parameters"):
+    with pytest.raises(LandscapeError, match="different losses for the same parameters"):
         engine_at(net, net.batches(), batch_loss=lambda model, b: CRITERION(model(b[0]), b[1]) + next(draws))
     caplog.clear()
     with pytest.raises(LandscapeError, match="let it write to copies"):

@@ -254,7 +254,7 @@ def test_streamed_data_is_read_once_for_a_block_of_points(choice: EngineChoice) 
     assert loader.reads - before == 1
     for name, values in resident.items():
         np.testing.assert_allclose(streamed[name], values, rtol=5e-6)
-    with pytest.raises(InvalidTypeError, match="streamed batches are read again"):
+    with pytest.raises(InvalidTypeError, match="streamed batches are read repeatedly"):
         engine_at(net, iter(batches), choice, streamed=True)
 
 

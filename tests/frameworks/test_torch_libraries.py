@@ -218,5 +218,7 @@ def test_the_output_of_such_a_model_is_no_loss_and_nothing_for_a_criterion() -> 
 
 def test_a_batch_in_the_place_of_batches_is_told() -> None:
     net = make_net(WithLoss)
-    with pytest.raises(InvalidTypeError, match=r"names data sets.* got a Tensor for 'x'; .*give \[batch\]"):
+    with pytest.raises(
+        InvalidTypeError, match=r"names to data sets.* got a Tensor for 'x'; .*give \[batch\]"
+    ):
         draw(net, named(net.batches())[0], batch_loss=lambda model, batch: model(**batch).loss)

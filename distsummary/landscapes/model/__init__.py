@@ -1,1 +1,1 @@
-"""The user's model on loan, its data, and what is measured of it."""
+"""The user's model while a landscape uses it, its data, and the quantities that are measured."""

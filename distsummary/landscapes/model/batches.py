@@ -37,7 +37,7 @@ def structure(batch: Any) -> Any:
 def mapped(
     batch: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda part: False
 ) -> Any:
-    """The batch with `change(leaf)` in the place of each leaf; unchanged containers are not copied.
+    """The batch with `change(leaf)` instead of each leaf; unchanged containers are not copied.
 
     Containers keep their class, except mappings that are neither dict nor UserDict: they become dicts.
     """
@@ -53,7 +53,7 @@ def mapped(
     is_mapping = isinstance(batch, Mapping)
     if is_mapping and not isinstance(batch, dict | UserDict):
         return found  # a copy of such a mapping might share the memory of the original
-    other: Any = copy.copy(batch)  # no constructor: it may want other arguments, or convert
+    other: Any = copy.copy(batch)  # not the constructor: it may need other arguments, or convert them
     for name, part in found.items():
         if is_mapping:
             other[name] = part
@@ -65,9 +65,9 @@ def mapped(
 def inside(batch: Any) -> Iterator[Any]:
     """Every value in a batch in order, the batch itself first, including the attributes of other objects.
 
-    A value with parts comes once, because objects may refer to each other.
+    A value with parts comes only once, because objects may refer to each other.
     """
-    met: dict[int, Any] = {}  # with the objects, so that no id is used again
+    met: dict[int, Any] = {}  # holds the objects, so that no id is reused
     todo = [batch]
     while todo:
         value = todo.pop()

@@ -1,4 +1,4 @@
-"""The data of the losses: one list of batches or several by name, in memory or read again each time."""
+"""The data sets that losses are computed from: one, or several by name; in memory, or streamed."""
 
 import logging
 import os
@@ -18,14 +18,14 @@ from distsummary.landscapes.model.user_code import batch_name
 
 Data = Mapping[str, Iterable[Any]]
 
-# Where control groups of version 2 and 1 say what memory a container may take: "max" or a number of bytes.
+# The files of cgroups (versions 2 and 1) with the memory limit of a container: "max" or a number of bytes.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 _log = logging.getLogger(__name__)
 
 
 def host_bytes() -> int:
-    """The memory of this machine, or of the container if that is less."""
+    """The memory of this machine, or the memory limit of the container if that is less."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in CONTAINER_LIMITS:
         try:
@@ -38,10 +38,11 @@ def host_bytes() -> int:
 
 
 def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: int) -> tuple[Any, bool]:
-    """Read the batches: (one data set, or several by name; whether they are streamed). Lists unless streamed.
+    """Read the batches; returns (one data set, or several by name; whether they are streamed).
 
-    `streamed` None: True if the sources that can be read again, such as loaders, take more than `limit`
-    bytes. Raises InvalidValueError for a loader that would be streamed but gives other data each time.
+    The data sets are lists unless they are streamed. `streamed=None` streams them if the sources that can be
+    read again, such as loaders, would take more than `limit` bytes. Raises InvalidValueError for a loader
+    that would be streamed but gives different data each time.
     """
     named = _named(batches)
     if streamed is None:
@@ -71,7 +72,7 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
 
 
 def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -> dict[str, Iterable[Any]]:
-    """The data sets by name, "" for one without: lists, or if `streamed` sources that can be read again."""
+    """The data sets by name ("" for a single one): lists, or, if `streamed`, sources to read repeatedly."""
     named = _named(batches)
     if not named:
         raise InvalidValueError("batches must hold at least one data set, got none")
@@ -79,7 +80,7 @@ def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -
         for name, source in named.items():
             if not isinstance(source, Iterable) or isinstance(source, Iterator):
                 raise InvalidTypeError(
-                    f"streamed {_called(name)} are read again and again: "
+                    f"streamed {_called(name)} are read repeatedly: "
                     f"give a list or a loader, got {type(source).__name__}"
                 )
             _refuse_empty(source, name)
@@ -94,8 +95,8 @@ def _named(batches: Iterable[Any] | Data) -> dict[str, Iterable[Any]]:
         check_type("the name of a data set", name, str)
         if shape_of(source) is not None:
             raise InvalidTypeError(
-                f"a mapping in the place of batches names data sets, each a list of batches or a loader, got "
-                f"a {type(source).__name__} for {name!r}; where the mapping is a batch, give [batch]"
+                "a mapping given as batches must map names to data sets, each a list of batches or a loader, "
+                f"got a {type(source).__name__} for {name!r}; if the mapping is a batch, give [batch]"
             )
     return dict(batches)
 
@@ -136,7 +137,7 @@ def batch_bytes(batch: Any) -> int:
 def batch_rows(batch: Any) -> int:
     """The rows of a batch: the length of the first axis of its first array that has axes.
 
-    Without such an array it is the length of its first list of texts, and without that 1.
+    Without such an array it is the length of the batch's first list of strings; without that it is 1.
     """
     rows = _rows(batch)
     return 1 if rows is None else rows
@@ -175,9 +176,9 @@ def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
 
 
 def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a batch") -> BatchFacts:
-    """The weight and rows of a batch, in all and by class.
+    """The weight of a batch and its number of rows, in all and by class.
 
-    Raises LandscapeError for a batch without rows and, with classes, for labels that are none of them.
+    Raises LandscapeError for a batch without rows and, with classes, for labels outside of the classes.
     """
     rows, classes = batch_rows(batch), evaluation.classes
     _refuse_no_rows(rows, name)
@@ -202,7 +203,7 @@ def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a ba
 
 
 def batch_labels(batch: Any) -> Any:
-    """The second of a pair; raises InvalidTypeError for anything else."""
+    """The labels of a batch (inputs, labels); raises InvalidTypeError for any other batch."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise InvalidTypeError(
             f"losses by class need batches (inputs, labels), got a {type(batch).__name__}; use classes=0"

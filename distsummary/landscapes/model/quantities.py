@@ -1,17 +1,17 @@
-"""The quantities at a point: the options (`Evaluation`) and the sums that quantities are computed from; pure.
+"""The quantities at a point: the options (`Evaluation`), and their computation from batches (`Tally`); pure.
 
 A batch gives one *reading* per point: a row of numbers, see `Tally`. A data set's quantities follow
 from the weighted sums of its readings. All points see the batches in the same order, so two points differ
 only in their parameters (a paired comparison), even if the sums stop early.
 
-Standard error of the loss, with m = sum w l / sum w over the batches, l the loss of one:
+The standard error of the loss, where l and w are a batch's loss and weight, and m = sum w l / sum w:
 
-- from rows, where the loss of every row is known: sqrt(sum w (v + (l - m)^2) / sum w / (n - 1)), v the
-  variance of a batch's rows about l and n all rows;
-- from batches, if only their means are known or rows do not count the same (class weights, rows left out):
-  sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, B the batches.
+- from rows, if the loss of every row is known: sqrt(sum w (v + (l - m)^2) / sum w / (n - 1)), where v is the
+  variance of the batch's rows about l, and n the number of all rows;
+- from batches, if only their means are known or rows have different weights (class weights, rows left out):
+  sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, where B is the number of batches.
 
-Sums are of differences from the first batch's loss, because sums of squares would lose the relevant digits.
+The sums contain differences from the first batch's loss, because sums of squares would lose digits.
 """
 
 import math
@@ -28,12 +28,12 @@ from distsummary.landscapes.directions.recipe import Array
 
 BN_MODES = ("eval", "batch", "recompute")
 PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
-REDUCED = ("tf32", "bf16", "fp16")  # with an error of their own
+REDUCED = ("tf32", "bf16", "fp16")  # their error is measured and stored
 MIN_BATCHES = 4  # needed for a standard error from batches
-MIN_ROWS = 30  # needed for any standard error: with few rows it may be near 0 by chance and end a point
-MAX_CLASSES = 1 << 20  # each has two numbers at every point of a chunk
+MIN_ROWS = 30  # needed to stop: the standard error of few rows may be near 0 by chance
+MAX_CLASSES = 1 << 20  # each class takes two numbers at every point of a chunk
 LOSS = "loss"
-SAME = 1e-4  # relative: the loss of a batch and the mean of its rows
+SAME = 1e-4  # relative difference between a batch's loss and the mean of its rows that counts as none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +41,24 @@ class Evaluation:
     """What is computed at each point, and how.
 
     Attributes:
-        metrics: more numbers by name: functions `f(outputs, targets)` that return the mean over the rows of a
-            batch. A `batch_loss` must return (loss, outputs), and its metrics get (outputs, batch).
+        metrics: name -> function `f(outputs, targets)` that returns the mean over the rows of a batch. With
+            metrics a `batch_loss` must return (loss, outputs), and the metrics get (outputs, batch).
         classes: also compute the mean loss of the rows of each class 0 .. classes-1, as "loss[0]" and so on;
             targets must be labels of these classes.
         stderr: also compute the standard error of the loss.
-        tolerance: stop adding batches to a point once its standard error is at most this and 30 rows are in;
-            the order of the batches is the same for all points, so they should be shuffled.
+        tolerance: stop adding batches to a point once its standard error is at most this and it has at least
+            30 rows; all points see the batches in the same order, so the data should be shuffled.
         cap: stop after the first batch if its loss is above this or not finite; the point keeps that loss.
-            Any number; infinity only stops losses that are not finite.
+            Any number; with infinity only points with a loss that is not finite stop.
         bn_mode: for models with BN. "eval": running statistics; "batch": statistics of each batch;
             "recompute": running statistics computed anew at every point from all batches of the first data
             set. "" is "eval", and "batch" in mode "mindspore".
-        precision: "" as the model is, without TF32; "tf32" with it (on GPUs that have it); "bf16" or "fp16":
-            torch's autocast; "float64".
+        precision: "": the model's own, without TF32; "tf32": with TF32 (on GPUs that have it); "bf16" or
+            "fp16": torch's autocast; "float64".
         streamed: read the batches once for each block of points instead of keeping them on the device. None:
-            if they do not fit: a loader needs more than a quarter of the host's memory, or the batches more
-            than half of the GPU's. Loaders that shuffle or augment give the same data each time, see
-            `steady`.
+            only if they do not fit, that is, a loader needs more than a quarter of the host's memory, or the
+            batches more than half of the GPU's. Loaders that shuffle or augment give the same data each time,
+            see `steady`.
     """
 
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ def refuse_unfit(evaluation: Evaluation, mode: str, *, is_torch: bool) -> None:
 
 
 def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ...]:
-    """All quantities of a point, data set by data set; those of a data set called "" have no prefix.
+    """The names of all quantities of a point, by data set; those of a data set called "" have no prefix.
 
     Raises InvalidValueError if two quantities have the same name.
     """
@@ -133,15 +133,15 @@ def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ..
     names = tuple(f"{name}/{quantity}" if name else quantity for name in data for quantity in each)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidValueError(
-            f"each quantity must have a name of its own, got {twice[0]!r} twice; call the metric or the data "
-            "set something else"
+            f"each quantity must have a name of its own, got {twice[0]!r} twice; rename the metric or the "
+            "data set"
         )
     return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
-    """The weight of a batch in a point's loss, its rows, and how many of them each class has."""
+    """The weight of a batch in a point's loss, its number of rows, and the number of rows of each class."""
 
     weight: float
     rows: int
@@ -151,20 +151,20 @@ class BatchFacts:
 class Tally:
     """The sums of one data set for a block of points.
 
-    `readings` are float64 (points, columns): the loss; where `has_rows` the mean of its rows, taken without
-    weights and in float64, and of their squares; the metrics; and of each class the SUM of its rows' losses.
+    `readings` are float64 (points, columns). The columns are: the loss; if `has_rows`, the unweighted means
+    in float64 of the rows' losses and of their squares; the metrics; the SUM of the rows' losses per class.
     """
 
     def __init__(self, evaluation: Evaluation, points: int, *, has_rows: bool) -> None:
         self._evaluation = evaluation
         self._by_rows = np.full(points, has_rows)
-        self._of_rows = 2 * has_rows  # columns
+        self._of_rows = 2 * has_rows  # the number of columns about rows
         self._means = 1 + self._of_rows + len(evaluation.metrics)
         self._sums = np.zeros((points, self._means))
         self._class_sums = np.zeros((points, evaluation.classes))
         self._class_rows = np.zeros((points, evaluation.classes))
         self._weight, self._rows, self._batches = np.zeros(points), np.zeros(points), np.zeros(points)
-        self._origin = np.zeros(points)  # the first batch's loss; d is that of others less this
+        self._origin = np.zeros(points)  # the first batch's loss; d = l - origin
         self._moments = np.zeros((points, 3))  # sum w d, w d^2, w v
         self._squares = np.zeros((points, 3))  # sum w^2, w^2 d, w^2 d^2
         self._is_cut = np.zeros(points, bool)
@@ -180,12 +180,12 @@ class Tally:
         return np.flatnonzero(~is_done)
 
     def add(self, points: Array | slice, readings: Array, facts: BatchFacts) -> None:
-        """Add a batch's readings at `points`, indices or a slice.
+        """Add a batch's readings at `points`, which are indices or a slice.
 
-        Raises LandscapeError for losses by class where rows do not count the same.
+        Raises LandscapeError for losses by class if rows have different weights.
         """
         weight, loss, is_first = facts.weight, readings[:, 0], self._batches[points] == 0
-        with np.errstate(invalid="ignore", over="ignore"):  # diverged points are data
+        with np.errstate(invalid="ignore", over="ignore"):  # losses of diverged points are not finite
             self._sums[points] += weight * readings[:, : self._means]
             if self._evaluation.classes:
                 self._class_sums[points] += readings[:, self._means :]
@@ -238,11 +238,11 @@ class Tally:
 
 
 def is_apart(loss: Array, mean: Array, square: Array) -> Array:
-    """Whether the rows have different weights; False where they are not finite."""
+    """Whether the loss is not the plain mean of its rows; False where these are not finite."""
     return np.asarray(np.abs(mean - loss) > SAME * np.sqrt(square))
 
 
 CLASSES_NEED_MEANS = (
-    "losses by class need a loss that is the mean of its rows' losses, got a criterion with weights or rows "
-    "left out; use one without, or a batch_loss= of (model, batch) that returns the loss of each row"
+    "losses by class need a loss that is the mean of its rows' losses, got a criterion that weights rows or "
+    "leaves some out; use one that does not, or a batch_loss= of (model, batch) that returns one loss per row"
 )

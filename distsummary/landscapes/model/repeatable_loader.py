@@ -1,4 +1,4 @@
-"""Makes a loader that shuffles and augments give the same random numbers, so the same batches, each time.
+"""Makes a loader that shuffles and augments give the same batches each time, by fixing its random numbers.
 
 The points of a landscape are compared with each other, so all must see the same data, in every worker and
 when another process resumes the landscape.
@@ -13,7 +13,7 @@ from operator import length_hint
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.random import mtrand  # NumPy before 2.5 does not list all of it among the names of `np.random`
+from numpy.random import mtrand  # `np.random` does not export all of it before NumPy 2.5
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Steady:
     """A loader that starts each reading with the same random numbers and leaves the global generators alone.
 
-    These are Python's `random`, NumPy's global generator and torch's default one of the CPU. A generator that
-    the loader itself holds is not reset between readings, see `refuse_unsteady`.
+    The global generators are Python's `random`, NumPy's global one and torch's default one of the CPU. A
+    generator that the loader itself holds is not reset between readings, see `refuse_unsteady`.
     """
 
     loader: Iterable[Any]
@@ -46,7 +46,7 @@ class Steady:
 
 
 def steady(source: Iterable[Any]) -> Iterable[Any]:
-    """The batches in a form that is the same at each reading: lists unchanged, anything else as Steady."""
+    """The batches in a form that gives the same at each reading: lists unchanged, others as `Steady`."""
     return source if isinstance(source, list | tuple | Steady) else Steady(source)
 
 
@@ -101,7 +101,7 @@ class _Numbers:
 
 
 def _states() -> dict[str, Any]:
-    """Of the global generators; torch's only if it is loaded, since otherwise no loader draws from it."""
+    """The states of the global generators; torch's only if torch is loaded, as otherwise nothing uses it."""
     generator: Any = mtrand.get_bit_generator()  # MT19937, or what the user has put there
     states = {"random": random.getstate(), "numpy": (generator, np.random.get_state(legacy=False))}
     if (torch := sys.modules.get("torch")) is not None:

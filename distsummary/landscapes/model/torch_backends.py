@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_cudnn: Any = torch.backends.cudnn  # modules made of classes
+_cudnn: Any = torch.backends.cudnn  # both Any: objects in place of modules
 _backends: Any = torch.backends
 
 
@@ -14,8 +14,8 @@ _backends: Any = torch.backends
 def backends(*, tf32: bool) -> Iterator[None]:
     """Round products of float32 to TF32 or not, and use the same algorithms each time and in every process.
 
-    cudnn.benchmark would choose by timing, and so differ between processes; cudnn.deterministic excludes
-    algorithms that add in any order.
+    cudnn.benchmark would choose algorithms by timing, so that processes might differ; cudnn.deterministic
+    excludes algorithms that add in an undefined order.
     """
     with ExitStack() as restore:
         for name, value in {"benchmark": False, "deterministic": True}.items():
@@ -36,19 +36,19 @@ def backends(*, tf32: bool) -> Iterator[None]:
 
 
 class _Settings(NamedTuple):
-    """Of TF32, in torch's old and new API; None where the old one raises because the two contradict.
+    """The settings of TF32 in torch's old and new API; None where reading the old one raises.
 
-    Before torch 2.9 there is only the old API. Since then reading it raises after the new one was used alone,
-    as many programs do: so both are set here, and agree.
+    Before torch 2.9 there is only the old API. Since then, reading the old one raises after a program has set
+    only the new one, as many do. Therefore both are set here, to the same.
     """
 
     matmul: str | None
     convolutions: bool | None
-    parts: list[str]  # the new way: of what `_parts` gives
+    parts: list[str]  # the new API, for each of `_parts()`
 
 
 def _set(asked: _Settings) -> None:
-    """Apply settings; a None of the old API follows the new one."""
+    """Apply settings; None in the old API is replaced by the value of the new one."""
     is_tf32 = [part == "tf32" for part in asked.parts]
     torch.set_float32_matmul_precision(asked.matmul or ("high" if is_tf32[0] else "highest"))
     _cudnn.allow_tf32 = is_tf32[1] if asked.convolutions is None else asked.convolutions
@@ -57,7 +57,7 @@ def _set(asked: _Settings) -> None:
 
 
 def _parts() -> list[Any]:
-    """The backends that the new API sets one by one and the old one together; none before torch 2.9."""
+    """The backends that the new API sets one by one, and the old one together; empty before torch 2.9."""
     if not hasattr(_cudnn, "conv"):
         return []
     return [_backends.cuda.matmul, _cudnn.conv, _cudnn.rnn, _backends.mkldnn.matmul]

@@ -27,26 +27,25 @@ from distsummary.landscapes.model.torch_saved import SavedValues, can_stay
 from distsummary.landscapes.model.user_code import BatchLoss
 
 DROPOUT_SEED = 0
-RELEASED = 16  # blocks, after which pages of saved values that were read are given back
+RELEASED = 16  # blocks, after which the memory that reading saved values took is released
 _NOTHING = np.empty(0)
 
 
 class Loan:
-    """The borrowed model, from taking it over to giving it back.
+    """The borrowed model; `give_back` ends the loan.
 
-    Meanwhile every parameter and buffer has other memory, so that no value of the user's tensors is
-    overwritten; parameters that share memory are one. With `in_place` the parameters keep their memory, if
-    `can_stay` allows it, and their values are saved.
-    `give_back` restores memory, the modules' attributes, the number of threads, the random number generators
-    and the settings of libraries for GPUs.
+    During the loan every parameter and buffer has other memory, so that no value of the user's tensors is
+    overwritten. Parameters that share memory are one object. With `in_place`, parameters keep their memory if
+    `can_stay` allows it, and their values are saved. `give_back` restores memory, the modules' attributes,
+    the number of threads, the random number generators and the settings of GPU libraries.
 
     Args:
         names: the parameters that move; raises InvalidValueError for unknown ones.
         training: whether the whole model is put into training mode, as MindSpore does; else into eval mode.
-        threads: of torch on the CPU.
+        threads: the number of torch's threads on the CPU.
         dtype: the dtype of floating point values during the loan; None: unchanged.
         tf32: whether a GPU may round products to TF32.
-        in_place: whether values are written to the user's own memory, so that hardly more is needed.
+        in_place: whether values are written to the user's own memory, which needs hardly any other memory.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Loan:
             self._gpus = gpus_of(self.tensors.values())
             if self._gpus:
                 self._restore.enter_context(backends(tf32=tf32))
-                # cuDNN warns that the weights of a recurrent net lie apart, which they do while on loan.
+                # During the loan the weights of a recurrent net are not contiguous, of which cuDNN warns.
                 self._restore.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings(
                     "ignore", "RNN module weights are not part of single contiguous chunk"
@@ -131,8 +130,8 @@ class Loan:
     ) -> None:
         """Write `rows` + length * other rows, for each of `steps`, to a tensor, block by block.
 
-        `rows` are those of `name` in `state`. Sums are made in float32, in float64 for float64, as `Flat`
-        makes them; half precision is rounded once.
+        `rows` are those of `name` in `state`. Sums are computed as in `Flat`: in float32 (float64 for float64
+        tensors), and half precision is rounded once.
         """
         target = tensor.data if tensor.dim() else tensor.data[None]
         for number, (start, stop) in enumerate(rows.blocks()):
@@ -147,7 +146,7 @@ class Loan:
         self.release(state, name)
 
     def release(self, state: Weights, name: str) -> None:
-        """Give back the memory that reading values of a file took."""
+        """Release the memory that reading values from a file took."""
         self.saved.release()
         if isinstance(state, StoredState):
             state.release(name)
@@ -155,7 +154,7 @@ class Loan:
     def seed(self) -> None:
         """Seed the generators of the host and of the model's GPUs, and no others, with the same value.
 
-        Called at every point and in every worker.
+        Engines call it at every point, in every worker.
         """
         torch.default_generator.manual_seed(DROPOUT_SEED)
         for gpu in self._gpus:
@@ -170,7 +169,7 @@ class Loan:
 class Attributes:
     """The modules' attributes, and the contents of lists, dicts and sets among them, as they are now.
 
-    Code that runs a model may leave things in it: counts, caches, the last activations.
+    Code that runs a model may leave data in it: counts, caches, the last activations.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -208,8 +207,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
 def at_rest(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Put modules that a loss function or metric holds into eval mode, as the model is.
 
-    Afterwards their modes, buffers and attributes are bit for bit what they were: some modules write to
-    buffers in eval mode too, so the buffers are copies meanwhile.
+    Afterwards their modes, buffers and attributes are restored bit for bit. Some modules write to buffers
+    even in eval mode, so the modules get copies of their buffers.
     """
     with ExitStack() as restore:
         for module in modules:
@@ -228,9 +227,10 @@ def placed(
 ) -> Any:
     """A loss function or metric with its tensors, such as the weights of classes, on the device.
 
-    A copy if any of its tensors must move; the user's own stays as it is. Tensors of modules and of
-    arguments of partials are found; what belongs to the model is shared with it. `dtype`: what tensors of
-    floating point become. If the model lies on several devices, criteria stay where they are.
+    If any of its tensors must move, a copy is returned, and the user's own function stays as it is. Tensors
+    in modules and in the arguments of partials are found; tensors and modules of the model are shared with
+    it. `dtype` is the new dtype of floating-point tensors. If the model lies on several devices, criteria
+    stay where they are.
     """
     at = None if spread(model) else device
 
@@ -253,7 +253,7 @@ def placed(
     other = copy.deepcopy(function, dict(shared))  # the model in it is not copied
     for part in other.modules():
         if id(part) not in shared:
-            # What Module.to is made of; it has had this form since torch 2.1, seen in 2.13.
+            # Module.to uses this method, which has had this form since torch 2.1 (seen in 2.13).
             part._apply(moved, recurse=False)  # type: ignore[no-untyped-call]  # torch's
     return other
 
@@ -261,8 +261,8 @@ def placed(
 def run_as_written(model: nn.Module) -> None:
     """Let compiled modules (by `module.compile()`, or parts by torch.compile) run their original code.
 
-    `unwrap` does the same for a whole model. Compiled code may read parameters where they were when it was
-    compiled, is compiled anew for eval mode, and has no second derivatives.
+    `unwrap` does the same for a whole model. Compiled code may read parameters from the memory that they had
+    when it was compiled, is compiled again for eval mode, and has no second derivatives.
     """
     for module in model.modules():
         if getattr(module, "_compiled_call_impl", None) is not None:  # as in torch 2.13
@@ -272,10 +272,10 @@ def run_as_written(model: nn.Module) -> None:
 
 
 def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
-    """Model and batches that any process can unpickle: copies on the host if they are elsewhere.
+    """Model and batches that any process can unpickle: copies on the host if they are on another device.
 
     Parameters that share memory become one object in a copy, because pickle preserves shared objects but not
-    shared memory. A model over several GPUs is sent as it lies, to a process that has as many.
+    shared memory. A model over several GPUs stays there, because its workers have as many GPUs.
     """
     model = unwrap(model)
     tensors = named_tensors(model).values()

@@ -25,22 +25,23 @@ from distsummary.landscapes.model.user_code import (
 )
 
 GRADIENTS = (
-    "losses are evaluated without gradients; one that needs some must take them within "
+    "losses are evaluated without gradients; a loss that needs gradients must compute them within "
     "`with torch.inference_mode(False), torch.enable_grad():`"
 )
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Measure:
-    """Computes readings (see `quantities`) of the model in its current state: `measure(batch)` gives tensors.
+    """Computes readings (see `quantities`) of the model in its current state.
 
-    Each is a number, except the last one if there are classes: it is (classes,). Does not wait for a GPU.
-    Raises LandscapeError for a loss or a metric that is not a number.
+    `measure(batch)` returns one tensor per column: a scalar, or, for the sums by class, the last tensor of
+    shape (classes,). It does not wait for a GPU. It raises LandscapeError for a loss or a metric that is not
+    a number.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
         def beside(targets: Any, outputs: Any) -> Any:
-            """Targets on the device of the outputs: a model over several devices ends on another one."""
+            """Targets on the device of the outputs, where a model over several devices ends."""
             return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
 
         self._evaluation, self._device = evaluation, device
@@ -52,7 +53,7 @@ class Measure:
 
     @torch.inference_mode()
     def probe(self, batch: Any) -> None:
-        """Find out with a batch whether the loss of each row is available, if need be without a reduction."""
+        """Find out with a batch whether the loss of each row is available, also by changing the reduction."""
         if self._evaluation.wants_rows:
             found, outputs, targets = self._loss(batch)
             if self._by_rows is not None:
@@ -60,7 +61,7 @@ class Measure:
                     self._by_rows(outputs, targets)
                 except (MemoryError, torch.OutOfMemoryError):
                     raise
-                except Exception:  # of any kind: the user's criterion needs its reduction, so it keeps it
+                except Exception:  # of any kind: the user's criterion works only with its own reduction
                     self._by_rows = None
             loss, rows = self._read(found, outputs, targets, batch_rows(batch))
             columns = torch.stack([loss.double(), *_sums(loss, rows)]).cpu().numpy()
@@ -70,7 +71,7 @@ class Measure:
         self(batch)
 
     def __call__(self, batch: Any) -> tuple[Tensor, ...]:
-        """The columns of a reading."""
+        """The reading of a batch, as the tensors of its columns."""
         with torch.autocast(
             self._device.type, dtype=self._autocast, enabled=self._autocast is not None, cache_enabled=False
         ):
@@ -109,10 +110,10 @@ class Measure:
 
     def _tensor(self, what: str, found: Any) -> Tensor:
         try:
-            if isinstance(found, tuple):  # a loss and its parts, which are no rows
+            if isinstance(found, tuple):  # a loss and its parts, not one loss per row
                 raise TypeError("several values")
             value = found if isinstance(found, Tensor) else torch.as_tensor(found)
-        except (TypeError, ValueError, RuntimeError) as error:  # as_tensor's own, as it is given
+        except (TypeError, ValueError, RuntimeError) as error:  # as_tensor raises any of these
             raise LandscapeError(no_number_error(what, found)) from error
         if value.is_complex():
             raise LandscapeError(no_number_error(what, found))
@@ -134,7 +135,7 @@ def join(columns: Sequence[Tensor]) -> Tensor:
 
 
 def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
-    """The means of the rows and of their squares; without rows, numbers that agree with no loss."""
+    """The means of the rows and of their squares; without rows, numbers for which `is_apart` is true."""
     if rows is None:
         return [loss.new_full((), number, dtype=torch.float64) for number in (torch.inf, 0.0)]
     exact = rows.double()
@@ -142,7 +143,7 @@ def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
 
 
 def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
-    """A criterion of torch.nn without its mean: one loss per row or part of it. None for other functions."""
+    """A copy of a torch.nn criterion with reduction "none" instead of "mean"; None for other functions."""
     if not isinstance(loss_fn, nn.Module) or getattr(loss_fn, "reduction", None) != "mean":
         return None
     by_rows: Any = copy.copy(loss_fn)

@@ -1,4 +1,4 @@
-"""Memory of a landscape's tensors: points in flat memory, moves between devices, and what fits on them."""
+"""Memory of a landscape's tensors: points in flat vectors, copies between devices, and limits of memory."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,17 +15,18 @@ from distsummary.landscapes.directions.torch_rows import draws, rows_on, whole
 from distsummary.landscapes.model.batches import mapped
 from distsummary.landscapes.model.data import batch_bytes
 
-ALIGNMENT_BYTES = 64  # as torch's allocator: kernels are chosen by alignment
+ALIGNMENT_BYTES = 64  # that of torch's allocator, because libraries choose kernels by alignment
 DEVICE_SHARE = 0.5  # of a GPU's memory for batches; the rest is for the model and its activations
-# In messages of errors other than torch.OutOfMemoryError: from the CPU, CUDA and its libraries.
+# Parts of the messages by which the CPU, CUDA and its libraries report full memory with other errors.
 FULL = "can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"
 
 
 class Flat:
-    """Tensors of one dtype and device as one vector, so that a move is one operation.
+    """Tensors of one dtype and device as one vector, so that one operation moves all of them to a point.
 
-    Sums are made in float32, in float64 for float64; half precision is rounded once, at the point. Each view
-    has the strides of its tensor, without holes and overlaps; the tensors may lie on the device "meta".
+    Sums are computed in float32 (float64 for float64 tensors); half precision is rounded once, at the point.
+    Each tensor has a view with strides in its own order, without holes and overlaps. The tensors may be on
+    the device "meta".
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -81,7 +82,8 @@ class Flat:
 def as_channels_last(batch: Any) -> Any:
     """The batch with its pictures (n, c, h, w) in the memory layout that convolutions prefer.
 
-    The copies have the strides of that layout; those of pictures with one channel would fit either.
+    The pictures are copied so that they have exactly the strides of that layout: with one channel, the
+    strides of both layouts count as valid.
     """
 
     def changed(part: Any) -> Any:
@@ -93,14 +95,14 @@ def as_channels_last(batch: Any) -> Any:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides in the order of the tensor's own, without holes or overlaps; kernels depend on the order."""
+    """Strides without holes or overlaps, in the order of the tensor's own, on which kernels depend."""
     return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def plane_tensors(
     centre: Weights, recipe: Recipe, moved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Centre and directions of these parameters as tensors, on the host or on the device that drew them."""
+    """(centre, x, y) of these parameters as tensors by name, on the host or on the device that drew them."""
     here = {name: as_tensor(centre[name]) for name in moved}
     if isinstance(recipe, RandomDirections) and any(draws(tensor.device) for tensor in moved.values()):
         x, y = (
@@ -124,14 +126,14 @@ def as_tensor(array: Array) -> Tensor:
 def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """The batch with its tensors (also in lists, tuples, mappings and dataclasses) on the device.
 
-    Copies of other objects are moved by their method `to` if they have one; all else stays as it is. `dtype`:
-    the new dtype of floating point tensors, except those inside objects.
+    Other objects with a method `to` are copied, and the copies are moved by it; anything else stays as it is.
+    `dtype` is the new dtype of floating-point tensors, except of those inside objects.
     """
 
     def moved(part: Any) -> Any:
         if isinstance(part, Tensor):
             return part.to(device)
-        return copy.copy(part).to(device) if _moves_itself(part) else part  # `to` of many changes the object
+        return copy.copy(part).to(device) if _moves_itself(part) else part  # many a `to` changes the object
 
     there = mapped(batch, moved, is_leaf=_moves_itself)
     return there if dtype is None else in_dtype(there, dtype)
@@ -143,7 +145,7 @@ def _moves_itself(part: Any) -> bool:
 
 
 def in_dtype(batch: Any, dtype: torch.dtype) -> Any:
-    """The batch with its tensors of floating point in another dtype, except those inside objects."""
+    """The batch with its floating-point tensors in another dtype, except those inside objects."""
 
     def changed(part: Any) -> Any:
         return part.to(dtype) if isinstance(part, Tensor) and part.is_floating_point() else part
@@ -162,7 +164,7 @@ def gpus_of(tensors: Iterable[Tensor]) -> list[torch.device]:
 
 
 def spread(model: nn.Module) -> list[int]:
-    """The numbers of the GPUs that a model lies on if there are several; otherwise none."""
+    """The indices of the GPUs that a model lies on if there are several; otherwise an empty list."""
     gpus = gpus_of(named_tensors(unwrap(model)).values())
     return sorted(gpu.index for gpu in gpus) if len(gpus) > 1 else []
 
@@ -174,7 +176,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def exceeds_device(batches: Iterable[Any], device: torch.device) -> bool:
-    """Whether batches take more than their share of a GPU's memory."""
+    """Whether batches take more than DEVICE_SHARE of a GPU's memory; False for the CPU."""
     room = device_bytes(device)
     return room is not None and sum(map(batch_bytes, batches)) > DEVICE_SHARE * room
 
@@ -188,10 +190,10 @@ def device_bytes(device: torch.device) -> int | None:
 
 
 def worker_device(model: nn.Module, gpus: float) -> str | None:
-    """The device for the model of a worker with so many GPUs; None: a model over several GPUs stays there.
+    """The device for the model of a worker with `gpus` GPUs; None if a model over several GPUs stays there.
 
-    A worker with a share of a GPU is limited to that share of its memory: a training or other workers need
-    the rest.
+    A worker with a share of a GPU is limited to that share of its memory, because a training or other workers
+    need the rest.
     """
     if spread(model):
         return None

@@ -1,7 +1,7 @@
-"""A model's own values, saved while others are written to its parameters, and put back bit for bit.
+"""Saves a model's own values while its parameters hold other values, and restores them bit for bit.
 
-Values on the host go to a file without a name in the directory for temporary files (TMPDIR), from where the
-pages that are read can be dropped again; those of a GPU go to the host's memory.
+Values on the host are saved in an unnamed file in the directory for temporary files (TMPDIR), because the
+memory that reading a mapped file takes can be released. Values on a GPU are saved in the host's memory.
 """
 
 import ctypes
@@ -21,14 +21,14 @@ from distsummary.landscapes.directions.recipe import Array, Directions, Recipe, 
 from distsummary.landscapes.directions.torch_parameters import OwnState
 from distsummary.landscapes.model.torch_memory import ALIGNMENT_BYTES, dense_strides, pinned
 
-PIECE = 1 << 22  # elements that are put back at once
+PIECE = 1 << 22  # elements that are restored at once
 
 
 def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[str]:
-    """The names of parameters that a landscape can compute in place: kernels give the same bits as elsewhere.
+    """The names of the parameters that can keep their memory, with the same bits as in other memory.
 
-    It must be dense, aligned as the allocator's own, of the right precision (`dtype`, None: any), and no
-    other parameter's. Buffers never stay: models write to them.
+    The memory must be dense, aligned as the allocator aligns, of the right dtype (`dtype`; None: any), and
+    shared with no other parameter. Buffers never stay because models write to them.
     """
     spans = []
     for name, tensor in tensors.items():
@@ -56,9 +56,9 @@ class SavedValues:
         by_place = sorted((tensor.data for tensor in tensors), key=lambda tensor: tensor.data_ptr())
         self._tensors = {tensor.data_ptr(): tensor for tensor in by_place}
         self._starts = list(self._tensors)
-        self._copies: dict[int, Tensor] = {}  # bytes on the host, by the place of their tensor
+        self._copies: dict[int, Tensor] = {}  # bytes on the host, by the tensor's address
         self._map: mmap.mmap | None = None
-        in_file: dict[int, int] = {}  # where, by the place of their tensor
+        in_file: dict[int, int] = {}  # offsets in the file, by the tensor's address
         size = 0
         for start, tensor in self._tensors.items():
             if tensor.device.type == "cpu":
@@ -70,7 +70,7 @@ class SavedValues:
             self._save(in_file, size)
 
     def _save(self, places: Mapping[int, int], size: int) -> None:
-        """Write the values at these places of a new file, and map it."""
+        """Write the values to a new file at these offsets, and map it."""
         with tempfile.TemporaryFile(prefix="distsummary-", buffering=0) as file:
             try:
                 file.truncate(size)
@@ -98,7 +98,7 @@ class SavedValues:
                     self._map, dtype=torch.uint8, count=tensor.nbytes, offset=at
                 )
 
-    @torch.inference_mode()  # where any tensor can be written to
+    @torch.inference_mode()  # in this mode any tensor can be written to
     def restore(self) -> None:
         """Write the values back."""
         for start, tensor in self._tensors.items():
@@ -110,7 +110,7 @@ class SavedValues:
         self._map = None  # releases the disk space of the file
 
     def release(self) -> None:
-        """Free the memory that reading the file took; existing views read the file again."""
+        """Release the memory that reading the file took; existing views read the file again."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
@@ -142,7 +142,7 @@ class SavedValues:
         return np.ndarray(array.shape, array.dtype, found.numpy().data, strides=array.strides)
 
     def _copy_of(self, place: int) -> Tensor | None:
-        """The saved bytes from this place of memory on, to the end of the tensor that lies there."""
+        """The saved bytes of the tensor at this address, from the address to its end; None for no tensor."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place >= (start := self._starts[number]) + self._tensors[start].nbytes:
             return None
@@ -155,7 +155,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _memory(tensor: Tensor) -> Any:
-    """The memory of a dense tensor on the host, as bytes; after tensor.numpy() FSDP could not resize it."""
+    """The bytes of a dense tensor on the host; tensor.numpy() would keep FSDP from resizing its storage."""
     return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
 
 

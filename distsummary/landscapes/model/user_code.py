@@ -1,4 +1,4 @@
-"""How the user's loss and metrics are called, and the messages for results that cannot be drawn."""
+"""Calls the user's loss and metrics, and explains their errors and unusable results."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from distsummary.errors import InvalidTypeError
 
-HINT = "hint: "  # how notes begin that an error of the user's code is given, see `hint`
-IN = "in batch "  # how the note begins that says in which one, see `in_batch`
+HINT = "hint: "  # the prefix of notes that `hint` adds to an error of the user's code
+IN = "in batch "  # the prefix of the note that `in_batch` adds
 AS_BATCH_LOSS = "pass a function of (model, batch) as batch_loss=, not as loss_fn="
 AS_LOSS_FN = "batch_loss is called with (model, batch); pass a criterion of (output, target) as loss_fn="
 OWN_LOSS = (
@@ -20,7 +20,7 @@ CLASSES_NEED_ROWS = (
     "losses by class need a loss_fn or batch_loss that returns one loss for each row of the batch "
     "(reduction='none')"
 )
-SHOWN = 60  # characters of a wrong value
+SHOWN = 60  # characters of a wrong value that a message shows
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def loss_name(loss: Any) -> str:
 
 
 def check_loss(model: Any, loss_fn: Any, batch_loss: Any) -> Any:
-    """The loss that the engines take, a criterion or a `BatchLoss`; raises unless exactly one is usable."""
+    """The loss for the engines, a criterion or a `BatchLoss`; raises InvalidTypeError unless one is given."""
     both = "loss_fn=, a criterion of (output, target), and batch_loss=, a function of (model, batch)"
     if loss_fn is not None and batch_loss is not None:
         raise InvalidTypeError(f"{both}, exclude each other; leave one of them out")
@@ -72,7 +72,7 @@ def bind_loss(
     """The function that turns a batch into (loss, outputs, targets).
 
     With a `BatchLoss` the user's function gets (model, batch) and returns the loss or (loss, outputs); the
-    batch itself stands for the targets. Any other `loss` is a criterion: each batch is a pair
+    batch itself is returned as the targets. Any other `loss` is a criterion: each batch is a pair
     (inputs, targets), and the loss is `loss(model(inputs), targets)`. A loss is the mean over the rows of the
     batch, or one number for each row. `beside(targets, outputs)` moves a criterion's targets to the device
     of the outputs.
@@ -102,7 +102,7 @@ def bind_loss(
             targets = beside(targets, outputs)
         try:
             return loss(outputs, targets), outputs, targets
-        except (TypeError, AttributeError) as error:  # perhaps it was called with what it does not expect
+        except (TypeError, AttributeError) as error:  # perhaps the loss expects other arguments
             if inspect.isfunction(loss) and len(_parameters(loss)) == 2:
                 hint(error, AS_BATCH_LOSS)
             elif holds_loss(outputs):
@@ -120,7 +120,7 @@ def _parameters(function: Any) -> list[str]:
 
 
 def apply_metric(metric: Callable[..., Any], outputs: Any, targets: Any) -> Any:
-    """The result of a metric; an error of a metric that gets no outputs is given a hint."""
+    """The result of a metric; if it gets no outputs and raises, the error gets a hint."""
     try:
         return metric(outputs, targets)
     except Exception as error:  # of any kind: it is the user's code

@@ -128,7 +128,7 @@ def test_what_only_torch_models_have_is_refused() -> None:
     for field, value in (("precision", "bf16"), ("bn_mode", "batch")):
         with pytest.raises(InvalidValueError, match="are for torch models"):
             opened(**{field: value})
-    with pytest.raises(InvalidTypeError, match="streamed batches are read again"):
+    with pytest.raises(InvalidTypeError, match="streamed batches are read repeatedly"):
         opened(data=iter(batches()), streamed=True)
 
 

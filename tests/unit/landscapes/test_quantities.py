@@ -62,13 +62,15 @@ def test_where_rows_do_not_count_the_same_the_error_is_that_of_the_batches() -> 
 def test_losses_by_class_of_rows_that_do_not_count_the_same_are_refused() -> None:
     tally = Tally(Evaluation(classes=2), 1, has_rows=True)
     tally.add(HERE, np.array([[1.0, 1.0, 1.0, 4.0, 0.0]]), facts(4, (4, 0)))
-    with pytest.raises(LandscapeError, match="a criterion with weights or rows left out; use one without"):
+    with pytest.raises(
+        LandscapeError, match="a criterion that weights rows or leaves some out; use one that does not"
+    ):
         tally.add(HERE, np.array([[1.0, 1.5, 3.0, 2.0, 4.0]]), facts(4, (2, 2)))
 
 
 def test_one_point_whose_rows_do_not_count_the_same_is_enough_to_refuse_losses_by_class() -> None:
     tally = Tally(Evaluation(classes=1), 2, has_rows=True)
-    with pytest.raises(LandscapeError, match="a criterion with weights or rows left out"):
+    with pytest.raises(LandscapeError, match="a criterion that weights rows or leaves some out"):
         tally.add(slice(None), np.array([[1.0, 1.0, 1.0, 4.0], [1.0, 1.5, 3.0, 4.0]]), facts(4, (4,)))
 
 
@@ -111,7 +113,7 @@ def test_two_quantities_of_one_name_are_refused() -> None:
         ("test/loss", ["", "test"], "'test/loss'"),
         ("loss[0]", [""], r"'loss\[0\]'"),
     ):
-        with pytest.raises(InvalidValueError, match=f"got {name} twice; call the metric"):
+        with pytest.raises(InvalidValueError, match=f"got {name} twice; rename the metric"):
             quantity_names(Evaluation(metrics={metric: len}, classes=2), data)
 
 
