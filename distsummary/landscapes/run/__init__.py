@@ -1,1 +1,1 @@
-"""Chunks -> grids: who evaluates what, in this process or on Ray, and what is kept of it."""
+"""Chunks -> grids: workers in this process or on Ray, the division of work, and the journal of results."""

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class RayWorkers:
-    """See `runner.Workers`; a context manager that ends the cluster if its first work has started one.
+    """See `runner.Workers`; a context manager that ends the local Ray cluster if it started one.
 
     Args:
         count: None: one worker for each `gpus_each` free GPUs, else one per free CPU, at least one; more when
@@ -62,7 +62,7 @@ class RayWorkers:
         """See `runner.Workers`: chooses here, or on a worker if the GPUs are only for workers."""
         resources = self._resources(task.model, 1)[:1]
         if not resources[0].get("num_gpus"):
-            # Other nodes may lack a C++ compiler, or compile to other bits.
+            # Other nodes may lack a C++ compiler, or their compiled code may give different last bits.
             can_compile = None if sum(node["Alive"] for node in ray.nodes()) == 1 else False
             with user_errors(CHOOSING):
                 return choose_engine(portable_task(task), can_compile=can_compile).choice
@@ -151,9 +151,9 @@ def send(value: Any) -> Any:
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """Connect to Ray: keep a connection, else use the cluster of this job, else start a local one.
+    """Connect to Ray: use an existing connection, else the cluster of this job, else start a local one.
 
-    A new connection or local cluster ends with the block.
+    A new connection or local cluster is closed at the end of the block.
     """
     if ray.is_initialized():
         yield

@@ -1,4 +1,4 @@
-"""A crew: actors that share some work. It starts them, calls them, replaces dead ones and ends them.
+"""A crew of Ray actors that share some work: starts them, calls them, replaces dead ones and ends them.
 
 All actors are of one class with the methods `begin` and `work`. A crew treats chunks, Hessian-vector products
 and the choice of an engine alike, see `work.Work`.
@@ -25,17 +25,17 @@ from distsummary.landscapes.run.work import Job, Work
 
 WAIT_S = 1.0  # between two checks of workers that do not answer
 START_S = 30.0  # if no worker has started after this time, one without resources is added
-GROW_S = 10.0  # after this time the cluster is asked again for free resources
-READ_S = 1.0  # limit; the calls of a killed actor end within milliseconds
+GROW_S = 10.0  # interval between two queries for free resources of the cluster
+READ_S = 1.0  # limit for reading the calls of killed actors, which end within milliseconds
 UNRESERVED = {"num_cpus": 0.0}
-IN_CREATION = "error raised in its creation task"  # Ray's words
-SHOWN = 120  # characters of what Ray says
+IN_CREATION = "error raised in its creation task"  # part of Ray's message
+SHOWN = 120  # characters of Ray's message that are shown
 LOOK = (
     "look into the memory they need and whether they can import what the model is made of "
     "(runtime_env of ray.init), or use workers=0"
 )
-# One thread each; and glibc keeps memory that a layer frees for the next one, see docs/landscape.md,
-# "Memory".
+# One thread per worker; glibc keeps memory that one layer frees, so that the next one can use it, see
+# docs/landscape.md, "Memory".
 ENVIRONMENT = {
     "env_vars": {
         "OMP_NUM_THREADS": "1",
@@ -68,20 +68,21 @@ class _Call:
 
 
 class ActorCrew:
-    """Actors of the class `kind`, created with the same arguments; a context manager that kills them at its
-    end.
+    """Actors of the class `kind`, created with the same arguments. A context manager: its end kills them.
 
-    If a worker raises, `do` raises too: for a job as its work says, in `begin` a LandscapeError.
+    If a worker raises, `do` raises: `work.failure(...)` for an error in a job, LandscapeError for one in
+    `begin`.
 
     Args:
-        kind: has `begin()` and `work(*job)`; it is also passed `gpus`, those that Ray gave the actor.
-        resources: of each actor (actor options).
-        name: of the crew, in messages.
-        beginning: what is happening while workers begin, in messages, see `failures`.
-        more: the resources of actors that could be added now for that many waiting points; None adds none.
-        forgo: called after waiting for GPUs in vain.
-        max_deaths: how many successive deaths without a result are too many; LandscapeError is then raised,
-            with `remedy`.
+        kind: has `begin()` and `work(*job)`. Its constructor also gets `gpus`, the GPUs of the actor.
+        resources: the resources of each actor (actor options).
+        name: the name of the crew in messages.
+        beginning: the end of messages about errors in `begin`, see `failures`.
+        more: returns the resources of actors that could be added now for a number of waiting points; with
+            None no actors are added.
+        forgo: called if the workers' GPUs did not become free.
+        max_deaths: after this many successive deaths without a result LandscapeError is raised, with
+            `remedy`.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class ActorCrew:
         self._deaths = Deaths(len(self._workers), max_deaths)
 
     def do(self, work: Work) -> None:
-        """Have the workers finish the work; afterwards at least one has begun."""
+        """Have the workers finish the work; returns once at least one worker has begun."""
         self._feed(list(self._workers), work)
         while not (work.is_finished and self.begun is not None):
             ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=WAIT_S)
@@ -121,11 +122,11 @@ class ActorCrew:
             self._grow(work)
 
     def _start(self, options: dict[str, float]) -> None:
-        """Start an actor, and call it for its place and to begin."""
+        """Start an actor, ask for the place where it runs, and call its `begin`."""
         worker = f"worker-{len(self.names)}"
         self.names.append(worker)
-        # "DEFAULT" avoids a placement group that captures child actors: its bundles belong to others and may
-        # be full.
+        # "DEFAULT" keeps the actor out of a placement group that captures child actors: the group's bundles
+        # were reserved for other work and may be full.
         started = ray.remote(self._kind).options(
             **options, max_restarts=0, scheduling_strategy="DEFAULT", runtime_env=ENVIRONMENT
         )
@@ -135,7 +136,7 @@ class ActorCrew:
         self._calls[actor.begin.remote()] = _Call(worker, (), None, time.monotonic())
 
     def _feed(self, workers: Iterable[str], work: Work) -> None:
-        """Give workers that have begun up to IN_FLIGHT calls, at first one to each."""
+        """Give workers that have begun up to IN_FLIGHT calls each: one each, then a second."""
         asked = Counter(call.worker for call in self._calls.values())
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:
@@ -287,10 +288,10 @@ def original_errors() -> Iterator[None]:
 
 
 def how_it_died(error: RayError) -> str:
-    """How a worker died, in a few words; all that Ray says goes to the log at level DEBUG."""
+    """How a worker died, in a few words; Ray's whole message is logged at level DEBUG."""
     _log.debug("a worker died: %s", error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
-    if lines and IN_CREATION in lines[0]:  # for example an import failed there; the last line is the error's
+    if lines and IN_CREATION in lines[0]:  # such as a failed import; the last line is that error
         return f"{NOT_BEGUN}{lines[-1].strip()}"[:SHOWN]
     said = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
     return said.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:SHOWN]

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-RETURN_S = 5.0  # limit: others may have taken what our actors returned
+RETURN_S = 5.0  # limit of the wait: other programs may have taken what our actors returned
 POLL_S = 0.02
 TOLERANCE = 1e-3  # of a GPU, because shares are added up
 FIT_S = 10.0  # a process starts in one or two
@@ -57,10 +57,10 @@ def free_resources() -> dict[str, float]:
 
 
 def fits(gpus: float) -> bool:
-    """Whether a worker can get so many GPUs, or such a share of one, now.
+    """Whether a worker can get `gpus` GPUs, or this share of one, now.
 
-    Totals do not show this: 0.4 of each of three GPUs are 1.2 free ones, but no worker with a whole one fits.
-    Ray knows the rest of each GPU but does not report it, so a task requests them.
+    Totals do not show this: 0.4 free on each of three GPUs add up to 1.2, but a worker with a whole GPU does
+    not fit. Ray knows what is free on each GPU but does not report it, so a task requests `gpus`.
     """
     if gpus <= 1 and ray.available_resources().get("GPU", 0) >= ray.cluster_resources().get("GPU", 0):
         return True  # nothing is taken

@@ -53,7 +53,7 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
     for chunk in given_up:
         if chunk.kind == "grid":
             computed[chunk.row, list(chunk.columns)] = False
-    whole = found.grid  # with what was not evaluated interpolated, where that can be
+    whole = found.grid  # with the other points interpolated where possible
     if not found.computed.all():
         is_refined = bool(found.computed[first_points(found.computed.shape)].all())
         fill = interpolate if is_refined else between_rows

@@ -28,8 +28,8 @@ from distsummary.landscapes.model.repeatable_loader import steady
 
 PLAIN = str | bytes | int | float | complex | None | slice | range | np.dtype | Enum
 TORCH_PLAIN = ("dtype", "device", "layout", "memory_format")
-FOREIGN = ("builtins", "numpy", "torch")  # packages whose code counts by its name alone
-MODULE_STATE = ("training", "_parameters", "_buffers", "_modules")  # hashed apart, or not at all
+FOREIGN = ("builtins", "numpy", "torch")  # packages whose code is hashed only by its name
+MODULE_STATE = ("training", "_parameters", "_buffers", "_modules")  # hashed separately, or not at all
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 NO_ARRAY = (InvalidTypeError, InvalidValueError, RuntimeError, TypeError)  # nested, quantized, without values
 DIGEST = 16  # bytes
@@ -107,7 +107,7 @@ def held_modules(model: Any, *functions: object) -> list[Any]:
 
 
 def _globals(function: FunctionType) -> list[Any]:
-    """The globals that a function and those inside it name; also what only has the name of an attribute."""
+    """The globals that a function and its inner functions name; also globals named like an attribute."""
     codes, held = [function.__code__], function.__globals__
     for code in codes:  # which grows
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
@@ -118,11 +118,11 @@ class _Walk:
     """Hashes values with their kinds, so that no two different values are the same bytes.
 
     Args:
-        known: names of objects by their id, which count by these names alone.
-        is_data: objects count as pickle would keep them, and what cannot be pickled is never the same twice.
-            Otherwise, in a model or function, the attributes of objects count where these are called or are
-            dataclasses; others count by their class.
-        hashes: False only collects what is met.
+        known: id -> name of objects that are hashed only by this name.
+        is_data: objects are hashed as pickle would store them; one that cannot be pickled gets a new hash
+            each time. With False (models and functions) callable objects and dataclasses are hashed by their
+            attributes, other objects only by their class.
+        hashes: False only collects the objects that are met, without hashing arrays.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class _Walk:
         elif isinstance(value, np.ndarray) or framework_of(value).is_tensor(value):
             self._array(value)
         elif isinstance(value, set | frozenset):
-            self._all(sorted(map(digest, value)))  # in no order of its own
+            self._all(sorted(map(digest, value)))  # a set has no order
         elif isinstance(value, MethodType):
             self.take(value.__func__)
             self.take(value.__self__, whole=True)

@@ -37,7 +37,7 @@ from distsummary.tools.fsck_files import is_live
 from distsummary.tools.fsck_journals import journals
 
 FORMAT = 3
-LOCK_TRIES, LOCK_WAIT_S = 3, 0.005  # a process that only checks for a holder has the lock for microseconds
+LOCK_TRIES, LOCK_WAIT_S = 3, 0.005  # a process that only checks the lock has it for microseconds
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Journal:
     Attributes:
         results: the finished chunks, with their quantities float64 (points, quantities).
         choice: the engine choice of the results, as its `to_dict` gave it; None until one is entered.
-        hardware: the names of what the results were computed on, as far as workers reported it.
+        hardware: the names of the hardware that computed the results, as far as workers reported them.
 
     Raises:
         LandscapeError: another process holds the journal, or it belongs to another landscape.
@@ -69,7 +69,7 @@ class Journal:
         self.results: dict[Chunk, Array] = {}
         self.choice: dict[str, Any] | None = None
         self.hardware: list[str] = []
-        self._hardware_now = ""  # of the chunks to come, where it is not that of the choice
+        self._hardware_now = ""  # of the next chunks, if it differs from the choice's
         self._descriptor = -1
         try:
             refuse_unlike_files(self.path)

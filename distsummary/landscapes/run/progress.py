@@ -14,7 +14,7 @@ from distsummary.topology import in_notebook
 
 REPORT_EVERY_S = 0.5  # in a terminal and a notebook
 LOG_EVERY_S = 30.0
-MOST_RATES = 8  # in one line; a callback gets them all
+MOST_RATES = 8  # shown in one line; a callback gets all rates
 _MINUTE, _HOUR = 60, 3600
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Progress:
 
     @property
     def points_per_s(self) -> float:
-        """Of all workers together; 0 until this call has evaluated a point."""
+        """The speed of all workers together; 0 until this call has evaluated a point."""
         return self.fresh / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -77,7 +77,7 @@ def _rate(points_per_s: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the unit that needs two or three digits."""
+    """The duration in seconds, minutes or hours, whichever needs two or three digits."""
     if seconds < 2 * _MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
@@ -142,7 +142,7 @@ class _TerminalLine:
             width = os.get_terminal_size(self._stream.fileno()).columns or sys.maxsize
         except (OSError, ValueError, AttributeError):  # a terminal without a width
             width = sys.maxsize
-        text = fitting(text, width - 1)  # one that wraps could not be written over
+        text = fitting(text, width - 1)  # a line that wraps could not be overwritten
         self._stream.write(f"\r{text:<{self._width}}" + ("\n" if is_last else ""))
         self._stream.flush()
         self._width = len(text)

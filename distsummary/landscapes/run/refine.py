@@ -1,7 +1,7 @@
 """Adaptive refinement: a coarse lattice first, then points only where interpolation would be wrong; pure.
 
 Level k of an axis has every 2^k-th point and the last. A point of a level is predicted from the next coarser
-one, linearly along each axis; the difference is its surplus (Bungartz & Griebel 2004, Acta Numerica 13,
+level, linearly along each axis; the difference is its surplus (Bungartz & Griebel 2004, Acta Numerica 13,
 section 3.1: hierarchical surplus). Between points of its own level the error of a smooth loss is a quarter of
 the surplus. If even half of the surplus is beyond the tolerance, the cells around the point are evaluated on
 the next finer level.
@@ -14,8 +14,8 @@ from distsummary.landscapes.directions.recipe import Array
 
 Mask = NDArray[np.bool_]
 
-COARSEST = 3  # level of every 8th point; and
-LEAST = 4  # intervals along an axis: coarser points might miss everything between them
+COARSEST = 3  # the coarsest level has at most every 8th point,
+LEAST = 4  # and at least this many intervals per axis: fewer might miss everything between them
 _SHARE = 0.5  # of the surplus, taken as the error
 _FLOOR = 0.1  # of the median loss: smaller losses are compared with this instead
 

@@ -1,7 +1,7 @@
-"""Runs a task to its loss grids: chooses the engine, has workers evaluate chunks, refines, builds grids.
+"""Computes a task's loss grids: chooses the engine, has workers evaluate chunks, refines, builds grids.
 
-The way of a landscape is generator -> request -> prepare (directions and points) -> engine choice -> chunks
--> runner -> assemble. Workers are those of this process (here) or of Ray (`actor`).
+The steps of a landscape are generator -> request -> prepare (directions and points) -> engine choice ->
+chunks -> runner -> assemble. Workers run in this process (defined here) or on Ray (`actor`).
 """
 
 import logging
@@ -86,7 +86,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """The grids of a task; they lack points if an interrupt has stopped it (`was_cancelled`)."""
+    """The grids of a task; if an interrupt stopped it (`was_cancelled`), points are missing."""
 
     grids: Sequence[LossGrid]
     was_cancelled: bool = False
@@ -145,7 +145,7 @@ class _Drawing:
         self._tell, self._journal, self._refine = tell, journal, refine
         self._results: dict[Chunk, Array] = {} if journal is None else dict(journal.results)
         self._abandoned: list[Chunk] = []
-        self._started: float | None = None  # with the first chunk: starting workers does not count
+        self._started: float | None = None  # when the first chunk began: starting workers does not count
         self._fresh = Counter[str]()  # points of this call, by worker
         self._has_reported_all = False
 
@@ -173,7 +173,7 @@ class _Drawing:
         """Have the selected points of each grid evaluated, and those of the paths."""
         task, total = self._task, count_points(self._task.planes)
         size, align = piece(task.choice, GRID_CHUNK), piece(task.choice, 1)
-        if align > 1 and task.evaluation.stops_early:  # points that go on move up among those taken together
+        if align > 1 and task.evaluation.stops_early:  # points that continue close up in a chunk
             align = size
         data_sets = list(task.batches) if isinstance(task.batches, Mapping) else [""]
         scheduler = Scheduler(

@@ -49,7 +49,7 @@ class Pace:
         return sum(self.seconds.values()) / self._points if self._points else 0.0
 
     def counting(self, keep: Keep) -> Keep:
-        """`keep`, and before it the chunk is counted."""
+        """A function that counts a chunk and then calls `keep` with it."""
 
         def counted(worker: str, chunk: Chunk, result: ChunkResult) -> None:
             self.seconds[worker] = self.seconds.get(worker, 0.0) + result.seconds
@@ -89,7 +89,7 @@ class Scheduler:
         rests = [chunk.without(columns.get(chunk.row_key, ())) for chunk in chunks]
         self._quantities, self._align = quantities, align
         self._max_attempts = max_attempts
-        self.results: dict[Chunk, Array] = {}  # that came
+        self.results: dict[Chunk, Array] = {}  # received so far
         self._waiting = deque(rest for rest in rests if rest)
         self._held: dict[str, list[list[Chunk]]] = {}  # worker -> calls, as chunks without a result
         self._losses: dict[Chunk, int] = {}  # deaths of workers, for chunks that are given alone
@@ -122,7 +122,7 @@ class Scheduler:
     def _shared(self, worker: str) -> list[Chunk]:
         """A chunk without a result that only one other worker holds, preferably one that it has not begun."""
         if self._held.get(worker):
-            return []  # it is at work itself
+            return []  # it still has work of its own
         by_worker = [[chunk for call in calls for chunk in call] for calls in self._held.values()]
         holders = Counter(chunk for held in by_worker for chunk in held)
         open_ = [
@@ -134,7 +134,7 @@ class Scheduler:
         return [min(open_, key=lambda entry: entry[0])[1]] if open_ else []
 
     def done(self, worker: str, chunk: Chunk, values: Array) -> bool:
-        """Take the quantities, float64 (points, quantities), of a chunk; False: it was known already."""
+        """Take a chunk's quantities, float64 (points, quantities); False if it had a result already."""
         if np.shape(values) != (len(chunk), self._quantities):
             raise InvalidValueError(
                 f"{chunk} has {len(chunk)} points of {self._quantities} quantities, "
@@ -171,7 +171,7 @@ class Scheduler:
         if not was_at_it or not missing or not missing[0]:
             return
         suspects = missing[0] if len(calls[0]) > 1 else missing[0][0].split(self._align)
-        is_known = len(calls[0]) == len(suspects) == 1  # which it died of
+        is_known = len(calls[0]) == len(suspects) == 1  # the chunk that it died of is known
         for chunk in suspects:
             self._losses[chunk] = self._losses.get(chunk, 0) + is_known
         if self._losses[suspects[0]] < self._max_attempts:

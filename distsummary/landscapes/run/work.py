@@ -1,6 +1,6 @@
-"""The work of a crew: hands out jobs, takes them back from dead workers, collects results.
+"""The work of a crew: hands out jobs, takes them back from dead workers, and collects results.
 
-No Ray: `actor_crew` carries jobs to actors and results back.
+This module does not use Ray: `actor_crew` sends jobs to actors and brings results back.
 """
 
 from collections import deque
@@ -48,10 +48,10 @@ class Work:
 
 
 class ChunkWork(Work):
-    """The chunks of a scheduler; a job is (chunks,), and its result those that did not raise.
+    """The chunks of a scheduler; a job is (chunks,), its result a list for the chunks before one that raised.
 
     Args:
-        points: how many points to give at once, from the number of waiting points and of workers.
+        points: (waiting points, workers) -> how many points to give at once.
         keep: called with every chunk that has been evaluated.
     """
 
@@ -90,7 +90,7 @@ class ChunkWork(Work):
 
 
 class ProductWork(Work):
-    """A Hessian-vector product; a job is (the vector as it was sent, a group of batches)."""
+    """A Hessian-vector product; a job is (the vector's reference, the number of a group of batches)."""
 
     def __init__(self, sent: Any, groups: int) -> None:
         self._sent, self._groups = sent, groups

@@ -69,13 +69,13 @@ class ChunkWorker:
     def begin(self) -> EngineFacts:
         """Open the engine."""
         task, device = self._task, own_device(self._task.model, self._gpus)
-        if framework_of(task.model).name != "torch":  # arrays out of an object store are read-only
+        if framework_of(task.model).name != "torch":  # arrays from Ray's object store are read-only
             task = replace(task, model=copy.deepcopy(task.model))
         self._worker = LandscapeWorker(task, device=device)
         return self._worker.facts
 
     def work(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        """The results of the chunks before the first that raises; if that is the first of all, raises."""
+        """The results of the chunks before the first one that raises; raises if that is the first chunk."""
         if self._worker is None:
             raise LandscapeError(
                 "a landscape worker was asked before it began; this is a fault of distsummary"
@@ -87,7 +87,7 @@ class ChunkWorker:
             except Exception:
                 if not results:
                     raise
-                break  # what is done is not lost with it
+                break  # the results so far are returned
         return results
 
 
