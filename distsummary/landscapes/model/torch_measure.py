@@ -135,7 +135,7 @@ def join(columns: Sequence[Tensor]) -> Tensor:
 
 
 def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
-    """The means of the rows and of their squares; without rows, numbers for which `is_apart` is true."""
+    """The means of the rows and of their squares; without rows, numbers for which `is_apart` returns True."""
     if rows is None:
         return [loss.new_full((), number, dtype=torch.float64) for number in (torch.inf, 0.0)]
     exact = rows.double()

@@ -136,7 +136,7 @@ class ActorCrew:
         self._calls[actor.begin.remote()] = _Call(worker, (), None, time.monotonic())
 
     def _feed(self, workers: Iterable[str], work: Work) -> None:
-        """Give workers that have begun up to IN_FLIGHT calls each: one each, then a second."""
+        """Give each worker that has begun up to IN_FLIGHT calls: first one to every worker, then more."""
         asked = Counter(call.worker for call in self._calls.values())
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:

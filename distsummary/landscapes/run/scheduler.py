@@ -69,9 +69,10 @@ class Scheduler:
     up, its values are NaN and it is listed in `abandoned`.
 
     Args:
-        chunks: all of them. known: results that exist already, of chunks or parts of them.
+        chunks: all chunks.
+        known: the chunks, or parts of chunks, that have a result already.
         quantities: the number of quantities per point.
-        align: parts of a grid row begin at its multiples, since the engine evaluates so many points together.
+        align: parts of a grid row begin at multiples of this, the number of points in the engine's chunk.
     """
 
     def __init__(
