@@ -252,7 +252,7 @@ class Run:
         if not self._in_epochs:
             self._settle_epoch()
 
-    def next_step(self) -> ManualStep:
+    def next_step(self) -> contextlib.AbstractContextManager[None]:
         """End the step under way, if any, and begin the next; `with run.next_step():` also ends it.
 
         For loops without a loader. The time of each step is logged as `perf/step_s`.
