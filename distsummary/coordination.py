@@ -15,7 +15,7 @@ from distsummary.topology import Topology, is_alive
 
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
 
-_PROCESS = ("pid", "pid_space", "pid_start")  # what tells processes apart, in a Topology
+_PROCESS = ("pid", "pid_space", "pid_start")  # the fields of a Topology that identify a process
 Liveness = Callable[[Mapping[str, Any]], bool | None]
 
 
@@ -40,10 +40,10 @@ class Coordinator(Protocol):
         """Report this rank's lineage (`Lineage.to_bytes`); raises StaleAttemptError for an older attempt."""
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-        """Leave the run once everything is written; with the last rank the merged run may be written."""
+        """Leave the run after everything is written; the last rank's call may start the merge of the run."""
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
-        """A rank that took no attempt has added an evaluation to the files of a training's attempt."""
+        """Report an evaluation that was added to a training's files without taking a new attempt."""
 
 
 class LocalCoordinator:
@@ -51,8 +51,8 @@ class LocalCoordinator:
 
     Args:
         run_dir: the run.
-        first_attempt: role -> number of its first attempt if the manifest has none. It is above 0 if a
-            manifest was removed and the event files hold earlier attempts.
+        first_attempt: returns the number of a role's first attempt, if the manifest has no attempt of it. It
+            is above 0 if a manifest was removed and the event files hold earlier attempts.
     """
 
     def __init__(self, run_dir: RunDir, first_attempt: Callable[[str], int] = lambda role: 0) -> None:
@@ -97,10 +97,10 @@ def refuse_reuse(
     refuse_finished: bool,
     alive: Liveness = is_alive,
 ) -> None:
-    """Raise RunDirError for a training whose run another job records, or that is finished if that is refused.
+    """Raise RunDirError if another job records the run, or if it is finished and `refuse_finished` is set.
 
-    The ranks of one job and its restarts by the launcher do not hinder each other; nor do trainings in one
-    process, nor other roles.
+    Only the role train is checked. Ranks of the same job, its restarts by the launcher, and other trainings
+    in the same process count as the same job.
     """
     attempts = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
     if topology.role != "train" or not attempts or choose_attempt(attempts, topology, now=time.time()):
@@ -162,7 +162,7 @@ def next_run_dir(run_dir: RunDir, topology: Topology) -> RunDir:
 def join_attempt(
     manifest: Manifest, topology: Topology, first_attempt: Callable[[str], int] = lambda role: 0
 ) -> int:
-    """Add the rank to its attempt, or to a new one if it belongs to none yet; return the number."""
+    """Add the rank to its attempt, or to a new one if it belongs to none yet; return the attempt's number."""
     attempts = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
     entry = choose_attempt(attempts, topology, now=time.time())
     if entry is None:
@@ -204,7 +204,7 @@ def choose_attempt(
     rank = str(topology.rank)
     for entry in reversed(attempts):
         # A rank that registers twice gets the same attempt, but only within one session: two trainings in one
-        # process must not both write as (attempt, rank), which identifies an event together with its seq.
+        # process must not share an attempt, because (attempt, rank, seq) identifies an event.
         known = entry["ranks"].get(rank)
         if known and known["state"] == "running" and known.get("session") == topology.session:
             return entry
@@ -230,7 +230,7 @@ def choose_attempt(
 
 
 def leave_attempt(manifest: Manifest, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-    """Mark the rank finished, or failed, and the run finished when it was the last rank."""
+    """Mark the rank as finished or failed, and the run as finished if this was its last rank."""
     refuse_stale(manifest, topology.role, attempt)
     entry = find_attempt(manifest, topology.role, attempt)
     if str(topology.rank) not in entry["ranks"]:
@@ -290,8 +290,8 @@ def is_complete(entry: Manifest) -> bool:
 def open_attempts(manifest: Manifest) -> list[Manifest]:
     """The newest attempt of each role, unless it is settled.
 
-    An attempt is settled when none of its ranks runs and the merged run was written with their current
-    states and later evaluations; an attempt of one rank needs no merge.
+    An attempt is settled when none of its ranks runs and the merged run contains their final states and all
+    later evaluations; an attempt of one rank needs no merge.
     """
     found = []
     for role in sorted({entry["role"] for entry in manifest["attempts"]}):

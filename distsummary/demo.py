@@ -103,13 +103,13 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
 
 
 def landscape_of_digits() -> tuple[nn.Module, nn.Module, list[Any]]:
-    """`distsummary landscape RUN distsummary.demo:landscape_of_digits`: the model, its loss and the data."""
+    """Model, loss and data for `distsummary landscape RUN distsummary.demo:landscape_of_digits`."""
     _, test_set = digits()
     return DigitsNet(), nn.CrossEntropyLoss(), list(DataLoader(test_set, batch_size=TEST))
 
 
 def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False) -> dict[str, Any]:
-    """Train, evaluate, merge and draw; print progress and the next commands to stdout (stderr for JSON)."""
+    """Train, evaluate, merge, draw and print a report; `as_json` prints JSON, and the progress to stderr."""
     check_int("ranks", ranks, low=1)
     check_int("epochs", epochs, low=1)
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)

@@ -21,7 +21,7 @@ LINEAGE_CLASSES: dict[str, type] = {
     "eval_lineage": lineage.EvaluationLineage,
     "custom_lineage_data": lineage.UserDefinedInfo,
 }
-# Of an event; the rest is for its tag, its shape, its place in the whole (64 axes) and the event itself.
+# An event keeps 8 KiB free for the tag, the shape, a shard's place (up to 64 axes) and its own fields.
 MAX_TENSOR_BYTES = MAX_PAYLOAD - (8 << 10)
 _REMEDIES = {  # by kind of dtype
     "f": "convert it to float64",
@@ -42,24 +42,25 @@ class OnlyExported:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array."""
+        """The size of the array in bytes."""
         return int(self._copy.nbytes)
 
     def result(self) -> Any:
-        """The array."""
+        """The copied array."""
         return self._copy.result()
 
 
 def checked_value(plugin: object, name: object, value: object, *, exports: bool = False) -> Value:
-    """The value of a plugin. Arrays are copied, device tensors without waiting for the device.
+    """A checked `Value` of a plugin, with arrays copied; copying from a device does not wait for it.
 
     Args:
         plugin: one of `records.PLUGINS`, in any case.
         name: the tag; ignored for graphs and lineage.
-        value: scalar: a number or a tensor of one element. tensor, histogram, image: see `checked_copy`; a
-            tensor or histogram has at least one dimension. landscape: `records.Landscape`. graph: bytes of a
-            ModelProto or GraphProto. The lineage plugins: their protobuf message.
-        exports: whether tensors are also exported: see `checked_copy`.
+        value: for "scalar", a number or a tensor of one element; for "tensor", "histogram" and "image", an
+            array as `checked_copy` describes, with at least one dimension for the first two; for "landscape",
+            a `records.Landscape`; for "graph", bytes of a ModelProto or GraphProto; for a lineage plugin, its
+            protobuf message.
+        exports: whether tensors are also exported as .npy files: see `checked_copy`.
 
     Raises:
         InvalidTypeError: the value is of a type that the plugin cannot hold.
@@ -95,20 +96,20 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
 def checked_copy(
     plugin: str, name: str, tensor: Any, *, exports: bool = False, mindspore_compat: bool = False
 ) -> Any:
-    """A copy of an array or tensor in its current state, as data of a tensor, histogram or image.
+    """Copies an array or tensor as it is now, for a `Value` of the plugin tensor, histogram or image.
 
     All three accept bool, integers and floats of up to 64 bits, and the small floats of torch and ml_dtypes
     (bfloat16, float8 ...), which become float32. A tensor takes 4 bytes per element in its event, whatever
-    its dtype, and at most MAX_TENSOR_BYTES. An image has one of `png.LAYOUTS`; uint8 is kept exactly.
+    its dtype, and at most MAX_TENSOR_BYTES. An image must have one of `png.LAYOUTS`; uint8 is kept exactly.
 
     Args:
         exports: also accept tensors that only a .npy file can hold (complex, long double, text, times,
             records, and tensors too large for an event), as OnlyExported.
-        mindspore_compat: histograms have edges in the dtype of the tensor, so they are not counted on its
-            device.
+        mindspore_compat: histogram edges are in the dtype of the tensor, as in MindSpore; the histogram is
+            therefore counted later on the host, not on the tensor's device.
 
     Raises:
-        InvalidTypeError: the dtype cannot be recorded. InvalidValueError: the shape or size cannot.
+        InvalidTypeError: the dtype cannot be recorded. InvalidValueError: the shape or size is wrong.
     """
     framework, field = framework_of(tensor), f"the {plugin} {name!r}"
     spec = spec_of(field, tensor)
@@ -142,13 +143,13 @@ def graph_bytes(value: object) -> bytes:
             f"a graph must be bytes of a ModelProto or GraphProto, got {type(value).__name__}; serialise it"
         )
     data = bytes(value)
-    # A ModelProto begins with a number where a GraphProto has its nodes, so it never parses as one with
-    # nodes.
+    # Field 1 is a number in a ModelProto, but the nodes in a GraphProto. So the bytes of a ModelProto never
+    # parse as a GraphProto with nodes.
     try:
         if anf_ir.GraphProto.FromString(data).node:
             return data
     except DecodeError:
-        pass  # it may be the other message
+        pass  # the bytes may be a ModelProto
     try:
         model = anf_ir.ModelProto.FromString(data)
     except DecodeError as error:

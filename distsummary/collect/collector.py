@@ -53,11 +53,12 @@ BOTH_FORMATS_UP_TO = 16
 class SummaryCollector(Callback):
     """Records one rank of a training: scalars, histograms, images, lineage and, on request, its trajectory.
 
-    At every step: the values that the loop logged, under their names. At the first step and every
-    `collect_freq` steps: the loss as `loss/auto` and the learning rate as `learning_rate/auto` unless they
-    were logged, histograms of parameters as `<name>/auto`, the first images of the batch as
-    `input_data/auto`. At about 20 steps: whole parameters, if `tensor_regular` selects them. The lineage at
-    the first step, and complete at the end. Metrics of an evaluation as scalars `eval/<name>`.
+    At every step, it records the values that the loop logged, under their names. At the first step and every
+    `collect_freq` steps, it records the loss as `loss/auto` and the learning rate as `learning_rate/auto`
+    (unless they were logged), histograms of parameters as `<name>/auto`, and the first images of the batch as
+    `input_data/auto`. At about 20 steps, it records whole parameters, if `tensor_regular` selects any. It
+    records the lineage at the first step and completes it at the end. The metrics of an evaluation become
+    scalars `eval/<name>`.
 
     No hook raises into the training, except for bad arguments at its beginning: other failures are counted in
     `health()` and logged once.
@@ -71,23 +72,25 @@ class SummaryCollector(Callback):
         keep_default_action: False collects only what `collect_specified_data` names.
         custom_lineage_data: text or numbers by name, for the lineage.
         max_file_size: limit of each event file in bytes; events beyond it are refused and counted.
-        export_options: {"tensor_format": "npy"} also exports the recorded tensors.
-        formats: some of "mindspore" and "tensorboard"; by default both, with more than 16 ranks only the
-            first.
-        deal: how ranks divide parameters that are equal on all of them: "parameters", "steps" or "all".
-        collect_landscape: the same as this key of `collect_specified_data`; off by default. If the disk is
-            still busy with older checkpoints, a new one blocks the training for at most 5 s and is then
-            dropped and counted.
+        export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
+        formats: some of "mindspore" and "tensorboard"; by default both, beyond 16 ranks only "mindspore".
+        deal: who records a parameter that is equal on all ranks: "parameters": always the same one rank;
+            "steps": the ranks take turns; "all": every rank.
+        collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
+            default. If the disk is still busy with older checkpoints, a new checkpoint blocks the training
+            for at most 5 s and is then dropped and counted.
         mindspore_compat: record epoch ends twice, scale images and compute histograms as MindSpore does.
-        topology: the place of this rank; by default from the loop, else from the environment.
-        coordinator: internal, a `Coordinator` that joins all ranks to one run; by default the run dir itself.
-        collectors: who writes the files: "rank": a Ray actor, "process": this process, "auto": the actor
-            under Ray.
-        rotate_bytes, rotate_s: begin new event files before the current ones would exceed that many bytes, or
-            when they are that many seconds old.
+        topology: this rank's place among the ranks; by default from the loop, else from the environment.
+        coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, the ranks use
+            the manifest in the run dir.
+        exists: if the run has finished, "attempt" adds an attempt; "refuse" raises unless the loop resumes.
+        collectors: who writes the files: "rank": a Ray actor; "process": this process; "auto": the actor
+            under Ray, else this process.
+        rotate_bytes, rotate_s: begin new event files before the current files would exceed `rotate_bytes`, or
+            when they are `rotate_s` seconds old.
         delivery: "written": an acknowledged event survives the death of any process; "synced": within a
-            second also a power cut; "queued": events that the collector cannot take at once are dropped and
-            counted.
+            second it also survives a power cut; "queued": events that the collector cannot take at once are
+            dropped and counted.
         raise_exception: raise WriteError for values that could not be recorded.
 
     Raises:
@@ -131,7 +134,7 @@ class SummaryCollector(Callback):
         specified = with_landscape(collect_specified_data, collect_landscape)
         self._collected = check_specified(specified, keep_default_action, mindspore_compat=mindspore_compat)
         self._custom = check_custom_lineage(custom_lineage_data)
-        # The base of every writer's spec; the session adds the directory and the identity.
+        # What the specs of all writers share; the session adds the directory and the identity.
         self._spec = WriterSpec(
             directory="",
             formats=DIALECTS if formats is None else check_formats(formats),
@@ -150,7 +153,7 @@ class SummaryCollector(Callback):
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
         self._evaluator_pid = 0
-        self._evaluator: Topology | None = None  # of evaluations that no session has recorded yet
+        self._evaluator: Topology | None = None  # the rank of evaluations not yet recorded
         self._evaluations: list[tuple[int, list[Value], list[Value]]] = []  # step, scalars, lineage
         self._reset()
 
@@ -188,9 +191,9 @@ class SummaryCollector(Callback):
             self._failures.call("the parameters", self._watch, session, network, params)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        """Join the run for the role eval; any other evaluation by itself is recorded by `close`.
+        """Join the run if the role is eval; else keep an evaluation that is outside a training for later.
 
-        Until then nobody knows whether a training follows, which would record it.
+        If a training follows, its session records the kept evaluations; otherwise `close` records them.
         """
         params = run_context.original_args()
         topology = self._begin(params, "eval")
@@ -200,7 +203,7 @@ class SummaryCollector(Callback):
             self._evaluator, self._evaluator_pid = topology, os.getpid()
 
     def _begin(self, params: CallbackParams, expected: str) -> Topology:
-        """Check what the loop says, and start anew unless a training or an evaluation has begun."""
+        """Check mode and callbacks, reset the state unless it is in use, and return this rank's topology."""
         if params.get("mode") != expected:
             raise InvalidValueError(
                 f"mode must be {expected!r}, got {params.get('mode')!r}; use train or eval"
@@ -242,21 +245,21 @@ class SummaryCollector(Callback):
         )
 
     def _record_evaluations(self, session: Session, last_step: int = 0) -> None:
-        """Record what was evaluated before the session was opened."""
+        """Record the evaluations that ended before the session was opened."""
         for step, scalars, lineage in self._evaluations:
             session.write(step or last_step, scalars)
             session.report(step or last_step, lineage)
         self._evaluations.clear()
 
     def _close_evaluations(self, evaluator: Topology) -> None:
-        """Add the evaluations to the last training's files; without one, take an attempt of the role eval."""
+        """Add the evaluations to the last training's files; if there was none, join with the role eval."""
         past = find_past(self.run_dir, evaluator)
         if past is None:
             session = self._open(dataclasses.replace(evaluator, role="eval"))
             self._record_evaluations(session)
             self._health = session.close()
             return
-        with RunDir(past.rank_dir).locked("evaluation"):  # one writer at a time continues an attempt's seq
+        with RunDir(past.rank_dir).locked("evaluation"):  # one writer at a time may continue the seq
             session = self._open(evaluator, past=past)
             self._record_evaluations(session, read_last_step(past.rank_dir))
             self._health = session.close()
@@ -294,13 +297,13 @@ class SummaryCollector(Callback):
         self._plan_next()
 
     def _plan_next(self) -> None:
-        """Find the next steps at which more than the logged values is due; steps before them are plain.
+        """Find the next steps at which more than the logged values is due; until then, steps are "plain".
 
-        Only a Run uses plain steps, and its loss is always logged, so the loss is not considered here.
+        Only a Run uses plain steps, and it always logs its loss, so the loss is not considered here.
         """
         if self._last is None or self._session is None:
             return
-        # A subclass may do something else at steps.
+        # A subclass that overrides a step hook must see every step, so no step is plain.
         is_own = all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS)
         plain_before = math.inf
         self._regular_at = self._regular.after(self._last)
@@ -318,7 +321,7 @@ class SummaryCollector(Callback):
         self._session.plain_before = plain_before if is_plain else -math.inf
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Note the learning rate of this step: at its end a scheduler may have set the next one already."""
+        """Keep the learning rate of this step: when the step ends, a scheduler may have set the next rate."""
         params = run_context.original_args()
         if self._collected.metric and params.get("optimizer") is not None:
             self._rate = self._failures.call("learning rate", learning_rate_values, params) or []
@@ -392,7 +395,7 @@ class SummaryCollector(Callback):
         if self._takes_images:
             batch = params.get("train_dataset_element")
             images = call("input_data", image_values, batch, mindspore_compat=self._compat) or []
-            self._takes_images = bool(images)  # a batch of something else: do not try again
+            self._takes_images = bool(images)  # if a batch holds no images, do not try again
             values += images
         return values
 
@@ -404,7 +407,7 @@ class SummaryCollector(Callback):
     def _parameter_values(
         self, parameters: Parameters, plugin: str, steps: Steps, params: CallbackParams, number: int
     ) -> list[Value]:
-        """This rank's parameters at a step; if it ended late, they are counted as dropped instead."""
+        """This rank's parameters at a step; if its end was seen too late, they are counted as dropped."""
         call, failures = self._failures.call, self._failures
         if not params.get("ended_late"):
             return call(f"{plugin}s", parameters.values, plugin, steps, number, failures) or []
@@ -416,7 +419,7 @@ class SummaryCollector(Callback):
     def _record_lineage(self, params: CallbackParams, *, is_final: bool) -> None:
         values = []
         if self._collected.train_lineage:
-            # do not wait for it at the first step
+            # the loss; at the first step, do not wait for the device to compute it
             output = mean_of(params.get("net_outputs")) if is_final else None
             loss = None if output is None else resolve(output)
             topology = self._open_session().topology
@@ -444,7 +447,7 @@ class SummaryCollector(Callback):
                 "eval lineage", evaluation_lineage, params, mindspore_compat=self._compat
             )
             lineage += [Value("eval_lineage", "", message)] if message is not None else []
-        step = int(params.get("global_step", 0))  # 0 where no training surrounds the evaluation
+        step = int(params.get("global_step", 0))  # 0 if the evaluation is outside a training
         if self._evaluator is not None:
             self._evaluations.append((step, values, lineage))
             return
@@ -462,7 +465,7 @@ class SummaryCollector(Callback):
         return self._session
 
     def health(self) -> Health:
-        """The counts of written, dropped and refused values in the current or else the last training."""
+        """The counts of written, dropped and refused values in the current training, else in the last one."""
         return self._health if self._session is None else self._session.health()
 
     def close(self, *, has_failed: bool = False) -> None:
@@ -488,7 +491,7 @@ class SummaryCollector(Callback):
             and params.get("logged")
             and params.logged is not self._recorded
         ):
-            self._failures.call("values", self._record_rest, params)  # of the step that the error ended
+            self._failures.call("values", self._record_rest, params)  # logged in the step that failed
         self.close(has_failed=kind is not None)
 
 

@@ -23,12 +23,12 @@ _CUT = "%~"  # no quoted tag contains it, so a shortened tag equals no other
 
 
 class Exports:
-    """The exported tensors of one record or collector, in its own directory `export_<seconds>/tensor/`.
+    """Exports the tensors of one record or collector to a directory of its own, `export_<seconds>/tensor/`.
 
     Args:
         directory: the directory of the event files.
-        stamp: seconds since the epoch; the first free number from it on names the directory.
-        files: the thread that writes the files.
+        stamp: `<seconds>` since the epoch; if that directory exists, the next free number is taken.
+        files: the background thread that writes the files.
     """
 
     def __init__(self, directory: Path, stamp: int, files: Background) -> None:
@@ -36,7 +36,7 @@ class Exports:
         self._exported: Path | None = None
 
     def export(self, step: int, values: list[Value]) -> None:
-        """Queue the tensors among the values of a step for writing; raises as `Background.submit`."""
+        """Queue the tensors among the values of a step for writing; raises like `Background.submit`."""
         for value in values:
             if value.plugin == "tensor":
                 job = partial(self._export, value, step)
@@ -61,7 +61,7 @@ class Exports:
 
 
 def write_values(writer: EventWriter, exports: Exports | None, step: int, values: list[Value]) -> None:
-    """Write values as one event, without the tensors that only a .npy file can hold; export the tensors."""
+    """Write values (except OnlyExported tensors) as one event; with `exports`, also export all tensors."""
     written = [value for value in values if not isinstance(value.data, OnlyExported)]
     if written:
         writer.write(Event(step, time.time(), written))
@@ -72,8 +72,8 @@ def write_values(writer: EventWriter, exports: Exports | None, step: int, values
 def export_npy(directory: Path, tag: str, step: int, array: NDArray[Any]) -> Path:
     """Write `<tag>_<step>.npy` into `directory`, whole or not at all; the array keeps its dtype and shape.
 
-    The tag is percent-quoted, so that any text is a single name in the directory; a long one is shortened and
-    made unique by its SHA-256. Reading the file needs no pickle.
+    The tag is percent-quoted, so that any text becomes one file name; a long name is shortened and made
+    unique by the SHA-256 of the tag. Reading the file needs no pickle.
 
     Raises RunDirError when the file cannot be written, ValueError for an array of objects.
     """

@@ -1,4 +1,4 @@
-"""Lineage of one rank: the model, the hyperparameters, the data sets and the metrics."""
+"""Builds the lineage messages of one rank: the model, the hyperparameters, the data sets and the metrics."""
 
 import json
 import logging
@@ -59,7 +59,7 @@ def evaluation_lineage(params: CallbackParams, *, mindspore_compat: bool = False
     """The lineage of an evaluation: its metrics as JSON, and its data set."""
     message = pb.EvaluationLineage()
     try:
-        # json can encode neither tensors nor NumPy numbers.
+        # json encodes neither tensors nor NumPy numbers, so `default` converts them.
         message.metric = json.dumps(
             params.get("metrics") or {}, default=lambda value: resolve(scalar("a metric", value))
         )
@@ -78,7 +78,8 @@ def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.User
 
     Args:
         values: text or numbers; an integer beyond int32 is stored as a double, beyond 2^53 as text.
-        hyper_config: JSON whose "custom_lineage_data" is overridden by `values` (`topology.hyper_config`).
+        hyper_config: JSON from `topology.hyper_config`; the entries of its "custom_lineage_data" are added,
+            unless `values` has an entry of the same name.
     """
     message = pb.UserDefinedInfo()
     for given, value in {**_parse_hyper_config(hyper_config), **values}.items():
@@ -130,7 +131,7 @@ def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
         for name in ("num_replicas", "rank", "seed", "shuffle", "replacement"):
             _put_parameter(parameters, name, getattr(sampler, name, None))
     dataset, inner = getattr(loader, "dataset", None), graph
-    for _ in range(16):  # for a Subset of a Subset ...; ends even if a data set contains itself
+    for _ in range(16):  # a Subset may wrap a Subset; the limit ends a cycle of data sets
         if dataset is None:
             break
         inner = inner.children.add()
@@ -158,7 +159,7 @@ def _put_parameter(parameters: pb.OperationParameter, name: str, value: object) 
 
 
 def class_name(thing: object) -> str | None:
-    """The class name of a model, optimizer or loss without wrappers; for a function, its name."""
+    """The class name of a model, optimizer or loss, inside wrappers such as DDP; or a function's name."""
     if thing is None:
         return None
     for _ in range(len(_WRAPPERS)):
@@ -170,7 +171,7 @@ def class_name(thing: object) -> str | None:
 
 
 def batch_size(loader: object, batch: object = None) -> int | None:
-    """Samples of one batch: from the loader, else from the first tensor of a batch."""
+    """Samples in one batch: the loader's `batch_size`, else the length of the first tensor of `batch`."""
     for source in (loader, getattr(loader, "batch_sampler", None)):
         size = getattr(source, "batch_size", None)
         if isinstance(size, int) and not isinstance(size, bool):
@@ -181,9 +182,10 @@ def batch_size(loader: object, batch: object = None) -> int | None:
 
 
 def dataset_size(loader: object, steps: int, batch: int | None, mindspore_compat: bool = False) -> int | None:
-    """Samples that this rank sees in an epoch: its sampler's, else steps times batch size.
+    """Samples that this rank sees in an epoch: its sampler's length, but at most steps times batch size.
 
-    MindSpore always takes steps times batch size, which counts a smaller last batch as a whole one.
+    If one of the two is unknown, the other counts. MindSpore (and `mindspore_compat`) always takes steps
+    times batch size, which counts a smaller last batch as a whole one.
     """
     product = steps * batch if steps and batch else None
     samples = None if mindspore_compat else _length(getattr(loader, "sampler", None))
@@ -223,5 +225,5 @@ def _put(message: Any, field: str, value: object) -> None:  # Any: one of severa
 
 
 def _text(value: str) -> str:
-    """The text without what UTF-8 cannot encode: other bytes in paths, half surrogate pairs in JSON."""
+    """The text with all that UTF-8 cannot encode escaped: odd bytes of paths, lone surrogates from JSON."""
     return value.encode(errors="backslashreplace").decode()

@@ -10,13 +10,12 @@ COLLECTORS = ("auto", "rank", "process")
 
 
 def open_writer(spec: WriterSpec, collectors: str) -> AsyncWriter:
-    """The writer for a rank's training thread.
+    """Opens the writer that a rank's training thread uses.
 
     collectors: one of COLLECTORS. "rank": a Ray actor of this rank, on the same node, writes the files;
         "process": this process writes them; "auto": the actor if this process is connected to Ray.
 
-    Raises:
-        RunDirError: the directory cannot be made or written.
+    Raises RunDirError if the directory cannot be made or written, InvalidValueError for "rank" without Ray.
     """
     is_in_ray = topologies.in_ray()
     if collectors == "rank" and not is_in_ray:

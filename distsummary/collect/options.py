@@ -25,10 +25,10 @@ FLAGS = (
     "collect_dataset_graph",
 )
 PATTERNS = ("histogram_regular", "tensor_regular")
-MAX_PATH = 4096  # bytes, Linux
+MAX_PATH = 4096  # bytes; the limits of Linux
 MAX_PATH_PART = 255
 MIN_ROTATE_BYTES = 4096
-_RESERVED = ("tfevents", "summary.", "_lineage")  # viewers recognise files by these
+_RESERVED = ("tfevents", "summary.", "_lineage")  # viewers recognise event files by these words
 _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 
 
@@ -37,8 +37,8 @@ class Collected:
     """What a collector collects.
 
     `histogram`: None for no histograms, "" for those of the first five parameters, else a pattern for the
-    beginning of the names. `tensor`: the same for whole parameters, but without a default. `landscape`: None
-    for no trajectory.
+    beginning of the names. `tensor`: the same for recording whole parameters. `landscape`: None for no
+    trajectory.
     """
 
     metric: bool = False
@@ -62,7 +62,7 @@ def with_landscape(specified: object, landscape: object) -> object:
 
 
 def check_specified(value: object, keep_default_action: bool, *, mindspore_compat: bool = False) -> Collected:
-    """The checked `collect_specified_data`; `keep_default_action` adds the defaults for keys that it lacks.
+    """The checked `collect_specified_data`; `keep_default_action` adds defaults for missing keys.
 
     The defaults collect everything except whole parameters and a trajectory (with `mindspore_compat` also a
     trajectory). Raises InvalidTypeError or InvalidValueError if MindSpore raises TypeError or ValueError.
@@ -100,7 +100,7 @@ def _check_pattern(name: str, value: object) -> str | None:
 
 
 def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:
-    """The run dir, created if absent; also raises for a file, or a path too long or not writable."""
+    """The run dir, created if absent; raises if the path is a file, is too long or cannot be written."""
     check_type(field, value, (str, os.PathLike))
     run_dir = RunDir(value)  # type: ignore[arg-type]  # just checked
     parts = [os.fsencode(part) for part in run_dir.base.parts]
@@ -113,7 +113,7 @@ def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:
 
 
 def check_custom_lineage(value: object) -> dict[str, str | int | float]:
-    """`custom_lineage_data`: names to text or numbers; {} for None."""
+    """The checked `custom_lineage_data`, a dict from names to text or numbers; {} for None."""
     check_type("custom_lineage_data", value, dict, optional=True)
     if not isinstance(value, dict):
         return {}
@@ -127,7 +127,7 @@ def check_custom_lineage(value: object) -> dict[str, str | int | float]:
 
 
 def check_export_options(value: object) -> bool:
-    """`export_options`: whether tensors are also exported as .npy files."""
+    """Whether `export_options` asks for .npy files of tensors."""
     check_type("export_options", value, dict, optional=True)
     if not isinstance(value, dict):
         return False
@@ -140,7 +140,7 @@ def check_export_options(value: object) -> bool:
 
 
 def check_formats(value: object) -> tuple[str, ...]:
-    """`formats`: at least one of the dialects, without duplicates."""
+    """The checked `formats`: at least one of DIALECTS, in their order, without duplicates."""
     check_type("formats", value, (list, tuple))
     given: Sequence[object] = value if isinstance(value, (list, tuple)) else ()
     for item in given:
@@ -151,7 +151,7 @@ def check_formats(value: object) -> tuple[str, ...]:
 
 
 def check_file_affix(field: str, value: object) -> str:
-    """`file_prefix`, `file_suffix`: word characters, after the first also dots."""
+    """The checked `file_prefix` or `file_suffix`: letters, digits and _, then also dots."""
     check_type(field, value, str)
     text = str(value)
     if not _AFFIX.fullmatch(text) or any(word in text for word in _RESERVED):
@@ -162,7 +162,7 @@ def check_file_affix(field: str, value: object) -> str:
 
 
 def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | None:
-    """`max_file_size` in bytes, None for no limit; for a record a negative one only gives a warning."""
+    """The limit in bytes or None; `negative_is_unlimited`: a negative limit means None, with a warning."""
     check_int("max_file_size", value, optional=True)
     if not isinstance(value, int):
         return None
@@ -174,7 +174,7 @@ def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | 
 
 
 def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: object) -> Limits:
-    """`rotate_bytes` (at least 4096), `rotate_s` (more than 0), and an already checked `max_file_size`."""
+    """Limits of `rotate_bytes` (at least 4096), `rotate_s` (above 0) and a checked `max_file_size`."""
     check_int("rotate_bytes", rotate_bytes, low=MIN_ROTATE_BYTES, optional=True)
     check_type("rotate_s", rotate_s, (int, float), optional=True)
     if isinstance(rotate_s, (int, float)) and not rotate_s > 0:
@@ -188,6 +188,6 @@ def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: obje
 
 
 def check_delivery(value: object) -> str:
-    """`delivery`: one of DELIVERIES."""
+    """The checked `delivery`: one of DELIVERIES."""
     check_choice("delivery", value, DELIVERIES)
     return str(value)

@@ -1,8 +1,8 @@
-"""Which values are recorded at which step by which rank: pure functions with equal results on all ranks.
+"""Decides which rank records which values at which steps. Pure functions: all ranks reach the same plan.
 
-Who records a value depends on its placement:
+Which rank records a value depends on where the value is:
 
-- replicated (equal on all data-parallel ranks): divided, so that each of W ranks does 1/W of the work;
+- replicated (equal on all data-parallel ranks): the ranks divide the work, so that each of W ranks does 1/W;
 - sharded: every rank records its own part, at the same steps;
 - local (loss, images, timings): every rank records it.
 """
@@ -20,7 +20,7 @@ DEALS = ("parameters", "steps", "all")
 
 
 def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range:
-    """The steps that get tensors, by MindSpore's rule; step 1 always gets them, and 0 is not a step.
+    """The steps at which tensors are recorded, by MindSpore's rule; skip the 0 in it, and add step 1.
 
     Args:
         total: steps of the whole training, >= 0. freq: collect_freq, >= 1.
@@ -41,7 +41,7 @@ def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range
 class Steps:
     """Step 1, and the multiples of `every` below `stop` (None: no limit).
 
-    With `doubling`, only the 1st, 2nd, 4th, 8th ... multiple.
+    With `doubling`, only the 1st, 2nd, 4th, 8th ... of the multiples.
     """
 
     every: int
@@ -64,13 +64,13 @@ class Steps:
         return following if self.stop is None or following < self.stop else math.inf
 
     def due(self, last: int | None, step: int) -> bool:
-        """Whether a due step has been reached since `last` (steps may be skipped); the first call is due."""
+        """Whether one of the steps was reached after `last` (some may be skipped); True if `last` is None."""
         return last is None or step >= self.after(last)
 
     def turn(self, step: int, group: "Group") -> bool:
-        """Whether it is this rank's turn: rank r of W takes every W-th of these steps, from the r-th on.
+        """Whether it is this rank's turn: of W ranks, each takes every W-th of these steps, in turn.
 
-        If steps were skipped, the newest one decides, so that exactly one rank records.
+        If some of these steps were skipped, the newest of them decides, so that exactly one rank records.
         """
         return (self.count(step) - 1) % group.size == group.index
 
@@ -84,12 +84,12 @@ class Steps:
 
 
 def regular_steps(freq: int) -> Steps:
-    """The steps that get everything but tensors."""
+    """The steps at which everything except tensors is recorded."""
     return Steps(every=freq)
 
 
 def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -> Steps:
-    """The steps that get tensors: `tensor_range`; if `total` is unknown, freq, 2 freq, 4 freq, 8 freq ..."""
+    """The steps with tensors; without `total`, multiples of `tensor_freq`, else 1, 2, 4 ... times `freq`."""
     if total is not None:
         members = tensor_range(total, freq, tensor_freq)
         return Steps(every=members.step, stop=members.stop)
@@ -98,7 +98,7 @@ def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks that divide replicated values among them: their number, and the place of this one."""
+    """The ranks that divide replicated values among them: how many there are, and this rank's index."""
 
     index: int = 0
     size: int = 1
@@ -108,8 +108,8 @@ def dealing_group(topology: Topology) -> Group:
     """The ranks that hold the same replicated values as this one.
 
     Without a mesh these are all ranks. With a mesh they are the ranks whose coordinates differ only along
-    data axes: then a value that is equal on tensor-parallel ranks too is recorded once for each of those, but
-    no value that differs is left out.
+    data axes. A value that is also equal on tensor-parallel ranks is then recorded by each of these, but no
+    value that differs between them is left out.
 
     Raises InvalidValueError for a mesh that does not fit into the world.
     """
@@ -134,17 +134,17 @@ def dealing_group(topology: Topology) -> Group:
 def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:
     """The parameters that this rank records, balanced by bytes; each parameter belongs to exactly one rank.
 
-    The largest first, each to the rank with the least so far (Graham 1969: at most 4/3 of the optimum). A
-    parameter stays with its rank, so that each of its tags is in one rank's files only.
+    Assigns the largest parameter first, each to the rank with the fewest bytes so far (Graham 1969: at most
+    4/3 of the optimum). A parameter never changes its rank, so each tag is in the files of one rank only.
 
     Args:
-        sizes: bytes by parameter name; only names and sizes decide, not their order.
+        sizes: bytes by parameter name; their order does not matter.
     """
     loads = [(0, rank) for rank in range(group.size)]  # a heap: the least loaded rank first
     mine = []
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
         load, rank = loads[0]
-        heapq.heapreplace(loads, (load + max(size, 1), rank))  # max: empty parameters are distributed, too
+        heapq.heapreplace(loads, (load + max(size, 1), rank))  # max(): spread empty parameters, too
         if rank == group.index:
             mine.append(name)
     return frozenset(mine)

@@ -13,7 +13,7 @@ GIT_TIMEOUT_S = 5.0
 REDACTED = "***"
 PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
 
-# Whole words of an option's name: --token and --hf_token match, --tokenizer and --max-tokens do not.
+# Matches whole words of an option's name: --token and --hf_token match, --tokenizer and --max-tokens do not.
 _SECRET = re.compile(
     r"(?<![a-z])(pass(word|wd|phrase)?|pwd|secrets?|token|(api|access|private)[-_]?key|credentials?|auth)"
     r"(?![a-z])",
@@ -26,7 +26,7 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 def provenance(directory: Path | None = None) -> dict[str, Any]:
     """The commit of `directory` (default: the current one), the command line and the installed versions.
 
-    JSON types only. `git` is empty outside a repository or without git.
+    All values have JSON types. `git` is empty outside a repository or without git.
     """
     return {
         "git": git_state(directory or Path.cwd()),
@@ -38,7 +38,7 @@ def provenance(directory: Path | None = None) -> dict[str, Any]:
 
 
 def git_state(directory: Path) -> dict[str, str | bool]:
-    """`commit` and whether tracked files differ from it (`dirty`)."""
+    """The `commit`, and whether tracked files differ from it (`dirty`); empty if there is no commit."""
     commit = _git(directory, "rev-parse", "HEAD")
     if not commit:
         return {}

@@ -23,8 +23,8 @@ class Greeting(NamedTuple):
 class RankCollector:
     """Writes one rank's batches; `actor.py` runs it as a Ray actor.
 
-    `session` changes at every start and every failed write, so that no batch is written before an earlier
-    one. An acknowledged batch is in the files: it survives the death of any process.
+    `session` changes at every start and every failed write, so that no batch is written before one that
+    was sent earlier. An acknowledged batch is in the files: it survives the death of any process.
     """
 
     def __init__(self, spec: WriterSpec) -> None:
@@ -32,11 +32,11 @@ class RankCollector:
         self.session = uuid.uuid4().hex
 
     def hello(self) -> Greeting:
-        """The collector's session and process, and the counters with the last seq in the files."""
+        """The collector's session and process, and the counters of its files, such as the last seq."""
         return Greeting(self.session, platform.node(), os.getpid(), self._writer.health())
 
     def write(self, session: str, batch: Batch) -> Health:
-        """Write and acknowledge; raises StaleAttemptError for a batch sent to an earlier session."""
+        """Write a batch and return the counters; raises StaleAttemptError if its session is over."""
         if session != self.session:
             raise StaleAttemptError(
                 f"batch from seq {batch.first_seq} was sent to an earlier session; say hello again"
@@ -49,7 +49,7 @@ class RankCollector:
         return self._writer.health()
 
     def flush(self) -> None:
-        """Return when acknowledged events are delivered (durable if requested); raises OSError."""
+        """Return when all acknowledged events are as safe as the spec's `delivery` asks; raises OSError."""
         self._writer.flush()
 
     def close(self) -> Health:

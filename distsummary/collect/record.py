@@ -45,20 +45,20 @@ class SummaryRecord:
         ...     record.record(step=1)
 
     Args:
-        log_dir: created if absent; the files are directly in it.
+        log_dir: the directory that directly holds the files; created if absent.
         file_prefix, file_suffix: for the names of the event files.
         num_process, network: accepted for compatibility with MindSpore; they have no effect.
-        max_file_size: limit of each file in bytes, None for none: once an event does not fit, the file takes
-            no more.
+        max_file_size: limit of each file in bytes, or None. After the first event that does not fit, the file
+            takes no more events.
         raise_exception: raise a failure in the background as WriteError on the next call.
         export_options: {"tensor_format": "npy"} also writes tensors as `export_<seconds>/tensor/*.npy`,
             including those that event files cannot hold (see `checked_values.checked_copy`).
         formats: some of "mindspore" and "tensorboard".
-        rotate_bytes, rotate_s: begin new files before the current ones would exceed that many bytes, or when
-            they are that many seconds old.
-        delivery: the promise of a returned `flush`: "written": everything survives the death of any process;
-            "synced": also a power cut (and without a flush about a second later); "queued": as "written", but
-            events that cannot be written at once are dropped and counted, not tried again.
+        rotate_bytes, rotate_s: begin new files before the current files would exceed `rotate_bytes`, or when
+            they are `rotate_s` seconds old.
+        delivery: what `flush` guarantees when it returns: "written": all events survive the death of any
+            process; "synced": they also survive a power cut (without `flush`, after about a second);
+            "queued": as "written", but events that cannot be written at once are dropped and counted.
         writer: internal, an `EventWriter` that receives the events instead of files in `log_dir`; closed with
             the record.
 
@@ -123,11 +123,11 @@ class SummaryRecord:
 
     @property
     def log_dir(self) -> str:
-        """The path of the event file, as MindSpore calls it; it exists once an event is written.
+        """The path of the event file, under MindSpore's name; the file exists once an event is written.
 
-        It is a file in the MindSpore dialect if that is written, after a rotation the newest one. Before the
-        file exists, it is the name that it will have unless another writer takes that name first. For a
-        record with its own `writer` it is the directory.
+        The file is in the MindSpore dialect, if this dialect is written; after a rotation, it is the newest
+        file. Until the file exists, the path may still change, if another writer takes that name first. With
+        a `writer` of its own, a record returns its directory instead.
         """
         return str(self._directory if self._event_file is None else self._event_file())
 
@@ -139,8 +139,8 @@ class SummaryRecord:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write scalars as the event of a step, at once and independently of values collected by `add_value`.
 
-        It takes half a microsecond, `add_value` and `record` several: use it for values recorded at every
-        step.
+        A call takes half a microsecond; `add_value` and `record` take several. Use `scalars` for values that
+        are recorded at every step.
 
         Args:
             step: an integer of at most 64 bits.
@@ -151,7 +151,7 @@ class SummaryRecord:
         try:
             tags, pack = self._packers[(*values,)]
             row = pack(time.time(), step, *values.values())
-        except Exception:  # new names or a bad value: the checked path finds out
+        except Exception:  # new names or a bad value: the checks below find out
             self._check_open()
             check_int("step", step, low=MIN_STEP, high=MAX_STEP)
             numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
@@ -169,7 +169,7 @@ class SummaryRecord:
     def add_value(self, plugin: str, name: str | None, value: Any) -> None:
         """Collect a value for the next `record()`; the last value of the same plugin and name counts.
 
-        Raises ClosedError after close, InvalidTypeError or InvalidValueError as `checked_value`.
+        Raises ClosedError after close, InvalidTypeError or InvalidValueError like `checked_value`.
         """
         self._check_open()
         if type(value) is float and name in self._known and plugin == "scalar" and not self._pool:
@@ -192,7 +192,7 @@ class SummaryRecord:
     def record(
         self, step: int, train_network: object = None, plugin_filter: Callable[[str], bool] | None = None
     ) -> bool:
-        """Write everything collected as the event of a step, then start again empty; False if closed.
+        """Write all collected values as the event of a step and forget them; returns False after close.
 
         Args:
             step: an integer of at most 64 bits.
@@ -236,7 +236,7 @@ class SummaryRecord:
         if self._is_closed:
             return
         self._is_closed = True
-        self._packers.clear()  # so that `scalars` takes the checked path
+        self._packers.clear()  # so that `scalars` checks whether the record is closed
         try:
             if self._files is not None:
                 self._files.close()

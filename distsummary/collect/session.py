@@ -41,8 +41,8 @@ from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-# A checkpoint cannot be recorded later: the training waits this long for a slow disk, and once for a dead
-# one.
+# A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
+# only once for a disk that does not respond.
 CHECKPOINT_WAIT_S = 5.0
 ENDED_LATE = (
     "the end of a step was only seen at a later call on the run: nothing was read from the model; let `for` "
@@ -53,7 +53,8 @@ ENDED_LATE = (
 class Past(NamedTuple):
     """The newest attempt of a training that no process records any more, and this rank's files in it.
 
-    A merge reads one dialect of an attempt: nothing is added in a dialect that the training did not write.
+    `formats` are the dialects that the training wrote. Nothing is added in another dialect, because a merge
+    reads only one dialect of an attempt.
     """
 
     registration: Registration
@@ -83,10 +84,10 @@ class Session:
         run_dir, topology: the run and the rank in it.
         spec: how to write the files; directory and identity are added after joining the run.
         collectors: see `open_writer`. exports_npy: whether tensors are also exported.
-        coordinator: joins all ranks to one run; None: the run dir itself.
+        coordinator: joins all ranks to one run; None: the ranks use the run dir's manifest.
         failures: counts the session's own failures.
         refuse_finished: see `Coordinator.register`.
-        past: the attempt that evaluations are added to, instead of taking one.
+        past: the attempt to which evaluations are added, instead of registering a new one.
 
     Raises the errors of the coordinator's `register` and of opening the files.
     """
@@ -131,13 +132,13 @@ class Session:
         self._lineage = Lineage()
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
-        self.keeps_checkpoints = False  # or sketches
+        self.keeps_checkpoints = False  # or keeps sketches
         self.plain_before = -math.inf
         if topology.rank == 0 and not self._is_past:
             self._messages.submit("provenance", self._record_provenance)
 
     def _record_provenance(self) -> None:
-        """Put it into the manifest; does nothing if the coordinator keeps its manifest elsewhere."""
+        """Put the provenance into the manifest; does nothing if the manifest is kept elsewhere."""
         role, attempt = self.topology.role, self._registration.attempt
         found = provenance()
 
@@ -149,7 +150,7 @@ class Session:
             self._run_dir.update_manifest(change)
 
     def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
-        """Record logged values as one event, without an object for each number; nothing if there are none.
+        """Record logged values (if any) as one event, quickly: without creating an object for each number.
 
         A failure is counted, or raised as WriteError if `raise_exception` is set.
         """
@@ -174,7 +175,7 @@ class Session:
             self.failures.fail("step", error)
 
     def write(self, step: int, values: list[Value], logged: Mapping[str, object] = NOTHING) -> None:
-        """Record logged values by name, then other values, all as one event; nothing if there are none."""
+        """Record logged values by name and then other values as one event; nothing if there are neither."""
         if not values:
             self.record_plain(step, logged)
             return
@@ -186,12 +187,12 @@ class Session:
         write_values(self._writer, self._exports, step, [*scalars, *values])
 
     def report(self, step: int, values: list[Value]) -> None:
-        """Record lineage, and send its new state to the coordinator; the order of the calls is kept."""
+        """Record lineage, and send its new state to the coordinator, in the order of the calls."""
         if not values:
             return
         self._writer.write(Event(step, time.time(), values))
         if self._is_past:
-            return  # the merge will read it from the files
+            return  # the next merge will read it from the files
         for value in values:
             self._lineage = updated_lineage(self._lineage, value)
         state = self._lineage.to_bytes()
@@ -227,7 +228,7 @@ class Session:
         framework, attempt = framework_of(network), self._registration.attempt
         share = share_of(network, self.topology, group, attempt=attempt)
         if share is None:
-            return  # other ranks hold all of it
+            return  # other ranks keep the whole network
         parts = ModelParts(framework, network, is_mine=share.holds)
         header = SketchHeader(
             run_id=self._registration.run_id,
@@ -243,7 +244,8 @@ class Session:
     def save_checkpoint(self, unit: str, number: int, *, is_late: bool = False) -> None:
         """Save this step or epoch if it is planned for the trajectory, and take a sketch if one is due.
 
-        If it is late, the model may have changed since: a checkpoint that is due is counted as dropped.
+        If `is_late`, the model may have changed since the step or epoch ended: nothing is saved, and a
+        checkpoint that is due is counted as dropped.
         """
         if is_late:
             if self._trajectory is not None and self._trajectory.due(unit, number):
@@ -263,10 +265,9 @@ class Session:
         return self._writer.health().plus(self.failures.health)
 
     def close(self, *, has_failed: bool = False) -> Health:
-        """Write everything, close everything even if a part fails, and leave the run; returns the final
-        health.
+        """Write and close everything, even if a part fails, and leave the run; returns the final health.
 
-        Does nothing in a process that was forked from the one that joined the run.
+        In a process forked from the one that joined the run, it writes and closes nothing.
         """
         self.plain_before = -math.inf
         if os.getpid() != self._pid:

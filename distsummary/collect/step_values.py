@@ -24,7 +24,7 @@ MAX_IMAGES = 8
 
 
 def loss_values(params: CallbackParams) -> list[Value]:
-    """The loss, unless the loop has logged one under its own name."""
+    """The loss, unless the loop has logged a value named `loss`."""
     if "loss" in params.get("logged", {}):
         return []
     loss = mean_of(params.get("net_outputs"))
@@ -43,7 +43,7 @@ def learning_rate_values(params: CallbackParams) -> list[Value]:
 
 
 def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
-    """The learning rate, unless the loop has logged one under its own name."""
+    """The learning rate, unless the loop has logged a value named `lr` or `learning_rate`."""
     logged = params.get("logged", {})
     return [] if "lr" in logged or "learning_rate" in logged else rate
 
@@ -51,9 +51,9 @@ def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
 def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
     """The first images of a batch, from its first tensor; none if that tensor is not a picture.
 
-    A picture has the axes of one of `png.LAYOUTS`. An array with two axes must be uint8, since floats and
-    integers are then features and tokens. `mindspore_compat` accepts only (N, C, H, W) and takes all of its
-    images.
+    A picture has the axes of one of `png.LAYOUTS`. An array with two axes must be uint8: such
+    an array of floats holds features, and one of integers holds tokens. `mindspore_compat` accepts only
+    (N, C, H, W) and takes all images of the batch.
     """
     first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     framework = framework_of(first)
@@ -72,10 +72,10 @@ def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value
 
 
 class Parameters:
-    """Which parameters of a model this rank records.
+    """Selects and copies the parameters of a model that this rank records.
 
-    A parameter that is whole on this rank is assumed to be equal on all ranks of `group`, which divide these
-    among them; a shard is recorded by every rank that holds one, with its place in the whole.
+    A parameter that is whole on this rank is assumed to be equal on all ranks of `group`, which divide such
+    parameters among them. A shard is recorded by every rank that holds one, with its place in the whole.
 
     Args:
         pattern: a regular expression for the beginning of the wanted names; "" for the first five parameters.
@@ -101,10 +101,10 @@ class Parameters:
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
     def due(self, steps: Steps, step: int, failures: Failures) -> list[tuple[str, Any, Shard | None]]:
-        """This rank's parameters at a step: name, tensor, and the slice that is here (None: all of it)."""
+        """This rank's parameters at a step: name, tensor, and the shard on this rank (None: whole)."""
 
         def facts(tensor: Any) -> tuple[Shard | None, int]:
-            """The slice, and the bytes of the whole."""
+            """The shard (None: the tensor is whole here), and the bytes of the whole tensor."""
             return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
 
         wanted: list[tuple[str, Any]] = list(self._framework.named_parameters(self._network))
@@ -126,7 +126,7 @@ class Parameters:
         ]
 
     def values(self, plugin: str, steps: Steps, step: int, failures: Failures) -> list[Value]:
-        """Copies of this rank's parameters at a step; one that fails does not affect the others."""
+        """Copies of this rank's parameters at a step; a failed copy does not affect the others."""
 
         def snapshot(tag: str, tensor: Any) -> Any:
             # viewers do not show a tensor without dimensions

@@ -1,7 +1,7 @@
 """Decides what this rank saves for the trajectory (the model, its shards or nothing), and copies it.
 
-Each rank decides from the mesh alone, without communicating, and holds its own copies until they are written.
-They count in its own budget. So a model on W ranks is copied once in total, a W-th of it on each rank.
+Each rank decides from the mesh alone, without communicating, and holds its copies in its own memory until
+they are written. So a model sharded over W ranks is copied once in total: a W-th of it on each rank.
 """
 
 import math
@@ -28,7 +28,7 @@ Mesh: TypeAlias = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTrajectory:
-    """Copies the due checkpoints from the network, for the writer."""
+    """Copies the network when a checkpoint is due, for the writer."""
 
     writer: TrajectoryWriter
     unit: str
@@ -45,7 +45,7 @@ class KeptTrajectory:
 
         Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began,
         or the other way round, because gathered values may be rounded or older than the shards. (Resharding
-        here could leave ranks without a trajectory with other parameters gathered than this rank.)
+        is left to the user: done here, it would not reach the ranks that keep no trajectory.)
         """
         state: dict[str, Array] = {}
         slices: dict[str, Shard] = {}
@@ -76,7 +76,7 @@ def keep_trajectory(
 ) -> KeptTrajectory | None:
     """The part of the trajectory that this rank keeps; None if it keeps nothing.
 
-    `group` are the ranks that hold the same whole tensors as this one. Raises as `share_of`.
+    `group` are the ranks that hold the same whole tensors as this one. Raises what `share_of` raises.
     """
     share = share_of(network, topology, group, attempt=registration.attempt)
     if share is None:
@@ -135,7 +135,7 @@ def share_of(network: Any, topology: Topology, group: Group, *, attempt: int) ->
 
 
 def is_first(mesh: Mesh, split: Collection[str]) -> bool:
-    """Whether this rank is the first of those that hold the same slice of a tensor split along these axes."""
+    """Whether this rank is the first rank with the same slice of a tensor split along these axes."""
     return all(coordinate == 0 for axis, (coordinate, _) in mesh.items() if axis not in split)
 
 
@@ -144,8 +144,8 @@ def shard_rank_of(
 ) -> ShardRank | None:
     """This rank's place among those that write a model split along these axes; None if it only holds copies.
 
-    If every rank writes, the place is the rank itself; otherwise it counts the ranks that write, and equals
-    the rank if the copies are along the outer axis of the mesh, as in hybrid sharding. Raises
+    If every rank writes, the place is the rank's number. Otherwise it is the index among the ranks that
+    write, which is the rank's number if copies lie along the outer mesh axis, as in hybrid sharding. Raises
     InvalidValueError for a mesh that does not contain all ranks.
     """
     world_size = math.prod(size for _, size in mesh.values())

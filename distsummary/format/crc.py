@@ -25,7 +25,7 @@ def masked(crc: Crc) -> Crc:
 
 
 def unmasked(stored: NDArray[Any]) -> NDArray[np.uint32]:
-    """The CRC32Cs of which frames store `stored`."""
+    """The inverse of `masked`: the CRC32Cs that frames store as `stored`."""
     rotated = stored.astype(np.uint32) - np.uint32(_MASK_DELTA)
     return rotated << np.uint32(15) | rotated >> np.uint32(17)
 
@@ -35,12 +35,12 @@ def unmasked(stored: NDArray[Any]) -> NDArray[np.uint32]:
 
 
 def crc_changes(differences: NDArray[np.uint8], places: Iterable[int]) -> NDArray[np.uint32]:
-    """How the CRC of a byte string changes when bytes of it do, for many changes at once: uint32 (n,).
+    """How the CRC of a byte string changes when some of its bytes change, for n changes: uint32 (n,).
 
     crc(a ^ d) = crc(a) ^ crc_changes(d), where each row of `differences`, uint8 (n, length), is one d.
 
     Args:
-        places: the columns of `differences` that are not all zero; the others are skipped.
+        places: the columns of `differences` that are not all zero; other columns are skipped.
     """
     length = differences.shape[1]
     changes = np.zeros(len(differences), np.uint32)
@@ -51,7 +51,7 @@ def crc_changes(differences: NDArray[np.uint8], places: Iterable[int]) -> NDArra
 
 
 def byte_tables(length: int) -> NDArray[np.uint32]:
-    """How each byte changes a CRC, by the number of bytes that follow it: (at least `length`, 256)."""
+    """Row k, column d: how the CRC changes if a byte with k bytes after it is XORed with d."""
     return _byte_tables(1 << max(length - 1, 0).bit_length())  # a power of two: few tables serve all lengths
 
 
@@ -69,7 +69,7 @@ _CRC_OF_ZEROS = np.uint32(google_crc32c.value(bytes(8)))
 
 
 def find_headers(data: bytes, max_payload: int) -> list[tuple[int, int]]:
-    """The positions in `data` at which twelve bytes are a header with a right CRC, and the lengths it gives.
+    """Finds frame headers with a right CRC in `data`: their positions and the payload lengths they give.
 
     Lengths (bytes) above `max_payload` are left out. All positions are tried at once: the CRC of eight bytes
     is the XOR of eight table entries and a constant.
@@ -78,7 +78,7 @@ def find_headers(data: bytes, max_payload: int) -> list[tuple[int, int]]:
     if count <= 0:
         return []
     octets = np.frombuffer(data, np.uint8)
-    # Lengths are below 2**40, but most bytes are not zero: this leaves few positions in most data.
+    # Lengths are below 2**40, so a header's bytes 5 to 7 are zero: this leaves few positions in most data.
     found = np.flatnonzero((octets[5 : count + 5] | octets[6 : count + 6] | octets[7 : count + 7]) == 0)
     if found.size:  # a run of zeros is no header: the CRC of eight zeros is not zero
         ends = octets[found + 8] | octets[found + 9] | octets[found + 10] | octets[found + 11]

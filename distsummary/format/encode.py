@@ -1,4 +1,4 @@
-"""Encodes numbered events to frames in every format: scalars in columns, everything else one by one.
+"""Encodes numbered events as frames of each format: scalars in columns, other values one by one.
 
 Work that the formats share (PNG bytes, bin counts) is done once.
 """
@@ -60,8 +60,7 @@ def encode_event(
     mindspore_compat: bool = False,
     max_payload: int = MAX_PAYLOAD,
 ) -> tuple[dict[str, bytes | None], list[Refusal]]:
-    """The payload of an event in each of `formats` (None if the format cannot show it), and the refused
-    values.
+    """The payload of an event by format (None if the format cannot show it), and the refused values.
 
     A bad value does not affect the others. A summary whose values were all refused is still written in the
     MindSpore dialect, as MindSpore does, so that the numbering has no gaps. Lineage values are refused here,
@@ -73,8 +72,8 @@ def encode_event(
             copies.
         ids: written into each payload; with None the payload equals what MindSpore itself writes.
         formats: some of "mindspore" and "tensorboard".
-        mindspore_compat: histogram edges and image scaling as MindSpore computes them.
-        max_payload: in bytes; a value that would make the event larger is refused, since no reader takes it.
+        mindspore_compat: compute histogram edges and scale images as MindSpore does.
+        max_payload: in bytes; a value that would make the event larger is refused, since readers reject it.
     """
     payloads, refused = event_parts(
         event, ids, formats, mindspore_compat=mindspore_compat, max_payload=max_payload
@@ -130,7 +129,7 @@ def event_parts(
                         f"the value needs {need} bytes, but the event has only {room[dialect]} left; "
                         "record less at a step"
                     )
-        except Exception as error:  # reported: code of another library's array may raise anything
+        except Exception as error:  # becomes a refusal: another library's array may raise anything
             refused.append(Refusal(value.plugin, str(value.tag), f"{type(error).__name__}: {error}"))
             continue
         for dialect, need in needs.items():
@@ -159,9 +158,9 @@ def event_parts(
 
 
 def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: int = MAX_PAYLOAD) -> Value:
-    """The same value with finished data: a float, an array, Histogram, Image or Landscape.
+    """The same value with its data converted to a float, an array, Histogram, Image or Landscape.
 
-    Raises InvalidTypeError or InvalidValueError for what the plugin cannot hold.
+    Raises InvalidTypeError or InvalidValueError for data that the plugin cannot hold.
     """
     check_type("the tag of a value", value.tag, str)
     length = len(value.tag.encode())
@@ -234,12 +233,12 @@ class Encoded:
 
 
 class EventEncoder:
-    """Frames of one attempt's events.
+    """Encodes the events of one attempt as frames.
 
     Args:
         run_id, attempt: the identity in every event.
         formats: the formats of the frames.
-        mindspore_compat: histogram edges and image scaling as MindSpore computes them.
+        mindspore_compat: compute histogram edges and scale images as MindSpore does.
     """
 
     def __init__(

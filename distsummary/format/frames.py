@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 class Framed:
     """The frames of `count` consecutive events from `first_seq` on, of equal length, `nbytes` in total.
 
-    Several frames are one part; a single frame may consist of several parts.
+    If there are several frames, they form one part; a single frame may consist of several parts.
     """
 
     first_seq: int
@@ -74,7 +74,7 @@ class Framed:
         return self.slice(max(0, seq + 1 - self.first_seq), self.count)
 
     def slice(self, start: int, stop: int) -> "Framed":
-        """Frames start .. stop-1 of these."""
+        """Only the frames with the indices start .. stop-1."""
         if start <= 0 and stop >= self.count:
             return self
         if start >= stop:
@@ -96,7 +96,7 @@ def frame_parts(payload: Iterable[Part]) -> list[Part]:
     parts = joined(payload)
     length = struct.pack("<Q", sum(map(len, parts)))
     crc = 0
-    for part in parts:  # google_crc32c takes no memoryview, but it takes an array over one
+    for part in parts:  # google_crc32c accepts no memoryview, but a NumPy array over it
         crc = google_crc32c.extend(crc, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8))
     return joined((length, _CRC.pack(masked_crc(length)), *parts, _CRC.pack(masked(crc))))
 
@@ -121,15 +121,15 @@ def read_frames(
     max_payload: int = MAX_PAYLOAD,
     resync: bool = False,
 ) -> Iterator[Frame]:
-    """The frames of a file from byte `start` on (the end of an earlier frame); damaged ones are marked.
+    """The frames of a file from byte `start` on (the end of an earlier frame); damaged frames are marked.
 
     A torn frame (cut off by the end of the file) is not yielded: the file may be growing, and a later call
     with `start` at the end of the last frame continues there. A length is trusted only if its CRC is right.
     No allocation exceeds the rest of the file or `max_payload` bytes.
 
     With `resync`, a damaged frame whose length cannot be trusted ends where the next intact frame begins, if
-    there is one, and a torn frame followed by an intact one is reported as damage. The work for that is
-    bounded by the size of the file.
+    there is one, and a torn frame followed by an intact one is reported as damage. The work of the search
+    is bounded by the size of the file and `max_payload`.
     """
     with opened(source) as file:
         yield from FrameReader(file, max_payload, resync=resync).frames(start)
@@ -147,7 +147,7 @@ class FrameReader:
     def window(self, offset: int) -> tuple[int, bytes]:
         """Where a block of the file begins, and its bytes.
 
-        It holds the next quarter of a MiB from `offset` on; less only if the file ends sooner.
+        The block holds at least a quarter of a MiB from `offset` on; less only if the file ends sooner.
         """
         wanted_end = min(offset + _BLOCK // 4, self._size)
         if self._base <= offset and wanted_end <= self._base + len(self._block):
@@ -209,13 +209,13 @@ class FrameReader:
 
 
 class _Search:
-    """Finds the next intact frame after damage; gives up when wrong candidates have cost twice the file."""
+    """Finds the next intact frame after damage; checks candidates of at most 2 * size + max_payload bytes."""
 
     def __init__(self, file: BinaryIO, size: int, max_payload: int) -> None:
         self._file, self._size, self._max_payload = file, size, max_payload
         self._budget_bytes = 2 * size + max_payload
-        self._base = self._end = 0  # the range searched last
-        self._found: list[tuple[int, int]] = []  # offset and length of right headers in it
+        self._base = self._end = 0  # the byte range that was searched last
+        self._found: list[tuple[int, int]] = []  # offset and length of the right headers there
 
     def next_frame(self, start: int, stop: int | None = None) -> int | None:
         """The offset of the first frame between `start` and `stop` whose two CRCs are right."""
@@ -243,8 +243,8 @@ class _Search:
     def true_end(self, offset: int, end: int) -> int:
         """The real end of a frame from `offset` to `end` whose payload has a wrong CRC.
 
-        It is before `end` if the frame was torn and another writer appended to the file: the frames of that
-        writer then lie inside the torn one.
+        It is before `end` if the frame was torn and another program appended to the file: the appended frames
+        then lie inside the torn one.
         """
         following = self.next_frame(offset + 1, end)
         return end if following is None else following
@@ -285,7 +285,7 @@ def whole_length(path: str | os.PathLike[str]) -> int:
 
 
 def opened(source: str | os.PathLike[str] | BinaryIO) -> AbstractContextManager[BinaryIO]:
-    """The open file of a path, closed on exit; a file that is already open is not closed."""
+    """A context with the open file of a path, closed on exit; a file that is already open stays open."""
     return open(source, "rb") if isinstance(source, (str, os.PathLike)) else nullcontext(source)
 
 

@@ -13,13 +13,13 @@ from distsummary.format.records import Array, Histogram
 _BLOCK = 1 << 16  # elements; a multiple of 8192, see `count_histogram`
 SORT_BLOCK = 1 << 16  # elements
 PLACE_BLOCK = 1 << 15  # a block and its scratch arrays fit into the cache
-_MAX_DOUBT = 0.25  # of a bin
+_MAX_DOUBT = 0.25  # of the width of a bin; see `_Placing`
 
 
 def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogram:
     """Count an array of any shape; bool counts as uint8.
 
-    The bins (at most 90, equally wide) span the finite values; for a constant, 0.5 to either side. Edges are
+    The bins (at most 90, equally wide) span the finite values, or 0.5 to either side of a constant. Edges are
     float32 for float16 and float32 values, else float64. With `mindspore_compat`, they are computed in the
     dtype of the values as in MindSpore: integers are truncated, and the width of int8 bins may wrap around.
 
@@ -101,7 +101,7 @@ def bin_edges(low: float, high: float, finite: int, dtype: np.dtype[np.generic])
 
 
 def bin_counts(flat: Array, edges: Array) -> Array:
-    """How many finite numbers of `flat` (n,) are in each bin, int64 (edges - 1,); the last bin is closed.
+    """How many finite numbers of `flat` (n,) are in each bin: int64 (bins,); the last bin includes its end.
 
     The counts equal those of `np.histogram`. No finite number may lie outside the edges; NaN and infinities
     are not counted.
@@ -113,14 +113,14 @@ def bin_counts(flat: Array, edges: Array) -> Array:
 
 
 class _Placing(NamedTuple):
-    """A number times `scale` is its place in bins; within `doubt` of an edge, rounding may be wrong."""
+    """x is at (x - first edge) * `scale`, in bins; within `doubt` of an edge, rounding may be wrong."""
 
     scale: float
     doubt: float
 
 
 def _placing(flat: Array, edges: Array) -> _Placing | None:
-    """How to compute places; None if too many would be in doubt, or for bytes, which sort faster."""
+    """How to compute places; None for bytes, edges of an unsuited dtype, or too many in doubt."""
     dtype = edges.dtype
     if flat.itemsize == 1 or dtype not in (np.float32, np.float64) or np.result_type(flat, dtype) != dtype:
         return None
@@ -136,7 +136,7 @@ def _placing(flat: Array, edges: Array) -> _Placing | None:
 
 
 def _count_sorted(flat: Array, edges: Array) -> Array:
-    """Sort the numbers, then search for the edges; NaN and infinities end up outside."""
+    """Count by sorting the numbers and searching for the edges; NaN and infinities fall outside."""
     below = np.zeros(edges.size, np.int64)
     kind: Literal["stable"] | None = "stable" if flat.itemsize == 1 else None  # bytes: 20 times faster
     for block in _blocks(flat, SORT_BLOCK):
@@ -148,7 +148,7 @@ def _count_sorted(flat: Array, edges: Array) -> Array:
 
 
 def _count_placed(flat: Array, edges: Array, placing: _Placing) -> Array:
-    """Compute each number's bin by one multiplication; compare those in doubt with their edge."""
+    """Count by computing each number's place; numbers too near to an edge are compared with it."""
     bins = edges.size - 1
     counts = np.zeros(bins + 1, np.int64)  # one extra for numbers at the last edge
     scratch, nearest = np.empty((2, PLACE_BLOCK), edges.dtype)
@@ -197,7 +197,7 @@ def _sorts_fast() -> bool:
 
 
 def _cpu_s(call: Callable[[], object]) -> float:
-    """Seconds of CPU time, the best of three calls."""
+    """Seconds of CPU time that a call takes: the least of three."""
     taken = []
     for _ in range(3):
         start = time.thread_time()

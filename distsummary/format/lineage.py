@@ -36,7 +36,7 @@ _FIELDS = {  # by plugin, in the order of MindSpore's lineage files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """The lineage of one run so far; immutable, so changes make a new one."""
+    """The lineage of one run so far; immutable: `updated_lineage` returns a new one."""
 
     train: lineage_pb2.TrainLineage | None = None
     evaluation: lineage_pb2.EvaluationLineage | None = None
@@ -126,7 +126,7 @@ def encode_lineage(lineage: Lineage, wall_time: float, ids: EventIds | None = No
 def encode_lineage_message(
     plugin: str, message: LineageMessage, wall_time: float, ids: EventIds | None = None
 ) -> bytes:
-    """The payload of one lineage event. Raises InvalidTypeError if the plugin has another message class."""
+    """The payload of one lineage event. Raises InvalidTypeError if the message is of another class."""
     event = lineage_pb2.LineageEvent(wall_time=wall_time)
     field = getattr(event, _FIELDS[plugin].event)
     if not isinstance(message, type(field)):
@@ -139,7 +139,7 @@ def encode_lineage_message(
 
 
 def decode_lineage_event(payload: bytes) -> tuple[EventIds, Event] | None:
-    """The identity and the message of a lineage event; None for other records. Raises DamagedFileError."""
+    """The identity and the message of a lineage event; None for other records; may raise DamagedFileError."""
     try:
         event = lineage_pb2.LineageEvent.FromString(payload)
         ids = wire.read_identity(payload)

@@ -19,7 +19,7 @@ DATA_TYPES = {
     "bool": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint8": 6, "uint16": 7, "uint32": 8,
     "uint64": 9, "float16": 10, "float32": 11, "float64": 12,
 }  # fmt: skip
-# 0x0a | length of the rest | 0x09 | f64 left | 0x11 | f64 width | 0x18 | (varint count), little-endian
+# A bucket: 0x0a | rest's length | 0x09 | f64 left | 0x11 | f64 width | 0x18 | (varint count), little-endian
 _BUCKET = struct.Struct("<BBBdBdB")
 _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 
@@ -59,7 +59,7 @@ def encode_value(value: Value) -> bytes:
 
 
 def value_parts(value: Value) -> list[Part]:
-    """The same in parts; float32 numbers of a tensor and the bytes of a PNG are not copied."""
+    """The bytes of `encode_value` in parts; float32 tensors and the bytes of a PNG are not copied."""
     head = wire.text(1, value.tag)
     match value.plugin:
         case "scalar":
@@ -212,11 +212,10 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
 
 
 def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
-    """The numbers of a tensor, stored as float32, in their original dtype; integers are clipped to its
-    limits.
+    """The array of a tensor message: float32 numbers in the original dtype, integers clipped to its limits.
 
-    A tensor without any field is an empty one, shape (0,). Raises DamagedFileError if the numbers do not fill
-    the shape.
+    A message without any field is an empty array of shape (0,). Raises DamagedFileError if the numbers
+    do not fill the shape.
     """
     flat = np.array(tensor.float_data, dtype=np.float32)
     shape = tuple(tensor.dims) if tensor.ByteSize() else (0,)
@@ -236,7 +235,7 @@ def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
 
 def _decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
     grid, path, end = message.landscape, message.loss_path.points, message.convergence_point
-    x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))  # of one number, or none
+    x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))  # one number or none
     return Landscape(
         x=decode_tensor(grid.x),
         y=decode_tensor(grid.y),
