@@ -1,4 +1,4 @@
-"""ds.init: returns a Run with its collector, after finding rank, attempt and files."""
+"""ds.init: finds the rank and the run directory, and returns a Run with its collector."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -50,26 +50,27 @@ def init(
         run_dir: the directory of the whole run, the same for all ranks. `~` is expanded. "runs/{time}" is a
             new directory for each job, named by its start; several ranks need a launcher with a job id
             (ds.launch, torchrun with --standalone or --rdzv-id, SLURM).
-        watch: the model whose parameters get histograms; a distributed model also provides the mesh.
-        optimizer: gives the learning rate, and is part of the lineage. loss_fn: part of the lineage.
+        watch: the model whose parameters get histograms; a distributed model also provides `mesh`.
+        optimizer: provides the learning rate. Like `loss_fn`, it is also recorded in the lineage, the summary
+            of a training's settings and results that MindInsight lists.
         callbacks: one or several, called before the collector that `init` creates.
         role: "train" or "eval"; an eval job in the run dir of a training does not replace any of its
             attempts.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
-        mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
-        initial_step, initial_epoch: the steps and epochs that the checkpoint of a resumed training has behind
-            it, >= 0. The merged run keeps what an earlier attempt recorded up to there.
+        mesh: the device mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
+        initial_step, initial_epoch: how many steps and epochs were completed in the checkpoint from which the
+            training resumes, >= 0. The merged run keeps what an earlier attempt recorded up to that step.
         exists: what a training from step 0 does if `run_dir` holds a finished training. "refuse": its first
             step raises RunDirError. "attempt": it is the next attempt, which viewers show in place of that
             training. "new": it goes to the next free directory, such as runs/a-2. A training that failed or
-            was interrupted always gets a next attempt; a run that only evaluates takes none: its metrics join
-            the last step of the training.
+            was interrupted always gets a next attempt; a run that only evaluates is no attempt: its metrics
+            are recorded at the last step of the training.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
-        RunDirError: the directory cannot be written, or holds event files where the merged run of several
-            ranks belongs, or another job is training in it. WorldMismatchError: ranks disagree on the
-            world size.
+        RunDirError: the directory cannot be written, or holds event files in the place where the merged run
+            of several ranks is written, or another job is training in it. WorldMismatchError: the ranks
+            disagree on the world size.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     others = callback_list(callbacks)
@@ -95,7 +96,7 @@ def init(
         if directory.base != given.base and topology.rank == 0:
             logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
     refuse_reuse(directory.read_manifest(), topology, directory, refuse_finished=False)
-    if watch is None and topology.rank == 0:  # rank 0 records values that all ranks share
+    if watch is None and topology.rank == 0:  # it records the values that all ranks share
         refuse_unwatched(collector_options)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
@@ -130,7 +131,7 @@ def refuse_unwatched(collector_options: Mapping[str, Any]) -> None:
 
 
 def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
-    """The user's callbacks; raises InvalidValueError for a second collector."""
+    """The user's callbacks as a list; raises InvalidValueError if one is a collector, as `init` makes one."""
     given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     if any(isinstance(callback, SummaryCollector) for callback in given):
         raise InvalidValueError(
@@ -141,7 +142,7 @@ def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callb
 
 
 def coordinator(run_dir: RunDir) -> Coordinator:
-    """The run's aggregator when this process is connected to Ray, else the run dir itself."""
+    """A client of the run's aggregator if this process is connected to Ray, else a LocalCoordinator."""
     if not topologies.in_ray():
         return LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
     from distsummary.aggregate.actor import AggregatorClient  # import Ray only where it is used

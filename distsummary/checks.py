@@ -35,7 +35,7 @@ def check_text(field: str, value: str) -> None:
 def check_int(
     field: str, value: object, *, low: int | None = None, high: int | None = None, optional: bool = False
 ) -> None:
-    """Raise InvalidTypeError or InvalidValueError unless `value` is an int (no bool) in [low, high]."""
+    """Raise InvalidTypeError or InvalidValueError unless `value` is an int, and no bool, in [low, high]."""
     check_type(field, value, int, optional=optional)
     if not isinstance(value, int):
         return
@@ -46,7 +46,7 @@ def check_int(
 
 def check_choice(field: str, value: object, choices: Collection[object]) -> None:
     """Raise InvalidValueError unless `value` is one of `choices`."""
-    # not `in`: a value that cannot be hashed or compared must be refused like any other
+    # `in` is not used: it would fail for values that cannot be hashed or compared
     if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
         raise InvalidValueError(f"{field} must be one of {sorted(map(str, choices))}, got {value!r}")
 
@@ -60,7 +60,7 @@ def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> 
 
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator that rejects old names of keyword arguments: `renamed(old="new")`."""
+    """A decorator, such as `renamed(old="new")`, that rejects old names of keyword arguments."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

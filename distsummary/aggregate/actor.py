@@ -20,16 +20,16 @@ from distsummary.topology import Topology
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "distsummary"
-ASIDE = "aside"  # concurrency group of the calls that are answered during a merge
+ASIDE = "aside"  # the Ray concurrency group of the calls that are answered even during a merge
 _TRIES = 5
 RETRY_S = 0.5
-REGISTER_S = 60.0  # after which a rank goes on without the aggregator's answer
+REGISTER_S = 60.0  # seconds after which a rank goes on without the aggregator's answer
 SERVES_S = 15.0  # how long the end of a launch waits for the aggregators of other jobs
 MERGE_S = 600.0  # how long the end of a rank or of a launch waits for the merged run
 
 
 class _AggregatorActor(Aggregator):
-    """Ends itself by `ray.kill`: with max_restarts=-1 an actor that merely exits is started again."""
+    """An Aggregator that ends itself by `ray.kill`: Ray would restart an actor that merely exits."""
 
     def __init__(self, run_dir: str) -> None:
         super().__init__(
@@ -64,8 +64,8 @@ def _get_or_start(run_dir: RunDir) -> Any:
 class AggregatorClient:
     """A Coordinator that calls the aggregator actor and renews the run's lease while this process lives.
 
-    If the actor does not answer in time, or after `ray.shutdown()`, it works on the run dir alone: nothing is
-    lost, but the merged run may have to be written by `distsummary merge`.
+    If the actor does not answer in time, or after `ray.shutdown()`, the client uses the run dir without the
+    actor: nothing is lost, but the merged run may have to be written by `distsummary merge`.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -93,20 +93,20 @@ class AggregatorClient:
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Send the rank's lineage without waiting for the answer."""
-        if self._is_connected():  # otherwise the rank's own file holds it, for the merge
+        if self._is_connected():  # otherwise the merge reads the lineage from the rank's own file
             self._handle.lineage.remote(topology, attempt, lineage)
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-        """Leave the run; for the last rank this waits until the merged run is written."""
+        """Leave the run; the call of the last rank returns only after the merged run is written."""
         self._finished.set()
         self._ask("finish", MERGE_S, topology, attempt, health)
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
-        """Have the run merged again; for the last rank this waits until it is written."""
+        """Report an evaluation; the call of the last rank returns only after the run is merged again."""
         self._ask("evaluated", MERGE_S, topology, attempt)
 
     def _ask(self, method: str, timeout_s: float, *args: object, **options: object) -> Any:
-        """Call the aggregator, or the LocalCoordinator if it does not answer; raises what the call raised."""
+        """Call the aggregator, or the LocalCoordinator if there is no answer; raises what the call raised."""
         deadline = time.monotonic() + timeout_s
         reason = "Ray was shut down before the run was closed"
         try:
@@ -133,21 +133,21 @@ class AggregatorClient:
         return getattr(self._local, method)(*args, **options)
 
     def _is_connected(self) -> bool:
-        # Without a connection the call would start a cluster; in another cluster the handle is not valid.
+        # Without a connection, a Ray call would start a cluster; in another cluster the handle is not valid.
         return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
 
 
 def settle(launch_id: str) -> None:
-    """Have the aggregators that served a launch write their merged runs now, because its ranks have ended.
+    """Have the aggregators of a launch whose ranks have all ended write their merged runs now.
 
-    Never raises. Waits at most SERVES_S for the aggregators of other jobs and MERGE_S for those of this
-    launch.
+    Never raises. Waits at most SERVES_S for the aggregators of other jobs to answer, and MERGE_S for the
+    aggregators of this launch to merge.
     """
     try:
         found = []
         for entry in ray.util.list_named_actors(all_namespaces=True):
             if entry["namespace"] == NAMESPACE and entry["name"].startswith("aggregator-"):
-                with contextlib.suppress(ValueError):  # it ended after it was listed
+                with contextlib.suppress(ValueError):  # the actor ended after it was listed
                     found.append(ray.get_actor(entry["name"], namespace=NAMESPACE))
         asked = [actor.serves.options(concurrency_group=ASIDE).remote(launch_id) for actor in found]
         answers = _answers(asked, SERVES_S)
@@ -158,7 +158,7 @@ def settle(launch_id: str) -> None:
 
 
 def _answers(references: list[Any], timeout_s: float) -> dict[Any, Any]:
-    """Reference -> answer, for the calls that are answered in time; failed and late ones are logged."""
+    """Reference -> answer, for the calls that are answered in time; failed and late calls are logged."""
     if not references:
         return {}
     ready, late = ray.wait(references, num_returns=len(references), timeout=timeout_s)

@@ -35,20 +35,20 @@ GRACE_S = 2.0
 
 
 class Aggregator:
-    """A Coordinator that outlives the ranks; their data does not pass through it.
+    """A Coordinator that outlives the ranks; the data that they record does not pass through it.
 
     All its lasting state is in the run's manifest, so that a restarted aggregator continues where the last
-    one stopped. A role is open until its newest attempt was merged with the final states of its ranks. It is
-    merged when every rank has finished, when the aggregator is told to settle it, or when no rank was heard
-    from for `lease_s` seconds. Ranks that have not finished are then marked lost; a lost rank that comes back
-    reopens its role.
+    one stopped. A role ("train" or "eval") is open until its newest attempt has been merged after all its
+    ranks reached their final state. The attempt is merged when every rank has finished, when `settle` is
+    called for its launch, or when no rank has called for `lease_s` seconds. Ranks that have not finished are
+    then marked lost; a lost rank that comes back reopens its role.
 
-    When no role is open, the aggregator ends and calls `on_end`: `grace_s` seconds after the last call of a
-    rank, or at once after `settle`. It also ends if the merge after an expired lease fails.
+    When no role is open, the aggregator ends and calls `on_end`, either `grace_s` seconds after the last call
+    of a rank or at once after `settle`. It also ends if the merge after `lease_s` silent seconds fails.
 
     Args:
         run_dir: the run dir.
-        lease_s, grace_s: seconds.
+        lease_s, grace_s: see above; in seconds.
         on_end: called once, in the aggregator's own thread.
     """
 
@@ -64,13 +64,13 @@ class Aggregator:
         self._local = LocalCoordinator(self._run_dir, partial(first_free_attempt, self._run_dir))
         self._lease_s, self._grace_s, self._on_end = lease_s, grace_s, on_end
         self._lineages: dict[int, Lineage] = {}
-        self._lineages_of = -1  # the attempt that they belong to
+        self._lineages_of = -1  # the attempt that `_lineages` belong to
         self._last_contact = time.monotonic()
         self._changed = threading.Condition(threading.RLock())
         threading.Thread(target=self._watch, name="distsummary-lease", daemon=True).start()
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
-        """Join the run; raises WorldMismatchError when the ranks of an attempt disagree on the world size."""
+        """Add a rank to the run; raises WorldMismatchError if the ranks disagree on the world size."""
         with self._changed:
             self.renew()
             return self._local.register(topology, refuse_finished=refuse_finished)
@@ -89,7 +89,7 @@ class Aggregator:
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Keep a rank's lineage; once every rank of the attempt has sent one, write the merged lineage.
 
-        Later changes of the lineage enter the run when it is merged.
+        Changes that a rank makes to its lineage later reach the merged lineage when the run is merged.
         """
         with self._changed:
             self.renew()
@@ -101,7 +101,7 @@ class Aggregator:
                 return
             if self._lineages_of != attempt:
                 self._lineages, self._lineages_of = {}, attempt
-            if len(self._lineages) == topology.world_size:  # it is written already
+            if len(self._lineages) == topology.world_size:  # the merged lineage is written already
                 return
             self._lineages[topology.rank] = Lineage.from_bytes(lineage)
             if len(self._lineages) < topology.world_size:
@@ -117,7 +117,7 @@ class Aggregator:
             writer.close()
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-        """A rank has written everything; with the last rank, return only after the run is merged."""
+        """Note that a rank has written everything; for the last rank, return only after the run is merged."""
         with self._changed:
             self.renew()
             self._local.finish(topology, attempt, health)
@@ -128,7 +128,7 @@ class Aggregator:
             )
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
-        """A finished training was evaluated; with the last rank that does, the run is merged again."""
+        """Note that a rank evaluated its finished training; when the last rank reports this, merge again."""
         with self._changed:
             self.renew()
             self._local.evaluated(topology, attempt)
@@ -138,14 +138,14 @@ class Aggregator:
                 self._settle(lambda other: (other["role"], other["attempt"]) == ("train", attempt))
 
     def settle(self, launch_id: str) -> None:
-        """Merge what the ranks of an ended launch left open; roles of other launches stay open."""
+        """Merge the attempts that an ended launch left open; attempts of other launches stay open."""
         with self._changed:
             self._settle(lambda entry: entry["incarnation"].startswith(launch_id))
             self._last_contact -= self._grace_s  # no rank is left to wait for
             self._changed.notify_all()
 
     def _settle(self, wanted: Callable[[Manifest], bool]) -> None:
-        """Merge the open attempts that `wanted` selects; their ranks that still run count as lost."""
+        """Merge the open attempts that `wanted` selects; marks their ranks that have not finished as lost."""
         for entry in open_attempts(self._run_dir.read_manifest()):
             if wanted(entry):
                 self._merge(entry["role"], entry["attempt"])
@@ -167,7 +167,7 @@ class Aggregator:
             )
 
     def _watch(self) -> None:
-        """Settle the run when its ranks are silent, then end; the body of the aggregator's thread."""
+        """The aggregator's thread: merges the run when its ranks are silent, ends when no role is open."""
         with self._changed:
             while True:
                 silent_s = time.monotonic() - self._last_contact

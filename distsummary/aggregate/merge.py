@@ -28,7 +28,7 @@ from distsummary.reading.reader import Damage, read_lineage
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.writing.files import Files
 
-EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes; the values of a step beyond it go into a further event
+EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes in one event; further values of the same step go into another event
 _BIN_BYTES = 30
 _SMALL_BYTES = 64
 _ALL_RANKS = -1
@@ -44,8 +44,8 @@ class MergeReport:
         missing_ranks: the ranks of the last attempt that have no directory.
         steps: how many steps were written. last_steps: rank -> its last step.
         conflicts: fields of the lineage on which the ranks disagree.
-        damage: what could not be read. refused: values that could not be written.
-        superseded: how many events were left out because a later attempt computed their steps again.
+        damage: the parts of rank files that could not be read. refused: values that could not be written.
+        superseded: how many events were left out because a later attempt repeated their steps.
         sharded: how many values were left out because they are shards; the files of the ranks hold them.
         files: the merged files.
         evaluation: the report of the role eval.
@@ -71,24 +71,25 @@ class MergeReport:
 def merge_run(
     run_dir: str | os.PathLike[str], *, key_tags: Collection[str] = (), files: Any = None
 ) -> MergeReport:
-    """Merge the directories of a run's ranks into one run in the run dir itself, in both dialects.
+    """Merge the directories of a run's ranks into one run in the run dir itself.
 
-    A scalar becomes its mean over the ranks that have the step. KEY_TAGS and `key_tags` also get `<tag>/min`,
-    `/median`, `/max` and `/argmax_rank` (see `statistics.over_ranks`). Each histogram, tensor and image comes
-    from the lowest rank that has it, and so does the graph; lineage is merged by `merge_lineage`. There is
-    one event per step, in rising step order, with the wall time of its latest rank. Merging again replaces
-    the merged files with equal ones. Directories of the role eval are merged in the same way, into `eval`.
+    The files are written in MindSpore's and in TensorBoard's dialect. A scalar becomes its mean over the
+    ranks that recorded it at the step. Tags in KEY_TAGS or `key_tags` also get `<tag>/min`, `<tag>/median`,
+    `<tag>/max` and `<tag>/argmax_rank` (see `statistics.over_ranks`). The graph and each histogram, tensor
+    and image come from the lowest rank that has them; `merge_lineage` merges the lineages. There is one event
+    per step, in rising step order, with the latest wall time of any rank. Merging the same rank files again
+    gives equal merged files. Directories of the role eval are merged in the same way, into `eval`.
 
     Args:
         run_dir: the run dir.
         key_tags: more scalar tags that get all statistics.
-        files: the operating system; tests pass a double.
+        files: the file operations to use; None means the real ones. Tests pass a test double.
 
     Raises:
         MissingFileError: the directory does not exist.
         NotADirectoryPathError: it is a file.
         RunDirError: the directory is no run, cannot be written, is being merged by another process, or holds
-            event files that no merge wrote.
+            event files that were not written by a merge.
     """
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
     check_type("key_tags", key_tags, (list, tuple, set, frozenset))
@@ -164,7 +165,7 @@ def _merge_role(
     def enter(manifest: Manifest) -> None:
         manifest["run_id"] = run_id
         entries: dict[str, Any] = manifest.setdefault("merged", {})
-        entries[role] = {  # facts that event files cannot hold
+        entries[role] = {  # facts about the merge that event files cannot hold
             "merged_at": time.time(),
             "ranks": list(report.ranks),
             "missing_ranks": list(report.missing_ranks),
@@ -178,7 +179,7 @@ def _merge_role(
 
 
 def refuse_foreign_files(target: Path) -> None:
-    """Raise RunDirError if the directory for merged files holds event files that no merge wrote."""
+    """Raise RunDirError if `target`, a directory for merged files, holds event files of another writer."""
     foreign = other_segments(target)
     if foreign:
         names = ", ".join(path.name for path in foreign[:3])
@@ -233,7 +234,7 @@ def merged_scalars(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator
 
 
 def _size(value: Value) -> int:
-    """An upper estimate of the bytes that a value takes."""
+    """An upper estimate of how many bytes a value takes in a file."""
     match value.data:
         case np.ndarray():
             body = 4 * value.data.size

@@ -12,7 +12,7 @@ Json: TypeAlias = str | int | float | bool | None
 ByRank: TypeAlias = dict[int, Any]  # Any: the value of any field of a message
 
 MAX_INT32 = 2**31 - 1
-_MAX_EXACT = 2**53  # integers up to here are exact as floats
+_MAX_EXACT = 2**53  # integers up to this one are exact as floats
 _AGREED = (
     ("hyper_parameters", "optimizer"),
     ("hyper_parameters", "learning_rate"),
@@ -26,7 +26,7 @@ _COUNTED = (("hyper_parameters", "batch_size"), ("train_dataset", "train_dataset
 
 
 class Conflict(NamedTuple):
-    """A field on which the ranks disagree, or which cannot be written, and each rank's value as JSON."""
+    """A field on which the ranks disagree or that cannot be written, with the value of each rank as JSON."""
 
     field: str
     by_rank: dict[int, Json]
@@ -43,9 +43,9 @@ def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lin
     - `device_num` is the world size.
     - Batch and dataset sizes are summed if the dataset is split over the ranks (`is_split`); if every rank
       reads all of it, they must agree. A sum above int32 is left out, because the file cannot hold it.
-    - The loss and each evaluation metric is the mean over the ranks that have one.
-    - The model comes from the lowest rank that saved one, the dataset graph from the lowest that has one.
-    - Custom information is merged; if ranks give a key different values, the lowest rank's value is taken.
+    - The loss and each evaluation metric become their mean over the ranks that have a value.
+    - The model comes from the lowest rank that saved it, the dataset graph from the lowest rank that has one.
+    - Users' own entries are joined; if ranks give a key different values, the lowest rank's value is taken.
     - Non-finite numbers are left out: MindInsight answers in JSON, which cannot hold them.
 
     Every disagreement and everything that was left out is a Conflict.
@@ -132,7 +132,7 @@ def _merge_evaluation(
             continue
         try:
             json.dumps(value, allow_nan=False)
-        except ValueError:  # a number somewhere in it is not finite
+        except ValueError:  # a number somewhere in the value is not finite
             conflicts.append(Conflict(f"metric.{name}", {rank: _as_json(v) for rank, v in values.items()}))
         else:
             written[name] = value
@@ -152,7 +152,7 @@ def _merge_custom(
     by_key: dict[str, ByRank] = {}
     entries: dict[str, lineage_pb2.UserDefinedInfo] = {}
     for rank, message in messages.items():
-        for entry in merge_custom(None, message).user_info:  # an entry has one key, in one of its maps
+        for entry in merge_custom(None, message).user_info:  # each entry has one key, in one of its four maps
             for values in (entry.map_int32, entry.map_str, entry.map_double, entry.map_dict):
                 for key, value in values.items():
                     by_key.setdefault(key, {})[rank] = value
@@ -180,7 +180,7 @@ def _set(message: Any, group: str, name: str, value: Any) -> None:
 
 
 def _agreed(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> Any:
-    """The lowest rank's value; None if there is none, or if it is a number that is not finite."""
+    """The value of the lowest rank; None if no rank has one, or if that value is a non-finite number."""
     if not by_rank:
         return None
     said = {rank: _as_json(value) for rank, value in by_rank.items()}
@@ -208,7 +208,7 @@ def _mean(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> float | Non
     if not all(math.isfinite(value) for value in values):
         conflicts.append(Conflict(field, {rank: _as_json(value) for rank, value in by_rank.items()}))
         return None
-    # fsum / n of equal numbers may differ from them by a bit
+    # the fsum of n equal numbers, divided by n, may differ from them in the last bit
     return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values)
 
 

@@ -29,21 +29,21 @@ def is_merged(path: Path) -> bool:
 
 
 def other_segments(directory: Path) -> list[Path]:
-    """The event files of a directory that no merge wrote."""
+    """The event files in a directory that were not written by a merge."""
     return [path for dialect in DIALECTS for path in segments(directory, dialect) if not is_merged(path)]
 
 
 class MergedFiles:
-    """The new merged files of a directory, in both dialects; no reader sees them before `publish`.
+    """Writes the new merged files of a directory, in both dialects; `publish` makes them visible to readers.
 
-    They are written to a staging directory, whose files do not have the names of event files. If a merge is
-    killed, the next one removes its staging directory. A context manager, to be used under the run's merge
-    lock.
+    The dialects are MindSpore's and TensorBoard's. Until `publish`, the files are in a staging directory and
+    do not have names of event files. If a merge is killed, the next merge removes its staging directory. This
+    is a context manager; the caller must hold the run's merge lock.
 
     Args:
         directory: the run dir, or its directory for the role eval.
-        run_id, attempt: the identity of the events; their seq counts from 1.
-        files: the operating system; tests pass a double.
+        run_id, attempt: the identity of the events; their sequence numbers count from 1.
+        files: the file operations to use; None means the real ones. Tests pass a test double.
     """
 
     def __init__(self, directory: Path, *, run_id: str, attempt: int = 0, files: Files | None = None) -> None:
@@ -76,7 +76,7 @@ class MergedFiles:
                 self._segments[dialect].append(frame(payload))
 
     def write_lineage(self, lineage: Lineage) -> None:
-        """Write the lineage of the run; an empty one makes no file."""
+        """Write the lineage of the run; for an empty lineage no file is made."""
         payloads = encode_lineage(lineage, self._files.now(), self._ids(0))
         if payloads:
             segment = self._segments[_LINEAGE] = Segment(self._staging / _LINEAGE, self._files)
@@ -86,14 +86,14 @@ class MergedFiles:
         return EventIds(self._run_id, self._attempt, seq)
 
     def _begin(self, dialect: str, first_step: int) -> None:
-        """Start the file of a dialect with its head."""
+        """Create the file of a dialect and write its first records."""
         segment = self._segments[dialect] = Segment(self._staging / dialect, self._files)
         now, ids = self._files.now(), self._ids(0)
         if dialect == MINDSPORE:
             segment.append(frame(mindspore_format.encode_version(now, ids)))
         else:
-            # A session start makes a running TensorBoard drop what it has read from the files that are
-            # replaced.
+            # The session start makes a running TensorBoard forget what it has read from the older merged
+            # files, which this one replaces.
             segment.append(
                 frame(tensorboard_format.encode_version(now, ids))
                 + frame(tensorboard_format.encode_session_start(first_step, now, ids))
@@ -127,6 +127,6 @@ class MergedFiles:
     ) -> None:
         """Remove everything that was not published."""
         for segment in self._segments.values():
-            with contextlib.suppress(OSError):  # of a file that is about to be removed
+            with contextlib.suppress(OSError):  # the file is about to be removed
                 segment.close()
         shutil.rmtree(self._staging, ignore_errors=True)

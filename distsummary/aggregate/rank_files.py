@@ -1,4 +1,4 @@
-"""The files of a run's ranks: scalars in columns; bulk values by an index, then as a stream."""
+"""Reads the files of a run's ranks: scalars into memory; all other (bulk) values by an index, as a stream."""
 
 from array import array
 from collections import defaultdict
@@ -22,11 +22,11 @@ from distsummary.run_dir import RunDir
 
 Bools: TypeAlias = NDArray[np.bool_]
 
-_TENSORBOARD_AT = 1 << 40  # ordinals from here on count events in TensorBoard's dialect
+_TENSORBOARD_AT = 1 << 40  # ordinals from this one on count events in TensorBoard's format
 
 
 class BulkKey(NamedTuple):
-    """The identity of a bulk value; the merged run needs one value of each, from any rank."""
+    """The identity of a bulk value (not a scalar); the merged run needs one value per key, from any rank."""
 
     plugin: str
     tag: str
@@ -34,7 +34,7 @@ class BulkKey(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a value was read; `ordinal` counts the events of a rank in the order of reading."""
+    """Where a value was read; `ordinal` is the number of its event among the rank's, in reading order."""
 
     attempt: int
     rank: int
@@ -49,7 +49,7 @@ class Origin(NamedTuple):
 
 
 class StepValues(NamedTuple):
-    """Values of one step, recorded by one rank, or (rank -1) computed over all ranks."""
+    """Values of one step: recorded by one rank, or computed over all ranks (`rank` is -1)."""
 
     step: int
     rank: int
@@ -57,14 +57,14 @@ class StepValues(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """The graph of the run and the time of recording (seconds since the epoch)."""
+    """The graph of the model and when it was recorded (seconds since the epoch)."""
 
     value: Value
     wall_time: float
 
 
 class _Columns:
-    """The scalars of one tag, or the events, of all ranks: four numbers each, in the order of reading."""
+    """Four numbers for each scalar of one tag, or for each event, of all ranks, in the order of reading."""
 
     __slots__ = ("attempts", "numbers", "ranks", "steps")
 
@@ -89,9 +89,9 @@ class _Columns:
 class RankFiles:
     """The rank directories of one role, read at construction; damage is skipped and listed.
 
-    After a restart, the steps of an attempt count only up to the first step of a later attempt, which
-    computed the following ones again. If a rank recorded a value twice for a step, the last one counts. An
-    attempt is read from its MindSpore files, or from its TensorBoard files if it has no others.
+    After a restart, the steps of an attempt count only if they lie before the first step of every later
+    attempt, which repeats the others. If a rank recorded a value twice for a step, the last value counts. An
+    attempt is read from its MindSpore files or, if it has none, from its TensorBoard files.
 
     Args:
         directories: rank -> its directory.
@@ -103,8 +103,8 @@ class RankFiles:
         self.sharded = 0
         self.graph: Graph | None = None
         self._directories = dict(sorted(directories.items()))
-        self._others: dict[int, frozenset[Path]] = {}  # rank -> its files in TensorBoard's dialect to read
-        self._events = _Columns()  # their numbers are wall times
+        self._others: dict[int, frozenset[Path]] = {}  # rank -> which of its TensorBoard files to read
+        self._events = _Columns()  # the fourth column holds wall times
         self._scalars: dict[str, _Columns] = defaultdict(_Columns)
         self._bulk: dict[BulkKey, Origin] = {}
         graph_origin: Origin | None = None
@@ -112,7 +112,7 @@ class RankFiles:
             for ordinal, event in self._read(rank, self.damage):
                 origin = Origin(event.attempt, rank, ordinal)
                 self.run_id = event.run_id or self.run_id
-                if event.values and event.values[0].plugin == "graph":  # alone in its event, without a step
+                if event.values and event.values[0].plugin == "graph":  # alone in an event without a step
                     if graph_origin is None or graph_origin.gives_way_to(origin):
                         graph_origin, self.graph = origin, Graph(event.values[0], event.wall_time)
                     continue
@@ -130,7 +130,7 @@ class RankFiles:
         self._ends = ends_of_attempts(self._events.arrays()[1], self._events.arrays()[2])
 
     def _read(self, rank: int, skipped: list[Damage]) -> Iterator[tuple[int, ReadEvent]]:
-        """The events with their ordinals, which stay the same if the files grow between two readings."""
+        """A rank's events with their ordinals, which stay the same if the files grow between two readings."""
         directory = self._directories[rank]
         known: set[tuple[str, int]] = set()
         for ordinal, event in enumerate(read_directory(directory, MINDSPORE, "skip", skipped=skipped)):
@@ -139,8 +139,8 @@ class RankFiles:
         if rank not in self._others:
             others = set()
             for path in segments(directory, TENSORBOARD):
-                # A segment has one writer, so all its events have the attempt of the first one. Files of
-                # other programs, which have no run id, are read only if there is nothing else.
+                # An event file has one writer, so all its events have the attempt of the first one. Files
+                # of other programs, which have no run id, are read only if the rank has no other files.
                 first = next(read_file(path, "skip", skipped=[]), None)
                 is_new = first is not None and first.run_id and (first.run_id, first.attempt) not in known
                 if not known or is_new:
@@ -159,7 +159,7 @@ class RankFiles:
 
     @property
     def superseded(self) -> int:
-        """How many events do not count because a later attempt computed their steps anew."""
+        """How many events do not count because a later attempt repeated their steps."""
         _, attempts, steps, _ = self._events.arrays()
         return int(len(steps) - np.count_nonzero(self._survives(attempts, steps)))
 
@@ -171,7 +171,7 @@ class RankFiles:
         return {int(rank): int(steps[ranks == rank].max()) for rank in np.unique(ranks)}
 
     def wall_times(self) -> dict[int, float]:
-        """Step -> the wall time of its latest rank, in seconds since the epoch."""
+        """Step -> its latest wall time on any rank, in seconds since the epoch."""
         _, attempts, steps, times = self._events.arrays()
         keep = self._survives(attempts, steps)
         order = np.argsort(steps[keep], kind="stable")
@@ -193,7 +193,8 @@ class RankFiles:
     def bulk(self) -> Iterator[StepValues]:
         """The bulk values of all ranks in rising step order, each from the lowest rank that has it.
 
-        Reads the files again. A rank whose steps rise is streamed, any other one is sorted in memory.
+        Reads the files again. Values of a rank whose steps always rise are streamed; those of any other rank
+        are sorted in memory.
         """
         wanted: dict[int, dict[int, set[BulkKey]]] = defaultdict(lambda: defaultdict(set))
         for key, origin in self._bulk.items():
@@ -217,7 +218,7 @@ class RankFiles:
         return merge(*streams, key=attrgetter("step", "rank"))
 
     def _survives(self, attempts: Ints, steps: Ints) -> Bools:
-        """Which events come before the end of their attempt."""
+        """Whether each event comes before the end of its attempt; bool (N,)."""
         known, which = np.unique(attempts, return_inverse=True)
         ends = np.array([self._ends[attempt] for attempt in known.tolist()], np.float64)
         return np.asarray(steps < ends[which], np.bool_)
@@ -226,8 +227,8 @@ class RankFiles:
 def first_free_attempt(run_dir: RunDir, role: str) -> int:
     """One more than the highest attempt in the event files of a role; 0 if they have none.
 
-    For a run whose manifest was removed. A segment has one writer, so the first undamaged frame shows the
-    attempt of all its frames; files of other programs have no attempts.
+    Needed for a run whose manifest was removed. An event file has one writer, so its first undamaged frame
+    gives the attempt of all its frames; files of other programs have no attempts.
     """
     newest = -1
     for directory in (run_dir.writer_dir(role, 0, 1), *run_dir.rank_dirs(role).values()):
@@ -235,14 +236,14 @@ def first_free_attempt(run_dir: RunDir, role: str) -> int:
             for path in segments(directory, dialect):
                 first = next((frame for frame in read_frames(path) if frame.damage is None), None)
                 if first is not None:
-                    with suppress(ValueError):  # the payload is no event of ours
+                    with suppress(ValueError):  # the payload is not an event of this package
                         ids = read_identity(first.payload)
                         newest = max(newest, ids.attempt if ids.run_id else -1)
     return newest + 1
 
 
 def ends_of_attempts(attempts: Ints, steps: Ints) -> dict[int, float]:
-    """Attempt -> where it ends: the first step of any later attempt, or inf; arguments int64 (N,)."""
+    """Attempt -> the lowest step of any later attempt, or inf; `attempts` and `steps` are int64 (N,)."""
     ends: dict[int, float] = {}
     end = np.inf
     for attempt in np.unique(attempts)[::-1].tolist():

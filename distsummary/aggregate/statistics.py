@@ -1,4 +1,4 @@
-"""Mean, min, median, max and worst rank of a scalar over the ranks, at each step."""
+"""Mean, min, median, max of a scalar over the ranks, and the rank with the maximum, at each step."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ KEY_TAGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatistics:
-    """One tag over the ranks that recorded it, at each step; all arrays are (S,).
+    """Statistics of one tag over the ranks that recorded it, at each of S steps; all arrays are (S,).
 
     `steps` int64, rising; `mean`, `min`, `median`, `max` float64; `argmax_rank` int64.
     """
@@ -38,7 +38,7 @@ class RankStatistics:
 
 
 def last_recorded(ranks: Ints, steps: Ints) -> Ints:
-    """Indices, int64 (M,), of the last value of each rank and step, for (N,) values in order of recording."""
+    """For N values in the order of recording: the index of the last one of each (rank, step), int64 (M,)."""
     order = np.lexsort((np.arange(len(ranks)), steps, ranks))
     if not len(order):
         return order
@@ -47,11 +47,11 @@ def last_recorded(ranks: Ints, steps: Ints) -> Ints:
 
 
 def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
-    """Mean, min, median, max and the rank of the maximum at each step, over the ranks that have the step.
+    """Mean, min, median, max and the rank of the maximum at each step, over the ranks with a value there.
 
     If any rank has a NaN, the mean is NaN and `argmax_rank` is the lowest rank with a NaN, while min, median
-    and max are taken over the other ranks (NaN if there are none). Infinities count as numbers. Of equal
-    maxima the lowest rank counts. Computed in float64; the order of the values makes no difference.
+    and max are taken over the ranks without (NaN if there are none). Infinities count as numbers. If several
+    ranks have the maximum, `argmax_rank` is the lowest of them. The order of the values makes no difference.
 
     Args:
         ranks, steps: int64 (N,); no pair occurs twice.
@@ -68,8 +68,8 @@ def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
             steps=unique, mean=empty, min=empty, median=empty, max=empty, argmax_rank=unique.copy()
         )
     numbers = counts - np.add.reduceat(np.isnan(values), starts, dtype=np.int64)
-    highest = starts + np.maximum(numbers - 1, 0)  # a NaN if the step has no number
-    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
+    highest = starts + np.maximum(numbers - 1, 0)  # the index of a NaN if all values of the step are NaN
+    with np.errstate(invalid="ignore", over="ignore"):  # a sum may be infinite or NaN
         low, high = values[starts + (highest - starts) // 2], values[starts + numbers // 2]
         median = np.where(low == high, low, low / 2 + high / 2)
         mean = np.add.reduceat(values, starts) / counts
@@ -88,9 +88,9 @@ def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
 def named_series(
     tag: str, statistics: RankStatistics, *, is_key: bool, recorded: Collection[str] = ()
 ) -> dict[str, Floats]:
-    """The series to write, by name, float64 (S,): the mean as `tag`, for a key tag also `<tag>/min` etc.
+    """The series to write, name -> float64 (S,): the mean as `tag`; for a key tag also `<tag>/min` etc.
 
-    Names under which a rank itself recorded values (`recorded`) are left out.
+    Of these further names, those under which a rank itself recorded values (`recorded`) are left out.
     """
     series = {tag: statistics.mean}
     if is_key:

@@ -22,7 +22,7 @@ MAX_NAME_BYTES = 1024
 MAX_SLICES = 1 << 12
 MAX_DIMENSIONS = 32  # NumPy 1.26's limit
 
-# The NumPy dtype of the stored bytes; every byte of a bool is checked; text is UTF-32.
+# The NumPy dtype in which the bytes are read; a bool is one byte, true unless it is 0; text is UTF-32.
 _STORED = {"bfloat16": "<u2", "bool": "|u1", "text": "<u4"}
 
 
@@ -49,7 +49,7 @@ class StoredArray:
 
 
 class StoredState(Mapping[str, Array]):
-    """Arrays by name in files; each access reads the file."""
+    """Arrays by name that stay in files; each access to an array reads it from its file."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
@@ -57,14 +57,14 @@ class StoredState(Mapping[str, Array]):
 
     @abstractmethod
     def part(self, name: str, start: int, stop: int) -> Array:
-        """Elements start .. stop-1 of one array in C order, clipped to its size; reads no others."""
+        """Elements start .. stop-1 of one array in C order, clipped to its size; reads no other elements."""
 
     @abstractmethod
     def selected(self, names: Mapping[str, str]) -> Self:
-        """Some of the arrays under new names: `names` is {new: old}."""
+        """A state with some of the arrays, under new names; `names` is {new: old}."""
 
     def release(self, name: str) -> None:
-        """Free the memory that reading one array took; existing views of it will read the file again."""
+        """Free the memory that reading an array took; existing views of it will read the file again."""
 
     def own(self) -> dict[str, Array]:
         """All arrays as aligned, writable copies."""
@@ -76,10 +76,10 @@ class StoredState(Mapping[str, Array]):
 
 
 class MappedState(StoredState):
-    """Arrays by name: read-only views of the file if NumPy has the dtype, else decoded at each access.
+    """Arrays by name, each a read-only view of the mapped file if possible, else decoded at each access.
 
     bfloat16 becomes float32 (exactly), text a 0-d array of str. The file stays mapped as long as any of its
-    arrays is alive; that is safe because checkpoints are replaced as whole files, never rewritten in place.
+    arrays is alive, which is safe because checkpoints are replaced as whole files, never rewritten in place.
     """
 
     def __init__(self, data: mmap.mmap, arrays: dict[str, StoredArray]) -> None:
@@ -125,7 +125,7 @@ class MappedState(StoredState):
 
 
 def decode(data: mmap.mmap | Array, array: StoredArray) -> Array:
-    """The array that these bytes hold."""
+    """The array that is stored in the byte ranges `array.spans` of `data`."""
     stored = array.stored
     pieces = [
         np.frombuffer(data, stored, count=(stop - start) // stored.itemsize, offset=start)
@@ -143,7 +143,7 @@ def decode(data: mmap.mmap | Array, array: StoredArray) -> Array:
 
 
 def check_stored(name: str, array: StoredArray) -> None:
-    """Raise DamagedFileError unless name and shape are within bounds and the spans have the right size."""
+    """Raise DamagedFileError unless name and shape are within the limits and the spans fit the shape."""
     if len(name.encode()) > MAX_NAME_BYTES:
         raise DamagedFileError(f"a name has more than {MAX_NAME_BYTES} bytes: {name[:60]!r}...")
     if len(array.shape) > MAX_DIMENSIONS or any(size < 0 for size in array.shape):

@@ -23,10 +23,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
-    """A checkpoint file in the metadata; `sha256` is empty if MindSpore wrote it.
+    """A checkpoint file in the metadata; `sha256` is empty if MindSpore wrote the metadata.
 
-    If the model is saved as `shards` files, `path` is the one of rank 0, and `sha256` is empty because each
-    file contains its own digest.
+    If the model is saved as `shards` files, `path` is rank 0's file, and `sha256` is empty because each file
+    contains its own digest.
     """
 
     path: str
@@ -38,8 +38,8 @@ class CheckpointFile:
 class TrainMetadata:
     """The content of train_metadata.json: MindSpore's keys, and our own (`run_id`, `sha256`, `shards`).
 
-    `files` are the existing checkpoints by number, `spec.intervals` the planned ones. `step_per_epoch` is 0
-    if the training did not know it. `run_id` is empty if MindSpore wrote the file.
+    `files` holds the saved checkpoints by number, `spec.intervals` the planned numbers. `step_per_epoch` is 0
+    if it was unknown during the training. `run_id` is empty if MindSpore wrote the file.
     """
 
     spec: LandscapeSpec
@@ -48,7 +48,7 @@ class TrainMetadata:
     files: Mapping[int, CheckpointFile] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The JSON, MindSpore's keys first."""
+        """The content of the file as JSON, MindSpore's keys first."""
         spec = self.spec
         shards = {str(n): file.shards for n, file in self.files.items() if file.shards > 1}
         return json.dumps(
@@ -70,7 +70,7 @@ class TrainMetadata:
 def parse_metadata(data: bytes) -> TrainMetadata:
     """Parse what MindSpore or `TrainMetadata.to_bytes` wrote; raises DamagedFileError for anything else.
 
-    Size, depth and integers are bounded. The paths are not checked and must not be trusted.
+    Size, nesting depth and integers are limited. The paths in it are not checked and must not be trusted.
     """
     if len(data) > MAX_BYTES:
         raise DamagedFileError(f"it has more than {MAX_BYTES} bytes")
@@ -129,7 +129,7 @@ def _number(key: str) -> int:
 
 
 def read_metadata(ckpt_dir: Path) -> TrainMetadata:
-    """The metadata in a directory; raises MissingFileError or DamagedFileError."""
+    """Read and parse the metadata in a directory; raises MissingFileError or DamagedFileError."""
     path = ckpt_dir / METADATA
     if not path.is_file():
         refuse_absent_run(ckpt_dir)
@@ -153,6 +153,6 @@ def file_digest(path: Path) -> str:
 
 
 def refuse_absent_run(ckpt_dir: Path) -> None:
-    """Raise MissingFileError if the run itself is missing, because then training again is no remedy."""
+    """Raise MissingFileError if the run dir does not exist: the path is wrong, training again is no help."""
     if not ckpt_dir.parent.is_dir():
         raise MissingFileError(f"{ckpt_dir.parent} does not exist; check the path")

@@ -45,19 +45,19 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if dtype[0] i
 
 
 def map_ckpt(path: str | os.PathLike[str]) -> MappedState:
-    """The values of a .ckpt, to be read in place, in file order; reads only names, shapes and a checksum.
+    """The arrays of a .ckpt file in file order; each is read when it is accessed.
 
-    BFloat16 becomes float32 (so that writing it back gives Float32). A `str` value, as written by
-    `append_info`, becomes a 0-d array of str. Raises MissingFileError, DamagedFileError for bytes that are
-    not a checkpoint (such as an encrypted file), or InvalidValueError for values that have no array form (map
-    parameters, Int4).
+    Opening reads names and shapes, and all bytes if the file has a checksum. BFloat16 becomes float32 (so
+    writing it back gives Float32). A `str` value, as written by MindSpore's `append_info`, becomes a 0-d
+    array of str. Raises MissingFileError, DamagedFileError for bytes that are not a checkpoint (such as an
+    encrypted file), or InvalidValueError for values that NumPy has no array for (map parameters, Int4).
     """
     data = map_file(Path(path))
     try:
         return MappedState(data, _stored_arrays(data))
     except InvalidValueError as error:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
-    except ValueError as error:  # DamagedFileError, or from read_varint
+    except ValueError as error:  # a DamagedFileError, or an error of read_varint
         raise DamagedFileError(
             f"{os.fspath(path)} is not a MindSpore checkpoint: {error}; encrypted files cannot be read, "
             "a damaged one must be written again"
@@ -67,8 +67,9 @@ def map_ckpt(path: str | os.PathLike[str]) -> MappedState:
 def write_ckpt(
     path: str | os.PathLike[str], state: Mapping[str, Array], *, slice_bytes: int = SLICE_BYTES
 ) -> None:
-    """Replace `path` by a .ckpt that MindSpore loads; what `map_ckpt` has read gets the same bytes.
+    """Replace `path` by a .ckpt that MindSpore can load.
 
+    A state from `map_ckpt` gives the bytes of its file again, except for BFloat16 and the checksum.
     Arrays may have any shape (including 0-d), of bool, int8 to int64, uint8 to uint64, float16 to float64 or
     0-d str. An array of more than `slice_bytes` is split into several values. Raises InvalidTypeError or
     InvalidValueError before anything is written, or RunDirError if writing fails.
@@ -95,7 +96,7 @@ def write_ckpt(
             if array.dtype.kind == "U":
                 file.write(_message(name, (0,), "str", array))
                 continue
-            # MindSpore also uses array_split, so a split file has the same bytes
+            # MindSpore also uses array_split, so both write the same bytes
             for piece in np.array_split(array.reshape(-1), max(1, math.ceil(array.nbytes / slice_bytes))):
                 file.write(_message(name, array.shape, _NAMES[array.dtype], piece))
 
@@ -106,14 +107,14 @@ def _message(name: str, shape: tuple[int, ...], kind: str, content: Array) -> by
 
 
 # This reader walks the protobuf wire format itself, so that arrays need not be copied and a file may exceed
-# the 2 GiB limit of protobuf parsers:
-#   file    = (0x0a | varint size | Value)* [ "crc_num" | u80-BE CRC-32 of all bytes before ]
+# the 2 GiB limit of protobuf parsers. Numbers before a colon are field numbers:
+#   file    = (0x0a | varint size | Value)* [ "crc_num" | u80-BE CRC-32 of all bytes before it ]
 #   Value   = 1: tag, 2: Tensor | 3: map parameter
 #   Tensor  = 1: dims (varint each, or packed), 2: tensor_type, 3: tensor_content
 
 
 def _stored_arrays(data: mmap.mmap) -> dict[str, StoredArray]:
-    """Where the arrays of a file are; adjacent slices of one array are joined."""
+    """The arrays in a file, by name, with their byte ranges; consecutive slices of an array are joined."""
     arrays: dict[str, StoredArray] = {}
     last, position, size = "", 0, len(data)
     while position < size:

@@ -1,4 +1,4 @@
-"""safetensors files: written and validated by the safetensors library, read in place."""
+"""safetensors files: the safetensors library writes and validates them; arrays are read in place."""
 
 import importlib
 import json
@@ -32,7 +32,7 @@ _WRITABLE = {np.dtype(dtype) for dtype in _DTYPES.values() if dtype[0] in "<|"} 
 
 
 def library() -> ModuleType:
-    """The safetensors package; raises MissingExtraError with the pip line."""
+    """The safetensors package; raises MissingExtraError, which says how to install it."""
     try:
         return importlib.import_module("safetensors")
     except ImportError as error:
@@ -42,9 +42,9 @@ def library() -> ModuleType:
 
 
 def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
-    """The arrays of the file, to be read in place, in the order of its header; reads only the header.
+    """The arrays of a file in the order of its header. Reads only the header; an array is read on access.
 
-    BF16 becomes float32. Raises MissingFileError, DamagedFileError for bytes that are not safetensors,
+    BF16 is decoded to float32. Raises MissingFileError, DamagedFileError for bytes that are not safetensors,
     InvalidValueError for a dtype that NumPy lacks (floats of 8 bits or less), or MissingExtraError.
     """
     data, arrays, _ = open_safetensors(path)
@@ -54,7 +54,7 @@ def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
 def open_safetensors(
     path: str | os.PathLike[str],
 ) -> tuple[mmap.mmap, dict[str, StoredArray], dict[str, str]]:
-    """The mapped file, its arrays, and its metadata; raises as `map_safetensors`."""
+    """The mapped file, its arrays, and its metadata; raises the same errors as `map_safetensors`."""
     package = library()
     data = map_file(Path(path))
     try:
@@ -76,7 +76,7 @@ def write_safetensors(
 ) -> None:
     """Replace `path` with a safetensors file of these arrays (bool, integers, float16 to float64, complex64).
 
-    `metadata` is text by name for the file's header; if it is given, `state` may be empty. Raises
+    `metadata` maps names to texts for the file's header; if it is given, `state` may be empty. Raises
     InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError if
     writing fails.
     """
@@ -91,7 +91,7 @@ def write_safetensors(
 
 
 def writable(name: object, value: object) -> Array:
-    """The array as it is stored: little-endian, in C order; raises as `write_safetensors`."""
+    """The array as it is stored: little-endian, in C order; raises InvalidTypeError or InvalidValueError."""
     check_type("a name in state", name, str)
     check_type(f"state[{name!r}]", value, np.ndarray)
     array: Array = np.asarray(value)

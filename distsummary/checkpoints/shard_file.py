@@ -1,13 +1,13 @@
-"""One rank's shards of a checkpoint: a safetensors file with the slices of the model that it holds.
+"""One rank's shards of a checkpoint: a safetensors file with the slices of the model that the rank holds.
 
 Its metadata has one entry of our own, in JSON:
 
     "distsummary.shards": {"format": 1, "run_id", "attempt", "unit", "number", "rank", "ranks",
         "slices": {name: {"global_shape": [...], "offset": [...]}}, "sha256"}
 
-`rank` counts the ranks that write, from 0 to `ranks` - 1; a rank that only holds copies of other ranks'
-slices does not write. The slices are in the order of the model. The sha256 covers this entry (with an empty
-sha256) and the bytes of the arrays, sorted by name.
+Only ranks that write a file are counted: `ranks` of them, with `rank` from 0 to `ranks` - 1; a rank that
+only holds copies of other ranks' slices writes none. `slices` has the order of the model's parameters. The
+sha256 covers this entry (with an empty sha256) and the bytes of the arrays, sorted by name.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _FIRST = re.compile(rf"_rank_0{{5}}_of_(\d{{5,8}}){re.escape(SUFFIX)}$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRank:
-    """The place of a rank among the `ranks` that write shards of a model, in one attempt of a run."""
+    """The number of this rank among the `ranks` ranks that write shards of a model, in one attempt."""
 
     rank: int
     ranks: int
@@ -47,9 +47,9 @@ class ShardRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardHeader:
-    """Which shards a file holds: those of rank `rank` of the `ranks` that write, in one attempt of a run.
+    """Which shards a file holds: those of rank `rank`, one of `ranks` that write, in one attempt of a run.
 
-    `slices` gives the place of each of the file's arrays in the whole array; a whole array has the offset 0.
+    `slices` says where each of the file's arrays lies in the whole array; a whole array has offset 0.
     """
 
     run_id: str
@@ -62,11 +62,11 @@ class ShardHeader:
     sha256: str = ""
 
     def is_beside(self, other: "ShardHeader") -> bool:
-        """Whether both can be files of the same checkpoint."""
+        """Whether files with these two headers can belong to one checkpoint."""
         return replace(self, rank=0, slices={}, sha256="") == replace(other, rank=0, slices={}, sha256="")
 
     def to_json(self) -> str:
-        """The entry in the metadata."""
+        """The header as it is stored in the file's metadata."""
         return json.dumps({"format": FORMAT, **asdict(self)})
 
 
@@ -80,7 +80,7 @@ class FileVersion:
     def read_into(self, begin: int, out: Array) -> None:
         """Fill `out` in C order from byte `begin` on.
 
-        Raises DamagedFileError if the file has been replaced since then or ends early.
+        Raises DamagedFileError if the file has been replaced since it was first opened, or ends early.
         """
         buffer = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         rest = memoryview(buffer.reshape(-1).view(np.uint8).data)
@@ -114,7 +114,7 @@ def first_name(stem: str, ranks: int) -> str:
 
 
 def sibling_name(first: str, rank: int) -> str:
-    """The name of another rank's file; raises DamagedFileError unless `first` is the name of rank 0's."""
+    """The name of `rank`'s file; raises DamagedFileError unless `first` is the name of rank 0's file."""
     if not _FIRST.search(first):
         raise DamagedFileError(f"{first!r} does not name the shards of rank 0; it is not from this training")
     return _FIRST.sub(lambda found: f"_rank_{rank:05d}_of_{found[1]}{SUFFIX}", first)
@@ -125,7 +125,7 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def write_shards(path: Path, header: ShardHeader, state: Mapping[str, Array]) -> None:
-    """Replace `path` by a file of these arrays, whose places in the whole arrays are `header.slices`.
+    """Replace `path` by a file of these arrays; `header.slices` are their places in the whole arrays.
 
     Raises InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError
     if writing fails.
@@ -144,9 +144,9 @@ def write_shards(path: Path, header: ShardHeader, state: Mapping[str, Array]) ->
 
 
 def read_shards(path: Path) -> ShardFile:
-    """The header of a file; reads no array.
+    """Open a file: its header, and its arrays without reading them.
 
-    Raises MissingFileError, DamagedFileError for a file that `write_shards` did not make, MissingExtraError.
+    Raises MissingFileError, DamagedFileError for a file not made by `write_shards`, or MissingExtraError.
     """
     stamp = _stamp(os.stat(path)) if path.is_file() else (0, 0, 0)  # open_safetensors refuses it below
     _, arrays, metadata = open_safetensors(path)

@@ -1,4 +1,4 @@
-"""A checkpoint in shards that reads as one: each access assembles an array from its slices.
+"""A checkpoint in shards, read as if it were whole: each access assembles an array from its slices.
 
 No file is kept open and nothing is read ahead, because 20 checkpoints of a model on 64 ranks are 1280 files.
 """
@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedArray:
-    """An array in shards: its shape, one slice as stored, and all slices in the order of their offsets."""
+    """An array in shards: its shape, one stored slice (for the dtype), and all slices, by offset."""
 
     shape: tuple[int, ...]
     one: StoredArray
@@ -45,8 +45,8 @@ class ShardedArray:
 class ShardedState(StoredState):
     """The arrays in the files of one checkpoint, read anew at each access; bfloat16 becomes float32.
 
-    Raises DamagedFileError if the slices of an array do not cover every element exactly once, and at an
-    access to a file that has been replaced since it was opened.
+    The constructor raises DamagedFileError if the slices of an array do not cover every element exactly once.
+    An access raises it if the file has been replaced since it was first opened.
     """
 
     def __init__(self, files: Sequence[ShardFile]) -> None:
@@ -89,15 +89,15 @@ class ShardedState(StoredState):
 
 
 def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequence[Box]) -> None:
-    """Read elements start .. stop-1 (in C order) of an array of this shape, which the boxes cover.
+    """Read elements start .. stop-1 (in C order) of an array into `out`; the boxes cover the array.
 
-    They are read in up to three parts: the end of a row, whole rows, and the beginning of a row:
+    The elements (s) are read in up to three parts: the end of a row, whole rows, the beginning of a row:
 
         . . . s s s
         s s s s s s
         s s . . . .
 
-    A row is an array with one axis less, which the same boxes cover.
+    A row (one index of the first axis) is an array with one axis less, which parts of these boxes cover.
     """
     if start >= stop:
         return
@@ -123,14 +123,14 @@ def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequenc
 def _fill_row(
     out: Array, row: int, start: int, stop: int, shape: Sequence[int], boxes: Sequence[Box]
 ) -> None:
-    """Read elements start .. stop-1 of an array, which are all in this row."""
+    """Read elements start .. stop-1 of an array into `out`; all of them lie in its row `row`."""
     before = row * math.prod(shape[1:])
     rows = [box.row(row, out.itemsize) for box in _overlapping(boxes, row, row + 1)]
     fill(out, start - before, stop - before, shape[1:], rows)
 
 
 def _overlapping(boxes: Sequence[Box], low: int, high: int) -> Sequence[Box]:
-    """The boxes with elements of rows low .. high-1; they are adjacent, since boxes are sorted by offset."""
+    """The boxes with elements of rows low .. high-1: a slice of `boxes`, which are sorted by offset."""
 
     def first_row(box: Box) -> int:
         return box.offset[0]
@@ -141,9 +141,9 @@ def _overlapping(boxes: Sequence[Box], low: int, high: int) -> Sequence[Box]:
 
 
 def _sharded_array(name: str, files: Sequence[ShardFile]) -> ShardedArray:
-    """The array whose slices these files hold.
+    """The array `name`, whose slices these files hold.
 
-    Raises DamagedFileError unless the slices are the cells of a grid, as every mesh of ranks cuts an array.
+    Raises DamagedFileError unless the slices are the cells of a grid, as they are for every mesh of ranks.
     """
     seen = {(f.header.slices[name].global_shape, f.arrays[name].dtype) for f in files}
     if len(seen) > 1:

@@ -1,4 +1,4 @@
-"""The trajectory of one training, for reading: the checkpoints in a ckpt_dir, by step or epoch."""
+"""Reads the trajectory of one training: the checkpoints in a directory, by step or epoch."""
 
 import logging
 import os
@@ -27,9 +27,9 @@ SUFFIXES = tuple(_MAP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The checkpoints of one training by number, a step or an epoch.
+    """The checkpoints of one training, each with its number: a step or an epoch.
 
-    `run_id` is empty if MindSpore wrote the trajectory; its files have no sha256 to verify. `incomplete`
+    If MindSpore wrote the trajectory, `run_id` is empty and there is no sha256 to verify. `incomplete`
     holds the numbers that count as not saved because some of their shards are missing.
     """
 
@@ -61,8 +61,7 @@ class Trajectory:
         return tuple(number for number in self.spec.numbers if number not in self.numbers)
 
     def path(self, number: int, rank: int = 0) -> Path:
-        """The path of a checkpoint or of the shards of `rank`, always in `ckpt_dir`, which may have been
-        moved.
+        """The path of a checkpoint, or of `rank`'s shards of it, in `ckpt_dir` (which may have been moved).
 
         Raises InvalidValueError for a number that was not saved, MissingFileError for a file that does not
         exist, DamagedFileError for a name that leads out of `ckpt_dir`.
@@ -91,8 +90,8 @@ class Trajectory:
     def shards(self, number: int) -> list[ShardFile]:
         """The files of a checkpoint in shards, by rank; empty for a whole checkpoint. Reads no array.
 
-        Raises as `path`; also MissingFileError for a file of another run, attempt or number of ranks, and
-        DamagedFileError for a file without shards.
+        Raises the errors of `path`; also MissingFileError for a file of another run, attempt or number of
+        ranks, and DamagedFileError for a file without shards.
         """
         ranks = self.files[number].shards if number in self.files else 1
         found = [read_shards(self.path(number, rank)) for rank in range(ranks if ranks > 1 else 0)]
@@ -111,10 +110,10 @@ class Trajectory:
         return found
 
     def open(self, number: int) -> StoredState:
-        """One checkpoint, read in place array by array, so that it may be larger than memory.
+        """Open one checkpoint, whose arrays are read on access, so that it may be larger than memory.
 
-        Raises as `path` and `shards`; also DamagedFileError if a file is not the one that this training
-        wrote.
+        Raises the errors of `path` and `shards`; also DamagedFileError if a file is not the one that this
+        training wrote.
         """
         shards = self.shards(number)
         if shards:
@@ -132,12 +131,12 @@ class Trajectory:
         return map_checkpoint(path)
 
     def load(self, number: int) -> dict[str, Array]:
-        """One checkpoint as arrays by name, copied; raises as `open`."""
+        """One checkpoint as arrays by name, copied; raises the errors of `open`."""
         return self.open(number).own()
 
 
 def map_checkpoint(path: Path) -> MappedState:
-    """A checkpoint file of any format, read in place; its suffix says the format, whose reader may raise."""
+    """Map a checkpoint file; its suffix selects the reader of its format, whose errors are passed on."""
     if path.suffix not in _MAP:
         raise InvalidValueError(f"a checkpoint must end with one of {SUFFIXES}, got {path}")
     return _MAP[path.suffix](path)
@@ -146,9 +145,9 @@ def map_checkpoint(path: Path) -> MappedState:
 def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:
     """The trajectory that train_metadata.json in `ckpt_dir` describes.
 
-    Numbers with missing shards are left out, with a warning in the log, since each rank saves its own shards
-    without waiting for the others. Raises MissingFileError if there is no metadata, DamagedFileError if it
-    cannot be used.
+    Numbers with missing shards are left out, with a warning in the log; shards may be missing because each
+    rank saves its own without waiting for the others. Raises MissingFileError if there is no metadata,
+    DamagedFileError if it cannot be used.
     """
     directory = Path(ckpt_dir)
     metadata = read_metadata(directory)
@@ -167,5 +166,5 @@ def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:
             _log.warning("%s %d is left out: %s", found.unit, number, error)
             incomplete.add(number)
         except DamagedFileError:
-            pass  # it was saved; opening it will raise
+            pass  # this checkpoint was saved; opening it will raise the error
     return replace(found, incomplete=frozenset(incomplete))

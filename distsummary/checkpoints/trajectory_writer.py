@@ -1,4 +1,4 @@
-"""Saves the checkpoints of one training, each followed by the metadata that names it."""
+"""Saves the checkpoints of one training, and after each the metadata file that lists them."""
 
 import logging
 import os
@@ -41,23 +41,22 @@ _WRITE: dict[str, Callable[[Path, Mapping[str, Array]], None]] = {
 
 
 class TrajectoryWriter:
-    """Saves the checkpoints of one training, each followed by the metadata that names it.
+    """Saves the checkpoints of one training, and after each the metadata file that lists them.
 
     If the directory was used before, the metadata names only files of this run: entries of other runs are
-    removed before the first of their files is replaced. A resumed run keeps its own
-    checkpoints before the first one that is due after the restart, and saves all later ones again. `save` is
-    not thread-safe.
+    removed before any of their files is replaced. A resumed run keeps its own checkpoints with numbers below
+    the first one that is due after the restart, and saves all the others again. `save` is not thread-safe.
 
     Args:
         ckpt_dir: `RunDir.ckpt_dir`; created when the first checkpoint is saved.
-        spec: the steps or epochs to save, and what landscapes will need to know.
+        spec: the steps or epochs to save, and the settings of the landscapes to be computed later.
         model_name: the class of the model, for the names of the files.
         run_id: the id of this run.
         step_per_epoch: 0 if unknown.
         format: "mindspore" (.ckpt, which MindSpore's SummaryLandscape can use) or "safetensors".
-        shard_rank: the place of this rank, which saves its shards of a model as safetensors; rank 0 also
-            writes the metadata. Ranks do not wait for each other: a checkpoint is complete once all have
-            saved.
+        shard_rank: None to save whole models. Otherwise this rank saves its shards of the model, always as
+            safetensors, and rank 0 also writes the metadata. Ranks do not wait for each other: a checkpoint
+            is complete once every rank has saved its shards.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class TrajectoryWriter:
         self._metadata = TrainMetadata(spec=spec, step_per_epoch=step_per_epoch, run_id=run_id)
 
     def due(self, number: int) -> bool:
-        """Whether this step or epoch, which the training has reached, is planned and not yet saved."""
+        """Whether to save a step or epoch that the training has reached: it is planned and not saved yet."""
         if number not in self._due:
             return False
         self._first = number if self._first is None else self._first

@@ -1,4 +1,4 @@
-"""RankCollector as a Ray actor, and the writer that sends batches to it until they are acknowledged."""
+"""Runs RankCollector as a Ray actor, and RemoteWriter, which sends batches to it until acknowledged."""
 
 import contextlib
 import logging
@@ -23,11 +23,11 @@ ANSWER_S = 30.0
 
 
 def start_collector(spec: WriterSpec) -> Any:
-    """Start the actor on this node, owned by this process: it ends when the process does.
+    """Start the actor on this node, owned by this process: it ends when the process ends.
 
-    It reserves 0 CPUs and uses a label selector: any fraction of a CPU would deadlock a full cluster, and Ray
-    ignores soft affinity with 0 CPUs. Ray's retries are off because they reorder calls; RemoteWriter sends
-    again.
+    It reserves 0 CPUs, because on a full cluster it would wait forever for any fraction of a CPU. A label
+    selector places it, because Ray ignores soft node affinity for 0 CPUs. Ray's retries are off because they
+    reorder calls; RemoteWriter repeats them instead.
     """
     node = ray.get_runtime_context().get_node_id()
     options = {
@@ -36,7 +36,7 @@ def start_collector(spec: WriterSpec) -> Any:
         "max_task_retries": 0,
         "label_selector": {"ray.io/node-id": node},
         "fallback_strategy": [{"label_selector": {}}],
-        "scheduling_strategy": "DEFAULT",  # not in the placement group of the trainer that starts it
+        "scheduling_strategy": "DEFAULT",  # keeps it out of the placement group of the trainer that starts it
     }
     return ray.remote(RankCollector).options(**options).remote(spec)
 
@@ -44,11 +44,12 @@ def start_collector(spec: WriterSpec) -> Any:
 class RemoteWriter:
     """Sends batches in order to the rank's collector and keeps each one until it is acknowledged.
 
-    If the collector dies or cannot write, all unacknowledged batches are sent to its next session, with the
-    same seqs in the same order. An OSError means that the caller must repeat the call (see `Writer`). Only
-    the AsyncWriter's thread may use it, except for `health`, which any thread may call.
+    If the collector dies or cannot write, all unacknowledged batches are sent to its next session, in the
+    same order and with the same sequence numbers; with the delivery QUEUED they are dropped instead. An
+    OSError means that the caller must repeat the call (see `Writer`). Only the AsyncWriter's thread may use
+    this object, except for `health`, which any thread may call.
 
-    Raises WriteError after Ray was shut down, because nothing can be acknowledged any more.
+    Methods raise WriteError after Ray was shut down, because nothing can be acknowledged any more.
     """
 
     def __init__(self, spec: WriterSpec) -> None:
@@ -61,16 +62,16 @@ class RemoteWriter:
         self._failed = Health()
 
     def health(self) -> Health:
-        """The collector's counters as of its last answer."""
+        """The collector's counters in its last answer, plus the batches that it never acknowledged."""
         return self._health.plus(self._failed)
 
     def start(self) -> int:
-        """Wait for the collector; returns the last seq in its files."""
+        """Wait for the collector; returns the last sequence number in its files."""
         self._connect()
         return self._health.last_seq
 
     def write(self, batch: Batch) -> None:
-        """Send a batch; waits only if the window is full. After an OSError the batch was not accepted."""
+        """Send a batch; waits only if WINDOW batches are unacknowledged. An OSError means: not accepted."""
         while len(self._sent) >= WINDOW:
             self._settle_oldest()
         if self._session is None:
@@ -78,7 +79,7 @@ class RemoteWriter:
         self._sent.append((batch, self._send(batch)))
 
     def flush(self) -> None:
-        """Return when every batch has been delivered, or its failure counted."""
+        """Return when each batch has been delivered or counted as lost."""
         while self._sent:
             self._settle_oldest()
         if self._spec.delivery == SYNCED:
@@ -100,13 +101,13 @@ class RemoteWriter:
         return self._actor.write.remote(self._session, batch)
 
     def _settle_oldest(self) -> None:
-        """Wait for the oldest acknowledgement; after an OSError it is missing and the batch is kept."""
+        """Wait until the oldest batch is acknowledged; after an OSError it is kept, except if QUEUED."""
         if self._session is None:
             self._resume()
         batch, reference = self._sent[0]
         try:
             self._health = self._answer(reference)
-        except StaleAttemptError:  # sent after a batch that failed: it also goes to the next session
+        except StaleAttemptError:  # it followed a batch that failed: both go to the next session
             self._session = None
             return
         except OSError as error:
@@ -119,11 +120,11 @@ class RemoteWriter:
         self._sent.popleft()
 
     def _answer(self, reference: Any) -> Any:
-        """The collector's answer; OSError if it died, hangs or has a bad disk."""
+        """Wait for the collector's answer; raises OSError if it died, hangs or cannot write to its disk."""
         try:
             return ray.get(reference, timeout=ANSWER_S)
         except GetTimeoutError as error:
-            # It hangs: kill it, so that Ray restarts it. A collector that is still starting is left alone.
+            # The collector hangs: kill it, so that Ray restarts it. One that is still starting is left alone.
             host, pid = self._process
             if host == platform.node():  # a stopped process would not react to Ray's kill
                 with contextlib.suppress(ProcessLookupError):
@@ -163,7 +164,7 @@ class RemoteWriter:
 
 
 def _require_ray() -> None:
-    """Raise WriteError without Ray: a call would start a cluster of its own."""
+    """Raise WriteError if Ray was shut down: calling an actor would then start a new cluster."""
     if not ray.is_initialized():
         raise WriteError("Ray was shut down before the run was closed; close the run first")
 

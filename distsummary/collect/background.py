@@ -27,13 +27,13 @@ class _Job(NamedTuple):
 
 
 class Background:
-    """Runs jobs in the order of their submission; the thread starts with the first.
+    """Runs jobs in a thread, in the order of their submission; the first job starts the thread.
 
     Args:
         health: counts the failures.
-        budget_bytes: how much the jobs may hold; two jobs may wait whatever they hold, further ones are
-            dropped.
-        raise_exception: also raise a failure as WriteError on the next call.
+        budget_bytes: how much memory the jobs may hold. Two jobs may wait whatever they hold; a further job
+            that exceeds the budget is dropped.
+        raise_exception: also raise a job's failure, as WriteError, on the next call of a method.
     """
 
     def __init__(
@@ -52,11 +52,12 @@ class Background:
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def submit(self, name: str, job: Callable[[], object], *, nbytes: int = 0, wait_s: float = 0.0) -> None:
-        """Queue `job()`; its failure is counted under `name`, and so is a dropped job.
+        """Queue `job()`; if it fails or is dropped, that is counted under `name`.
 
         Args:
             nbytes: the bytes that the job holds.
-            wait_s: how long the caller waits at most for room in the budget; only once per stall.
+            wait_s: how long the caller waits at most for room in the budget. After a wait in vain, calls do
+                not wait again until a job is done.
 
         Raises ClosedError after close, WriteError for an earlier failure if `raise_exception` is set.
         """
@@ -79,14 +80,14 @@ class Background:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Return when every job has run; raises as `submit`."""
+        """Return when every job has run; raises the errors of `submit`."""
         self._check()
         with self._changed:
             self._changed.wait_for(lambda: self._done == self._accepted)
         self._failures.raise_last()
 
     def close(self) -> None:
-        """Flush, within a minute, and end the thread; does nothing on a second call or after a fork.
+        """Wait at most a minute for the jobs to end; does nothing on a second call or after a fork.
 
         Raises WriteError for an earlier failure if `raise_exception` is set.
         """
@@ -119,7 +120,7 @@ class Background:
                     self._held_bytes -= job.nbytes
                     self._done += 1
                     self._changed.notify_all()
-                job = None  # releases its memory before the next wait
+                job = None  # frees the job's memory before the next wait
                 self._changed.wait_for(lambda: self._jobs or self._is_closed)
                 if not self._jobs:
                     return

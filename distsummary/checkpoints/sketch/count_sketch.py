@@ -1,16 +1,16 @@
 """The count sketch `philox-cs-v1`: 31,907 numbers that preserve distances between sets of parameters.
 
-Each element of a parameter is added, with a random sign, to one of K buckets (Charikar, Chen & Farach-Colton
-2002):
+The sketch S theta of parameters theta has K = 31,907 buckets b. Each element theta_i is added, with a random
+sign, to one of them (Charikar, Chen & Farach-Colton 2002):
 
     (S theta)_b = sum over elements i in bucket b of sign(i) theta_i
 
 S is linear: the sketches of shards add up to the sketch of the whole, and the difference of two sketches is
-the sketch of the difference. A product <S u, S v> equals <u, v> to within |u| |v| sqrt(2 / K), 0.8 %,
-whatever u and v are (Weinberger et al. 2009).
+the sketch of the difference. For any u and v, the dot product <S u, S v> equals <u, v> with a standard error
+of at most |u| |v| sqrt(2 / K), that is 0.8 % of |u| |v| (Weinberger et al. 2009).
 
 Bucket and sign of element i of a parameter are functions of (seed, name, i), chosen so that adding a
-parameter is a few passes over contiguous memory: with chunk c = i // (16 K) and p = i % (16 K),
+parameter takes a few passes over contiguous memory. With chunk c = i // (16 K) and p = i % (16 K),
 
     bucket = (p + shift_c) mod K,  sign = signs[offset_c + p],
     offset_c, shift_c = w mod 2^18, (w >> 32) mod K     w: word c of Philox (seed, axis 3, name, block 0)
@@ -63,14 +63,14 @@ class Sketcher:
             folded = exact[whole:] * flips[whole:]
             if whole:
                 rows = exact[:whole].reshape(-1, BUCKETS), flips[:whole].reshape(-1, BUCKETS)
-                rest, folded = folded, np.einsum("rb,rb->b", *rows)  # one pass, stores no product
+                rest, folded = folded, np.einsum("rb,rb->b", *rows)  # one pass that stores no products
                 folded[: len(rest)] += rest
             first = min(len(folded), BUCKETS - bucket)
             sketch[bucket : bucket + first] += folded[:first]
             sketch[: len(folded) - first] += folded[first:]
 
     def pieces(self, name: str, values: Any, start: int = 0) -> Iterator[tuple[Any, int, Array, slice]]:
-        """Cut `values` at the chunks: (piece, bucket of its first element, signs, place in `signs`)."""
+        """Cut `values` at chunk borders; yields (piece, bucket of its first element, signs, their place)."""
         at = 0
         while at < len(values):
             chunk, place = divmod(start + at, CHUNK)
@@ -81,7 +81,7 @@ class Sketcher:
             at += len(piece)
 
     def sketch(self, parameters: Mapping[str, Array], names: Sequence[str] | None = None) -> Array:
-        """The sketch of whole parameters: of all, or of those in `names`."""
+        """The sketch of whole parameters: of all of them, or only of those in `names`."""
         total = np.zeros(BUCKETS)
         for name in parameters if names is None else names:
             self.add(total, name, np.asarray(parameters[name]).reshape(-1))
@@ -90,7 +90,7 @@ class Sketcher:
 
 @lru_cache(maxsize=1)
 def signs(seed: int) -> Array:
-    """The table of signs, float32."""
+    """The table of random signs: +1 or -1, float32."""
     count = CHUNK + _OFFSETS
     words = philox(seed, _AXIS, "signs", 0).random_raw(-(-count // 64)).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), count=count, bitorder="little")
@@ -99,7 +99,7 @@ def signs(seed: int) -> Array:
 
 @lru_cache(maxsize=1 << 16)
 def _chunk(seed: int, name: str, chunk: int) -> tuple[int, int]:
-    """The offset and shift of a chunk."""
+    """The chunk's offset in the table of signs, and its shift of the buckets."""
     bits = philox(seed, _AXIS, name, 0)
     bits.advance(chunk // 4)  # each step of the counter makes 4 words
     word = int(bits.random_raw(chunk % 4 + 1)[-1])

@@ -1,4 +1,4 @@
-"""Keeps sketches of a training step by step, for at most a hundredth of its time."""
+"""Takes and saves sketches of a model while it is trained, in at most a hundredth of the training's time."""
 
 import time
 from collections import deque
@@ -12,31 +12,31 @@ from distsummary.checkpoints.sketch.sketch_file import SketchWriter
 from distsummary.checkpoints.sketch.sketching import Sketching
 from distsummary.frameworks.base import Pending
 
-SHARE = 0.008  # of the time between two steps; with the work of the background thread it is a hundredth
+SHARE = 0.008  # of a step's time may go to sketches; the background thread's work makes it a hundredth
 ROWS = 16  # sketches written at a time: one megabyte
-FIRST_STRIDE = 8  # until the times of a step and of a sketch are known
-LOWERED = 0.8  # below this share of the allowed cost, sketches are taken more often again
+FIRST_STRIDE = 8  # used until the times of a step and of a sketch are known
+LOWERED = 0.8  # the stride is halved if the cost then stays below this share of the allowed cost
 _STEPS, _COSTS = 32, 8  # steps and sketches whose times are averaged
 
 
 class Submit(Protocol):
-    """`Background.submit`."""
+    """The signature of `Background.submit`."""
 
     def __call__(self, name: str, job: Callable[[], object], *, nbytes: int = 0) -> None:
         """Run `job()` later."""
 
 
 class Pace:
-    """Decides which steps get a sketch: every n-th; n is the least power of two that costs at most `share`.
+    """Decides which steps get a sketch: every n-th, with the least power of two n that costs at most `share`.
 
-    n is a power of two because ranks sketch their parts of a model without communicating: the steps of the
-    slowest rank are then a subset of those of all others.
+    n is a power of two because ranks sketch their parts of a model without communicating: the steps that
+    the slowest rank sketches are then a subset of the steps that any other rank sketches.
 
     Args:
-        every: a fixed n, whatever it costs; 0 lets the costs decide.
+        every: a fixed n, whatever the sketches cost; 0 means that n is chosen by their cost.
         share: the part of the training's time that sketches may take.
 
-    The first step always gets a sketch: from it on, an attempt replaces the attempts before it.
+    The first step always gets a sketch, because an attempt replaces earlier ones from its first sketch on.
     """
 
     def __init__(self, every: int = 0, share: float = SHARE) -> None:
@@ -53,7 +53,7 @@ class Pace:
         return is_first or (number - 1) % self.stride == 0
 
     def learn(self, step_s: float | None, cost_s: float | None) -> None:
-        """Note the seconds that a step took without its sketch, and those of a sketch; None if unknown."""
+        """Note the seconds of a step without its sketch, and of its sketch alone; None if not measured."""
         if step_s is not None:
             self._steps.append(step_s)
         if cost_s is None:
@@ -74,10 +74,10 @@ class SketchKeeper:
     """Takes sketches when they are due and passes them to a background thread, ROWS at a time.
 
     Args:
-        sketching, writer: take and write the sketches.
+        sketching: takes the sketches. writer: writes them.
         submit: runs a job in the background.
         every: see `Pace`.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SketchKeeper:
         cost_s = None
         if self._pace.is_due(number):
             self._rows.append((number, self._sketching.take()))
-            if len(self._rows) >= ROWS or not self._has_file:  # the first one at once, in case of a kill
+            if len(self._rows) >= ROWS or not self._has_file:  # the first one at once: a crash may follow
                 self.flush()
             cost_s = self._clock() - start
         self._pace.learn(step_s, cost_s)

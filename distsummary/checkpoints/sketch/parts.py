@@ -13,7 +13,7 @@ from distsummary.frameworks.base import Framework
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchedPart:
-    """A parameter or this rank's shard of it; `runs` are pairs (first element in the whole, slice of it)."""
+    """A parameter or this rank's shard of it; `runs`: (first element in the whole, slice of flat tensor)."""
 
     name: str
     tensor: Any
@@ -21,10 +21,10 @@ class SketchedPart:
 
 
 class ModelParts:
-    """The trained parameters and shards of a model for which `is_mine(split_axes)` is true.
+    """The trained parameters and shards for which `is_mine` is true, given the mesh axes that split them.
 
-    Each iteration gives the tensors that the model holds at that time, under the names that were trainable at
-    the beginning. A parameter that FSDP2 has gathered since then is still given as the shard.
+    Each iteration gives the tensors that the model holds at that time, for the names that were trainable when
+    this object was made. A parameter that FSDP2 has gathered since then is still given as its shard.
 
     Iterating raises InvalidValueError once the names or shapes of the trained parameters have changed.
     """
@@ -55,7 +55,7 @@ class ModelParts:
         if self._is_unchanged():
             return iter(self._parts.values())
         now = dict(self._framework.named_parameters(self._network))
-        if self._shapes.keys() - now.keys():  # frozen or removed since then
+        if self._shapes.keys() - now.keys():  # some were frozen or removed
             others = dict(self._framework.tensors(self._network))
             now |= {name: others[name] for name in self._shapes if name in others}
         shapes = {name: tuple(tensor.shape) for name, tensor in now.items()}
@@ -69,7 +69,7 @@ class ModelParts:
             tensor, axes = now[name], self._framework.split_axes
             if tensor is not part.tensor and bool(axes(tensor)) == bool(axes(part.tensor)):
                 self._parts[name] = replace(part, tensor=tensor, runs=_runs(self._framework, tensor))
-        self._is_unchanged = self._framework.watch(self._network)  # the old one keeps old tensors alive
+        self._is_unchanged = self._framework.watch(self._network)  # the old check keeps old tensors alive
         return iter(self._parts.values())
 
 
@@ -89,8 +89,8 @@ def contiguous(
     """
     inner = len(shape)
     while inner > 0 and shape[inner - 1] == global_shape[inner - 1]:
-        inner -= 1  # all axes from this one on are whole
-    inner = max(inner - 1, 0)  # a run extends along this axis too
+        inner -= 1  # the shard has all of this axis and of those after it
+    inner = max(inner - 1, 0)  # a run also extends along the last axis that is cut
     length = int(np.prod(shape[inner:], dtype=np.int64))
     strides = [int(np.prod(global_shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     for number, index in enumerate(np.ndindex(*shape[:inner])):

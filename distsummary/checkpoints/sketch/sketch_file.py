@@ -1,13 +1,13 @@
-"""Files of sketches, step by step, that survive a crash; one file for each rank that sketches a part.
+"""Files to which sketches are appended, so that they survive a crash; one for each rank that sketches.
 
-A file belongs to one part (rank) of one attempt, `sketch_00000_rank_00002.frames` in the ckpt_dir, and
-consists of TFRecord frames:
+A file holds the sketches S(theta), of K numbers each (see `count_sketch`), of one rank in one attempt.
+Its name is like `sketch_00000_rank_00002.frames` (attempt, rank), and it consists of TFRecord frames:
 
-    first    u32 length | JSON of the header | K float64: S(theta) at the first step of the file
-    others   int64 step | float64 scale | K int16: (S(theta) - the first) / scale, rounded
+    first    u32 length | JSON of the header | K float64: S0, which is S(theta) at the first step of the file
+    others   int64 step | float64 scale | K int16: (S(theta) - S0) / scale, rounded
 
-all little-endian; a scale of NaN marks parameters that are not finite. Rounding the displacement from the
-first step to 16 bits is negligible next to the error of the sketch. A frame takes 63,846 bytes.
+All numbers are little-endian; a scale of NaN marks parameters that are not finite. The error of rounding to
+16 bits is negligible next to the error of the sketch. Each of the other frames takes 63,846 bytes.
 """
 
 import json
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchHeader:
-    """Which sketches a file holds: those of part `rank` of the `parts` that add up, in one attempt of a run.
+    """Which sketches a file holds: those of part `rank` (of `parts` parts of the model), in one attempt.
 
     `parameters` is the `count_sketch.digest` of the parameters.
     """
@@ -59,19 +59,19 @@ class SketchHeader:
     seed: int = 0
 
     def is_of(self, other: "SketchHeader") -> bool:
-        """Whether both belong to one run and to the same parameters."""
+        """Whether files with these two headers belong to one run and to the same parameters."""
         return (self.run_id, self.parameters, self.seed) == (other.run_id, other.parameters, other.seed)
 
     def file(self, ckpt_dir: Path) -> Path:
-        """The path of the file."""
+        """The path of the file with this header."""
         return ckpt_dir / f"sketch_{self.attempt:05d}_rank_{self.rank:05d}.frames"
 
 
 class SketchWriter:
-    """Appends sketches to the file of one part, which the first `write` creates or replaces. Not thread-safe.
+    """Appends sketches to a rank's file, which the first `write` creates or replaces. Not thread-safe.
 
-    Every call of `write` makes one write to the file: what was written before survives a crash, and a failed
-    write leaves nothing behind.
+    Every call of `write` appends to the file at once: what earlier calls wrote survives a crash, and a failed
+    call leaves nothing behind.
     """
 
     def __init__(self, ckpt_dir: str | os.PathLike[str], header: SketchHeader) -> None:
@@ -81,7 +81,7 @@ class SketchWriter:
         self._end = 0
 
     def write(self, rows: Sequence[tuple[int, Pending]]) -> None:
-        """Append the sketches of these steps; raises RunDirError if the operating system refuses."""
+        """Append the sketches of these steps; raises RunDirError if the file cannot be written."""
         sketches = [(step, np.asarray(pending.result(), np.float64)) for step, pending in rows]
         if not sketches:
             return
@@ -89,7 +89,7 @@ class SketchWriter:
         if first is None:
             first = sketches[0][1]
             if not np.isfinite(first).all():
-                first = np.zeros_like(first)  # a displacement from non-finite numbers has no meaning
+                first = np.zeros_like(first)  # a difference from non-finite numbers has no meaning
             header = json.dumps(
                 {"format": FORMAT, "sketch": SKETCH, "buckets": BUCKETS, **asdict(self._header)}
             ).encode()
@@ -127,7 +127,7 @@ def _row_frame(step: int, displacement: Array) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The sketch of one step in one file: first + scale * the numbers at `offset` of `data`."""
+    """The sketch of one step in one file: `first` + `scale` * (the int16 numbers at `offset` of `data`)."""
 
     first: Array
     data: mmap.mmap
@@ -174,7 +174,7 @@ def _sketch_paths(directory: Path) -> list[Path]:
 def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
     """The sketches that the attempts and ranks of a run have left in `ckpt_dir`.
 
-    From its own first step on, a later attempt replaces the steps of earlier ones. Damaged and torn frames
+    From its own first step on, a later attempt replaces the steps of earlier attempts. Damaged or torn frames
     are skipped. Raises MissingFileError if there are no sketch files, DamagedFileError if none can be used.
     """
     directory = Path(ckpt_dir)
@@ -187,7 +187,7 @@ def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
     files = [file for path in paths if (file := _read_file(path)) is not None]
     if not files:
         raise DamagedFileError(f"no sketch file in {directory} can be read; train again")
-    # Modification times only decide between runs: a copied run has new ones, in any order.
+    # Modification times only choose the run, not the attempt: copying a run gives its files new ones.
     run_id = max(files, key=lambda file: file.modified).header.run_id
     newest = max((f.header for f in files if f.header.run_id == run_id), key=lambda header: header.attempt)
     rows: dict[int, list[_Row]] = {}
@@ -221,7 +221,7 @@ class _SketchFile:
 
 
 def _read_file(path: Path) -> _SketchFile | None:
-    """One file; None, with a warning in the log, if its first frame cannot be read."""
+    """Read one file; returns None, with a warning in the log, if its first frame cannot be read."""
     frames = read_frames(path, resync=True)
     try:
         head = next(frames, None)
@@ -248,7 +248,7 @@ def _read_file(path: Path) -> _SketchFile | None:
             _log.warning("%s: left out at byte %d: %s", path, found.offset, found.damage or "another size")
             continue
         step, scale = _ROW.unpack_from(found.payload)
-        if step <= last:  # the training repeated these steps
+        if step <= last:  # the training repeated the steps from this one on
             rows = {other: row for other, row in rows.items() if other < step}
         rows[step] = _Row(first, data, found.offset + HEADER_BYTES + _ROW.size, scale)
         last = step

@@ -1,4 +1,4 @@
-"""Takes sketches of a model's parameters: of NumPy arrays here, of torch tensors in `torch_sketch`."""
+"""Takes sketches of a model's parameters: NumPy arrays in this module, torch tensors in `torch_sketch`."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -15,7 +15,7 @@ class Sketching(Protocol):
     """Takes sketches of the parameters that it was created for."""
 
     def take(self) -> Pending:
-        """A sketch of the current values; does not wait for a device, and later changes do not affect it.
+        """Start a sketch of the current values, without waiting for a device; later changes do not affect it.
 
         `result()` gives floats of shape (BUCKETS,).
         """
@@ -41,7 +41,7 @@ class NumpySketching:
 def open_sketching(framework: Framework, parts: Iterable[SketchedPart], seed: int = 0) -> Sketching:
     """The Sketching for tensors of this framework; every `take` iterates over `parts` again."""
     if framework.name == "torch":
-        from distsummary.checkpoints.sketch.torch_sketch import TorchSketching  # imports torch
+        from distsummary.checkpoints.sketch.torch_sketch import TorchSketching  # it imports torch
 
         return TorchSketching(parts, seed)
     return NumpySketching(parts, seed)

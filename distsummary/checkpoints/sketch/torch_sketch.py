@@ -1,4 +1,4 @@
-"""Sketches of torch parameters: in place on the host, with a few kernels on a device."""
+"""Sketches of torch parameters: computed where they are, in host memory or by a few kernels on a device."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -15,8 +15,8 @@ from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.torch import FRAMEWORK, local_part
 
 GROUP = 16  # chunks added at a time on a device: 8 million elements, 65 MB of workspace
-SUMMED = 64  # additions to float32 sums before these are added to float64 sums
-LANES = 4  # sums of each bucket on the host: fewer and longer additions, which torch spreads over its threads
+SUMMED = 64  # additions to the float32 sums before those sums are added to float64 totals
+LANES = 4  # partial sums per bucket on the host: fewer, longer additions, which torch spreads over threads
 
 _Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, values, signs: buckets += values * signs
 
@@ -46,10 +46,10 @@ class TorchSketching:
 
 
 class _HostSketcher:
-    """Sketches parameters in host memory with additions of signed values that are prepared once.
+    """Sketches parameters in host memory; prepares the additions of signed values once and repeats them.
 
     A prepared addition is a view of a parameter's memory; it is prepared again when the parameter has
-    different memory, another shape or another dtype. A parameter that must be copied to be read (bfloat16,
+    other memory, another shape or another dtype. A parameter that must be copied to be read (bfloat16,
     channels_last) is copied and prepared each time. Sums are float64 if any parameter is float64, because
     rounding to float32 would lose small steps.
     """
@@ -60,7 +60,7 @@ class _HostSketcher:
         self._prepared: dict[str, tuple[Tensor, list[_Addition]]] = {}
 
     def take(self, parts: Sequence[SketchedPart]) -> Tensor:
-        """The current sketch (BUCKETS,), float32 if few additions make it."""
+        """The current sketch (BUCKETS,); float32 if no parameter is float64 and SUMMED additions suffice."""
         is_double = any(part.tensor.dtype == torch.float64 for part in parts)
         if is_double != (self._sums.dtype == torch.float64):
             self._sums, self._prepared = self._sums.to(torch.float64 if is_double else torch.float32), {}
@@ -80,7 +80,7 @@ class _HostSketcher:
         return sums if total is None else total.double().add_(sums)
 
     def _additions(self, part: SketchedPart) -> list[_Addition]:
-        """The additions for this part, prepared now unless they still fit."""
+        """The additions for this part; prepares them unless those from an earlier sketch are still valid."""
         local = local_part(part.tensor)
         if part.name in self._prepared:
             seen, additions = self._prepared[part.name]
@@ -127,7 +127,7 @@ def _add_chunks(total: Tensor, table: Tensor, chunks: Sequence[tuple[Tensor, int
     """Add whole chunks of equal length, each starting at its own bucket, to the sketch `total`."""
     pieces, buckets, offsets = zip(*chunks, strict=True)
     values = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-    flips = table.unfold(0, CHUNK, 1).index_select(0, _on(table.device, offsets))  # the windows are views
+    flips = table.unfold(0, CHUNK, 1).index_select(0, _on(table.device, offsets))  # `unfold` makes views
     folded = (values.view(len(pieces), CHUNK) * flips).view(len(pieces), -1, BUCKETS).sum(1)
     turned = (torch.arange(BUCKETS, device=total.device) - _on(table.device, buckets)[:, None]) % BUCKETS
     total += folded.gather(1, turned).sum(0, dtype=torch.float64)
@@ -135,7 +135,7 @@ def _add_chunks(total: Tensor, table: Tensor, chunks: Sequence[tuple[Tensor, int
 
 @cache
 def _on(device: torch.device, values: tuple[int, ...]) -> Tensor:
-    """The values on the device; cached, since they never change and copying waits for the device."""
+    """The values on the device; cached, because each sketch needs them and copying waits for the device."""
     return torch.tensor(values).to(device)
 
 
