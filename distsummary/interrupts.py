@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 
-RETURN_S = 0.01  # longer than the code that dropped the interrupt takes to return
+RETURN_S = 0.01  # seconds; longer than the code that dropped the interrupt takes to return
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def heeds_interrupts() -> Iterator[None]:
         yield
         return
     main_ident = main.ident
-    lost: SimpleQueue[bool] = SimpleQueue()  # its put is safe in a destructor
+    lost: SimpleQueue[bool] = SimpleQueue()  # its put may be called in a destructor
     before = sys.unraisablehook
 
     def note(ignored: "sys.UnraisableHookArgs") -> None:
@@ -57,8 +57,8 @@ def heeds_interrupts() -> Iterator[None]:
             before(ignored)
 
     def send_again() -> None:
-        # In another thread, because exceptions raised in the hook are ignored as well. And as a real signal,
-        # because it also interrupts blocking system calls.
+        # Runs in another thread, because exceptions raised in the hook are ignored as well. Sends a real
+        # signal, because this also interrupts blocking system calls.
         while lost.get():
             time.sleep(RETURN_S)
             signal.pthread_kill(main_ident, signal.SIGINT)

@@ -11,7 +11,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Array, Image
 
 COLUMNS = 8  # pictures per row of a canvas
-LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # N pictures of C channels; the first that fits is used
+LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # N pictures, C channels; the first layout to fit is used
 
 
 def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
@@ -20,9 +20,9 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
     The axes are one of LAYOUTS: (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W), where C is 1
     (grey) or 3 (RGB).
 
-    uint8 values and integers within 0..255 are kept, bool becomes black and white, floats within [0, 1] are
-    multiplied by 255 and rounded; everything else is stretched from its finite range to 0..255 (a constant
-    becomes black). NaN and -Inf are black, Inf is white. With `mindspore_compat`, only (N, C, H, W) is
+    Integers within 0..255 are kept; bool becomes black and white; floats within [0, 1] are multiplied by 255
+    and rounded; any other array is stretched from its finite range to 0..255 (a constant array becomes
+    black). NaN and -Inf are black, Inf is white. With `mindspore_compat`, only (N, C, H, W) is
     accepted and the whole canvas is stretched, uint8 included, as MindSpore does.
 
     Raises InvalidTypeError for a dtype and InvalidValueError for a shape that cannot be drawn.
@@ -58,12 +58,12 @@ def encode_png(pixels: Array) -> bytes:
     """PNG of (H, W, 3) uint8 pixels.
 
     The filter "Up" and zlib's run-length strategy take a ninth of the time of zlib's default for 1 % more
-    bytes; with the extra `isal` the time is a quarter of that.
+    bytes. If the package's extra `isal` is installed, only a quarter of that time is needed.
     """
     height, width, _ = pixels.shape
     rows = pixels.reshape(height, width * 3)
     filtered = np.empty((height, 1 + width * 3), np.uint8)
-    filtered[:, 0] = 2  # filter "Up": each byte minus the one above it, modulo 256
+    filtered[:, 0] = 2  # filter "Up": each byte minus the byte above it, modulo 256
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
     data = _deflate()(filtered.data)
@@ -97,9 +97,9 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def layout_of(shape: Sequence[int], *, mindspore_compat: bool = False) -> str:
-    """The first of LAYOUTS that fits a shape: C is 1 or 3, no axis is 0. `mindspore_compat`: only NCHW.
+    """The first of LAYOUTS that fits a shape, where C must be 1 or 3 and no axis may be 0.
 
-    Raises InvalidValueError if none fits.
+    With `mindspore_compat`, only NCHW is tried. Raises InvalidValueError if no layout fits.
     """
     layouts = LAYOUTS[:1] if mindspore_compat else LAYOUTS
     for layout in layouts:
@@ -113,14 +113,14 @@ def layout_of(shape: Sequence[int], *, mindspore_compat: bool = False) -> str:
 
 
 def _canvas(pictures: Array) -> Array:
-    """(N, C, H, W) to (rows * H, columns * W, 3) of the same dtype."""
+    """Place pictures (N, C, H, W) on a canvas (rows * H, columns * W, 3) of the same dtype."""
     number, channels, height, width = pictures.shape
     columns = min(number, COLUMNS)
     rows = -(-number // columns)
     canvas = np.zeros((rows, height, columns, width, 3), pictures.dtype)
     for place in range(number):
         tile = canvas[place // columns, :, place % columns]
-        for colour in range(3):  # one by one takes a quarter of the time of a transposed copy
+        for colour in range(3):  # by channel: a quarter of the time of a transposed copy
             tile[:, :, colour] = pictures[place, colour % channels]
     return canvas.reshape(rows * height, columns * width, 3)
 

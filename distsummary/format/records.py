@@ -15,8 +15,8 @@ MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
 
-# The promise for an acknowledged event: it is queued, but not sent again; it survives the death of any
-# process; it survives a power cut.
+# What an acknowledged event is promised. QUEUED: it is in a queue, but will not be sent again; WRITTEN: it
+# survives the death of any process; SYNCED: it survives a power cut.
 QUEUED = "queued"
 WRITTEN = "written"
 SYNCED = "synced"
@@ -30,7 +30,7 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A slice of a tensor that is split over the mesh; sizes and offsets in elements along each axis."""
+    """A slice of a tensor that is split over the mesh; sizes and offsets are in elements along each axis."""
 
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -38,7 +38,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """B bins: `left`, `width` float64 (B,), `counts` int64 (B,); min, max and sum of the finite values.
+    """B bins: `left` and `width` float64 (B,), `counts` int64 (B,). min, max and sum are of finite values.
 
     `count` includes the non-finite values. Without finite values B is 0 and min, max and sum are None.
     """
@@ -57,7 +57,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An encoded picture, height and width in pixels; colorspace 3 is RGB."""
+    """An encoded picture; height and width are in pixels, and colorspace 3 is RGB."""
 
     height: int
     width: int
@@ -67,7 +67,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
-    """A loss grid: `x` (n,), `y` (m,), `z` (m, n); the path (k,) in its plane, empty if there is none."""
+    """A loss grid: axes `x` (n,) and `y` (m,), losses `z` (m, n); `path_*` (k,) is a path in it or empty."""
 
     x: Array
     y: Array
@@ -85,10 +85,10 @@ class Landscape:
 class Value(NamedTuple):
     """One value of one event.
 
-    `data` by plugin: scalar: float; tensor: an array; histogram: an array or a Histogram; image: an array
-    with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; graph: the bytes of a GraphProto; lineage
-    plugins: their protobuf message. Until a writer thread resolves it, data may also be any object with
-    `result()` (a device copy in progress).
+    The plugin determines what `data` is. scalar: a float; tensor: an array; histogram: an array or a
+    Histogram; image: an array with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; graph: the
+    bytes of a GraphProto; lineage plugins: their protobuf message. Until a writer thread resolves `data`, it
+    may also be any object with `result()` (a device copy in progress).
     """
 
     plugin: str
@@ -98,7 +98,7 @@ class Value(NamedTuple):
 
 
 class Event(NamedTuple):
-    """The values of one `record()` call; `wall_time` in seconds since the epoch.
+    """The values of one `record()` call; `wall_time` is in seconds since the epoch.
 
     A graph or lineage value is alone in its event, so that an event needs at most one frame in each file.
     """
@@ -111,7 +111,7 @@ class Event(NamedTuple):
 class Scalars(NamedTuple):
     """Consecutive events that hold only scalars of the same tags; packed, without an object for each value.
 
-    `rows` is one row for each event: f64 wall_time | i64 step | f64 number, one for each tag, little-endian.
+    `rows` has one row for each event: f64 wall_time | i64 step | one f64 for each tag; all little-endian.
     """
 
     tags: tuple[str, ...]
@@ -124,7 +124,7 @@ class Scalars(NamedTuple):
 
 
 class EventIds(NamedTuple):
-    """The identity of an event: `run_id` has 16 hex digits; `seq` counts from 1, 0 means not numbered."""
+    """The identity of an event: `run_id` has 16 hex digits; `seq` counts from 1, and 0 means no number."""
 
     run_id: str
     attempt: int
@@ -163,7 +163,7 @@ class Batch:
         return 0
 
     def plugins(self) -> Counter[str]:
-        """The number of values by plugin."""
+        """The number of values of each plugin."""
         counted: Counter[str] = Counter()
         for item in self.events:
             if isinstance(item, Event):
@@ -174,7 +174,7 @@ class Batch:
 
 
 def split_event(event: Event) -> list[Event]:
-    """The same values as events of one frame each: graph and lineage values alone, then all others."""
+    """Split an event into events of one frame each: one per graph or lineage value, one for all others."""
     alone = [value for value in event.values if value.plugin not in SUMMARY_PLUGINS]
     summary = [value for value in event.values if value.plugin in SUMMARY_PLUGINS]
     singles = [Event(event.step, event.wall_time, [value]) for value in alone]
@@ -203,7 +203,7 @@ class Health:
         self.errors[reason] = self.errors.get(reason, 0) + times
 
     def plus(self, other: "Health") -> "Health":
-        """A copy with the other's failures and drops added, to combine a writer with its wrapper."""
+        """A copy with the drops and errors of `other` added, to combine a writer with its wrapper."""
         total = Health(self.events, self.bytes, self.last_seq, dict(self.dropped), dict(self.errors))
         for mine, theirs in ((total.dropped, other.dropped), (total.errors, other.errors)):
             for key, count in dict(theirs).items():  # another thread may be counting

@@ -1,4 +1,4 @@
-"""Decodes events that hold only scalars, as most do, straight from their bytes, without message objects."""
+"""Decodes events that hold only scalars (as most events do) directly from bytes, without message objects."""
 
 import struct
 from functools import lru_cache
@@ -13,12 +13,12 @@ from distsummary.format.wire import read_varint
 
 # All writers lay out such an event in the same way (fields in the order of their numbers):
 #   09 f64 wall_time | 10 varint step | 2a length { 0a length { 0a length tag | 1d or 15 f32 } ... }
-#   and ours add the identity: c1 3e u64 run_id | c8 3e varint attempt | d0 3e varint seq
+#   and our writers add the identity: c1 3e u64 run_id | c8 3e varint attempt | d0 3e varint seq
 # An event that differs from this in any byte is left to protobuf.
 _SCALAR_KEYS = {MINDSPORE: 0x1D, TENSORBOARD: 0x15}  # field 3 or 2, four bytes
 _OWNER_KEYS = (b"\xc1\x3e", b"\xc8\x3e")
 _OWNER_BYTES = 13  # run id and attempt
-_MAX_VARINT = 9  # bytes; a longer one is negative
+_MAX_VARINT = 9  # bytes; a longer varint is a negative number
 _DOUBLE = struct.Struct("<d")
 _SINGLE = struct.Struct("<f")
 _new = tuple.__new__  # takes half the time of a NamedTuple's own constructor
@@ -30,7 +30,7 @@ Fields: TypeAlias = tuple[str, int, int, int, float, list[Value]]
 
 
 def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
-    """The same as `decode_event` of the dialect for an event of scalars; None for any other event."""
+    """Decode an event of scalars in the usual layout, like the dialect's `decode_event`; else return None."""
     scalar_key = _SCALAR_KEYS.get(dialect)
     if scalar_key is None or payload[:1] != b"\x09" or len(payload) < 20:
         return None
@@ -87,7 +87,7 @@ def _owner(encoded: bytes) -> tuple[str, int] | None:
     return f"{run_id:016x}" if run_id else "", encoded[12]
 
 
-# --- the same for many frames at once, whose bytes differ only inside the fields
+# --- decoding many frames at once, whose bytes differ only inside the fields
 
 
 Octets: TypeAlias = NDArray[np.uint8]
@@ -95,10 +95,11 @@ Column: TypeAlias = NDArray[Any]  # int64 or float64
 
 
 class FieldPlaces(NamedTuple):
-    """Where the fields of a frame of scalars lie, in bytes from its beginning.
+    """Where the fields of a frame of scalars lie, in bytes from the beginning of the frame.
 
-    `constant` and `high_bits`, bool (length of a frame), mark the bytes, and the high bits of bytes, that
-    another frame must share for its fields to lie in the same places: a varint may differ, its length not.
+    Another frame has its fields in the same places if its bytes are equal where `constant` is true, and its
+    bytes' high bits are equal where `high_bits` is true (varints may differ, but not their lengths). Both
+    are bool (length of a frame,).
     """
 
     owner: tuple[str, int]  # run id and attempt
@@ -139,12 +140,12 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
 
 
 def numbers_at(frames: Octets, place: int, dtype: str) -> Column:
-    """The number of this dtype at `place` in each of the frames, uint8 (n, length); contiguous."""
+    """The number of this dtype at byte `place` of each frame; `frames` is uint8 (n, length), contiguous."""
     return np.ndarray((len(frames),), dtype, frames.data, place, (frames.shape[1],))
 
 
 def varints_at(frames: Octets, span: range) -> Column:
-    """The varints that fill `span` in each of the frames; 0 if the span is empty."""
+    """The varint that fills the bytes `span` of each frame; 0 if the span is empty."""
     numbers = np.zeros(len(frames), np.int64)
     for shift, place in enumerate(span):
         numbers |= (frames[:, place] & np.uint8(0x7F)).astype(np.int64) << np.int64(7 * shift)
@@ -152,7 +153,7 @@ def varints_at(frames: Octets, span: range) -> Column:
 
 
 def texts_at(frames: Octets, span: range) -> list[bytes]:
-    """The bytes of `span` in each of the frames."""
+    """The bytes `span` of each frame."""
     if not span:
         return [b""] * len(frames)
     texts = np.ndarray((len(frames),), f"V{len(span)}", frames.data, span.start, (frames.shape[1],))

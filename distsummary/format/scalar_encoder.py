@@ -1,4 +1,4 @@
-"""Encodes events of scalars, the most frequent ones, in columns: packed rows to frames of both dialects."""
+"""Encodes many events of scalars, the most frequent kind, at once: packed rows to frames of both dialects."""
 
 import struct
 from collections.abc import Iterator
@@ -15,22 +15,23 @@ from distsummary.format.records import MAX_TAG_BYTES, MINDSPORE, TENSORBOARD, Ar
 from distsummary.format.scalar_rows import row_dtype, row_struct
 
 _FEW = 4  # events; fewer are encoded one by one, which is faster
-_MAX_LENGTH = 1 << 14  # bytes of an event; a larger or unusual one takes the general path
+_MAX_LENGTH = 1 << 14  # bytes of an event; a larger or unusual event is left to `encode_event`
 _MAX_LAYOUTS = 1024
-_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # the least numbers of 2, 3, ... bytes
+_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # the least varints of 2, 3, ... bytes
 _MINDSPORE_KEY, _TENSORBOARD_KEY = wire.key(3, wire.FIXED32), wire.key(2, wire.FIXED32)
 
 _Key: TypeAlias = tuple[tuple[str, ...], int, int]  # tags, bytes of the step, bytes of the seq
 
 
 class _Layout(NamedTuple):
-    """The layout of frames with the same tags and equally long step and seq: only the numbers differ.
+    """The layout of frames with the same tags and with step and seq of the same lengths: only numbers differ.
 
     `template` is such a frame in the MindSpore dialect, uint8 (length,). `fields` gives the places of
-    wall_time, step, seq, crc and the numbers "0", "1" ... `keys` are the offsets of the key bytes before the
-    numbers, the only bytes that differ in the TensorBoard dialect. `crc_change` is the effect of that
-    difference on the CRC, the same for all numbers: CRCs are linear, crc(a ^ b) of equally long strings is
-    crc(a) ^ crc(b) ^ crc(0). `constants` are the bytes before each number of the payload, by dialect.
+    wall_time, step, seq, crc and the scalars, named "0", "1" ... `keys` are the offsets of the key bytes
+    before the scalars: only these bytes of the payload differ in the TensorBoard dialect. `crc_change` is the
+    effect of this difference on the CRC. It is the same for all numbers, since CRCs are linear: for strings
+    of the same length, crc(a ^ b) is crc(a) ^ crc(b) ^ crc(zeros). `constants` holds, for each dialect, the
+    bytes before each field of the payload.
     """
 
     template: Array
@@ -57,10 +58,10 @@ class ScalarEncoder:
         self._layouts: dict[_Key, _Layout | None] = {}
 
     def encode(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
-        """All rows in their order, in stretches with one layout.
+        """Encode all rows in their order, in stretches of rows that have the same layout.
 
-        A stretch without frames is unusual and must take the general path: it has a step of 0 or less, a time
-        of 0, no tags, or a tag that cannot be written.
+        A stretch without frames is unusual, and the caller must encode it by `encode_event`: for example, it
+        has a step of 0 or less, a time of 0, no tags, or a tag that cannot be written.
         """
         if scalars.size < _FEW:
             yield from self._one_by_one(first_seq, scalars)
@@ -68,7 +69,7 @@ class ScalarEncoder:
         table = np.frombuffer(scalars.rows, row_dtype(len(scalars.tags)))
         seqs = np.arange(first_seq, first_seq + table.size)
         step_bytes, seq_bytes = _varint_lengths(table["step"]), _varint_lengths(seqs)
-        is_usual = (table["step"] > 0) & (table["wall_time"] != 0)  # zeros are omitted from a message
+        is_usual = (table["step"] > 0) & (table["wall_time"] != 0)  # protobuf omits fields that are 0
         kinds = np.where(is_usual, 16 * step_bytes + seq_bytes, 0)
         bounds = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), table.size]
         for start, stop in pairwise(bounds):
@@ -108,7 +109,7 @@ class ScalarEncoder:
         return self._layouts[key]
 
     def _frames(self, layout: _Layout, table: Array, seqs: Array) -> dict[str, Framed]:
-        """The frames in each dialect of events with one layout."""
+        """The frames, by dialect, of events that have the same layout."""
         frames = np.tile(layout.template, (seqs.size, 1))  # uint8 (events, length)
         fields = frames.view(layout.fields)[:, 0]
         fields["wall_time"] = table["wall_time"]
@@ -134,7 +135,7 @@ class ScalarEncoder:
 
 
 def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int) -> _Layout | None:
-    """The layout for these tags; None if they cannot be written, or not by this encoder."""
+    """The layout for these tags; None if they are invalid, or too long for this encoder (_MAX_LENGTH)."""
     try:
         if not tags or not all(0 < len(str.encode(tag)) <= MAX_TAG_BYTES for tag in tags):
             return None
@@ -144,7 +145,7 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
     heads = [wire.key(1, wire.LENGTH_DELIMITED) + wire.varint(len(value) + 4) + value for value in values]
     summary = wire.key(5, wire.LENGTH_DELIMITED) + wire.varint(sum(len(head) + 4 for head in heads))
     heads[0] = summary + heads[0]
-    # An event as constant bytes, each followed by the name and dtype of the field that comes after them.
+    # The pieces of an event: constant bytes, and the name and dtype of the field that follows them.
     pieces = [
         (wire.key(1, wire.FIXED64), "wall_time", "<f8"),
         (wire.key(2, wire.VARINT), "step", f"({step_bytes},)u1"),
@@ -188,5 +189,5 @@ def _varint_lengths(numbers: Array) -> Array:
 def _varints(numbers: Array, length: int) -> Array:
     """Varints of `length` bytes each: uint8 (numbers, length)."""
     digits: Array = numbers[:, np.newaxis] >> np.arange(0, 7 * length, 7) & 0x7F
-    digits[:, :-1] |= 0x80  # more follows
+    digits[:, :-1] |= 0x80  # the high bit: more bytes follow
     return digits

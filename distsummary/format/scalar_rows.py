@@ -1,4 +1,4 @@
-"""Scalar events as packed rows: the cheapest form from the training loop to the file, and queues of them."""
+"""Scalar events as packed rows, their cheapest form from training loop to file, and queues of them."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -9,13 +9,13 @@ import numpy as np
 
 from distsummary.format.records import BULK_PLUGINS, Event, Scalars, Value, split_event
 
-# A row: f64 wall_time | i64 step | f64 number, one for each tag, little-endian.
+# A row: f64 wall_time | i64 step | one f64 number for each tag; all little-endian.
 HEAD_BYTES = 16
 Row: TypeAlias = tuple[tuple[str, ...], bytes]  # the tags, and one row
 Item: TypeAlias = tuple[Any, Any]  # an item of a queue: a Row, or (Event, its size in bytes)
-ITEM_BYTES = 256  # bytes that each item counts in the budget; a Row counts nothing more
+ITEM_BYTES = 256  # bytes of a queue's memory budget that each item takes; a Row takes no more
 MAX_ROW_BYTES = 160  # a longer row is queued as an event
-SCALAR_BYTES = 64  # bytes that a value without an array counts in the budget
+SCALAR_BYTES = 64  # bytes of the budget that each value of an event takes, in addition to its array
 FLUSH = Event(0, 0.0, [])  # in a queue: flush the inner writer at this point
 MAX_PACKERS = 1024  # sets of tags whose packers are cached
 _NUMBERS = frozenset((float, int, bool, np.float64, np.float32))
@@ -23,13 +23,13 @@ _NUMBERS = frozenset((float, int, bool, np.float64, np.float32))
 
 @lru_cache(maxsize=1024)
 def row_struct(tags: int) -> struct.Struct:
-    """Packs (wall_time, step, *numbers) of so many tags; struct.error or OverflowError for non-numbers."""
+    """Packs (wall_time, step, *numbers) for `tags` tags; non-numbers raise struct.error or OverflowError."""
     return struct.Struct(f"<dq{tags}d")
 
 
 @lru_cache(maxsize=1024)
 def row_dtype(tags: int) -> np.dtype[Any]:
-    """The same row for NumPy: wall_time, step, numbers (tags,)."""
+    """The NumPy dtype of a row: wall_time, step and numbers (tags,)."""
     return np.dtype([("wall_time", "<f8"), ("step", "<i8"), ("numbers", "<f8", (tags,))])
 
 
@@ -48,20 +48,20 @@ def row_of(event: Event) -> Row | None:
 
 
 def events_of(scalars: Scalars) -> Iterator[Event]:
-    """The same events, with an object for each value."""
+    """The events of packed rows, with an object for each value."""
     for wall_time, step, *numbers in row_struct(len(scalars.tags)).iter_unpack(scalars.rows):
         values = [Value("scalar", tag, number) for tag, number in zip(scalars.tags, numbers, strict=True)]
         yield Event(step, wall_time, values)
 
 
 def events_in(item: Item) -> Iterator[Event]:
-    """The event of an item."""
+    """The event of a queue's item."""
     head, body = item
     return events_of(Scalars(head, body)) if isinstance(body, bytes) else iter([head])
 
 
 def size_of(event: Event) -> int:
-    """The bytes that an event counts in the budget, beyond ITEM_BYTES."""
+    """The bytes of the budget that an event takes in addition to ITEM_BYTES."""
     bulk = [value.data for value in event.values if value.plugin in BULK_PLUGINS]
     return SCALAR_BYTES * len(event.values) + sum(int(getattr(data, "nbytes", 0)) for data in bulk)
 

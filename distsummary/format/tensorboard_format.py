@@ -14,7 +14,7 @@ from distsummary.format.records import Array, Event, EventIds, Histogram, Image,
 from distsummary.pb import tensorboard_pb2
 
 VERSION = "brain.Event:2"
-_START = 1  # SessionLog.START: from this step on TensorBoard hides what earlier sessions wrote
+_START = 1  # SessionLog.START, see `encode_session_start`
 
 
 # --- encoding: each function returns the same bytes as protobuf's SerializeToString
@@ -26,7 +26,7 @@ def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
 
 
 def encode_session_start(step: int, wall_time: float, ids: EventIds | None = None) -> bytes:
-    """The payload that begins a session: TensorBoard hides what earlier sessions wrote from `step` on."""
+    """The payload that begins a session: from `step` on, TensorBoard hides what earlier sessions wrote."""
     log = wire.integer(1, _START)
     return b"".join((_head(step, wall_time), wire.delimited(7, log), wire.identity(ids)))
 
@@ -53,7 +53,7 @@ def encode_value(value: Value) -> bytes | None:
 
 
 def value_parts(value: Value) -> list[Part] | None:
-    """The same in parts; the bytes of a PNG are not copied."""
+    """What `encode_value` returns, in parts; the bytes of a PNG are not copied."""
     head = wire.text(1, value.tag)
     match value.plugin:
         case "scalar":
@@ -61,7 +61,7 @@ def value_parts(value: Value) -> list[Part] | None:
         case "image":
             return [head, *image_parts(value.data)]
         case "histogram":
-            # Only finite values. Without any, there is one empty bin, since readers fail on an empty list.
+            # Counts only finite values. If there are none, writes one empty bin: readers fail without bins.
             histogram: Histogram = value.data
             is_empty = not histogram.left.size
             right = np.zeros(1) if is_empty else histogram.left + histogram.width
@@ -84,7 +84,7 @@ def _head(step: int, wall_time: float) -> bytes:
 
 
 def _double(field: int, number: float) -> bytes:
-    """A double field; proto3 omits zero, but not minus zero."""
+    """A double field; no bytes for zero, which proto3 omits (but not for minus zero)."""
     encoded = wire.double(field, number)
     return encoded if any(encoded[-8:]) else b""
 
@@ -95,7 +95,7 @@ def _double(field: int, number: float) -> bytes:
 def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
     """The identity and values of a summary event; None for a version, session or graph record.
 
-    Values without a counterpart here (text, audio, meshes ...) are left out. Raises DamagedFileError.
+    Values that `records` has no plugin for (text, audio, meshes ...) are left out. Raises DamagedFileError.
     """
     try:
         message = tensorboard_pb2.Event.FromString(payload)
@@ -133,11 +133,11 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
 
 
 def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
-    """The bins from the first to the last non-empty one, from min to max, as TensorBoard shows them."""
+    """The bins from the first to the last non-empty one, between min and max, as TensorBoard shows them."""
     limits, counts = np.array(histo.bucket_limit), np.array(histo.bucket)
     if limits.shape != counts.shape:
         raise DamagedFileError(f"a histogram has {limits.size} limits for {counts.size} counts")
-    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # also false for NaN
+    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # the comparison is false for NaN too
         raise DamagedFileError("the counts of a histogram are not all numbers below 2**63")
     filled = np.flatnonzero(counts)
     if not filled.size:

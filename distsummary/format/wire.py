@@ -26,10 +26,10 @@ _UINT64 = (1 << 64) - 1
 
 
 def varint(number: int) -> bytes:
-    """`number` as a varint; a negative one as its 64-bit two's complement (ten bytes), as in protobuf."""
+    """`number` as a varint; a negative number as its 64-bit two's complement (ten bytes), as in protobuf."""
     if 0 <= number <= 0x7F:  # nearly always
         return _ONE_BYTE[number]
-    if 0 < number <= 0x3FFF:  # two and three bytes, like most steps: takes 0.7 of the time of the loop below
+    if 0 < number <= 0x3FFF:  # two or three bytes, as for most steps: 0.7 of the time of the loop below
         return bytes((number & 0x7F | 0x80, number >> 7))
     if 0 < number <= 0x1FFFFF:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
@@ -88,9 +88,9 @@ def text(field: int, string: str) -> bytes:
 
 
 def identity(ids: EventIds | None) -> bytes:
-    """Fields 1000 to 1002 of an event in either dialect; nothing for None.
+    """The encoded identity of an event, fields 1000 to 1002 in either dialect; no bytes for None.
 
-    Other readers skip these fields. A seq of 0 is left out: version records and lineage have none.
+    Other readers skip these fields. A seq of 0 is left out: version records and lineage have no seq.
     Raises InvalidValueError for a run id that is not 16 hex digits.
     """
     if ids is None:
@@ -105,7 +105,7 @@ def _owner(run_id: str, attempt: int) -> bytes:
 
 
 def read_identity(payload: bytes) -> EventIds:
-    """The identity in an event of any dialect; an empty run id, 0 and 0 if another program wrote the event.
+    """The identity in an event of any dialect; EventIds("", 0, 0) if another program wrote the event.
 
     Raises ValueError if the payload is not a protobuf message.
     """
@@ -133,7 +133,7 @@ def read_identity(payload: bytes) -> EventIds:
 
 
 def read_varint(payload: bytes | mmap, position: int) -> tuple[int, int]:
-    """The number at `position`, and the position after it; ValueError if none ends in ten bytes."""
+    """The varint at `position` and the position after it; ValueError if it does not end within ten bytes."""
     try:
         number = payload[position]
         if number < 0x80:  # nearly always
@@ -168,15 +168,15 @@ def parse_run_id(run_id: str) -> int:
 def refuse_bombs(payload: bytes, message: Descriptor) -> None:
     """Raise DamagedFileError for a payload that the parser would turn into more than MAX_OBJECTS objects.
 
-    Two bytes can be an empty message that takes fifty bytes of memory: 64 MiB of them would fill gigabytes. A
-    payload that is not a message passes, since the parser will refuse it.
+    Two bytes can be an empty message that takes fifty bytes of memory: 64 MiB of these would fill gigabytes.
+    A payload that is not a message passes this check, since the parser will refuse it.
     """
     if len(payload) < SMALL:
         return
     try:
         left = _count(payload, 0, len(payload), message, MAX_OBJECTS, _MAX_DEPTH)
     except ValueError:
-        return  # not a message; before this point the parser would not create too many objects
+        return  # not a message: the parser stops here too, before it creates too many objects
     if left < 0:
         raise DamagedFileError(
             f"the event of {len(payload)} bytes holds more than {MAX_OBJECTS} objects; "
@@ -213,7 +213,7 @@ def _kinds(message: Descriptor) -> dict[int, _Kind]:
 
 
 def _count(payload: bytes, position: int, end: int, message: Descriptor, left: int, depth: int) -> int:
-    """How many of `left` objects remain after this message; negative if they are not enough.
+    """How many of the `left` allowed objects remain after this message; negative if it holds more.
 
     Raises ValueError if the payload is not a message.
     """
@@ -257,7 +257,7 @@ def refuse_bad_text(values: Iterable[Value]) -> None:
 
 
 def _texts_in(message: Message) -> Iterator[str | bytes]:
-    """Every string of a message and of its nested messages; bytes if it is not UTF-8."""
+    """Every string of a message and of its nested messages; a string that is not UTF-8 is given as bytes."""
     for field, found in message.ListFields():
         items: Iterable[Any] = [found]  # Any: the content of any field
         if hasattr(found, "items"):

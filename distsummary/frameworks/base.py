@@ -26,16 +26,16 @@ class Pending(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it holds."""
+        """The size of the value in bytes."""
 
     def result(self) -> Any:
-        """Wait for the value and return it: an array, unless the function that made it says otherwise."""
+        """Wait for the value and return it: an array, unless the maker of this object says otherwise."""
 
 
 class Framework(Protocol):
-    """Implemented by one module of this folder per framework; `numpy.py` is the reference.
+    """The operations on a framework's tensors and models; `numpy.py` is the reference implementation.
 
-    Tensors and models are opaque to callers.
+    Each framework has one module of this folder. To callers, tensors and models are opaque.
     """
 
     name: str
@@ -51,28 +51,28 @@ class Framework(Protocol):
         """
 
     def to_numpy(self, tensor: Any) -> Array:
-        """A host copy of the same shape; of a sharded tensor, a copy of the local part.
+        """A copy on the host, in the same shape; for a sharded tensor, a copy of the local part.
 
         The dtype is kept, in native byte order, except that small numbers unknown to NumPy (bfloat16, float8
         ...) become float32, which holds all their values.
         """
 
     def snapshot(self, tensor: Any) -> Pending:
-        """A copy that in-place changes do not affect (or the tensor itself, if it is read-only).
+        """A copy that later in-place changes do not affect (or the tensor itself, if it is read-only).
 
         Does not wait for the device; `nbytes` is the size of the array that `result()` returns.
         """
 
     def histogram(self, tensor: Any) -> Pending:
-        """The histogram of the tensor as it is now, or the array to count; does not wait for the device.
+        """The histogram of the tensor as it is now, or a copy to count later; does not wait for the device.
 
-        `result()` returns a Histogram that was counted on the tensor's device, so that only the counts are
-        copied, or else a copy of the values, whichever costs less. Either way the histogram equals the one
-        that `format.histogram.count_histogram` computes for the same values.
+        `result()` returns whichever costs less: a Histogram that was counted on the tensor's device (only the
+        counts are copied), or a copy of the values. Except for the last bits of its sum, the Histogram equals
+        the one that `format.histogram.count_histogram` computes for the same values.
         """
 
     def shard(self, tensor: Any) -> Shard | None:
-        """The slice of a sharded tensor that this rank holds; None for a tensor that is whole here."""
+        """The slice of a sharded tensor that this rank holds; None if this rank holds all of it."""
 
     def split_axes(self, tensor: Any) -> tuple[str, ...]:
         """The axes of the mesh (see `mesh`) that split the tensor; along other axes, ranks hold copies."""
@@ -81,19 +81,19 @@ class Framework(Protocol):
         """The trainable parameters of a model, in the model's order."""
 
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """The model's own parameters and buffers by name, which `state` copies."""
+        """The model's own parameters and buffers by name; `state` copies them."""
 
     def watch(self, model: Any) -> Callable[[], bool]:
-        """A quick check that the model still has the same tensors, shapes and trained parameters.
+        """Return a quick check that the model still has the same tensors, shapes and trained parameters.
 
-        The function may return False for an unchanged model; the caller then lists its tensors again.
+        The check may return False for an unchanged model; the caller then lists its tensors again.
         """
 
     def state(self, model: Any) -> dict[str, Array]:
         """Parameters and buffers by name, copied to the host: the content of a checkpoint."""
 
     def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
-        """Write values into the model's tensors by name; raises as `check_state`, before any change."""
+        """Write values into the model's tensors by name; raises like `check_state`, before any change."""
 
     def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
         """The mesh over which the model is distributed, {axis: (coordinate, size)}; empty without one."""
@@ -108,10 +108,10 @@ class Framework(Protocol):
 def check_state(
     expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], state: Mapping[str, Array]
 ) -> None:
-    """Raise InvalidValueError unless `state` fits a model: its names and shapes, and dtypes that can be cast.
+    """Raise InvalidValueError unless `state` has a model's names, its shapes, and dtypes castable to its own.
 
-    `expected` is (shape, dtype) by name. A cast may change the precision (float32 to float16) but not the
-    kind (float to integer).
+    `expected` maps the model's names to (shape, dtype). A cast may change the precision (float32 to float16)
+    but not the kind (float to integer).
     """
     faults = [f"{name} is missing" for name in expected if name not in state]
     faults += [f"{name} is unknown to the model" for name in state if name not in expected]

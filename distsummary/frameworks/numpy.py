@@ -46,7 +46,7 @@ class NumpyFramework:
         return isinstance(value, np.ndarray | np.generic)
 
     def array_spec(self, tensor: Any) -> ArraySpec:
-        """Its shape, and its dtype after `known_numbers`; raises InvalidTypeError for a masked array."""
+        """The shape, and the dtype after `known_numbers`; raises InvalidTypeError for a masked array."""
         if isinstance(tensor, np.ma.MaskedArray):
             raise InvalidTypeError("a masked array has places without a value; fill them: array.filled(...)")
         return ArraySpec(tensor.shape, _known(tensor.dtype))
@@ -70,7 +70,7 @@ class NumpyFramework:
         return None
 
     def split_axes(self, tensor: Any) -> tuple[str, ...]:
-        """None: arrays are whole."""
+        """Empty: arrays are whole."""
         return ()
 
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
@@ -82,7 +82,7 @@ class NumpyFramework:
         return _entries(model).items()
 
     def watch(self, model: Any) -> Callable[[], bool]:
-        """Always False: listing the parameters is as quick as any check."""
+        """A check that is always False: listing the parameters is as quick as any check."""
         return lambda: False
 
     def state(self, model: Any) -> dict[str, Array]:
@@ -112,12 +112,12 @@ class NumpyFramework:
 
 
 def known_numbers(array: Array) -> Array:
-    """The array in native byte order; small numbers of ml_dtypes become float32, which holds them all."""
+    """The array in native byte order; small dtypes of ml_dtypes become float32, which holds their values."""
     return array.astype(_known(array.dtype), copy=False)
 
 
 def _known(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    # isbuiltin == 2: registered by another package; bfloat16, float8_e4m3fn, int4 ... cast safely to float32
+    # isbuiltin == 2: another package registered the dtype; bfloat16, int4 ... can be cast safely to float32
     is_small = dtype.isbuiltin == 2 and np.can_cast(dtype, np.float32, casting="safe")
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return np.dtype(np.float32) if is_small else native

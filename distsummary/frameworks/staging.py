@@ -33,7 +33,7 @@ def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def is_frozen(array: Array) -> bool:
-    """Whether the array is read-only for everybody: it and all arrays that it is a view of."""
+    """Whether nobody can write to the array: it and all arrays that it is a view of are read-only."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
@@ -54,7 +54,7 @@ class _Pool:
     def __init__(self) -> None:
         self._free: dict[int, list[Array]] = {}
         self._kept_bytes = 0
-        self._lock = threading.RLock()  # a lease may end during a call of the same thread
+        self._lock = threading.RLock()  # reentrant: a lease may end while its thread holds the lock
 
     def take(self, size: int) -> Array:
         with self._lock:

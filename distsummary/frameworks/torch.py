@@ -1,4 +1,4 @@
-"""PyTorch as a framework: plain, DDP, FSDP2 and tensor parallel modules. No function is a collective."""
+"""PyTorch as a framework: plain, DDP, FSDP2, tensor parallel modules. No function runs a collective."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ _UNCOUNTED_ON = ("cpu", "mps")  # MPS has no float64
 
 
 class TorchCopy:
-    """A copy of a tensor that its device may still be making; `result` waits for this copy alone."""
+    """A copy of a tensor that its device may still be making; `result` waits only for this copy."""
 
     __slots__ = ("_copy", "_done")
 
@@ -47,7 +47,7 @@ class TorchCopy:
         if self._done is None:
             return _array(self._copy.cpu())
         self._done.synchronize()
-        return _array(self._copy.clone())  # frees the pinned memory for the next copy
+        return _array(self._copy.clone())  # cloned, so that the next copy can use the pinned memory
 
 
 class TorchFramework:
@@ -64,7 +64,7 @@ class TorchFramework:
         return isinstance(value, Tensor)
 
     def array_spec(self, tensor: Tensor) -> ArraySpec:
-        """The shape of the local part, and its dtype on the host."""
+        """The shape of the local part, and the dtype that it gets on the host."""
         if tensor.is_nested or tensor.is_quantized:
             raise InvalidTypeError(
                 "a nested or quantized tensor is no array; use to_padded_tensor() or dequantize()"
@@ -79,14 +79,14 @@ class TorchFramework:
         return _copied(local).result() if local.device.type == "cpu" else _array(local.cpu())
 
     def snapshot(self, tensor: Tensor) -> HostCopy | TorchCopy:
-        """A copy that later in-place changes on this stream do not affect; does not wait for the device."""
+        """A copy, not affected by later in-place changes on this stream; does not wait for the device."""
         return _copied(_local(tensor))
 
     def histogram(self, tensor: Tensor) -> HostCopy | TorchCopy | CountedHistogram:
-        """Counts made on an accelerator; for a tensor on the host a copy, which the writer thread counts.
+        """The histogram, counted on the accelerator; for a host or MPS tensor, a copy for the writer thread.
 
-        Counting it here would delay the training 20 to 200 times as long as the copy does, and torch takes
-        twice as long as NumPy to count.
+        Counting a host tensor here would delay the training 20 to 200 times as long as copying it does, and
+        torch takes twice as long as NumPy to count.
         """
         local = _local(tensor)
         return _copied(local) if local.device.type in _UNCOUNTED_ON else counted(local)
@@ -94,8 +94,8 @@ class TorchFramework:
     def shard(self, tensor: Tensor) -> Shard | None:
         """The slice of a DTensor on this rank; None if no mesh axis of more than one rank splits it.
 
-        Raises InvalidValueError for a DTensor that is a pending sum, or whose mesh does not contain this
-        rank.
+        Raises InvalidValueError for a DTensor that is a pending sum (a partial placement), or whose mesh does
+        not contain this rank.
         """
         dtensor = _as_dtensor(tensor)
         if dtensor is None or not self.split_axes(tensor):
@@ -106,9 +106,9 @@ class TorchFramework:
             raise InvalidValueError(
                 f"the tensor is a pending sum over its mesh ({placements}); redistribute it first"
             )
-        try:  # private, seen in torch 2.13: DTensor has no other function for offsets
+        try:  # private, checked in torch 2.13: there is no public function for the offsets of a DTensor
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-        except ImportError:  # the interface of distributed checkpoints, which takes long to import
+        except ImportError:  # what distributed checkpoints use instead; it takes long to import
             offset = tuple(dtensor.__create_chunk_list__()[0].offsets)  # type: ignore[no-untyped-call]
         else:
             offset = compute_local_shape_and_global_offset(global_shape, mesh, placements)[1]
@@ -117,7 +117,7 @@ class TorchFramework:
         return Shard(global_shape=global_shape, offset=tuple(int(start) for start in offset))
 
     def split_axes(self, tensor: Tensor) -> tuple[str, ...]:
-        """The axes of a DTensor's mesh with more than one rank, except those along which it is replicated."""
+        """The axes of a DTensor's mesh with more than one rank, except those that replicate the tensor."""
         dtensor = _as_dtensor(tensor)
         if dtensor is None:
             return ()
@@ -126,7 +126,7 @@ class TorchFramework:
         return tuple(name for name, size, placed in axes if size > 1 and not placed.is_replicate())
 
     def named_parameters(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-        """The parameters that require a gradient, by their names in the unwrapped model, tied ones once.
+        """The parameters that require a gradient, by their names in the unwrapped model; tied ones once.
 
         Parameters that view the same memory in the same way count as tied.
         """
@@ -135,11 +135,14 @@ class TorchFramework:
         return [(name, value) for name, value in trained if first[memory(value)] == name]
 
     def tensors(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-        """All parameters and persistent buffers, tied ones once under their first name."""
+        """All parameters and persistent buffers; tied ones are listed once, under their first name."""
         return entries(model)
 
     def watch(self, model: nn.Module) -> Callable[[], bool]:
-        """Compares the modules' dicts: listing parameters would take a third of a small model's sketch."""
+        """Return a check that compares the modules' dicts, since listing the parameters is slow.
+
+        For a small model, listing takes a third of the time that sketching the model takes.
+        """
         try:  # private, seen in torch 2.13: the dicts of a module's children and parameters
             dicts = [of for module in model.modules() for of in (module._modules, module._parameters)]
         except AttributeError:
@@ -170,7 +173,7 @@ class TorchFramework:
                 target.copy_(torch.from_numpy(np.require(native, requirements=["C", "W"])))
 
     def mesh(self, model: nn.Module) -> dict[str, tuple[int, int]]:
-        """The axes of the parameters' device meshes (unnamed ones are dim_0, dim_1 ...); "dp" for DDP."""
+        """The axes of the parameters' device meshes (unnamed axes are dim_0, dim_1 ...), and "dp" for DDP."""
         axes: dict[str, tuple[int, int]] = {}
         outer: nn.Module | None = model
         while outer is not None:  # DDP may be inside of torch.compile
@@ -181,7 +184,7 @@ class TorchFramework:
         for parameter in unwrap(model).parameters():
             dtensor = _as_dtensor(parameter)
             coordinate = None if dtensor is None else dtensor.device_mesh.get_coordinate()
-            if dtensor is not None and coordinate is not None:  # None: the mesh does not have this rank
+            if dtensor is not None and coordinate is not None:  # None: this rank is not in the mesh
                 mesh = dtensor.device_mesh
                 sizes = zip(_axis_names(mesh), zip(coordinate, mesh.shape, strict=True), strict=True)
                 axes = dict(sizes) | axes
@@ -204,7 +207,7 @@ def counted(tensor: Tensor) -> CountedHistogram:
 def _copied(local: Tensor) -> HostCopy | TorchCopy:
     """A copy of a dense tensor as it is now."""
     if local.device.type == "cuda":
-        # on the current stream, that is after the kernels that made the tensor, before those that change it
+        # copied on the current stream: after the kernels that made the tensor, before kernels that change it
         pinned = torch.empty(local.shape, dtype=local.dtype, pin_memory=True)
         pinned.copy_(local, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -220,27 +223,27 @@ def _copied(local: Tensor) -> HostCopy | TorchCopy:
 
 def _as_dtensor(tensor: Tensor) -> "DTensor | None":
     if type(tensor) in (Tensor, nn.Parameter):
-        return None  # the usual case, without the second that importing DTensor takes
+        return None  # the usual case: returns before importing DTensor, which takes about one second
     from torch.distributed.tensor import DTensor
 
     return tensor if isinstance(tensor, DTensor) else None
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of the tensor that this rank holds, detached; it shares its memory."""
+    """The part of the tensor that this rank holds, detached; it shares the tensor's memory."""
     detached = tensor.detach()
     dtensor = _as_dtensor(detached)
     return detached if dtensor is None else dtensor.to_local()
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The local part as a dense tensor, which shares the memory if it was dense."""
+    """The local part as a dense tensor; it shares the memory of `tensor` if that is dense."""
     part = local_part(tensor)
     return part if part.layout == torch.strided else part.to_dense()
 
 
 def _array(host: Tensor) -> Array:
-    """A host tensor as an array in C order, not copied if NumPy has its dtype."""
+    """A host tensor as an array in C order; not copied if it is contiguous and NumPy has its dtype."""
     tensor = host.resolve_conj().resolve_neg()
     if _becomes_float32(tensor):
         tensor = tensor.float()
@@ -254,7 +257,7 @@ def _becomes_float32(tensor: Tensor) -> bool:
 
 @cache
 def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """The dtype on the host; raises InvalidTypeError for those that cannot be converted (bits, int4)."""
+    """The dtype on the host; raises InvalidTypeError for dtypes that cannot be converted (bits, int4)."""
     try:
         return _array(torch.empty(1, dtype=dtype)).dtype
     except (TypeError, RuntimeError) as error:

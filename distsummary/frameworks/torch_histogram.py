@@ -1,4 +1,4 @@
-"""Counts a tensor into MindSpore's bins on its own device and copies only the counts, without waiting."""
+"""Counts a tensor into MindSpore's bins on its own device, and copies only the counts without waiting."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from distsummary.frameworks.base import Pending
 
 MAX_BINS = 90
 _CHUNK = 1 << 24  # elements counted at a time: bounds the memory of their bin numbers, 8 bytes each
-_NUMBERS = 7  # nan, +inf, -inf, bins as integers; low, high, sum as the bits of float64
+_NUMBERS = 7  # after the counts: nan, +inf, -inf, bins as integers; low, high, sum as the bits of float64
 
 
 class CountedHistogram:
@@ -28,7 +28,7 @@ class CountedHistogram:
         self._edge_dtype = np.dtype(str(_edge_dtype(tensor.dtype)).removeprefix("torch."))
 
     def result(self) -> Histogram:
-        """Equal to `count_histogram` of the same values, except for the last bits of the sum."""
+        """What `count_histogram` returns for the same values, except for the last bits of the sum."""
         packed = self._copy.result()
         nan, pos_inf, neg_inf, bins = packed[MAX_BINS : MAX_BINS + 4].tolist()
         floats = packed[MAX_BINS + 4 :].view(np.float64)
@@ -51,7 +51,7 @@ class CountedHistogram:
 
 
 def count(tensor: Tensor) -> Tensor:
-    """Count a dense tensor on its device; returns int64 numbers there, packed for `CountedHistogram`.
+    """Count a dense tensor on its device; returns int64 numbers on it, packed for `CountedHistogram`.
 
     Follows `format.histogram.count_histogram` without `mindspore_compat`. torch.histc would count in float32
     and be inexact at the edges; torch.bincount would wait for the device.
@@ -74,11 +74,11 @@ def count(tensor: Tensor) -> Tensor:
         total = total + chunk.where(finite, 0).sum(dtype=torch.float64)
     bins = _bin_count(tensor.numel() - nan - pos_inf - neg_inf)
     edges = _edges(low, high, bins).to(_edge_dtype(tensor.dtype))
-    counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=device)  # the last counts what is outside
+    counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=device)  # [-1]: values outside all bins
     for chunk in _chunks(tensor):
         place = torch.searchsorted(edges, chunk, right=True) - 1
         inside = (chunk >= edges[0]) & (chunk <= high)
-        place = torch.where(inside, torch.minimum(place, bins - 1), MAX_BINS)  # the last bin is closed
+        place = torch.where(inside, torch.minimum(place, bins - 1), MAX_BINS)  # the last bin includes high
         counts.scatter_add_(0, place, torch.ones_like(place))
     numbers = torch.stack((nan, pos_inf, neg_inf, bins))
     floats = torch.cat((torch.stack((low, high, total)), edges.double()))
@@ -97,20 +97,20 @@ def _edge_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _bin_count(finite: Tensor) -> Tensor:
-    """`format.histogram.bin_count` of a number on the device."""
+    """`format.histogram.bin_count`, computed on the device for a number that is there."""
     bins = torch.where(finite <= 880, finite // 10 + 1, MAX_BINS)
     bins = torch.where(finite <= 10, 3, bins)
     return torch.where(finite <= 5, torch.where(finite == 0, 1, 2), bins)
 
 
 def _edges(low: Tensor, high: Tensor, bins: Tensor) -> Tensor:
-    """`format.histogram.bin_edges` (NumPy's linspace) in float64 (MAX_BINS + 1,), infinite after the last."""
+    """`format.histogram.bin_edges` (NumPy's linspace), float64 (MAX_BINS + 1,); Inf after the last edge."""
     is_flat = ~(low < high)
     low, high = torch.where(is_flat, low - 0.5, low), torch.where(is_flat, high + 0.5, high)
-    halves = torch.where((high - low).isfinite(), 1.0, 2.0)  # for a span beyond float64
+    halves = torch.where((high - low).isfinite(), 1.0, 2.0)  # 2: the span exceeds float64
     low, high = low / halves, high / halves
     points = torch.arange(MAX_BINS + 1, dtype=torch.float64, device=low.device)
     step = (high - low) / bins
-    climbed = torch.where(step == 0, points / bins * (high - low), points * step)  # 0: a denormal span
+    climbed = torch.where(step == 0, points / bins * (high - low), points * step)  # step 0: a denormal span
     edges = torch.where(points == bins, high, climbed + low) * halves
     return torch.where(points > bins, torch.inf, edges)

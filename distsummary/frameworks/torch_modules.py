@@ -19,7 +19,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """The module that DDP, DataParallel or torch.compile wrapped in this one; None for any other module."""
+    """The module inside of `module` if this is a wrapper by DDP, DataParallel or torch.compile; else None."""
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return cast(nn.Module, module.module)
     return compiled_from(module)
@@ -27,9 +27,9 @@ def wrapped(module: nn.Module) -> nn.Module | None:
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
     """The module from which torch.compile made this one; None for any other module."""
-    # Private names, seen in torch 2.13; in other versions a compiled module counts as a plain one. The class
-    # is checked too, since a user's own child may be called _orig_mod; by its name, since importing
-    # torch._dynamo takes a second.
+    # Private names, checked in torch 2.13; if they change, a compiled module counts as a plain one. The class
+    # is checked too, since a user's own child module may be called _orig_mod. The check compares the name of
+    # the class, since importing torch._dynamo takes a second.
     kinds = {(kind.__module__.partition("._dynamo")[0], kind.__name__) for kind in type(module).__mro__}
     return dict(module.named_children()).get("_orig_mod") if ("torch", "OptimizedModule") in kinds else None
 
@@ -51,7 +51,7 @@ def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def memory(tensor: Tensor) -> Hashable:
     """A key that is equal for tensors that view the same memory in the same way.
 
-    The key is the id of a tensor that has no memory of its own.
+    For a tensor without addresses (see `has_addresses`), the key is its id.
     """
     if not has_addresses(tensor):
         return id(tensor)
@@ -59,9 +59,9 @@ def memory(tensor: Tensor) -> Hashable:
 
 
 def has_addresses(tensor: Tensor) -> bool:
-    """Whether this is a plain dense tensor whose values are at an address."""
+    """Whether this is a plain dense tensor whose values have addresses in memory."""
     if nn.parameter.is_lazy(tensor) or type(tensor.data) is not Tensor:
         return False
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return False
-    return tensor.data_ptr() != 0  # FSDP frees the memory of what it has gathered
+    return tensor.data_ptr() != 0  # 0: FSDP has freed the memory of this gathered parameter

@@ -1,4 +1,4 @@
-"""Arrays that are read by rows, from memory or files or computed on reading; none is held as a whole."""
+"""Arrays that are read by rows: from memory, from files, or computed when read; none is held as a whole."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ BLOCK = 1 << 18  # elements that are read at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Slices along the first axis: `rows(start, stop)` is (stop - start, *shape[1:]). A scalar has one row.
+    """An array read by rows: `rows(start, stop)` has shape (stop - start, *shape[1:]). A scalar has one row.
 
     Attributes:
         shape: the shape of the whole array.
         read: returns NumPy arrays, or tensors on a device (see `torch_rows`).
         is_zero: all elements are 0, so the array need not be read.
-        draw: draws random normals on the device of these rows, as `random_normals` does.
+        draw: draws the normals of `random_normals` on the device of these rows.
         block: elements that are read at once.
     """
 
@@ -60,7 +60,7 @@ class Rows:
 
 @runtime_checkable
 class InRows(Protocol):
-    """A state that implements reading its arrays by rows."""
+    """A state with its own way to read its arrays by rows."""
 
     def rows(self, name: str) -> Rows:
         """The rows of one array."""

@@ -1,9 +1,9 @@
-"""The displacements of checkpoints from the last one, block by block in float64, and products of blocks.
+"""The displacements of checkpoints from the last checkpoint, in float64 blocks, and products of blocks.
 
 Products run in BLAS on one thread. Two threads that synchronise after every block wait by spinning, so that
 40 checkpoints would cost five times the CPU of one thread and take no less time. BLAS libraries start threads
-above a certain size, so the wide axis is cut into strips below it. As a result the sums are also the same for
-any number of threads.
+for products above a certain size, so the wide axis is cut into strips with smaller products. As a result the
+sums are also the same for any number of threads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,15 +23,16 @@ BLOCK_BYTES = 1 << 23  # limit for the float64 blocks of all checkpoints togethe
 # The largest product, in multiplications, for which OpenBLAS uses one thread (interface/gemm.c:
 # SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD).
 _SERIAL = 1 << 18
-_NARROWEST = 32  # least width of a strip: narrower ones cost more in calls than they save in threads
+_NARROWEST = 32  # least width of a strip: narrower strips cost more in calls than they save in threads
 
 
 def displacements(
     states: Sequence[Mapping[str, Array]], names: Sequence[str]
 ) -> Iterator[tuple[str, slice, Array]]:
-    """(name, slice of the flat parameter, theta_k - theta_n over it: float64 (n, elements)), block by block.
+    """Yields (name, slice of the flat parameter, theta_k - theta_n in this slice) for each block.
 
-    The array may be modified by the caller; it is valid until the next one is requested.
+    theta_1 .. theta_n are the `states`, and the displacements are float64 (n, elements). The caller may
+    modify this array; it is valid until the next block is requested.
     """
     n = len(states)
     length = max(1, min(BLOCK, BLOCK_BYTES // (8 * n)))
@@ -58,7 +59,7 @@ def _elements(flat: Array, start: int, stop: int) -> Array:
 
 
 def inner(a: Array, b: Array) -> Array:
-    """a @ b.T, float64 (m, n), of a (m, k) and b (n, k)."""
+    """a @ b.T, float64 (m, n), for a of shape (m, k) and b of shape (n, k)."""
     m, n, wide = len(a), len(b), a.shape[1]
     strip = _SERIAL // max(1, m * n)
     if strip < _NARROWEST or wide <= strip:
@@ -70,7 +71,7 @@ def inner(a: Array, b: Array) -> Array:
 
 
 def combine_rows(weights: Array, rows: Array) -> Array:
-    """weights @ rows, float64 (m, k), of weights (m, n) and rows (n, k)."""
+    """weights @ rows, float64 (m, k), for weights of shape (m, n) and rows of shape (n, k)."""
     m, n = weights.shape
     strip = max(_NARROWEST, _SERIAL // max(1, m * n))
     out = np.empty((m, rows.shape[1]))

@@ -10,7 +10,7 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.array_rows import rows_of
 from distsummary.landscapes.directions.recipe import Array, Weights
 
-STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused if the statistics of batches are used
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused if it uses each batch's statistics
 EARLIER = (
     "choose checkpoints from before the training diverged: around= the file of one, or runs= those of several"
 )
@@ -21,9 +21,9 @@ def refuse_not_finite(
 ) -> None:
     """Raise LandscapeError if a value of the centre makes every loss NaN.
 
-    Parameters that move must be finite. All others may be infinite, as masks are, but not NaN; without
-    `reads_statistics` running statistics may be anything. `own` are the model's values, which are used where
-    the centre has none.
+    Parameters that move must be finite. All other values may be infinite (as masks are) but not NaN;
+    without `reads_statistics`, running statistics may have any value. `own` are the model's values: they are
+    used where the centre has none.
     """
     moved = list(moved)
     if name := _first(centre, moved, np.isfinite):

@@ -1,15 +1,15 @@
-"""The eigenvectors of a Hessian's largest eigenvalues, using only Hessian-vector products; pure.
+"""The eigenvectors of a Hessian's largest eigenvalues, using only Hessian-vector products. Pure functions.
 
-Lanczos' iteration (Golub & Van Loan 2013, section 10.3) from several start vectors at once, one product at
-a time (the band form of Ruhe 1979, Math. Comp. 33). Each new vector is orthogonalised twice against all
+Lanczos' iteration (Golub & Van Loan 2013, section 10.3) from p start vectors at once, one product at a
+time (the band form of Ruhe 1979, Math. Comp. 33). Each new vector is orthogonalised twice against all
 earlier ones:
 
-    H V_m = V_(m+p) T          V orthonormal, T (m + p, m), its upper m rows symmetric
+    H V_m = V_(m+p) T     V_m: the first m vectors, orthonormal; T: (m + p, m), its upper m rows symmetric
 
-If (theta, s) is an eigenpair of these rows, v = V_m s is an approximate eigenvector. Its residual
-|H v - theta v| follows from the other rows of T without another product, and some eigenvalue is at most that
-far from theta. There are as many start vectors as wanted eigenvectors, so that multiple eigenvalues are found
-with their multiplicity; a single start vector would find each only once.
+If (theta, s) is an eigenpair of T's upper m rows, v = V_m s is an approximate eigenvector of H. Its residual
+|H v - theta v| follows from the other rows of T without another product, and H has an eigenvalue whose
+distance from theta is at most this residual. p is the number of wanted eigenvectors, so that multiple
+eigenvalues are found with their multiplicity; a single start vector would find each only once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,15 +30,15 @@ Multiply: TypeAlias = Callable[[Array], Array]  # v -> H v, both float64 (D,)
 MAX_PRODUCTS = 120
 GROUPS = 8  # of batches; more workers than groups would have nothing to do
 TOLERANCE = 1e-4
-SMALLEST = 1e-3  # of the largest |eigenvalue|: rounding of the products limits the accuracy of smaller ones
+SMALLEST = 1e-3  # of the largest |eigenvalue|: rounding limits the accuracy of smaller eigenvalues
 MAX_ASYMMETRY = 1e-2
-_AXIS = 2  # for the normals of the start vectors; 0 and 1 belong to the random directions
+_AXIS = 2  # the axis of `random_normals` for the start vectors; random directions use 0 and 1
 _DEFLATED = 1e-13  # of the largest product: a shorter rest means that the vector depends on earlier ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eigenpairs:
-    """The algebraically largest eigenvalues, whatever the size of negative ones, and their eigenvectors.
+    """The algebraically largest eigenvalues, even if negative ones are larger in magnitude, and eigenvectors.
 
     Attributes:
         values: float64 (k,), descending; they may be negative.
@@ -58,24 +58,24 @@ class Eigenpairs:
 class Hessian(Protocol):
     """The Hessian of a loss over batches, as products with vectors.
 
-    `weight` is the sum of the batches' weights: their rows.
+    The weight of a batch is its number of rows; `weight` is the sum over the batches.
     """
 
     weight: float
 
     def product(self, vector: Array) -> Array:
-        """The sum over the batches of weight times H_batch v, float64 (D,)."""
+        """The sum over the batches of (weight of the batch) * H_batch v, float64 (D,)."""
 
 
 def mean_product(hessian: Hessian) -> Multiply:
-    """H v of the mean loss."""
+    """The function v -> H v, for the Hessian H of the mean loss."""
     if hessian.weight <= 0:
         raise LandscapeError("the batches hold no rows; give batches with data")
     return lambda vector: hessian.product(vector) / hessian.weight
 
 
 def members(batches: Iterable[Any], group: int) -> Iterator[Any]:
-    """The batches of one of GROUPS groups: sums by group do not depend on which worker computes them."""
+    """The batches of one of GROUPS groups; a group's sum is the same on every worker."""
     return islice(batches, group, None, GROUPS)
 
 
@@ -88,11 +88,11 @@ def lanczos(
     tolerance: float = TOLERANCE,
     max_products: int = MAX_PRODUCTS,
 ) -> Eigenpairs:
-    """The `count` algebraically largest eigenvalues of a symmetric matrix (size, size), and eigenvectors.
+    """The `count` algebraically largest eigenvalues and eigenvectors of a symmetric matrix (size, size).
 
     Stops when each residual is at most `tolerance` * max(|eigenvalue|, SMALLEST * largest |eigenvalue|), or
-    after `max_products` products. Memory: (products + count) * size * 8 bytes. The start vectors are a
-    function of `seed`.
+    after `max_products` products. Memory: (products + count) * size * 8 bytes. The start vectors
+    depend only on `seed`.
 
     Raises LandscapeError if products are not finite, or not symmetric (for example with a stochastic loss).
     """
@@ -130,7 +130,7 @@ def lanczos(
 
 
 class _Basis:
-    """Orthonormal vectors; memory is used only for the vectors that are there."""
+    """Orthonormal vectors; memory is used only for the vectors that were added."""
 
     def __init__(self, size: int, capacity: int) -> None:
         self._rows: Array = np.empty((capacity, size))
@@ -140,7 +140,7 @@ class _Basis:
         return self._rows[:count]
 
     def extend(self, vector: Array, negligible: float) -> Array:
-        """Append the part of `vector` orthogonal to the basis, unless negligible; return its coefficients."""
+        """Append the part of `vector` orthogonal to the basis, unless negligible; return the coefficients."""
         known = self._rows[: self.count]
         rest, coefficients = vector.copy(), np.zeros(self.count)
         for _ in range(2):  # twice is enough (Parlett 1998, section 6.9)
@@ -164,7 +164,7 @@ class _Ritz:
 
 
 def _ritz(projected: Array, count: int) -> _Ritz:
-    """The largest eigenvalues of the symmetric upper part of T (m + p, m); residuals from the other rows."""
+    """The `count` largest eigenpairs of T's upper m rows; residuals from the others. T is (m + p, m)."""
     m = projected.shape[1]
     square, rest = projected[:m], projected[m:]
     size = float(np.abs(square).max())

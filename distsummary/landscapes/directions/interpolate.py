@@ -1,4 +1,4 @@
-"""Lines and planes through given points of parameter space: interpolation between trained models; pure.
+"""Lines and planes through given points of parameter space, to interpolate between models. Pure functions.
 
 A line from theta_0 to theta_1 (Goodfellow et al. 2015, section 3) shows whether training could have gone
 straight, and how high the barrier between two solutions is: the largest excess of the loss on the line over
@@ -20,9 +20,9 @@ from distsummary.landscapes.directions.rounding import is_rounding
 
 
 def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
-    """The axis x = end - start, float32, so that x = -1 is `start` and 0 is `end`; the axis y is zero.
+    """The directions x = end - start, float32, and y = 0: the coordinate x = -1 is `start`, x = 0 is `end`.
 
-    Raises LandscapeError, naming the labels, if both are the same point, or one holds NaN or Inf.
+    Raises LandscapeError, naming the labels, if both states are the same point, or one holds NaN or Inf.
     """
     length = float(_products([start, end], names, labels)[0, 0])
     if length <= 0:
@@ -38,14 +38,14 @@ def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[st
 
 
 def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
-    """The plane through points A, B, C: unit axes, x along B - A, y at right angles towards C, float32.
+    """The plane of corners A, B, C: unit directions, float32, x along B - A and y at right angles towards C.
 
-    Raises LandscapeError, naming the labels, if they lie on a line or are equal, or one holds NaN or Inf.
+    Raises LandscapeError, naming the labels, if the corners lie on a line, or one holds NaN or Inf.
     """
     if len(corners) != 3:
         raise LandscapeError(f"a triangle has three corners, got {len(corners)} checkpoints; choose three")
     products = _products(corners, names, labels)
-    sides = np.array([[-1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])  # B - A and C - A by displacements from C
+    sides = np.array([[-1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])  # B - A and C - A as weighted displacements from C
     (aa, ab), (_, bb) = sides @ products @ sides.T
     height = bb - ab * ab / aa if aa > 0 else 0.0
     if aa <= 0 and bb <= 0:
@@ -65,9 +65,9 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
 
 
 def barrier(losses: Array) -> float:
-    """The largest excess of losses (n,) on a line, at equal steps, over linear interpolation of its ends.
+    """The largest excess of losses (n,), at equal steps on a line, over interpolation between its end losses.
 
-    0 if no loss exceeds it; infinite if a loss is not finite.
+    0 if no loss exceeds the interpolation; infinite if a loss is not finite.
     """
     if not np.isfinite(losses).all():
         return float("inf")

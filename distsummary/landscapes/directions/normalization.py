@@ -1,4 +1,4 @@
-"""Directions scaled to the weights that they will move, a parameter at a time.
+"""Scales directions to the weights that they will move, one parameter at a time.
 
 "filter" (Li et al. 2018, section 4): each filter of the direction gets the norm of the weights' filter, and
 tensors with less than two dimensions become 0 (the `biasbn` rule of their code). The filters of each layer:
@@ -6,12 +6,12 @@ tensors with less than two dimensions become 0 (the `biasbn` rule of their code)
     Linear, Conv             the weights of one output: a slice along axis 0
     ConvTranspose, Conv1D    the weights of one output: a slice along axis 1 (within a group of ConvTranspose)
     Embedding                the row of one token or position
-    attention                in_proj_weight holds the rows of q, k and v, each a filter of its own, so packed
-                             and separate projections are scaled alike; out_proj is Linear
+    attention                in_proj_weight holds the rows of q, k and v; each row is a filter, so packed and
+                             separate projections are scaled alike; out_proj is Linear
     BatchNorm, LayerNorm, biases, other vectors and scalars: 0, they do not move
     anything else            a slice along axis 0
 
-"layer": each tensor gets the norm of the weights' tensor. "mindspore": the same, and 0 for parameters that
+"layer": each tensor gets the norm of the weights' tensor. "mindspore": as "layer", but 0 for parameters that
 MindSpore does not move (`mindspore_moves`). "none": unchanged. Where the direction or the weights have
 norm 0, the result is 0. Norms are computed in float64, in blocks of rows (see `array_rows`); results are
 float32.
@@ -31,7 +31,7 @@ from distsummary.landscapes.directions.normals import Array
 
 NORMALIZATIONS = ("none", "filter", "layer", "mindspore")
 
-FilterAxis: TypeAlias = int | tuple[int, int]  # the axis of outputs, or (axis, groups of axis 0)
+FilterAxis: TypeAlias = int | tuple[int, int]  # the axis of outputs, or (that axis, groups of axis 0)
 FilterAxisHook: TypeAlias = (
     Mapping[str, FilterAxis] | Callable[[str, tuple[int, ...]], FilterAxis | None] | None
 )
@@ -43,7 +43,7 @@ def normalize(
     how: str,
     filter_axes: Mapping[str, FilterAxis] | None = None,
 ) -> dict[str, Array]:
-    """Scale each parameter of a direction, float32; `filter_axes` has the axes that are not 0."""
+    """Scale each parameter of a direction, float32; `filter_axes` holds the filter axes other than 0."""
     axes = filter_axes or {}
     return {
         name: normalize_one(name, array, centre[name], how, axes.get(name, 0))
@@ -63,7 +63,7 @@ def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis:
     """One parameter's direction scaled to its weights, as rows that are computed when they are read.
 
     If a norm spans several rows, this reads the direction and the weights once and keeps only the norms.
-    Raises LandscapeError for norms that are not finite, here or when the row is read.
+    Raises LandscapeError for norms that are not finite, either at once or when the rows are read.
     """
     if how == "none":
         return direction
@@ -88,7 +88,7 @@ def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis:
 def resolve_filter_axes(
     hook: FilterAxisHook, shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, FilterAxis]
 ) -> dict[str, FilterAxis]:
-    """The filter axes of the parameters `shapes`: those of the model's modules, overridden by the hook.
+    """The filter axes of the parameters in `shapes`: those `found` in the model, overridden by the hook.
 
     The hook is a mapping by name, or a function of (name, shape) that returns None for the default. Raises
     InvalidTypeError and InvalidValueError for names and axes that the parameters do not have.
@@ -127,7 +127,7 @@ def resolve_filter_axes(
 
 
 def mindspore_moves(name: str) -> bool:
-    """Whether MindSpore's landscape moves a parameter; its name decides."""
+    """Whether MindSpore's landscape moves a parameter, which depends on its name."""
     return ("weight" in name or "bias" in name) and "moment" not in name
 
 
@@ -140,7 +140,7 @@ def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: 
     """Scale each group of rows, separately for each index along the `kept` axes."""
     shape, each = direction.shape, len(direction) // groups
 
-    def sums(rows: Rows) -> Array:  # of squares over all axes but the kept ones, float64, for each group
+    def sums(rows: Rows) -> Array:  # sums of squares over all axes not in `kept`, float64, by group
         groups_of_blocks = (rows.blocks(at * each, (at + 1) * each) for at in range(groups))
         return np.stack(
             [np.asarray(sum(squares(rows(*block), kept) for block in blocks)) for blocks in groups_of_blocks]
@@ -157,13 +157,13 @@ def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: 
 
 @singledispatch
 def squares(array: Any, kept: list[int]) -> Array:
-    """Sums of squares over all axes but the kept ones, float64, without a copy in float64."""
+    """Sums of squares over all axes that are not in `kept`, float64, without a copy in float64."""
     axes = list(range(array.ndim))
     return np.asarray(np.einsum(array, axes, array, axes, kept, dtype=np.float64))
 
 
 def _scale(name: str, found: Array, wanted: Array) -> Array:
-    """The factors that turn norms into the wanted norms, both given as squares; 0 for a norm of 0."""
+    """The factors from norms `found` to `wanted`, both given as squares; 0 where the found norm is 0."""
     norms, wanted = np.sqrt(found), np.sqrt(wanted)
     if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
         raise LandscapeError(
@@ -175,6 +175,6 @@ def _scale(name: str, found: Array, wanted: Array) -> Array:
 
 @singledispatch
 def times(array: Any, scale: Array) -> Any:
-    """The product, computed in float64 and rounded to float32."""
+    """`array` * `scale`, computed in float64 and rounded to float32."""
     out = np.empty(array.shape, np.float32)
     return np.multiply(array, scale, out=out, dtype=np.float64, casting="same_kind")

@@ -1,4 +1,4 @@
-"""Which names mean one parameter: names that differ only by wrappers, and shared memory; pure."""
+"""Finds names of the same parameter (they differ only by wrappers) and shared memory. Pure functions."""
 
 import re
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -15,10 +15,10 @@ _COMPILED = "_orig_mod."
 
 
 def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
-    """`state` under the given names, if these differ from its own only by wrappers.
+    """`state` under the given names, if its own names differ only by prefixes of wrappers.
 
-    Wrappers add a prefix to all names; torch.compile may add one to the names of single layers. Two names are
-    never mapped to one.
+    Wrappers add a prefix to all names; torch.compile may also add one to names of single layers. Two names of
+    the state are never mapped to the same name.
     """
     if all(name in names for name in state):
         return state
@@ -51,15 +51,13 @@ def common_prefix(names: Iterable[str]) -> str:
 
 
 def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
-    """Raise InvalidValueError for two parameters that share elements, if one of them moves.
+    """Raise InvalidValueError for two parameters that share elements, if at least one of them moves.
 
     A landscape would move them independently. `arrays` hold each parameter once; only their addresses are
     used.
     """
-    begun: list[
-        tuple[int, str]
-    ] = []  # (end, name) of arrays that begin at a lower address and end after this one begins
-    bounds = []  # the addresses of the first byte and of the one after the last
+    begun: list[tuple[int, str]] = []  # (end, name) of earlier arrays that end after this one begins
+    bounds = []  # (address of the first byte, address after the last byte, name)
     for name, array in arrays.items():
         steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
         low, high = (array.ctypes.data + sum(pick(step, 0) for step in steps) for pick in (min, max))

@@ -1,4 +1,4 @@
-"""Which parameters of a model move, under which names, and where their filters lie."""
+"""Finds which parameters of a model move, their names, and the axes of their filters."""
 
 import difflib
 import logging
@@ -37,9 +37,9 @@ class Moving:
     """The parameters that move: their shapes by canonical name, in the order of the model.
 
     `is_all` is true if these are exactly the trainable parameters. `tied` maps every other name of a tied
-    parameter to its canonical name, the first one. `filter_axes` has the axes that are not 0. `patterns` are
-    those of the request, none if all parameters move. `precisions` are the dtypes of the model's values, see
-    `rounding`. `own` holds all values of the model, also those that do not move: they are used where a
+    parameter to its canonical name, the first one. `filter_axes` holds the filter axes other than 0.
+    `patterns` are those of the request, empty without any. `precisions` are the dtypes of the model's values,
+    see `rounding`. `own` holds all values of the model, also those that do not move: they are used where a
     checkpoint has none.
     """
 
@@ -53,11 +53,11 @@ class Moving:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their canonical names."""
+        """The canonical names of the parameters that move."""
         return tuple(self.shapes)
 
     def named(self, what: str, weights: Weights) -> Weights:
-        """`weights` under canonical names; raises InvalidValueError if tied parameters differ.
+        """`weights` under canonical names; raises InvalidValueError if a tied parameter has two values.
 
         Names may have the prefixes of wrappers, or lack them.
         """
@@ -86,7 +86,7 @@ class Moving:
                     f"{what} has {name} of {dtype}, the model of {own_dtype}; give the model that made the "
                     "checkpoints"
                 )
-            numbers = ((), (1,))  # some formats have (1,) for a single number
+            numbers = ((), (1,))  # some formats give a single number the shape (1,)
             if given.shape not in numbers or expected.shape not in numbers:
                 to_fit.append(name)
         check_fit(what, named, self.own, to_fit)
@@ -171,7 +171,7 @@ def _mindspore_shapes(
 
 
 def _axes_and_ties(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
-    """The filter axes that are not 0, and the first name of each tied parameter by its other names."""
+    """The filter axes other than 0, and the first name of each tied parameter, by its other names."""
     if framework_of(model).name == "torch":
         from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
 
@@ -188,7 +188,7 @@ def _axes_and_ties(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
 
 
 def own_state(model: Any) -> Weights:
-    """The values of a model by canonical name; a torch model's are not copied, see `OwnState`."""
+    """The values of a model by canonical name; a torch model's values are not copied, see `OwnState`."""
     if framework_of(model).name == "torch":
         from distsummary.landscapes.directions.torch_parameters import OwnState
 
@@ -203,11 +203,11 @@ def select(
     others: Callable[[], Iterable[str]] = tuple,
     tied: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """The `names` that match at least one of the regular expressions (`re.search`), in order.
+    """The `names` that match at least one of the regular expressions (`re.search`), in their order.
 
     An expression may also match another name of a tied parameter, see `Moving.tied`. Raises
-    InvalidValueError, with similar names, for an expression without a match; `others` returns the names of
-    values that cannot move (frozen parameters, buffers).
+    InvalidValueError, which lists similar names, for an expression without a match; `others` returns the
+    names of values that cannot move (frozen parameters, buffers).
     """
     if isinstance(patterns, str):
         patterns = [patterns]
@@ -232,7 +232,7 @@ def select(
 
 
 def near(pattern: str, names: Sequence[str]) -> list[str]:
-    """Up to five names with a part similar to `pattern`, the most similar first; if none, the first names."""
+    """Up to five names with a part similar to `pattern`, the most similar first; else the first names."""
     plain = re.sub(r"\W+", ".", pattern).strip(".").lower()
     matcher = difflib.SequenceMatcher(b=plain)
 
@@ -264,7 +264,7 @@ def _search(pattern: object, names: Iterable[str]) -> list[str]:
 def canonical(what: str, state: Weights, tied: Mapping[str, str]) -> Weights:
     """`state` with each tied parameter under its first name, whichever of its names the state uses.
 
-    Raises InvalidValueError if it has different values under several names of one parameter.
+    Raises InvalidValueError if the state has different values under several names of one parameter.
     """
     if not isinstance(state, Mapping):
         raise InvalidTypeError(f"{what} must be arrays by name, got {type(state).__name__}")

@@ -1,19 +1,20 @@
 """The PCA plane of a trajectory, from a Gram matrix streamed in float64.
 
-Notation: theta_1 .. theta_n the checkpoints, theta_n the centre, d_k = theta_k - theta_n (n x D). The last
-checkpoint is subtracted BEFORE anything is multiplied: a raw Gram matrix loses all digits when the path is
-short compared with the weights. G = d d^T and s_k = sum_i d_ki are sums over parameters, so they add up over
-blocks and over shards (`add_grams`). Every centering follows from the same G and s:
+Notation: theta_1 .. theta_n are the checkpoints, theta_n is the centre, and d (n x D) has the rows
+d_k = theta_k - theta_n. The last checkpoint is subtracted BEFORE anything is multiplied: the Gram matrix of
+the checkpoints themselves loses all digits when the path is short compared with the weights. G = d d^T and
+s_k = sum_i d_ki are sums over parameters, so they add up over blocks and over shards (`add_grams`). For each
+centering, the centred matrix G' follows from the same G and s. With G' q = sigma^2 q:
 
-    "last"       G                                  directions v = d^T q / sigma
-    "mean"       J G J,  J = I - 1 1^T / n           directions v = d^T J q / sigma
-    "mindspore"  G - s s^T / D without the last row  directions v = (d - s/D)^T q, not of unit length
+    "last"       G' = G                          directions v = d^T q / sigma
+    "mean"       G' = J G J, J = I - 1 1^T / n    directions v = d^T J q / sigma
+    "mindspore"  G' = G - s s^T / D without its last row and column
+                                                 directions v = (d - s/D)^T q, not of unit length
 
-with G' q = sigma^2 q, G' the centred matrix in the second column. The sign of a direction makes its entry of
-largest magnitude positive (the first one among equals).
+The sign of a direction makes its entry of largest magnitude positive (the first one among equals).
 
-Checkpoints are decoded block by block, so mapped files cost no memory: a plane needs its two directions (2 D
-float32) and `displacements.BLOCK_BYTES`.
+Checkpoints are decoded block by block, so mapped files cost no memory: a plane needs memory for its two
+directions (2 D float32) and `displacements.BLOCK_BYTES`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,13 +31,13 @@ from distsummary.landscapes.directions.finite import refuse_diverged
 from distsummary.landscapes.directions.recipe import ONE_ROW, Array, Directions, Weights, check_fit
 from distsummary.landscapes.directions.rounding import is_rounding
 
-RANK_TOLERANCE = 1e-14  # relative to the largest eigenvalue, per checkpoint
-NARROW = 0.1  # of the first singular value: a smaller second one may be due to rounding
+RANK_TOLERANCE = 1e-14  # times the largest eigenvalue and the number of checkpoints
+NARROW = 0.1  # of the first singular value: a smaller second singular value may be due to rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gram:
-    """G = d d^T (n, n) and s = sum over parameters of d (n,), both float64, over `size` parameters."""
+    """`products` G (n, n) and `sums` s (n,) of the module's notation, float64, over `size` elements."""
 
     products: Array
     sums: Array
@@ -50,11 +51,11 @@ class Gram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Two directions as sums over checkpoints: direction i is weights[i] @ (d - offsets).
+    """Two directions as weighted sums over checkpoints: direction i is weights[i] @ (d - offsets[:, None]).
 
-    `weights` (2, n) and `offsets` (n,) float64. `singular_values` (2,) descending; `explained_variance` (2,)
-    is the share of each direction in the trace of the centred Gram matrix. Both are empty for axes that were
-    not found by PCA.
+    `weights` (2, n) and `offsets` (n,) are float64. `singular_values` (2,) are descending;
+    `explained_variance` (2,) is the share of each direction in the trace of the centred Gram matrix. The
+    latter two are empty for axes that were not found by PCA.
     """
 
     weights: Array
@@ -65,7 +66,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plane:
-    """The two leading directions, float32, and their variances, see `Axes`."""
+    """The two leading directions, float32, with their singular values and variances, see `Axes`."""
 
     directions: Directions
     singular_values: Array
@@ -74,11 +75,11 @@ class Plane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormalEquations:
-    """The normal equations of a path in a plane, float64: A^T A (2, 2), A^T d (2, n) and |d|^2 (n,)."""
+    """The normal equations of a path in a plane, float64; the columns of A (D, 2) are its directions."""
 
-    axes: Array
-    rights: Array
-    squares: Array
+    axes: Array  # A^T A (2, 2)
+    rights: Array  # A^T d^T (2, n)
+    squares: Array  # |d_k|^2 (n,)
 
     def __add__(self, other: "NormalEquations") -> "NormalEquations":
         return NormalEquations(
@@ -93,8 +94,9 @@ class Path:
     """Where checkpoints lie relative to a plane.
 
     Attributes:
-        points: coordinates c by least squares, (n, 2).
-        residuals: the relative distance from the plane, |d_k - A c| / |d_k|, (n,); 0 for the centre.
+        points: the coordinates c of each checkpoint by least squares, (n, 2).
+        residuals: the relative distance from the plane, |d_k - A c| / |d_k|, (n,); 0 for the centre. The
+            columns of A are the plane's directions.
     """
 
     points: Array
@@ -144,7 +146,7 @@ def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
 
 
 def add_grams(parts: Iterable[Gram]) -> Gram:
-    """The Gram matrix of all parameters from those of disjoint shards of them, at least one."""
+    """The Gram matrix of all parameters: the sum over disjoint shards, of which there is at least one."""
     first, *others = parts
     for other in others:
         first += other
@@ -152,7 +154,7 @@ def add_grams(parts: Iterable[Gram]) -> Gram:
 
 
 def pca_axes(total: Gram, *, centering: str = "last") -> Axes:
-    """The two leading directions by the eigenvectors of the centred Gram matrix.
+    """The two leading directions, from the eigenvectors of the centred Gram matrix.
 
     Raises LandscapeError when the checkpoints are equal, lie on a line, or hold NaN or Inf.
     """
@@ -204,7 +206,7 @@ def combine(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> tupl
 
 
 def orient(directions: Directions, extremes: Sequence[Array]) -> Directions:
-    """One shard's directions with their final signs, from the `extremes` that all shards found."""
+    """One shard's directions with their final signs, from the extremes that `combine` found in all shards."""
     found = np.stack(extremes)
     signs = found[np.abs(found).argmax(axis=0), [0, 1]]
     for sign, direction in zip(signs, (directions.x, directions.y), strict=True):
@@ -225,7 +227,7 @@ def locate(states: Sequence[Weights], names: Sequence[str], directions: Directio
 def normal_equations(
     states: Sequence[Weights], names: Sequence[str], directions: Directions
 ) -> NormalEquations:
-    """The normal equations over one shard of the parameters; those of disjoint shards add up."""
+    """The normal equations over one shard of the parameters; the equations of disjoint shards add up."""
     n = len(states)
     total = NormalEquations(axes=np.zeros((2, 2)), rights=np.zeros((2, n)), squares=np.zeros(n))
     for name, part, block in displacements(states, names):
@@ -239,9 +241,8 @@ def normal_equations(
 def solve(total: NormalEquations) -> Path:
     """The coordinates with the least squared error, and the residuals."""
     lengths = np.sqrt(np.diag(total.axes))
-    units = np.divide(
-        1.0, lengths, out=np.zeros(2), where=lengths > 0
-    )  # unit axes, since pinv would drop a short one
+    # Scales the axes to unit length, since pinv would drop a short axis.
+    units = np.divide(1.0, lengths, out=np.zeros(2), where=lengths > 0)
     inverse = np.linalg.pinv(total.axes * np.outer(units, units), hermitian=True) * np.outer(units, units)
     points = (inverse @ total.rights).T
     outside = np.clip(total.squares - (total.rights.T * points).sum(axis=1), 0.0, None)

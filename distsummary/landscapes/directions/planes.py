@@ -1,4 +1,4 @@
-"""Planes before their evaluation: checkpoints -> centre, directions, axes and path; pure."""
+"""Makes planes to evaluate from checkpoints: their centre, directions, axes and path. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +35,8 @@ class PlanePlan:
     Attributes:
         states: the whole checkpoints of the path (parameters and buffers by name); the last is the centre.
         names: the parameters that move, in the order of the model.
-        recipe: makes the directions, the same wherever it runs.
-        x, y: axes of the grid, (n,) and (m,).
+        recipe: makes the directions, with the same values wherever it runs.
+        x, y: the axes of the grid, of shapes (n,) and (m,).
         points: the path in the plane, (k, 2), one row per state.
     """
 
@@ -65,11 +65,11 @@ class Settings:
 
     @property
     def reads_statistics(self) -> bool:
-        """Whether the losses depend on BatchNorm's running statistics of the centre."""
+        """Whether the losses depend on the running statistics of BatchNorm at the centre."""
         return self.mode == "standard" and self.bn_mode in ("", "eval")
 
     def pick_normalization(self, usual: str) -> str:
-        """The requested normalization; by default MindSpore's in its mode, otherwise `usual`."""
+        """The requested normalization; by default "mindspore" in the mode of this name, otherwise `usual`."""
         return self.normalization or ("mindspore" if self.mode == "mindspore" else usual)
 
 
@@ -88,7 +88,7 @@ class Prepared:
 def prepare_pca(
     states: Sequence[Weights], numbers: Sequence[int], names: Sequence[str], settings: Settings
 ) -> Prepared:
-    """The PCA plane of a path; raises LandscapeError if the path spans none."""
+    """The PCA plane of a path; raises LandscapeError if the path spans no plane."""
     usual = "mindspore" if settings.mode == "mindspore" else "last"
     centering = settings.centering or usual
     labels = [f"checkpoint {number}" for number in numbers]
@@ -105,7 +105,7 @@ def prepare_pca(
 def prepare_joint(
     runs: Mapping[str, Sequence[Weights]], numbers: Sequence[int], names: Sequence[str], settings: Settings
 ) -> Prepared:
-    """The PCA plane of several runs' checkpoints together; `numbers` are those of all states in order.
+    """The PCA plane of several runs' checkpoints together; `numbers` has one for each state, in order.
 
     The grid's centre is the last checkpoint of the last run.
     """
@@ -128,7 +128,7 @@ def prepare_joint(
 def prepare_triangle(
     runs: Mapping[str, Weights], numbers: Sequence[int], names: Sequence[str], settings: Settings
 ) -> Prepared:
-    """The plane through three checkpoints by label; the grid's centre is the last of them."""
+    """The plane through three checkpoints, given by label; the last one is the grid's centre."""
     states = list(runs.values())
     known = {"kind": "triangle", "decomposition": "PCA", "runs": tuple(runs), "run_lengths": (1, 1, 1)}
     return _prepare_path(states, numbers, names, triangle(states, names, list(runs)), settings, known)
@@ -142,7 +142,7 @@ def _prepare_path(
     settings: Settings,
     known: Mapping[str, Any],
 ) -> Prepared:
-    """The plane along the directions `found` from a path, and where the path lies in it."""
+    """The plane along the directions that were `found` from a path, with the path's points in it."""
     normalization = settings.pick_normalization("none")
     directions = _normalized(found, states[-1], normalization, settings)
     refuse_parallel(directions, states[-1], names, normalization)
@@ -195,7 +195,7 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
         filter_axes=settings.filter_axes,
     )
     # "filter" moves only tensors with at least two dimensions, "mindspore" only those with certain names. All
-    # but "none" scale by the norm of the weights, so weights that are all zero do not move.
+    # normalizations but "none" scale by the norm of the weights, so weights that are all zero do not move.
     every = (rows_of(state, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
     filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
     moves = (
@@ -221,7 +221,7 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
 def prepare_given(
     state: Weights, number: int | None, names: Sequence[str], settings: Settings, given: Directions
 ) -> Prepared:
-    """The plane of the user's directions, which are normalized here; parameters without one do not move.
+    """The plane of the user's directions, which are normalized here; parameters not in them do not move.
 
     Raises InvalidValueError for values that are not finite in float32, InvalidTypeError unless they are real.
     """
@@ -260,7 +260,7 @@ def prepare_given(
 def prepare_hessian(
     state: Weights, number: int | None, names: Sequence[str], settings: Settings, pairs: Eigenpairs
 ) -> Prepared:
-    """The plane of the eigenvectors of the Hessian's two largest eigenvalues, by default of unit length."""
+    """The plane of the eigenvectors of the Hessian's two largest eigenvalues, by default with unit length."""
     normalization = settings.pick_normalization("none")
     x, y = (unflatten(vector, state, names) for vector in pairs.vectors[:2])
     recipe = _normalized(Directions(x=x, y=y), state, normalization, settings)
@@ -321,7 +321,7 @@ def _normalized(
 
 
 def path_axes(points: Array, size: int) -> tuple[Array, Array]:
-    """The axes (size,) around a path (k, 2): its bounding box and a fifth of its extent on each side."""
+    """The axes (size,) around a path (k, 2): its bounding box plus a fifth of its extent on each side."""
     low, high = points.min(axis=0), points.max(axis=0)
     span = np.where(high > low, high - low, 1.0)
     axes = np.linspace(low - MARGIN * span, high + MARGIN * span, size)
@@ -329,6 +329,6 @@ def path_axes(points: Array, size: int) -> tuple[Array, Array]:
 
 
 def unit_axes(size: int) -> tuple[Array, Array]:
-    """The axes (size,) of a random plane: [-1, 1], since its directions are as long as the weights."""
+    """The axes (size,) around one checkpoint: [-1, 1], since random directions are as long as the weights."""
     axis = np.linspace(-1.0, 1.0, size)
     return axis, axis.copy()

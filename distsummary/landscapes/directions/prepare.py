@@ -29,19 +29,19 @@ from distsummary.landscapes.directions.recipe import Directions, Weights
 from distsummary.landscapes.directions.sketched import path_in_plane
 from distsummary.landscapes.directions.sources import Source
 
-Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or given
+Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or the user's own directions
 OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # called with names= and centre=
-# The eigenvectors of the two largest eigenvalues at a state, over the parameters that move.
+# (state, names of the parameters that move, seed) -> the eigenpairs of the two largest eigenvalues there.
 FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
 
-LONGEST = 40  # characters of the names in a label: tags become file names
+LONGEST = 40  # characters of the names in a label; limited, since tags become file names
 AND = "-and-"
 _DIGEST = 3  # bytes
 _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The states of a source, each loaded once; raises for one that does not fit the model."""
+    """The states of a source, each loaded once; raises for a state that does not fit the model."""
 
     def __init__(self, source: Source, moving: Moving) -> None:
         self._source, self._moving = source, moving
@@ -53,7 +53,7 @@ class Checkpoints:
         return self._loaded[number]
 
     def centre(self, number: int | None, *, reads_statistics: bool) -> Weights:
-        """A state to draw around; raises LandscapeError for values that are not finite."""
+        """The state at the centre of a plane; raises LandscapeError for values that are not finite."""
         self._moving.refuse_not_finite(self._label(number), self[number], reads_statistics=reads_statistics)
         return self[number]
 
@@ -73,10 +73,9 @@ def prepare(
     states = Checkpoints(source, moving)
     for corners_of, count in CORNERS.items():
         if corners_of in request:
-            _of_path(source, count)  # raises before other planes take time
-    reads_statistics = (
-        settings.reads_statistics or "hessian" in request
-    )  # the Hessian is computed in eval mode
+            _of_path(source, count)  # raises early, before other planes take time
+    # The Hessian is computed in eval mode, which uses running statistics.
+    reads_statistics = settings.reads_statistics or "hessian" in request
     found: list[tuple[str, Prepared]] = []
     for direction in request:
         if direction == "pca":
@@ -89,7 +88,7 @@ def prepare(
                 plane = prepare_pca(path, numbers, moving.names, settings)
                 found.append((key, _with_steps(plane, source, moving, numbers)))
             continue
-        # MindSpore's random plane, also one replayed by given directions, is at the end of the last path.
+        # In MindSpore's mode, a random plane (also one that is replayed) is at the end of the last path.
         is_random = direction == "random" or isinstance(direction, Directions)
         last = source.end_of_paths if settings.mode == "mindspore" and is_random else source.last
         centre = states.centre(last, reads_statistics=reads_statistics)
@@ -118,7 +117,7 @@ def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Sett
     """Planes by unique keys (a second "given" is "given[2]"), with labels that make their tags unique."""
     named: dict[str, Prepared] = {}
     counts = Counter[str]()
-    # No seed reproduces MindSpore's random planes: they are replayed from their directions, with their tag.
+    # No seed reproduces MindSpore's random planes: a replay is given their directions and keeps their tag.
     is_replay = settings.mode == "mindspore" and all(key != "random" for key, _ in found)
     for key, prepared in found:
         counts[key] += 1
@@ -137,7 +136,7 @@ def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Sett
 
 
 def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Sequence[int]) -> Prepared:
-    """The plane of a path with the steps between its checkpoints, if the training kept sketches of them."""
+    """Add to a path's plane the steps between its checkpoints, if the training kept sketches of them."""
     sketches = source.sketches() if moving.is_all else None
     if sketches is None:
         return prepared
@@ -224,7 +223,7 @@ def label(*, is_given: bool = False, twin: int = 1, parameters: Sequence[str] = 
     """The label of a landscape: empty for the first one of its kind if all parameters move and the seed is 0.
 
     `is_given`: it has the user's own directions, and these do not replay a random plane. `twin` counts, from
-    1, the landscapes of one call that have the same kind and ends.
+    1, the landscapes of one call that have the same kind and the same first and last checkpoint.
     """
     words = [
         "given" if is_given else "",
