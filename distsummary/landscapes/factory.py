@@ -1,4 +1,4 @@
-"""The factory of the command line, `module:function`, that makes the model, its loss and the data."""
+"""Calls the user's factory, named `module:function` on the command line, for model, loss and data."""
 
 import importlib
 import os
@@ -16,13 +16,13 @@ NAMED = ("model", "loss_fn", "batch_loss", "batches", "evaluation")
 
 
 def load_factory(name: str) -> dict[str, Any]:
-    """Call the function `module:factory`; the result holds arguments of `landscape` by name.
+    """Call the factory `name`, a "module:function"; returns arguments of `landscape` by name.
 
-    The function returns (model, loss_fn, batches), optionally with an `Evaluation` as the fourth value, or a
+    The factory returns (model, loss_fn, batches), optionally with an `Evaluation` as the fourth value, or a
     dict of these by name, in which `batch_loss` may take the place of `loss_fn`.
 
-    The current directory is searched for the module too. Raises InvalidValueError if there is no such
-    function, InvalidTypeError if it returns something else, LandscapeError if it raises.
+    The module is also searched for in the current directory. Raises InvalidValueError if there is no such
+    function, InvalidTypeError if it returns anything else, LandscapeError if it raises an error.
     """
     check_type("factory", name, str)
     module_name, _, attribute = name.partition(":")
@@ -56,7 +56,7 @@ def load_factory(name: str) -> dict[str, Any]:
 
 
 def named_parts(parts: object) -> dict[str, Any] | None:
-    """What a user's factory returned, as arguments of `landscape` by name; None if it has another form."""
+    """The arguments of `landscape`, by name, that a factory returned; None if `parts` has another form."""
     if isinstance(parts, dict):
         has_loss = "loss_fn" in parts or "batch_loss" in parts
         is_known = set(parts) <= set(NAMED) and {"model", "batches"} <= set(parts)
@@ -68,7 +68,7 @@ def named_parts(parts: object) -> dict[str, Any] | None:
 
 @contextmanager
 def _raises_landscape_error(name: str) -> Iterator[None]:
-    """Turn an error in the user's module or function into a LandscapeError of one line with its place."""
+    """Turn an error in the user's module or function into a LandscapeError, in one line that says where."""
     try:
         yield
     except DistSummaryError:

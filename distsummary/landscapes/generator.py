@@ -58,8 +58,8 @@ from distsummary.publish import check_writable, refuse_unlike_files
 from distsummary.run_dir import RunDir
 from distsummary.topology import in_ray
 
-HOST_SHARE = 4  # batches may take a quarter of the memory: workers may have copies
-RENAMED = {"centring": "centering", "output": "run_dir"}  # arguments by their old names
+HOST_SHARE = 4  # batches may take 1 / HOST_SHARE of the memory: workers may hold copies
+RENAMED = {"centring": "centering", "output": "run_dir"}  # old names of arguments -> new names
 _log = logging.getLogger(__name__)
 
 
@@ -107,24 +107,24 @@ def landscape(
         model: a torch module or a numpy model (`frameworks.numpy`). With `around` or `runs`, the model's own
             values are used only where the checkpoints have none: buffers that they lack, such as running
             statistics, and parameters that do not move.
-        loss_fn: a criterion for batches (inputs, targets), a module or function: the loss of a batch is
+        loss_fn: a criterion (module or function) for batches (inputs, targets). The loss of a batch is
             `loss_fn(model(inputs), targets)`, the mean over its rows. Batches are weighted by their number of
             rows, which is the length of the first array in each.
-        batches: the data, the same for every point, held in memory if it fits (see `Evaluation.streamed`); or
-            several data sets by name, such as {"train": a, "test": b}: the loss on the first one is
-            `LossGrid.z`; everything else is in `LossGrid.quantities` under the name of its data set, as
-            "test/loss" and "train/accuracy".
+        batches: the data, the same for every point, held in memory if it fits (see `Evaluation.streamed`). Or
+            several data sets by name, such as {"train": a, "test": b}: then `LossGrid.z` is the loss on the
+            first data set, and all other quantities are in `LossGrid.quantities` under the name of their data
+            set, such as "test/loss" and "train/accuracy".
         batch_loss: instead of `loss_fn`, for batches of any other kind: `batch_loss(model, batch)` returns
             the loss of a batch, or (loss, outputs) if metrics need the outputs.
         around: where the checkpoints come from. A run dir or a ckpt_dir: its checkpoints are the path. A
-            .ckpt or .safetensors file, or values by name: a single checkpoint. Several of these by number,
-            {500: "checkpoint-500/model.safetensors", ...}: these are the path. None: the model as it is.
+            .ckpt or .safetensors file, or values by name: a single checkpoint. Such checkpoints by number,
+            {500: "checkpoint-500/model.safetensors", ...}: they are the path. None: the model as it is.
         runs: a list of runs or checkpoints, each as for `around`, for one plane through all of them; excludes
             `around`.
         size: points along each side, 3 to 256.
         directions: one of
-            "pca": the plane of the path, default with `around`; with `runs` that of all their checkpoints.
-            "random": default without a path.
+            "pca": the PCA plane of the path, or of all checkpoints of `runs` (default if there are such).
+            "random": two random directions (default without a path).
             "hessian": the eigenvectors of the Hessian's two algebraically largest eigenvalues, of unit length
                 (torch models).
             "line": one row of points from the first checkpoint to the last; with two `runs`, from the last
@@ -134,41 +134,41 @@ def landscape(
             `Directions`: your own; only the parameters that they name move.
             For several directions see `landscape_set`.
         parameters: names or regular expressions (found anywhere in a name, such as "lora"): only parameters
-            that match one of them move, and directions and residuals are those of this subspace.
+            that match one of them move; directions and residuals are computed in this subspace.
         normalization: "filter", "layer", "mindspore" or "none". Default: "filter" for random directions and
             your own, "none" for all others.
         filter_axis: the axis along which the filters of a parameter lie, by name or as a function of
             (name, shape), for layers whose type does not determine it; only with normalization "filter".
-        centering: of the PCA, "last" (default), "mean" (default with `runs`) or "mindspore".
-        seed: of the random directions.
+        centering: the centering of the PCA: "last" (default), "mean" (default with `runs`) or "mindspore".
+        seed: the seed of the random directions.
         mode: "standard" (eval mode) or "mindspore", which reproduces MindSpore's numbers: training mode,
             MindSpore's directions, and num_samples // batch size of the batches.
         evaluation: what else is computed at each point and how: metrics, losses by class, standard errors,
             sums that stop early, BN mode, precision, streamed data; see `Evaluation`.
         refine: evaluate a coarse lattice first, then only where interpolation is expected to be wrong by more
             than this share of the loss (or of a tenth of the median loss, if that is more), such as 0.01. The
-            expected error is an estimate, not a bound, and only the loss decides. All quantities of the other
-            points are interpolated; `LossGrid.computed` shows which.
-        workers: "auto" uses the Ray cluster that this process is connected to, or this process alone without
-            one; "ray" starts a local cluster if there is none; 0 is this process; a number is that many Ray
-            workers.
-        gpus_per_worker: GPUs of each Ray worker: a share of one, such as 0.25 beside a training, or whole
-            ones. Default: one for torch models, none for other models, whose code may use the GPUs that you
-            request here. If fewer are free, workers use CPUs instead of waiting; GPUs that become free later
-            are used.
+            expected error is an estimate, not a bound, and considers only the loss. At all other points every
+            quantity is interpolated; `LossGrid.computed` shows which points were evaluated.
+        workers: "auto" uses the Ray cluster that this process is connected to, or this process alone if it is
+            not connected; "ray" starts a local cluster if there is none; 0 uses this process alone; another
+            number is the number of Ray workers.
+        gpus_per_worker: GPUs for each Ray worker: a share of one GPU, such as 0.25 beside a running training,
+            or a whole number. Default: one for torch models, none for other models (give a number here if
+            their code uses GPUs). If fewer GPUs are free, workers use CPUs instead of waiting; GPUs that
+            become free later are used.
         engine: "row" runs the model's own code at each point. "auto" times alternatives on this machine
             (recorded graphs, several points at once, other memory layouts), each checked against "row" to
             5e-6, and takes the fastest, if the landscape is long enough to pay for the timing.
             `LossGrid.engine` names the engine that was used. If you pass that name here, nothing is timed and
             the bits are the same on equal hardware. A landscape that is resumed keeps its engine.
-        memory: "inference" writes each point to the model's own parameters, with random directions drawn anew
-            for each, so that hardly more memory than a forward pass is needed; the model's own values wait in
-            a temporary file and are put back. Slower; same bits as "row".
-        unit, step_per_epoch: what checkpoint numbers count, if the trajectory does not say.
-        run_dir: the run dir to write to: events for MindInsight and TensorBoard, .npz and .png, in its
+        memory: "inference" writes each point's values into the model's own parameters and draws random
+            directions anew at each point, which needs hardly more memory than a forward pass. A temporary
+            file keeps the model's values and they are put back. Slower; same bits as engine "row".
+        unit, step_per_epoch: what checkpoint numbers count; steps per epoch. Default: the trajectory's.
+        run_dir: the run dir to write to: event files for MindInsight and TensorBoard, .npz and .png, in its
             `landscape/`. Finished points are kept there in a journal until the landscape is complete.
         resume: resume the same landscape from its journal, if it was stopped; False starts again.
-        progress: True shows progress in the terminal, notebook or log, False does not; a callable is called
+        progress: True shows progress in the terminal, notebook or log; False shows none; a callable is called
             with a `Progress`.
 
     Returns:
@@ -179,8 +179,8 @@ def landscape(
             for several landscapes: a list of directions, or the PCA planes of a trajectory with several
             intervals. `landscape_set` takes these.
         LandscapeError: the checkpoints span no plane, or a worker failed (its error is the cause).
-        LandscapeCancelled: an interrupt (Ctrl-C); it is a KeyboardInterrupt and holds the grids computed so
-            far, which are also written to `run_dir` unless a complete landscape is there. The next call
+        LandscapeCancelled: the call was interrupted (Ctrl-C). This KeyboardInterrupt holds the grids computed
+            so far, which are also written to `run_dir` unless it has a complete landscape. The same call then
             resumes.
     """
     request = Request(**locals())  # the fields are the parameters
@@ -230,14 +230,14 @@ def landscape_set(
     The arguments and errors are those of `landscape`, except that `directions` may be a sequence.
 
     Returns:
-        LossGrids by direction; your own `Directions` are "given", "given[2]", ... If the trajectory has
-        several intervals there is a PCA grid for each, as "pca[first, last]".
+        LossGrids by the name of their direction; your own `Directions` are called "given", "given[2]", ... If
+        the trajectory has several intervals, there is a PCA grid for each, called "pca[first, last]".
     """
     return draw(Request(**locals()), is_set=True)
 
 
 def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
-    """Check a request, find its planes, evaluate and write them; without `is_set` there is one plane."""
+    """Check a request, find its planes, evaluate and write them; `is_set` allows several planes."""
     check_arguments(request)
     model, mode, runs = request.model, request.mode, request.runs
     choice = choose_engine(model, request.engine, request.memory)
@@ -363,16 +363,16 @@ def _evaluate(
 def read_batches(
     batches: Iterable[Any] | Data, evaluation: Evaluation, mode: str, samples: int | None
 ) -> tuple[Any, Evaluation]:
-    """The data as lists of batches, or as an iterable that is read repeatedly; and the final `Evaluation`.
+    """The data, as lists of batches or an iterable that is read repeatedly, and the final `Evaluation`.
 
-    `samples` is the number of rows in MindSpore's mode, None in standard mode or if the training set none.
+    `samples` is the number of rows in MindSpore's mode; None in standard mode or if the training set none.
     """
     if samples is not None and (evaluation.streamed or isinstance(batches, Mapping)):
         raise InvalidValueError(
             "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
             "use mode='standard'"
         )
-    # before anything is read: raises if two quantities have the same name
+    # called before anything is read, as it raises if two quantities have the same name
     quantity_names(evaluation, list(batches) if isinstance(batches, Mapping) else [""])
     needs_all = samples is not None or evaluation.bn_mode == "recompute"
     asked = bool(evaluation.streamed) if needs_all else evaluation.streamed
@@ -402,7 +402,7 @@ def output_run_dir(path: str | os.PathLike[str]) -> RunDir:
 
 
 def run_of(around: AnyAround) -> RunDir | None:
-    """The run whose loss curve belongs to a landscape around it; None if no run is named."""
+    """The run that `around` names, whose loss curve belongs to the landscape; None if it names no run."""
     if isinstance(around, RunDir):
         return around
     if isinstance(around, Trajectory):

@@ -20,23 +20,23 @@ from distsummary.landscapes.directions.normalization import (
 from distsummary.landscapes.directions.normals import random_direction
 from distsummary.landscapes.directions.parameter_identity import uncompiled
 
-SHOWN = 5  # names in a message
-COLLINEAR = 1e-6  # a smaller sine of the angle between two axes counts as parallel
+SHOWN = 5  # the most names that a message lists
+COLLINEAR = 1e-6  # axes count as parallel if the sine of the angle between them is smaller
 ONE_ROW = "directions='line' draws one row of points, between two checkpoints or two of runs="
 
 Array: TypeAlias = NDArray[Any]
-Weights: TypeAlias = Mapping[str, Array]  # parameters by canonical name, the first one if tied
+Weights: TypeAlias = Mapping[str, Array]  # parameters by name; tied ones only by their first name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directions:
-    """The axes of a grid: `x` and `y` hold one array per moved parameter, of its shape, float32."""
+    """The axes of a grid: `x` and `y` hold a float32 array for each moved parameter, in its shape."""
 
     x: Weights
     y: Weights
 
     def make(self, centre: Weights) -> "Directions":
-        """Return itself if it fits `centre`; otherwise raises InvalidValueError naming what does not."""
+        """Return self; raises InvalidValueError, naming the parameters, unless both axes fit `centre`."""
         for axis, direction in (("x", self.x), ("y", self.y)):
             check_fit(f"the {axis} direction", direction, centre)
         if self.x.keys() != self.y.keys():
@@ -60,8 +60,8 @@ class Directions:
 class RandomDirections:
     """The recipe of two random directions over the parameters `names`: `make` computes them anywhere.
 
-    They depend on the names of the parameters, without the prefixes of torch.compile. `filter_axes` has the
-    axes that are not 0, see `normalization`.
+    The random numbers depend on the parameters' names, without the prefixes that torch.compile adds.
+    `filter_axes` holds the filter axes that are not 0, by parameter name, see `normalization`.
     """
 
     names: tuple[str, ...]
@@ -74,19 +74,19 @@ class RandomDirections:
         check_choice("normalization", self.normalization, NORMALIZATIONS)
 
     def make(self, centre: Weights) -> Directions:
-        """The directions around `centre`, float32."""
+        """The directions, float32, scaled to the weights of `centre`."""
         x, y = ({name: self.one(axis, name, centre[name]) for name in self.names} for axis in (0, 1))
         return Directions(x=x, y=y)
 
     def one(self, axis: int, name: str, weights: Array) -> Array:
-        """One parameter's part of direction `axis`, scaled to its weights, without computing other parts."""
+        """The part of direction `axis` for the parameter `name` alone, scaled to its weights, float32."""
         if self.normalization == "filter" and np.ndim(weights) <= 1:
-            return np.zeros(np.shape(weights), np.float32)  # the result of normalizing; nothing need be drawn
+            return np.zeros(np.shape(weights), np.float32)  # normalizing would give 0 anyway
         drawn = random_direction(self.seed, axis, uncompiled(name), np.shape(weights))
         return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
-        """The same, bit for bit, as rows that are drawn when read, on the device of the weights."""
+        """What `one` returns, bit for bit, as rows that are drawn when read, on the device of the weights."""
 
         key = uncompiled(name)
 
@@ -99,25 +99,25 @@ class RandomDirections:
 
 
 class Recipe(Protocol):
-    """Whatever makes the directions of a grid around a centre, all at once or one parameter at a time."""
+    """Makes the directions of a grid around a centre: all at once, or one parameter at a time."""
 
     def make(self, centre: Weights) -> Directions:
-        """The directions, float32, one array per moved parameter."""
+        """The directions around `centre`, float32, one array per moved parameter."""
 
     def one(self, axis: int, name: str, weights: Array) -> Array:
-        """The part of direction `axis` (0: x, 1: y) of one parameter with these weights, float32."""
+        """The part of direction `axis` (0: x, 1: y) for the parameter `name` with these weights, float32."""
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
-        """The same, bit for bit, as rows; rows that were read are not kept."""
+        """What `one` returns, bit for bit, as rows that are computed at each reading and not kept."""
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this dtype hold real numbers, including the dtypes of ml_dtypes."""
+    """Whether a dtype holds real numbers; also recognizes the dtypes of ml_dtypes, such as bfloat16."""
     return dtype.kind in "fiub" or (dtype.kind == "V" and np.can_cast(dtype, np.float32, casting="safe"))
 
 
 def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str] | None = None) -> None:
-    """Raise InvalidValueError unless `names` (default: all of `weights`) are in both, in equal shapes."""
+    """Raise InvalidValueError unless both states have `names` (default: all of `weights`) in equal shapes."""
     names = list(weights) if names is None else list(names)
     if not all(name in weights and name in centre for name in names):
         only, gone = ([n for n in a if n not in b] for a, b in ((weights, centre), (centre, weights)))
@@ -139,9 +139,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def refuse_parallel(recipe: Recipe, centre: Weights, names: Iterable[str], normalization: str) -> None:
-    """Raise LandscapeError, naming what moves, unless the axes x and y span a plane.
+    """Raise LandscapeError, naming the parameters that move, unless the axes x and y span a plane.
 
-    The smallest parameters come first: as soon as the axes differ in some, the others are not read.
+    Reads the smallest parameters first, and stops as soon as the parts read so far are not parallel.
     """
     products, moved = np.zeros((2, 2)), []
     for name in sorted(names, key=lambda name: int(np.prod(shape_of(centre, name), dtype=np.int64))):
@@ -154,7 +154,7 @@ def refuse_parallel(recipe: Recipe, centre: Weights, names: Iterable[str], norma
             both = np.stack([rows(start, stop).reshape(-1) for rows in axes]).astype(np.float64)
             products += inner(both, both)
             (xx, xy), (_, yy) = products
-            if xx * yy - xy * xy > COLLINEAR**2 * xx * yy:  # false if one is zero
+            if xx * yy - xy * xy > COLLINEAR**2 * xx * yy:  # false if an axis is zero so far
                 return
     after = "" if normalization == "none" else f" after normalization={normalization!r}"
     more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""

@@ -1,4 +1,4 @@
-"""Detects rounding: steps of a grid below an ulp, checkpoints that differ only by rounding; pure."""
+"""Detects grid steps smaller than an ulp and checkpoints that differ only by rounding. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from distsummary.landscapes.directions.array_rows import rows_of
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
 
-EXPLICIT_BITS = {"float64": 52, "float32": 23, "fp16": 10, "bf16": 7}  # of the significand
+EXPLICIT_BITS = {"float64": 52, "float32": 23, "fp16": 10, "bf16": 7}  # bits of the significand
 OF_DTYPE = {"float64": "float64", "float16": "fp16", "bfloat16": "bf16"}
 LEAST_EXPONENT = {"float64": -1022, "float32": -126, "fp16": -14, "bf16": -126}  # of normal numbers
 
@@ -20,13 +20,13 @@ def rounding_floors(
     precision: str = "",
     kept: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
-    """For directions x and y, the share of the moved parameters whose step is below an ulp of the weight.
+    """For directions x and y, the share of the moved weights whose step is smaller than an ulp of the weight.
 
     A share is between 0 and 1, and 0 for a direction that moves nothing. If it is large, the grid shows
-    rounding instead of the loss. `steps` are the distances between neighbours along x and y. `precision` is
-    the precision of the computation, if it is a key of EXPLICIT_BITS. Otherwise, as for "", each parameter
-    has the precision in which the model keeps it: its dtype in `kept`, by name, or else that of the centre's
-    array (a checkpoint may have another).
+    rounding instead of the loss. `steps` are the distances between neighbouring points along x and y. If
+    `precision` is a key of EXPLICIT_BITS, ulps are those of this precision. Otherwise (as for "") they follow
+    the dtype in which the model keeps the parameter: `kept`, by name, or else the dtype of the centre's array
+    (a checkpoint may have another dtype than the model).
     """
     shares, kept = {}, kept or {}
     for axis, step in enumerate(steps):
@@ -48,7 +48,7 @@ def rounding_floors(
 
 
 def ulp(weights: Array, precision: str) -> Array:
-    """The distance from each weight to the next number that the precision can represent, float64."""
+    """The distance, float64, from each weight to the next larger magnitude that `precision` can represent."""
     _, exponents = np.frexp(weights)  # |w| = m 2^e with 0.5 <= m < 1
     exponents = np.where(weights == 0, LEAST_EXPONENT[precision], exponents - 1)
     exponents = np.maximum(exponents, LEAST_EXPONENT[precision])
@@ -59,10 +59,10 @@ def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) 
     """Whether rounding alone could spread checkpoints by `length` along an axis.
 
     `length` is a singular value: the root of the sum of squares over the checkpoints. Rounding moves each
-    number by at most half an ulp, and the rounding of the last checkpoint is in all displacements. Numbers in
-    float32 count as bfloat16 if those of all checkpoints fit into it: in a single one that may be chance.
+    number by at most half an ulp; that of the last checkpoint enters all displacements, which are relative to
+    it. Float32 numbers count as bfloat16 if those of all checkpoints fit into it; one fit may be chance.
     """
-    is_narrow = all(  # the lower 16 bits, which bfloat16 does not have, are 0
+    is_narrow = all(  # the lower 16 bits of a float32, which bfloat16 lacks, are 0
         block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()
         for state in reversed(states)
         for block in _blocks(state, names)
@@ -76,7 +76,7 @@ def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) 
 
 
 def _blocks(state: Weights, names: Iterable[str]) -> Iterator[Array]:
-    """All numbers of a state, flat, some rows at a time."""
+    """The numbers of the parameters `names`, flat, some rows at a time."""
     for name in names:
         rows = rows_of(state, name)
         for start, stop in rows.blocks():

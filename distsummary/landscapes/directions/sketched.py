@@ -1,7 +1,8 @@
 """The path of a training from sketches of its steps: its PCA coordinates, and where it lies in a plane.
 
-Sketching S preserves inner products (`checkpoints.sketch`): the Gram matrix of S d_k, with
-d_k = theta_k - theta_n, is that of d_k to within a percent. `pca` finds the axes from it.
+A sketch S theta is a short vector, linear in the parameters theta, that nearly preserves inner products (see
+`checkpoints.sketch`). With d_k = theta_k - theta_n (n: the last step), the Gram matrix of the S d_k equals
+that of the d_k to within a percent, and `pca` finds the axes from it.
 """
 
 import logging
@@ -20,8 +21,8 @@ from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, p
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights
 from distsummary.landscapes.directions.sources import ckpt_dir_of
 
-CENTERINGS = ("last", "mean")  # MindSpore's subtracts a mean over parameters, which a sketch lacks
-MAX_ROWS = 2048  # most steps to find the axes from: eigenvectors for more steps take minutes
+CENTERINGS = ("last", "mean")  # not "mindspore", which needs a mean over parameters: a sketch lacks it
+MAX_ROWS = 2048  # the axes are found from at most this many steps: more would take minutes
 _BLOCK_BYTES = 1 << 23
 
 _log = logging.getLogger(__name__)
@@ -32,12 +33,12 @@ class SketchedPath:
     """A training's path in the plane of its leading directions, relative to the last step.
 
     Attributes:
-        steps: of each point, ascending (n,).
-        points: coordinates float64 (n, 2); the last is (0, 0). The signs of the axes are chosen from the
-            sketches, so an axis may point the other way than the axis found from whole checkpoints.
+        steps: the training step of each point, ascending (n,).
+        points: coordinates float64 (n, 2). `sketched_path` makes the last (0, 0) and chooses the signs of the
+            axes from the sketches, so an axis may be opposite to the one found from whole checkpoints.
         residuals: how much of each displacement lies outside the plane, (n,), see `pca.Path`.
-        explained_variance: the share of each direction, (2,).
-        diverged: steps that are left out since their parameters were not finite, ascending.
+        explained_variance: the share of the variance along each direction, (2,); empty unless found by PCA.
+        diverged: steps that are left out because their parameters were not finite, ascending.
     """
 
     steps: tuple[int, ...]
@@ -53,10 +54,10 @@ class SketchedPath:
 
 
 def sketched_path(sketches: Sketches, *, centering: str = "last") -> SketchedPath:
-    """The PCA coordinates of all steps; the plane is that of at most `MAX_ROWS` of them, evenly spread.
+    """The PCA coordinates of all steps, in the plane of at most `MAX_ROWS` evenly spread steps.
 
-    Steps whose parameters were not finite are left out, with a line in the log. Raises LandscapeError when
-    the others span no plane.
+    Steps whose parameters were not finite are left out, with a warning in the log. Raises LandscapeError if
+    the remaining steps span no plane.
     """
     check_choice("centering of sketches", centering, CENTERINGS)
     _tell_diverged(sketches)
@@ -98,7 +99,7 @@ def _tell_diverged(sketches: Sketches) -> None:
 
 @renamed(centring="centering")
 def training_path(around: str | os.PathLike[str], *, centering: str = "last") -> SketchedPath:
-    """The path of a training's steps, from the sketches that the run kept; `around` is its dir or ckpt_dir.
+    """The path of a training's steps, from the sketches that the run kept; `around`: run dir or ckpt_dir.
 
         path = training_path("runs/digits")
         axes.plot(*path.points.T)
@@ -112,9 +113,9 @@ def training_path(around: str | os.PathLike[str], *, centering: str = "last") ->
 def path_in_plane(
     sketches: Sketches, directions: Directions, centre: Weights, names: Sequence[str]
 ) -> SketchedPath:
-    """Where the steps lie in the plane through `centre` along `directions`, both of which are not sketched.
+    """Where the steps lie in the plane through `centre` along `directions`; both are given unsketched.
 
-    The part of the path in the plane is found exactly, however small it is.
+    A step's part in the plane is found exactly, however small it is; its other part adds the sketch's error.
     """
     sketcher = Sketcher(sketches.header.seed)
     axes = np.stack([sketcher.sketch(axis, names) for axis in (directions.x, directions.y)])
@@ -128,7 +129,7 @@ def path_in_plane(
 
 
 def _locate(sketches: Sketches, axes: Array, centre: Array) -> Path:
-    """Least squares coordinates of S theta_k - centre along sketched axes (2, BUCKETS)."""
+    """Coordinates of S theta_k - `centre` by least squares; `centre` and `axes` (2, BUCKETS) are sketched."""
     rights, squares = [np.empty((2, 0))], [np.empty(0)]
     together = _BLOCK_BYTES // (8 * BUCKETS)
     for first in range(0, len(sketches.steps), together):
@@ -149,7 +150,7 @@ def _spread(steps: Sequence[int], most: int) -> list[int]:
 
 
 def _displacements(sketches: Sketches, steps: Sequence[int]) -> Iterator[Array]:
-    """S theta_k - S theta_n over some buckets, float64 (n, buckets), block by block."""
+    """S theta_k - S theta_n of the n steps, float64 (n, buckets), in blocks of consecutive buckets."""
     width = max(1, _BLOCK_BYTES // (8 * len(steps)))
     for start in range(0, BUCKETS, width):
         stop = min(start + width, BUCKETS)

@@ -29,23 +29,24 @@ from distsummary.landscapes.directions.parameters import own_state
 from distsummary.landscapes.directions.recipe import SHOWN, Weights
 from distsummary.run_dir import RunDir
 
-# Checkpoints that another library saved, by their numbers: files, or values by name.
+# Checkpoints that another library saved, by their numbers. Each is a file, or values by name.
 Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]
 Around: TypeAlias = str | os.PathLike[str] | Weights | Saved | None
-AnyAround: TypeAlias = Around | Trajectory  # SummaryLandscape passes one with its own choice of checkpoints
+AnyAround: TypeAlias = Around | Trajectory  # a Trajectory: SummaryLandscape's own choice of checkpoints
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl")
-ZIP = b"PK\3\4"  # the first bytes of torch.save's files, whatever their names: Lightning's end with .ckpt
+ZIP = b"PK\3\4"  # torch.save's files begin with this, also Lightning's, which are named .ckpt
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Checkpoints to draw around: `load(number)` returns parameters and buffers by name; files are mapped.
+    """The checkpoints around which a landscape is drawn.
 
-    `intervals` are the paths, `numbers` all saved checkpoints, ascending. `label` names the source among
-    several. `sketches()` returns the sketches of the training's steps, if there are any.
+    `label` names the source among several. `intervals` are the paths, each as the numbers of its checkpoints;
+    `numbers` are those of all saved checkpoints, ascending. `load(number)` returns parameters and buffers by
+    name; files are memory-mapped. `sketches()` returns the sketches of the training's steps, or None.
     """
 
     label: str
@@ -59,7 +60,7 @@ class Source:
 
     @property
     def last(self) -> int | None:
-        """The highest number, whatever the order of the paths; None for a single state without a number."""
+        """The highest checkpoint number, in whatever order the paths are; None if there are no numbers."""
         return self.numbers[-1] if self.numbers else None
 
     @property
@@ -69,7 +70,7 @@ class Source:
 
     @property
     def points(self) -> tuple[int | None, ...]:
-        """The numbers to load for the whole path, in order."""
+        """The numbers to pass to `load` for the whole path, in order."""
         return self.numbers or (None,)
 
 
@@ -119,7 +120,7 @@ def open_source(
 
 
 def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None) -> Source:
-    """The path through numbered checkpoints; files are read in place."""
+    """The source for a path through numbered checkpoints; files stay where they are."""
     path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
     for number, checkpoint in path.items():
         check_int("a number of a checkpoint in around", number, low=0, high=MAX_INT)
@@ -147,7 +148,7 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
 
 
 def _sketches(trajectory: Trajectory) -> Sketches | None:
-    """The sketches of the trajectory's run; None, with a warning, if they cannot be used."""
+    """The sketches of the trajectory's run; None if there are none, or (with a warning) they are unusable."""
     if not has_sketches(trajectory.ckpt_dir):
         return None
     try:
@@ -162,23 +163,23 @@ def _sketches(trajectory: Trajectory) -> Sketches | None:
 
 
 def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[Source]:
-    """The checkpoints of each of several runs, under labels that differ; raises as `open_source`."""
+    """One source for each of several runs, with labels that all differ; raises as `open_source` does."""
     sources = [open_source(model, run) for run in runs]
     plain = [source.label for source in sources]
     labels = []
     for run, label in zip(runs, plain, strict=True):
         if plain.count(label) > 1 and isinstance(run, str | os.PathLike) and is_single(run):
-            # With the name of its folder, as in checkpoint-500/model.safetensors. Not resolve(): in a hub's
-            # cache all such files are links into one folder.
+            # The label includes the folder, as in checkpoint-500/model.safetensors. Not resolve(): in the
+            # cache of Hugging Face's hub all such files are links into one folder.
             label = f"{Path(os.path.abspath(run)).parent.name}/{label}"
         labels.append(label)
-    while len(set(labels)) < len(labels):  # repeated, since a run may already be called "best (1)"
+    while len(set(labels)) < len(labels):  # a numbered label may equal another run's, such as "best (1)"
         labels = [f"{at} ({n})" if labels.count(at) > 1 else at for n, at in enumerate(labels, 1)]
     return [replace(source, label=label) for source, label in zip(sources, labels, strict=True)]
 
 
 def is_single(around: AnyAround) -> bool:
-    """Whether `around` is a single state without a path: no run, and not several states by number."""
+    """Whether `around` is a single state: the model, one file or values by name, not a run or a path."""
     if isinstance(around, Mapping):
         return all(isinstance(name, str) for name in around)
     is_path = isinstance(around, str | os.PathLike) and not isinstance(around, RunDir)
@@ -186,7 +187,7 @@ def is_single(around: AnyAround) -> bool:
 
 
 def _refuse_files(around: object) -> None:
-    """Raise InvalidValueError for a file of another format: unpickling one of torch.save may run code."""
+    """Raise InvalidValueError for a file of another format: unpickling torch.save's may run code."""
     if not isinstance(around, str | os.PathLike):
         return
     if not os.fspath(around).strip():
@@ -213,7 +214,7 @@ def _refuse_files(around: object) -> None:
 
 
 def _single(model: Any, around: Any) -> tuple[str, Weights]:
-    """The label and the values of one state."""
+    """The label and the values of a single state (see `is_single`)."""
     if around is None:
         return "model", own_state(model)
     _refuse_files(around)
@@ -253,7 +254,7 @@ def _limits_open_files() -> Iterator[None]:
 
 
 def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path], bool]) -> Path:
-    """The checkpoint directory of a run; `around` itself if it is such a directory."""
+    """The checkpoint directory of the run `around`; `around` itself if `is_one` says that it is one."""
     if isinstance(around, RunDir):
         return around.ckpt_dir
     if not isinstance(around, str | os.PathLike):
@@ -269,7 +270,7 @@ def _has_metadata(directory: Path) -> bool:
 
 
 def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The planned paths, each with its existing checkpoints; if none has three, one path of all that exist.
+    """The planned paths, reduced to saved checkpoints, that keep 3 or more; else one path of all numbers.
 
     Raises LandscapeError if there are no checkpoints.
     """

@@ -1,8 +1,8 @@
-"""`philox-bm-v1` on the device of a torch model: the normals of module `normals`, drawn there.
+"""Draws the random normals `philox-bm-v1`, which module `normals` defines, on the device of a torch model.
 
-Philox4x64 with 10 rounds (Salmon et al. 2011, table 2) in torch's int64, whose products wrap and whose shifts
-keep the sign. The words are NumPy's, bit for bit. Logarithm, sine and cosine in float64 are the device's own,
-so a normal may differ in its last float32 bit.
+Philox4x64 with 10 rounds (Salmon et al. 2011, table 2), computed in torch's int64: its products wrap around
+and its shifts keep the sign. The random words equal NumPy's bit for bit. The device computes logarithm, sine
+and cosine in float64 by its own functions, so a normal may differ from NumPy's in its last float32 bit.
 """
 
 import math
@@ -13,8 +13,8 @@ from torch import Tensor
 from distsummary.checkpoints.sketch.count_sketch import philox
 from distsummary.landscapes.directions.normals import BLOCK
 
-PIECE = 1 << 22  # normals at a time: enough to keep the device busy, with a bounded workspace
-_WORDS = 4  # for each step of the counter
+PIECE = 1 << 22  # normals drawn at a time: enough to keep the device busy, with limited temporary memory
+_WORDS = 4  # random words per step of the counter
 _ROUNDS = 10
 _FACTORS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
@@ -23,7 +23,7 @@ _UNIT = 2.0**-53
 
 
 def device_normals(seed: int, axis: int, name: str, start: int, stop: int, device: torch.device) -> Tensor:
-    """The normals of `random_normals` on the device: float32 (stop - start,)."""
+    """What `random_normals` returns, as a tensor drawn on the device: float32 (stop - start,)."""
     out = torch.empty(stop - start, dtype=torch.float32, device=device)
     for first in range(start, stop, PIECE):
         last = min(first + PIECE, stop)
@@ -35,7 +35,7 @@ def device_normals(seed: int, axis: int, name: str, start: int, stop: int, devic
 
 
 def _words(seed: int, axis: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four words of each step; `steps` counts them through all blocks of the parameter."""
+    """The four words of each of `steps`, which are numbered through all blocks of the parameter."""
     keys = [int(word) for word in philox(seed, axis, name, 0).state["state"]["key"]]
     blocks = steps // (BLOCK // _WORDS)
     a = steps % (BLOCK // _WORDS) + 1  # NumPy increments its counter before it draws
@@ -63,12 +63,12 @@ def _upper(x: Tensor) -> Tensor:
 
 
 def _signed(word: int) -> int:
-    """The int64 with the last 64 bits of a number."""
+    """The int64 that has the last 64 bits of a number."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _normals(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Box and Muller's transform of the words, float32 (4 * steps,)."""
+    """Normals from the four words of each step by the Box-Muller transform, float32 (4 * steps,)."""
     radius = _uniform(torch.stack([a, c], dim=1)).add_(_UNIT).log_().mul_(-2.0).sqrt_()
     angle = _uniform(torch.stack([b, d], dim=1)).mul_(2.0 * math.pi)
     both = torch.stack([angle.cos().mul_(radius), angle.sin().mul_(radius)], dim=2)
@@ -76,5 +76,5 @@ def _normals(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 
 def _uniform(words: Tensor) -> Tensor:
-    """The upper 53 bits of words, as a fraction in [0, 1), float64."""
+    """The upper 53 bits of each word, as a fraction in [0, 1), float64."""
     return (words >> 11).bitwise_and_((1 << 53) - 1).double().mul_(_UNIT)

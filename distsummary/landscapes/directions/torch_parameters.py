@@ -1,4 +1,4 @@
-"""The parameters of a torch model: filter axes, tied names, and their values in place."""
+"""The parameters of a torch model: their filter axes, tied names, and current values without copies."""
 
 from collections.abc import Hashable, Iterator, Mapping
 
@@ -17,7 +17,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by every name they have."""
+    """Parameters and buffers by name; a tied one under each of its names."""
     found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     found |= dict(model.named_buffers(remove_duplicate=False))
     for name, tensor in found.items():
@@ -29,15 +29,15 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
-    """The filter axes that are not 0, by the first name of the parameter; see `normalization`."""
+    """The filter axes that are not 0, by the parameter's first name; `normalization` explains these axes."""
     found: dict[str, FilterAxis] = {}
     tied = tied_names(model)
     for path, module in unwrap(model).named_modules():
         axis: FilterAxis | None = None
-        if isinstance(module, _TRANSPOSED):  # (in, out / groups, ...)
+        if isinstance(module, _TRANSPOSED):  # weights (in, out / groups, ...)
             axis = (1, module.groups) if module.groups > 1 else 1
         elif type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
-            axis = 1  # GPT-2's Linear, transposed
+            axis = 1  # GPT-2's linear layer, with transposed weights
         if axis is not None:
             name = f"{path}.weight" if path else "weight"
             found[tied.get(name, name)] = axis
@@ -45,9 +45,9 @@ def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """The first name of each parameter with several names, by its other names.
+    """Maps each further name of a parameter to its first name.
 
-    Parameters that view the same memory in the same way are one, as after `head.weight.data =
+    Parameters that view the same memory in the same way count as one, as after `head.weight.data =
     embedding.weight.data`.
     """
     first: dict[Hashable, str] = {}
@@ -60,7 +60,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def tie(model: nn.Module) -> None:
-    """Make parameters that share memory one object, so that replacing its memory replaces it for all.
+    """Make parameters that share memory one object, so that one assignment to `.data` changes all of them.
 
     Raises InvalidValueError for scripted models, where that is impossible.
     """
@@ -74,7 +74,7 @@ def tie(model: nn.Module) -> None:
 
 
 def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
-    """Parameters that share the memory of an earlier one, as (module, name, earlier name, earlier one)."""
+    """Parameters that share an earlier one's memory: (module, name, earlier name, earlier parameter)."""
     first: dict[Hashable, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -85,7 +85,7 @@ def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Paramete
 
 
 def in_memory(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Array]:
-    """Arrays at the addresses of the parameters, each once, for comparing addresses: not to be read."""
+    """Arrays at the parameters' addresses, only for comparing addresses; the names in `tied` are left out."""
     named = unwrap(model).named_parameters()
     return {n: np.asarray(_Address(p)) for n, p in named if n not in tied and has_addresses(p)}
 
@@ -105,10 +105,10 @@ class _Address:
 
 
 class OwnState(Mapping[str, Array]):
-    """Values of tensors in place: read-only arrays that view the current values.
+    """The values of tensors by name, as read-only arrays that view the tensors' memory.
 
-    Tensors on other devices, and of precisions that NumPy does not know, are copied at each access. Pickling
-    copies the arrays.
+    A tensor on another device, or of a dtype that NumPy lacks, is copied at each access. Pickling copies
+    all values.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -116,7 +116,7 @@ class OwnState(Mapping[str, Array]):
 
     @classmethod
     def of(cls, model: nn.Module) -> "OwnState":
-        """The tensors that the framework's `state` copies, tied parameters only under their first names.
+        """The model's tensors that the framework's `state` copies; tied ones only under their first name.
 
         Raises for a parameter or buffer that has no values yet, or that is sparse.
         """
@@ -141,7 +141,7 @@ class OwnState(Mapping[str, Array]):
         return _array(self.tensors[name])
 
     def __contains__(self, name: object) -> bool:
-        return name in self.tensors  # Mapping's own would copy the values
+        return name in self.tensors  # Mapping's own method would copy the values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -150,7 +150,7 @@ class OwnState(Mapping[str, Array]):
         return len(self.tensors)
 
     def rows(self, name: str) -> Rows:
-        """See InRows; copies no more than the requested rows."""
+        """See InRows; reading copies at most the requested rows."""
         tensor = self.tensors[name]
         by_row = tensor if tensor.dim() else tensor[None]
         return Rows(tuple(tensor.shape), lambda start, stop: _array(by_row[start:stop]))
@@ -163,8 +163,8 @@ def _array(tensor: Tensor) -> Array:
     if tensor.device.type != "cpu":
         return FRAMEWORK.to_numpy(tensor)
     try:
-        array: Array = np.from_dlpack(tensor)  # after tensor.numpy() FSDP could not resize the memory
-    except (TypeError, RuntimeError, BufferError):  # it is sparse, or NumPy lacks the dtype
+        array: Array = np.from_dlpack(tensor)  # not numpy(): after it FSDP could not resize the memory
+    except (TypeError, RuntimeError, BufferError):  # the tensor is sparse, or NumPy lacks its dtype
         return FRAMEWORK.to_numpy(tensor)
     array.flags.writeable = False
     return array

@@ -1,4 +1,4 @@
-"""Rows on the device of a torch model: read, drawn and scaled there without a detour through the host."""
+"""Rows on the device of a torch model: they are read, drawn and scaled there, without copies to the host."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,9 +16,10 @@ from distsummary.landscapes.directions.torch_parameters import OwnState
 
 
 def rows_on(device: torch.device, state: Mapping[str, Array], name: str) -> Rows:
-    """The rows of one array of a state: tensors on a GPU, NumPy arrays on the host.
+    """The rows of one array of a state: tensors if the device is a GPU, otherwise NumPy arrays.
 
-    A core draws some 100 million normals a second, and a point of a large model needs billions.
+    Random rows are drawn on the GPU: a CPU core draws some 100 million normals a second, and a point of a
+    large model needs billions.
     """
     there = rows_of(state, name)
     if not draws(device):
@@ -34,12 +35,12 @@ def rows_on(device: torch.device, state: Mapping[str, Array], name: str) -> Rows
 
 
 def draws(device: torch.device) -> bool:
-    """Whether random numbers for a device are drawn on it."""
+    """Whether random numbers for a device are drawn on the device itself."""
     return device.type == "cuda"
 
 
 def whole(rows: Rows, device: torch.device) -> Tensor:
-    """The whole array on the device, float32, in its own shape."""
+    """All rows as one float32 tensor on the device, in the shape of the whole array."""
     out = torch.zeros((len(rows), *rows.shape[1:]), dtype=torch.float32, device=device)
     for start, stop in [] if rows.is_zero else rows.blocks():
         out[start:stop] = tensor_of(rows(start, stop))
@@ -47,7 +48,7 @@ def whole(rows: Rows, device: torch.device) -> Tensor:
 
 
 def tensor_of(rows: Any) -> Tensor:
-    """The rows as a tensor, which must not be written to: it shares memory with arrays that are writable."""
+    """The rows as a tensor that must not be written to: it may share the memory of the source array."""
     if isinstance(rows, Tensor):
         return rows
     return torch.from_numpy(rows) if rows.flags.writeable else torch.tensor(rows)

@@ -1,4 +1,4 @@
-"""The interface of all engines: they evaluate quantities of a model at points of a plane."""
+"""The interface of all engines, which evaluate quantities of a model, such as its loss, in a plane."""
 
 import platform
 from functools import cache
@@ -11,34 +11,34 @@ MODES = ("standard", "mindspore")
 
 
 class Engine(Protocol):
-    """Evaluates points. While open it changes the model's values; `close` restores the user's values.
+    """Evaluates points. An open engine changes the model's values; `close` restores the user's values.
 
-    The loss of a point is the mean of the batches' losses, weighted by their rows in mode "standard" and
-    unweighted in mode "mindspore".
+    The loss of a point is the mean of the batches' losses, weighted by each batch's number of rows in mode
+    "standard", unweighted in mode "mindspore".
     """
 
     name: str
     bn_mode: str  # see Evaluation
-    samples: int  # rows that each loss is computed from, in the first data set
-    quantities: tuple[str, ...]  # the first is the loss of the first data set
-    is_streamed: bool  # whether the data is read once for all points of a call of `row_values`
+    samples: int  # the number of rows of the first data set, from which its loss is computed
+    quantities: tuple[str, ...]  # names; the first is the loss of the first data set
+    is_streamed: bool  # whether each call of `row_values` reads the data again, once for all its points
 
     @property
     def hardware(self) -> str:
-        """The hardware and library version that the bits of its results depend on."""
+        """The hardware and library version on which the bits of the results depend."""
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
-        """Set the plane: through `centre` (all values by name), along the directions that `recipe` makes."""
+        """Set the plane through `centre` (all values by name) along the directions that `recipe` makes."""
 
     def row_values(self, y: float, xs: Array) -> Array:
-        """Quantities float64 (len(xs), quantities) at centre + xs[j] * directions.x + y * directions.y.
+        """The quantities at centre + xs[j] * directions.x + y * directions.y, float64 (len(xs), quantities).
 
-        They depend only on the arguments. If points are evaluated together (in chunks), the last digits also
-        depend on the position of a point in `xs`.
+        A point's quantities depend only on the plane, x and y. If points are evaluated together (in chunks),
+        their last digits also depend on the position of the point in `xs`.
         """
 
     def state_values(self, state: Weights) -> Array:
-        """The quantities (quantities,) of a whole checkpoint; the plane stays set."""
+        """The quantities of a whole checkpoint, float64 (quantities,); the plane stays set."""
 
     def close(self) -> None:
         """Restore the model bit for bit: values, buffers and training flags. A second call does nothing."""
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
 @cache
 def processor() -> str:
-    """The machine's kind and, on Linux, the processor's model name: equal bits need an equal processor."""
+    """The machine type and, on Linux, the processor model, on which the bits of results depend."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The chunks of landscapes: all points to evaluate, divided among the calls of workers; pure functions."""
+"""Divides all points of landscapes into chunks, one for each call of a worker. Pure functions."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from distsummary.landscapes.directions.planes import PlanePlan
 
 Kind = Literal["grid", "path", "checkpoint"]
-GRID_CHUNK = 32  # points: a segment of one row, so that the row's base is shared
-PATH_CHUNK = 8
+GRID_CHUNK = 32  # points of one row, which share the base centre + y * direction y
+PATH_CHUNK = 8  # points or checkpoints of a path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """The unit of work: some points of a grid row, or of a path, of the landscape number `plane`.
+    """The unit of work: some points of a grid row or of a path, in the landscape with the number `plane`.
 
-    `kind` "grid": `columns` of row `row`. "path": points of the path, in the plane. "checkpoint": the
-    checkpoints themselves. `columns` ascend.
+    `columns`, ascending, are the points by index. For `kind` "grid" they are points of the row number `row`;
+    for "path", checkpoints of the path as projected into the plane; for "checkpoint", the whole checkpoints.
     """
 
     plane: int
@@ -32,11 +32,11 @@ class Chunk:
 
     @property
     def row_key(self) -> tuple[int, Kind, int]:
-        """The row or path that the chunk belongs to."""
+        """A key that the chunks of one grid row, or of one path, have in common."""
         return self.plane, self.kind, self.row
 
     def split(self, size: int) -> list["Chunk"]:
-        """The same points in chunks of at most `size`; an empty chunk gives none."""
+        """The same points in chunks of at most `size` points; an empty chunk gives an empty list."""
         starts = range(0, len(self), size)
         return [replace(self, columns=self.columns[start : start + size]) for start in starts]
 
@@ -51,11 +51,11 @@ def plan_chunks(
     grid_chunk: int = GRID_CHUNK,
     wanted: Sequence[NDArray[np.bool_]] | None = None,
 ) -> list[Chunk]:
-    """The chunks of all landscapes, each point in exactly one: the path and its checkpoints, then the rows.
+    """The chunks of all landscapes, each point in exactly one. In a landscape, path chunks precede grid rows.
 
-    The rows are ordered so that those done so far are always spread over the grid. `wanted` are the points of
-    each grid to evaluate, bool (m, n); None: all. `grid_chunk` must be a multiple of the engine's chunk: then
-    a point's loss does not depend on the borders of chunks.
+    The rows are ordered so that the finished rows are always spread over the grid. `wanted` says which points
+    of each grid to evaluate, bool (m, n); None: all. If `grid_chunk` is a multiple of the engine's chunk, as
+    it must be, a point's loss does not depend on where chunks begin and end.
     """
     chunks = []
     for number, plane in enumerate(planes):
@@ -69,7 +69,7 @@ def plan_chunks(
 
 
 def least_call(*, is_streamed: bool) -> int:
-    """The least number of points of a call: streamed data is read once for all of them."""
+    """The least number of points per call: each call reads streamed data once, for all its points."""
     return GRID_CHUNK if is_streamed else 1
 
 
@@ -79,9 +79,9 @@ def count_points(planes: Sequence[PlanePlan]) -> int:
 
 
 def spread(count: int) -> list[int]:
-    """The numbers below `count`: both ends, then in bit-reversed order: 0, 7, 4, 2, 6, 1, 5, 3.
+    """The numbers below `count`: first both ends, then the rest in bit-reversed order.
 
-    Both ends come first, so that all rows between can be interpolated if a landscape is stopped early.
+    For 8: 0, 7, 4, 2, 6, 1, 5, 3. With both ends, rows between can be interpolated after an early stop.
     """
     bits = (count - 1).bit_length()
     order = sorted(range(count - 1), key=lambda number: f"{number:0{bits}b}"[::-1])

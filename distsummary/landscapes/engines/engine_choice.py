@@ -1,4 +1,4 @@
-"""The choice of an engine: candidates, their timings, and which one to use; pure functions."""
+"""The choice of an engine: the candidates, their timings, and the engine to use. Pure functions."""
 
 import math
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from distsummary.errors import InvalidValueError, LandscapeError
 
 ENGINES = ("naive", "row", "graph", "inference")
 OPTIONS = ("channels_last", "compile", "cuda_graph")
-EXACT = 5e-6  # relative error that is allowed for an engine
-LOOSE = 1e-2  # the same if reduced precision is requested
+EXACT = 5e-6  # the relative error that an engine may have
+LOOSE = 1e-2  # the relative error that it may have if reduced precision is requested
 MAX_CHUNK = 64
-MAX_CHUNKED_S = 0.02  # a slower point on a CPU gains nothing from being evaluated with others
-MAX_RECORDED = 100_000_000  # parameters; above, the graph engine saves little for 40 bytes per parameter
+MAX_CHUNKED_S = 0.02  # on a CPU, evaluating points together gains nothing if a point takes longer
+MAX_RECORDED = 100_000_000  # parameters; above, the graph engine takes 40 bytes for each and saves little
 LEAST_GAIN = 0.08  # the share of time that a candidate must save to replace a simpler one
-NOISE = 0.3  # relative difference of two timings of the same work, seconds apart, on a shared machine
+NOISE = 0.3  # relative difference of two timings of equal work, seconds apart, on a shared machine
 LEAST_PLAN_S = 1.0  # for landscapes shorter than this, timing engines does not pay
-PLAN_SHARE = 0.02  # timing may take this share of the landscape's time,
-LEAST_BUDGET_S = 0.5  # and always this long
+PLAN_SHARE = 0.02  # timing may take this share of the landscape's time
+LEAST_BUDGET_S = 0.5  # timing may always take this long
 COMPILE_S = 7.0  # CPU time of torch.compile: 2 to 7 measured, and 15 to 37 the first time on a machine
 COMPILE_SHARE = 0.1  # compiling may take this share of the landscape's time
 
 
 class MemoryTooSmallError(LandscapeError):
-    """Internal: an engine ran out of memory; the runner catches this and continues with `smaller`."""
+    """Internal: an engine ran out of memory; the runner catches this error and goes on with `smaller`."""
 
     def __init__(self, message: str, smaller: "EngineChoice") -> None:
-        super().__init__(message, smaller)  # both, so that it survives pickling
+        super().__init__(message, smaller)  # both arguments, so that the error can be pickled
         self.smaller = smaller
 
     def __str__(self) -> str:
@@ -37,15 +37,15 @@ class MemoryTooSmallError(LandscapeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """An engine and its settings, as a journal stores them; on equal hardware they fix the results' bits.
+    """An engine and its settings, as a journal stores them; with equal hardware they fix the results' bits.
 
     Attributes:
         engine: "naive", "row", "graph" or "inference", see `torch_engines`.
         chunk: points evaluated together; parts of a row must begin at multiples of it.
-        options: some of OPTIONS, in the same order.
-        threads: the number of torch's threads in a worker on the CPU.
+        options: some of OPTIONS, in that order.
+        threads: the number of torch's CPU threads in a worker.
         hardware: the hardware that the engine was timed on.
-        precision_error: the relative error of the losses in the requested reduced precision.
+        precision_error: the measured relative error of the losses if reduced precision was requested, else 0.
     """
 
     engine: str = "row"
@@ -77,9 +77,9 @@ class EngineChoice:
 
     @classmethod
     def from_label(cls, label: str) -> "EngineChoice":
-        """The choice that a grid's `engine` names; "row" is short for "torch-row".
+        """The choice for the `engine` that a grid names; "row" is short for "torch-row".
 
-        Raises InvalidValueError for anything but an engine.
+        Raises InvalidValueError for a label that names no engine.
         """
         engine, *more = label.removeprefix("torch-").split() or [label]
         chunk = 1
@@ -90,7 +90,7 @@ class EngineChoice:
     def smaller(self) -> "EngineChoice | None":
         """The choice to try after memory ran out; None if there is no smaller one.
 
-        First half the chunk, then the row engine, finally the inference engine, which needs least memory.
+        The chunk is halved as long as possible; then come the row engine and the inference engine.
         """
         if self.chunk > 1:
             return replace(self, chunk=self.chunk // 2)
@@ -100,19 +100,19 @@ class EngineChoice:
         return replace(self, engine="inference", options=()) if self.engine == "row" else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, by name, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "EngineChoice":
-        """What `to_dict` gave; raises InvalidTypeError or InvalidValueError for anything else."""
+        """The choice that `to_dict` saved; raises InvalidTypeError or InvalidValueError for anything else."""
         check_keys("the engine choice", saved, list(cls.__dataclass_fields__))
         return cls(**{**saved, "options": tuple(saved.get("options", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The time of a candidate: per point of a row, and before the first point; CPU seconds on a CPU.
+    """The times of a candidate: per point of a row, and for the setup; CPU seconds if it runs on a CPU.
 
     `error` is the largest relative difference of its losses from the row engine's.
     """
@@ -132,8 +132,8 @@ def candidates(
 ) -> list[EngineChoice]:
     """The engines worth timing besides the row engine, for rows of `columns` points; most promising first.
 
-    `point_s` is the time of the row engine for a point, `parameters` the number of moving parameters. Engines
-    with chunks do not get channels_last: vmap makes grouped convolutions, which are slower in that layout.
+    `point_s` is the row engine's time per point, `parameters` the number of elements that move. Engines with
+    chunks do not get channels_last: vmap makes grouped convolutions, which are slower in that layout.
     """
     layout = ("channels_last",) if has_pictures else ()
     if parameters > MAX_RECORDED:
@@ -151,10 +151,10 @@ def candidates(
 def compile_candidate(
     timings: Mapping["EngineChoice", "Timing"], points: int, columns: int, *, has_pictures: bool = False
 ) -> EngineChoice | None:
-    """The engine to compile on a CPU, given the timings of the others; None if that cannot pay.
+    """The engine to compile on a CPU, given the timings of other engines; None if compiling cannot pay.
 
-    It evaluates several points at once: torch.compile fuses the operations that vmap makes of the recorded
-    loss.
+    The compiled engine evaluates several points at once: torch.compile fuses the operations that vmap makes
+    of the recorded loss.
     """
     row_s = next(iter(timings.values())).point_s
     best_s = min(timing.point_s for timing in timings.values())
@@ -169,9 +169,9 @@ def compile_candidate(
 
 
 def chunks(columns: int, *, on_gpu: bool) -> list[int]:
-    """The chunk sizes worth timing, which divide a row of `columns` points equally; none above MAX_CHUNK.
+    """The chunk sizes worth timing: each divides a row of `columns` points equally and is at most MAX_CHUNK.
 
-    The most promising size is first; on a CPU, the results of a whole row often exceed the caches.
+    The most promising size is first: on a CPU not a whole row, whose results often exceed the caches.
     """
     parts = (1, 2) if on_gpu else (2, 3, 6, 1)
     least = math.ceil(columns / MAX_CHUNK)
@@ -179,10 +179,10 @@ def chunks(columns: int, *, on_gpu: bool) -> list[int]:
 
 
 def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: float = EXACT) -> EngineChoice:
-    """The candidate that takes the least time for `points` points, among those that are exact.
+    """The fastest candidate for `points` points, among those with an error of at most `tolerance`.
 
-    A later candidate must save LEAST_GAIN to replace an earlier one. Raises InvalidValueError if none is
-    exact.
+    A later candidate must save the share LEAST_GAIN to replace an earlier one. Raises InvalidValueError if no
+    candidate is within the tolerance.
     """
     best, best_s = None, math.inf
     for choice, timing in timings.items():
@@ -195,19 +195,19 @@ def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: fl
 
 
 def close(timings: Mapping[EngineChoice, Timing]) -> list[EngineChoice]:
-    """The candidates worth timing again: noise can explain how much they are slower than the fastest."""
+    """The candidates to time again: they are slower than the fastest by no more than noise can explain."""
     best_s = min(timing.point_s for timing in timings.values())
     found = [choice for choice, timing in timings.items() if timing.point_s <= best_s * (1 + NOISE)]
     return found if len(found) > 1 else []
 
 
 def piece(choice: EngineChoice | None, least: int) -> int:
-    """How many points of a row a worker gets at once: a multiple of the chunk, at least `least`."""
+    """How many points of a row a worker gets per call: at least `least`, and a multiple of the chunk."""
     chunk = choice.chunk if choice else 1
     return -(-least // chunk) * chunk
 
 
 def budget_s(points: int, point_s: float) -> float:
-    """Seconds that timing may take; 0 if the row engine finishes before timing pays."""
+    """The seconds that timing may take; 0 if the row engine is done before timing pays."""
     total_s = points * point_s
     return max(LEAST_BUDGET_S, PLAN_SHARE * total_s) if total_s >= LEAST_PLAN_S else 0.0

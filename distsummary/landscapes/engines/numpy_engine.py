@@ -1,4 +1,4 @@
-"""The engine for numpy models: the naive loop, which writes every parameter anew at every point."""
+"""The engine for numpy models: the naive loop, which writes all parameters anew at every point."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -29,17 +29,17 @@ from distsummary.landscapes.model.user_code import (
     no_number_error,
 )
 
-NO_NUMBERS = "cOSUMm"  # dtype kinds that are refused: complex, objects such as None, texts, times
+NO_NUMBERS = "cOSUMm"  # refused dtype kinds: complex, objects (such as None), strings, times
 
 
 class NumpyEngine:
-    """The reference for the other engines. Moves parameters in place, in the dtype they have.
+    """The reference for the other engines. Writes to the model's own arrays, computing in their dtypes.
 
     `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`.
     """
 
     name = "numpy-naive"
-    is_streamed = False  # streamed data is read anew for each point, not once for several
+    is_streamed = False  # streamed data is read again for each point
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class NumpyEngine:
             )
 
     def _batches(self, name: str) -> Iterator[tuple[Any, BatchFacts, str]]:
-        """The batches of a data set with their weights and their names for messages."""
+        """The batches of a data set, each with its facts (such as its weight) and its name for messages."""
         for number, batch in enumerate(self._data[name], 1):
             called = batch_name(number, name)
             yield batch, batch_facts(batch, self._mode, self._evaluation, called), called
@@ -106,7 +106,7 @@ class NumpyEngine:
                 target[...] = state[name]
 
     def _values(self) -> Array:
-        """The quantities of the parameters as they are."""
+        """The quantities for the current values of the parameters."""
         found = []
         for name in self._data:
             tally = Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
@@ -118,7 +118,7 @@ class NumpyEngine:
         return np.concatenate(found)
 
     def _reading(self, batch: Any) -> Array:
-        """The reading of a batch, see `Tally`."""
+        """The reading of a batch: its loss, metrics and other columns of `Tally`, (columns,)."""
         loss, outputs, targets = self._loss(batch)
         losses = _numbers(self._loss_name, loss)
         if losses.ndim > 1:

@@ -1,4 +1,4 @@
-"""Opens the engine that a choice names, for the framework that owns the model."""
+"""Opens the engine that an `EngineChoice` names, for the framework (torch or numpy) of the model."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,9 +22,9 @@ def open_engine(
     evaluation: Evaluation | None = None,
     choice: EngineChoice | None = None,
 ) -> Engine:
-    """The engine for the framework that owns `model`; `names` are the parameters that move.
+    """Open an engine for the framework of `model`; `names` are the parameters that move.
 
-    `choice` None: the row engine for torch models. Numpy models have the naive engine only. Raises
+    If `choice` is None, torch models get the row engine. Numpy models have only the naive engine. Raises
     CannotTraceError (a LandscapeError) for a graph engine on a model whose code cannot be recorded.
     """
     check_choice("mode", mode, MODES)
@@ -51,7 +51,7 @@ def open_engine(
 
 
 def is_out_of_memory(model: Any, error: BaseException) -> bool:
-    """Whether an error of the model's engine means that memory ran out; always False for numpy models."""
+    """Whether an error that an engine raised means that memory ran out; always False for numpy models."""
     if framework_of(model).name != "torch":
         return False
     from distsummary.landscapes.model.torch_memory import is_full

@@ -1,6 +1,6 @@
-"""Chooses the engine of a landscape by timing: candidates evaluate points of the grid and are compared.
+"""Chooses the engine of a landscape: times candidates on points of the grid and compares their losses.
 
-The timed points are not kept: the workers evaluate them again with the chosen engine.
+The losses of the timed points are not kept: the workers evaluate all points with the chosen engine.
 """
 
 import logging
@@ -32,16 +32,16 @@ from distsummary.landscapes.engines.open_engine import is_out_of_memory, open_en
 from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.model.quantities import REDUCED
 
-PROBES = 6  # points of a row at which losses are compared; at least so many are timed
+PROBES = 6  # losses are compared at this many points of a row; at least this many are timed
 TIMED_S = 0.03  # seconds that one timing of a candidate should take
-REPEATS = 6  # timings of a candidate, of which the shortest counts: the machine may be shared
+REPEATS = 6  # timings per candidate; the shortest counts, because the machine may be shared
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedChoice:
-    """The chosen engine, the timing of each candidate, and why others were refused."""
+    """The chosen engine, the timing of each candidate, and why other candidates were refused."""
 
     choice: EngineChoice
     timings: Mapping[EngineChoice, Timing] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def choose_engine(
 
     Args:
         device: where the workers will compute; None: where the model is.
-        points: the number of points to evaluate; None: those of the task.
+        points: the number of points to evaluate; None: all points of the task.
         threads: the number of torch's threads in each worker.
         can_compile: whether torch.compile may be timed too, if there are enough points for it to pay; None:
             only if this machine has a C++ compiler and Python's headers.
@@ -96,7 +96,7 @@ def choose_engine(
 
 
 class _Bench:
-    """The task with one of its planes, on which engines are tried."""
+    """Tries engines on one plane of a task."""
 
     def __init__(
         self, task: Task, plane: PlanePlan, device: str | None, clock: Callable[[], float] | None
@@ -110,7 +110,7 @@ class _Bench:
 
     @cached_property
     def _directions(self) -> Directions:
-        """The directions in memory, made once for all candidates."""
+        """The plane's directions as arrays, made once for all candidates."""
         return self._plane.recipe.make(self._plane.states[-1])
 
     def choose(self, points: int, threads: int, can_compile: bool) -> TimedChoice:
@@ -154,7 +154,7 @@ class _Bench:
         timings: dict[EngineChoice, Timing],
         limit_s: float,
     ) -> dict[EngineChoice, str]:
-        """Time candidates while there is time; returns why the others are refused."""
+        """Time candidates until `limit_s` is spent; returns why the other candidates were refused."""
         from distsummary.landscapes.engines.torch_graph_engine import warm_up
 
         warm_up()
@@ -173,13 +173,13 @@ class _Bench:
         timings: dict[EngineChoice, Timing],
         refused: dict[EngineChoice, str],
     ) -> None:
-        """Time a candidate; one that raises is refused: the row engine has shown that the code works."""
+        """Time a candidate; refuse it if it raises. The user's code works, as the row engine has shown."""
         start, engine = clock(), None
         try:
             engine = self._open(choice)
             timing = self._time(engine, clock, start)
             timings[choice] = min(timing, timings.get(choice, timing), key=lambda found: found.point_s)
-        except Exception as error:  # a candidate may fail in any way, and is then refused
+        except Exception as error:  # a candidate may fail in any way
             refused[choice] = f"{type(error).__name__}: {error}"
             _log.debug("landscape engine %s: %s", choice.label, refused[choice])
         finally:
@@ -187,7 +187,7 @@ class _Bench:
                 engine.close()
 
     def _open(self, choice: EngineChoice, **evaluation: Any) -> Any:
-        """A torch engine at the plane."""
+        """Open a torch engine and set its plane; `evaluation` changes fields of the task's."""
         task = self._task
         engine: Any = open_engine(
             task.model, task.loss_fn, task.batches, names=self._plane.names, mode=task.mode,
@@ -202,7 +202,7 @@ class _Bench:
         return engine
 
     def _time(self, engine: Any, clock: Callable[[], float], start: float) -> Timing:
-        """The time that an engine opened at `start` takes, and its error relative to the row engine."""
+        """Time an engine that was opened at time `start`; the first call must be for the row engine."""
         losses = self._losses(engine)
         if not len(self._base):
             self._base = losses
@@ -220,12 +220,12 @@ class _Bench:
         return Timing(point_s=max(min(times), 1e-9) / len(xs), setup_s=setup_s, error=error)
 
     def _losses(self, engine: Any) -> Array:
-        """The losses of each data set at the probes, (sets, points)."""
-        each = len(self._task.evaluation.quantities())  # of which the first is the loss
+        """The losses of each data set at the probe points of the first and last row, (data sets, points)."""
+        each = len(self._task.evaluation.quantities())  # per data set; the first is its loss
         return np.concatenate([engine.row_values(y, self._probes)[:, ::each] for y in self._rows]).T
 
     def precision_error(self, choice: EngineChoice) -> float:
-        """The relative error of an engine's losses in the requested reduced precision."""
+        """The relative error that the requested reduced precision causes in an engine's losses."""
         found = []
         for changes in ({}, {"precision": ""}):
             engine = self._open(choice, **changes)
@@ -243,15 +243,15 @@ def has_compiler() -> bool:
 
 
 def _largest_difference(losses: Array, base: Array) -> float:
-    """The largest relative difference over all data sets."""
+    """The largest `relative_difference` over all data sets."""
     return max(map(relative_difference, losses, base))
 
 
 def relative_difference(losses: Array, base: Array) -> float:
     """The largest |losses - base|, relative to |base| or to a tenth of the largest |base| if that is more.
 
-    Infinite if one is finite and the other is not. A loss near 0 has no digits to compare; a diverged loss
-    must diverge in both.
+    The tenth is for losses near 0, which have no digits to compare. Infinite if at some point only one of the
+    two losses is finite; points where both have diverged are left out.
     """
     finite = np.isfinite(base)
     if not (finite == np.isfinite(losses)).all():

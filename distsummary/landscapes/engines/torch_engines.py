@@ -1,10 +1,10 @@
 """Engines for torch models that run the user's code unchanged: the naive loop and the row engine.
 
-- naive: writes every parameter anew at every point. In float64 it is the reference for all others.
+- naive: writes every parameter anew at every point. In float64 it is the reference for all other engines.
 - row: computes theta + y * v once per row in a flat buffer, and adds x * u once per point.
 
-Two more are modules of their own: `torch_graph_engine` records the user's code, and `torch_inference_engine`
-needs hardly more memory than the model.
+Two more engines have modules of their own: `torch_graph_engine` records the user's code, and
+`torch_inference_engine` needs hardly more memory than the model.
 """
 
 import logging
@@ -42,15 +42,15 @@ from distsummary.landscapes.model.torch_memory import (
 )
 from distsummary.landscapes.model.user_code import batch_name, in_batch
 
-REPEATED = 1e-5  # relative difference allowed between two evaluations: GPUs may sum in different orders
-PROOF = 1e-4  # relative difference from the model's own code that is allowed for another way of computing
+REPEATED = 1e-5  # allowed relative difference of two evaluations: GPUs may sum in different orders
+PROOF = 1e-4  # allowed relative difference between the model's own code and another way of computing
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A batch on the device, with its weight and rows, and its name for messages."""
+    """A batch on the device, with its facts (such as its weight and rows) and its name for messages."""
 
     batch: Any
     facts: BatchFacts
@@ -62,8 +62,8 @@ class TorchEngine:
 
     Args:
         model: moved to `device` if one is given; otherwise it stays where it is.
-        loss_fn, batches: see `user_code.bind_loss`; batches may be data sets by name. They are kept on the
-            model's device, or read once for each call of `row_values` (`Evaluation.streamed`).
+        loss_fn, batches: see `user_code.bind_loss`; `batches` may be data sets by name. They are kept on the
+            model's device, or read again for each call of `row_values` (see `Evaluation.streamed`).
         names: the parameters that move. All others, and the buffers, keep the values of the centre.
         mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
     """
@@ -113,7 +113,7 @@ class TorchEngine:
             if not self.is_streamed and self.bn_mode != "recompute":
                 self.is_streamed = exceeds_device((b for source in data.values() for b in source), there)
             self._layout()
-            self._data: dict[str, Any] = dict(data)  # by name: the user's batches if streamed, else Loaded
+            self._data: dict[str, Any] = dict(data)  # the user's batches if streamed, else Loaded
             if not self.is_streamed:
                 self._data = {name: list(self._on_device(name, source)) for name, source in data.items()}
             self.samples = self._begin(*next(iter(data.items())))
@@ -123,17 +123,17 @@ class TorchEngine:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it computes on a GPU."""
+        """Whether the engine computes on a GPU."""
         return self._loan.device.type == "cuda"
 
     @property
     def clock(self) -> Callable[[], float]:
-        """The clock to time it with: CPU seconds, or wall-clock seconds if the host waits for a GPU."""
+        """The clock to time the engine with: CPU seconds, or wall-clock seconds if it computes on a GPU."""
         return time.process_time if self._loan.device.type == "cpu" else time.perf_counter
 
     @property
     def hardware(self) -> str:
-        """The processor or GPU and the torch version; if they are equal, results have the same bits."""
+        """The processor or GPU, and the torch version; where both are equal, results have the same bits."""
         if self.on_gpu:
             name = torch.cuda.get_device_name(self._loan.device)
         else:
@@ -142,7 +142,7 @@ class TorchEngine:
 
     @property
     def parameters(self) -> int:
-        """The number of elements that move."""
+        """The number of elements in the parameters that move."""
         return sum(tensor.numel() for tensor in self._loan.moved.values())
 
     @property
@@ -160,7 +160,7 @@ class TorchEngine:
     def _on_device(self, name: str, source: Iterable[Any]) -> Iterator[Loaded]:
         return (self._loaded(batch, batch_name(number, name)) for number, batch in enumerate(source, 1))
 
-    @torch.inference_mode(False)  # a loss may compute gradients with respect to data derived from the batch
+    @torch.inference_mode(False)  # a loss may differentiate with respect to data from the batch
     def _loaded(self, batch: Any, name: str) -> Loaded:
         moved = to_device(batch, self._loan.device, self._dtype)
         if "channels_last" in self.choice.options:
@@ -172,7 +172,7 @@ class TorchEngine:
         return self._on_device(name, self._data[name]) if self.is_streamed else self._data[name]
 
     def _begin(self, name: str, first: Iterable[Any]) -> int:
-        """Probe the loss with the first batch of the data set `name`, `first`; returns the set's rows."""
+        """Probe the loss with the first batch of `first`, the data set `name`; returns the set's rows."""
         rows = 0
         for batch in first:
             if not rows:
@@ -187,11 +187,11 @@ class TorchEngine:
     def _probe(self, given: Any, batch: Any) -> None:
         """Find out whether the loss is random, and which tensors the model writes to.
 
-        `given` is the user's batch, `batch` the same on the device. Raises LandscapeError if the loss differs
-        each time although torch draws the same numbers, or if it is different in channels-last memory.
+        `given` is the user's batch, `batch` the same batch on the device. Raises LandscapeError if the loss
+        differs each time although torch draws the same numbers, or if channels-last memory changes it.
         """
         tensors = list(self._loan.tensors.values())
-        versions = [tensor._version for tensor in tensors]  # autograd counts writes here, as in torch 2.13
+        versions = [tensor._version for tensor in tensors]  # counts writes to the tensor, as in torch 2.13
         self._measure.probe(batch)
 
         def repeats() -> bool:
@@ -213,8 +213,8 @@ class TorchEngine:
         if "channels_last" in self.choice.options and not self._is_random:
             as_given = to_device(given, self._loan.device, self._dtype)
             expected, found = (on_host(self._reading(one)) for one in (as_given, batch))
-            # Code that computes memory positions itself, such as as_strided, would silently read wrong
-            # numbers.
+            # Code that computes memory positions itself, such as as_strided, would otherwise read wrong
+            # numbers without an error.
             if not is_near(found, expected, self._evaluation.precision):
                 raise LandscapeError(
                     f"the model gives {found.tolist()} for pictures in channels-last memory and "
@@ -223,7 +223,7 @@ class TorchEngine:
                 )
 
     def _reading(self, batch: Any) -> Tensor:
-        """The reading (columns,) of the model in its current state."""
+        """The reading of a batch (its loss and other columns of `Tally`) for the model's current values."""
         if self._is_random:
             self._loan.seed()
         return join(self._measure(batch))
@@ -233,7 +233,7 @@ class TorchEngine:
         self._centre, self._is_at_centre = centre, False
 
     def _place(self, state: Weights) -> None:
-        """Write whole tensors by name."""
+        """Write the values of a state, by name, to the model's tensors."""
         self._loan.place(state)
 
     @torch.inference_mode()
@@ -256,14 +256,14 @@ class TorchEngine:
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, for points that need more
+        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, at points that need more
             for name, tally in tallies.items():
                 for loaded in self._batches(name):
                     points = tally.active
                     if not len(points):
                         break
                     tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
-        else:  # all batches, then one wait for the device
+        else:  # launches all batches, then waits once for the device
             batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
             everywhere = slice(None)
             readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
@@ -272,12 +272,12 @@ class TorchEngine:
         return np.concatenate([tally.values() for tally in tallies.values()], axis=1)
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
-        """Readings (batches, points, columns) in a row of the plane."""
+        """The readings of these batches at points of a row of the plane, (batches, points, columns)."""
         raise NotImplementedError
 
     def _read_here(self, batches: Sequence[Loaded]) -> Tensor:
-        """Readings (batches, columns) of the model in its current state."""
-        if self.bn_mode == "recompute":  # running statistics: the mean over the first data set's batches
+        """The readings of these batches for the model's current values, (batches, columns)."""
+        if self.bn_mode == "recompute":  # statistics are averaged over the first data set's batches
             for norm in self._norms:
                 norm.reset_running_stats()
                 norm.momentum = None  # a cumulative average
@@ -291,7 +291,7 @@ class TorchEngine:
             before = [tensor.clone() for tensor in self._written]
             readings.append(in_batch(loaded.name, self._reading, loaded.batch))
             for tensor, value in zip(self._written, before, strict=True):
-                tensor.copy_(value)  # for the next batch and point
+                tensor.copy_(value)  # so that the next batch and point start from the same values
         return torch.stack(readings)
 
     def close(self) -> None:
@@ -301,13 +301,13 @@ class TorchEngine:
 
 def is_near(found: Array, expected: Array, precision: str) -> bool:
     """Whether two readings of a batch differ by no more than rounding."""
-    size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0  # by the loss: metrics may be near 0
+    size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0  # the loss's size: metrics may be near 0
     rtol = LOOSE if precision in REDUCED else PROOF
     return np.allclose(found, expected, rtol=rtol, atol=rtol * size, equal_nan=True)
 
 
 class TorchNaiveEngine(TorchEngine):
-    """The naive loop; with `precision="float64"` the reference for all engines."""
+    """The naive loop; with `precision="float64"` it is the reference for all engines."""
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
@@ -325,7 +325,7 @@ class TorchNaiveEngine(TorchEngine):
 
 
 class TorchRowEngine(TorchEngine):
-    """Moves all parameters of a dtype and device with one operation, see `Flat`."""
+    """Moves all parameters that have the same dtype and device with one operation, see `Flat`."""
 
     def _layout(self) -> None:
         groups: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}

@@ -1,9 +1,9 @@
 """The graph engine: records the loss once, splits off what is affine in the point, and evaluates the rest.
 
-The affine values, the slots (see `graph.torch_affine`), have memory for each plane and batch. A point costs
-two additions per slot and the rest of the graph. A chunk of points goes through the same graph with one more
-axis (torch.func.vmap: matrix products become batched products). The option "compile" compiles the rest of the
-graph with torch.compile. Streamed data has no slots of its own.
+The affine values, the slots (see `graph.torch_affine`), are prepared once per plane and batch. A point then
+costs two additions per slot and one run of the rest of the graph. A chunk of points goes through that graph
+together, along a new axis (torch.func.vmap turns matrix products into batched products). The option "compile"
+compiles it with torch.compile. With streamed data, no slots depend on the data.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ from distsummary.landscapes.model.torch_measure import on_host
 from distsummary.landscapes.model.torch_memory import is_full, plane_tensors
 from distsummary.landscapes.model.user_code import in_batch
 
-STEP = 0.5  # relative to the parameters' norm: how far from the centre a recording is checked
-SLOT_BYTES = 1 << 30  # limit for slots that depend on data; above it, moving them costs what they save
+STEP = 0.5  # how far from the centre a recording is checked, relative to the norm of theta
+SLOT_BYTES = 1 << 30  # limit for slots that depend on data: moving larger ones costs what they save
 
 
 class TorchGraphEngine(TorchRowEngine):
-    """See `Engine`. Checkpoints, and a single point left over by the chunks, are left to the row engine.
+    """See `Engine`. Evaluates checkpoints, and a single point left over by chunks, as the row engine does.
 
-    Raises CannotTraceError when the loss cannot be recorded.
+    Raises CannotTraceError if the loss cannot be recorded.
     """
 
     def _layout(self) -> None:
@@ -80,18 +80,18 @@ class TorchGraphEngine(TorchRowEngine):
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         step = self.choice.chunk
-        if step > 1 and len(xs) % step == 1:  # the same point is left over, however a row is divided
+        if step > 1 and len(xs) % step == 1:  # however a row is divided, this point is left over
             alone = super()._readings(y, xs[-1:], batches)
             return torch.cat([self._readings(y, xs[:-1], batches), alone], dim=1) if len(xs) > 1 else alone
         points = [tuple(float(x) for x in xs[n : n + step]) for n in range(0, len(xs), step)]
         with torch.autocast(self._loan.device.type, enabled=False):  # the caller's; the model's is recorded
             bound = [in_batch(loaded.name, self._bind, loaded) for loaded in batches]
-            # All batches are read at one chunk before the next, so that the slots that they share move once.
+            # A chunk is evaluated on all batches before the next chunk, so that shared slots move only once.
             found = [torch.stack([one.read(float(y), chunk) for one in bound]) for chunk in points]
         return torch.cat(found, dim=1)
 
     def _bind(self, loaded: Loaded) -> BoundProgram:
-        """The program bound to the batch. A new program is checked; it is kept unless data is streamed."""
+        """The program bound to a batch. New programs are checked; all are kept unless data is streamed."""
         if loaded in self._bound:
             return self._bound[loaded]
         key = signature(loaded.batch)
@@ -99,14 +99,14 @@ class TorchGraphEngine(TorchRowEngine):
             self._graphs[key] = self._record(loaded.batch)
         program = self._programs.get(key)
         if program is None:
-            plane: Any = list(self._plane.values())  # triples
+            plane: Any = list(self._plane.values())  # (centre, x, y) of each tensor
             program = Program(self._cut(key), plane, self.choice.chunk, self.choice.options)
         moving = {id(self._loan.moved[name]) for name in self._plane}
         fixed = [t.data for _, t in self._unique if id(t) not in moving]
         bound = program.bind([*fixed, *batch_tensors(loaded.batch)])
         if key not in self._programs:
             self._prove(bound, loaded)
-            self._programs[key] = program  # only now, so that a program that fails the check is never used
+            self._programs[key] = program  # only after the check, so that no program that failed is used
         if not self.is_streamed:
             self._bound[loaded] = bound
         return bound
@@ -119,10 +119,10 @@ class TorchGraphEngine(TorchRowEngine):
                 "for all batches; give tensors, or use engine='row'"
             )
         on_cpu = self._loan.device.type == "cpu"
-        # vmap can batch attention written as products and a softmax, but not the fused kernels.
+        # vmap can batch attention that is written as products and a softmax, but not fused kernels.
         attention = sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext()
         with attention, preserved(self._loan.model):  # no fake tensor may stay in the model
-            self._before.restore()  # what a batch left in the model would become a constant
+            self._before.restore()  # what a batch left in attributes would become a constant
             graph = trace(
                 self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
             )
@@ -134,7 +134,7 @@ class TorchGraphEngine(TorchRowEngine):
         return graph
 
     def _cut(self, key: Any) -> CutGraph:
-        """Cut the graph for batches of this signature; slots may depend on data unless they are too large."""
+        """Cut the graph for batches with the signature `key`; slots that depend on data must not be large."""
         graph = self._graphs[key]
         inputs = placeholders(graph)
         nodes = {id(tensor): node for (_, tensor), node in zip(self._unique, inputs, strict=False)}
@@ -148,8 +148,8 @@ class TorchGraphEngine(TorchRowEngine):
         return found if size <= SLOT_BYTES else cut(graph, moved, data, with_data=False)
 
     def _prove(self, bound: BoundProgram, loaded: Loaded) -> None:
-        """Raise CannotTraceError unless program and model give the same loss away from the centre."""
-        # So far away that whatever the recording misses shows: the parameters change by half their norm.
+        """Raise CannotTraceError unless program and model give equal losses at a point off the centre."""
+        # The parameters change by half their norm, so that the loss shows whatever the recording misses.
         centre, *along = (
             float(sum(t.double().square().sum() for t in tensors) ** 0.5)
             for tensors in zip(*self._plane.values(), strict=True)
@@ -157,10 +157,10 @@ class TorchGraphEngine(TorchRowEngine):
         step = STEP * (centre / max(along) if centre and max(along) else 1.0)
         points = (
             (0.0, step) if self.choice.chunk > 1 else (step,)
-        )  # two points show whether they are mixed up
+        )  # two points, to find out whether a chunk mixes them up
         try:
             found = on_host(bound.read(step, points)[-1])
-        except RuntimeError as error:  # also what torch.compile raises
+        except RuntimeError as error:  # torch.compile's errors are RuntimeErrors too
             if is_full(error):
                 raise
             raise CannotTraceError(f"the recorded loss cannot be evaluated: {reason(error)}") from error

@@ -1,8 +1,8 @@
 """Exact Hessian-vector products of a torch model's loss at a checkpoint, by differentiating twice.
 
-H v = d/dtheta (g . v) with g the gradient (Pearlmutter 1994), batch by batch. Sums are float64, first over
-the batches of a group, then over the groups, so that they have the same bits whichever worker computes a
-group.
+H v = d/dtheta (g . v) for a fixed vector v and the gradient g (Pearlmutter 1994), batch by batch. Products
+are summed in float64, first over the batches of a group (see `hessian.members`), then over the groups, so
+that the sum has the same bits whichever worker computes a group.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,16 +25,16 @@ from distsummary.landscapes.model.user_code import batch_name, bind_loss, in_bat
 
 
 class TorchHessian:
-    """A `hessian.Hessian` at `centre` over the parameters `names`.
+    """Implements `hessian.Hessian`, at `centre`, for the parameters `names`.
 
-    While it is open, the model has the values of `centre` and torch uses one thread. `close` (or leaving the
-    context) restores both, the model bit for bit. Mode "standard" differentiates in eval mode, "mindspore"
-    in training mode.
+    While it is open, the model has the values of `centre` and torch uses one thread. `close` (or leaving a
+    `with` block) restores both, the model bit for bit. Mode "standard" differentiates in eval mode,
+    "mindspore" in training mode.
 
     Args:
         model, loss_fn: see `bind_loss`.
-        batches: lists are kept on the device if they fit; anything else is read again for each group.
-        centre: values by name; the model keeps its own for names that are missing.
+        batches: a list is kept on the device if it fits; any other iterable is read again for each group.
+        centre: values by name; for names that are missing, the model keeps its own values.
         device: the model is moved there; None: it stays where it is.
     """
 
@@ -60,9 +60,9 @@ class TorchHessian:
             for tensor in self._moved:
                 self._restore.callback(tensor.requires_grad_, tensor.requires_grad)
                 tensor.requires_grad_(True)
-            # cuDNN's kernels for recurrent nets have no second derivative, and in eval mode no first one.
+            # cuDNN's kernels for recurrent nets lack the second derivative, and in eval mode also the first.
             if any(isinstance(part, torch.nn.RNNBase) for part in self._loan.model.modules()):
-                cudnn: Any = torch.backends.cudnn  # Any: an object in place of a module
+                cudnn: Any = torch.backends.cudnn  # Any: torch replaces this module by an object
                 self._restore.callback(setattr, cudnn, "enabled", cudnn.enabled)
                 cudnn.enabled = False
             self._loss = bind_loss(self._loan.model, placed(loss_fn, self._loan.model, self._device))
@@ -88,7 +88,7 @@ class TorchHessian:
         return total
 
     def group_product(self, vector: Array, number: int) -> Array:
-        """The part of the product that one group of batches contributes."""
+        """What the batches of the group `number` contribute to the product."""
         sizes = [tensor.numel() for tensor in self._moved]
         along = [
             part.view(tensor.shape).to(tensor.device, tensor.dtype)

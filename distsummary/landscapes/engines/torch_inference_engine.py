@@ -1,8 +1,8 @@
-"""The inference engine: hardly more memory than a forward pass, with the row engine's losses bit for bit.
+"""The inference engine: needs hardly more memory than a forward pass; same losses, bit for bit, as "row".
 
-At each point theta + y * v + x * u is written to the user's own parameters, block by block, as in MeZO
-(Malladi et al. 2023). theta is read from the checkpoint's file, or from the saved copy of the model's own
-values, and directions are drawn again from their seeds. So any model that can be evaluated can have a
+For each point (x, y), it writes theta + y * v + x * u into the user's own parameters, block by block, as MeZO
+does (Malladi et al. 2023). It reads theta from the checkpoint's file, or from a saved copy of the model's own
+values, and draws random directions again from their seeds. So any model that can be evaluated can have a
 landscape; the price is the time to draw the directions at every point.
 """
 
@@ -26,7 +26,7 @@ class TorchInferenceEngine(TorchEngine):
         """See Engine."""
         super().set_plane(self._loan.saved.state(centre), recipe)
         recipe = self._loan.saved.recipe(recipe)
-        self._block: tuple[Any, Any] = None, None  # the rows of theta read last: key, values
+        self._block: tuple[Any, Any] = None, None  # the block of theta that was read last: key, values
         self._plane: list[tuple[str, Tensor, Rows, list[Rows]]] = []
         for name, tensor in self._loan.moved.items():
             rows = self._remembering(name, rows_on(tensor.device, self._centre, name))
@@ -34,7 +34,7 @@ class TorchInferenceEngine(TorchEngine):
             self._loan.release(self._centre, name)
 
     def _remembering(self, name: str, rows: Rows) -> Rows:
-        """The rows with a cache of one block, which theta and the directions scaled to it share."""
+        """`rows` with a one-block cache: a block of theta just read is reused to scale the directions."""
 
         def read(start: int, stop: int) -> Any:
             if self._block[0] != (name, start, stop):
@@ -58,6 +58,6 @@ class TorchInferenceEngine(TorchEngine):
         return torch.stack(found, dim=1)
 
     def close(self) -> None:
-        """See Engine; also closes the file of saved values."""
+        """See Engine; also releases the file of saved values."""
         super().close()
         self._plane, self._centre = [], {}

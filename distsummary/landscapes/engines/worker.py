@@ -1,4 +1,4 @@
-"""A worker: an engine that evaluates chunks of the planes; `actor.py` runs it in another process."""
+"""A worker, which evaluates chunks of the planes with an engine; `actor.py` runs it in another process."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,8 +21,8 @@ from distsummary.landscapes.model.quantities import Evaluation
 class Task:
     """The work of all workers: model, loss, data and the landscapes to evaluate.
 
-    The planes of all landscapes have the same `names`. `choice` is the engine; None stands for the row
-    engine. With the same choice all workers compute the same bits.
+    All `planes` have the same `names`. `choice` is the engine; None means the row engine. Workers with the
+    same choice, on equal hardware, compute the same bits.
     """
 
     model: Any
@@ -36,9 +36,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a grid records about its engine; `quantities` names the columns of ChunkResult.measured.
+    """What a grid records about its engine; `quantities` names the columns of `ChunkResult.measured`.
 
-    `is_streamed`: the data is read once for all points that are evaluated together.
+    `is_streamed`: the engine reads the data anew for each group of points that it evaluates together.
     """
 
     name: str
@@ -54,8 +54,8 @@ class ChunkResult:
     """The quantities at the points of a chunk.
 
     Attributes:
-        values: losses float64, one per point of the chunk.
-        seconds: the time they took.
+        values: the losses, float64, one per point of the chunk.
+        seconds: the time that the chunk took.
         measured: all quantities, float64 (points, quantities); the first column is `values`.
     """
 
@@ -65,7 +65,7 @@ class ChunkResult:
 
 
 class LandscapeWorker:
-    """Evaluates chunks in any order; `close` restores the model."""
+    """Evaluates the chunks of a task, in any order; `close` restores the model."""
 
     def __init__(
         self, task: Task, *, device: str | None = None, clock: Callable[[], float] = time.perf_counter

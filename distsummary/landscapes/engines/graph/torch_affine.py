@@ -1,16 +1,16 @@
-"""Finds the part of a recorded loss that is affine in the point, and cuts the graph there into three.
+"""Finds the part of a recorded loss that is affine in the point (x, y), and cuts the graph into three.
 
-The moved tensors are affine in (x, y): centre + x * u + y * v. So are the results of linear operations on
-them with fixed tensors and data: the output of a first Linear, Conv or Embedding, or weights with a fixed BN
-folded in. The graph is cut where a non-affine operation first uses such a value. The values at the cut are
-the *slots*: each is computed once per plane at the centre and along each direction, and two additions of
-these give its value at any point.
+The moved tensors are affine in (x, y): centre + x * u + y * v. So are the results of linear operations
+on them with fixed tensors and data: the output of a first Linear, Conv or Embedding, or weights into which a
+fixed BN was folded. The graph is cut where non-affine operations use affine values. The values at the cut
+are the *slots*. For each slot, the value at the centre and the changes along u and v are computed once per
+plane; two additions of these give its value at any point.
 
-    constants:  fixed tensors, batch      -> inputs of the other two, once per plane
-    affine:     moved tensors, constants  -> the slots, for centre, u and v, once per plane in float64
-    point:      slots, constants          -> the results, at every point
+    constants:  fixed tensors, batch      -> inputs of the other two; runs once per plane and batch
+    affine:     moved tensors, constants  -> the slots for centre, u and v; runs as often, in float64
+    point:      slots, constants          -> the results; runs at every point
 
-A moved tensor that is also used behind the cut (tied weights) is a slot itself.
+A moved tensor that non-affine operations use directly (such as a tied weight) is a slot itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ from distsummary.landscapes.engines.graph.torch_fx import (
 
 FIXED, AFFINE, OTHER = 0, 1, 2
 
-# Linear in their first input, whatever their options; all other tensor inputs must be fixed.
+# Operations that are linear in their first input, whatever their options, if all other inputs are fixed.
 LINEAR = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int,
     aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.default,
@@ -45,11 +45,11 @@ LINEAR = {
     aten.mul.Scalar, aten.div.Scalar, aten.div.Tensor, aten.unbind.int, aten.split.Tensor,
     aten.split_with_sizes.default,
 }  # fmt: skip
-# Sums: every tensor input may be affine.
+# Sums and concatenations, whose result is affine if every tensor input is affine or fixed.
 ADDITIVE = {
     aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.cat.default, aten.stack.default,
 }  # fmt: skip
-# Products: the positions of the two factors, of which only one may be affine; further inputs are summands.
+# Products, with the positions of their two factors. At most one factor may be affine; other inputs are added.
 PRODUCTS = {
     aten.mul.Tensor: (0, 1), aten.mm.default: (0, 1), aten.bmm.default: (0, 1), aten.mv.default: (0, 1),
     aten.dot.default: (0, 1), aten.addmm.default: (1, 2), aten.baddbmm.default: (1, 2),
@@ -59,14 +59,14 @@ PRODUCTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutGraph:
-    """A graph cut into three, each called with the tensors in the order given.
+    """A graph cut into three graphs; each takes its inputs in the order stated.
 
     Attributes:
         constants: (fixed tensors, batch) -> the tensors that `affine` and `point` need.
         affine: (moved tensors, constants) -> the slots.
         point: (slots, constants) -> the results.
-        slots: how many slots there are; the shared ones come first.
-        shared: how many slots do not depend on data, so that all batches share them.
+        slots: the number of slots; the shared slots come first.
+        shared: the number of shared slots, which do not depend on data, so that all batches share them.
     """
 
     constants: fx.GraphModule
@@ -77,9 +77,9 @@ class CutGraph:
 
 
 def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_data: bool = True) -> CutGraph:
-    """Cut a graph. Its placeholders `moved` are the moved tensors, those in `batch` are data.
+    """Cut a graph. Its placeholders `moved` are the moved tensors, the placeholders `batch` are data.
 
-    `with_data=False` keeps values that depend on data out of the slots: every batch would need its own.
+    `with_data=False` allows no slots that depend on data: every batch would need its own copy of them.
     """
     moving, data = set(moved), depends_on(graph, batch)
     kinds: dict[Node, int] = {}
@@ -90,7 +90,7 @@ def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_d
         kinds[node] = max((kinds[n] for n in node.all_input_nodes), default=FIXED)
         if kinds[node] == AFFINE and ((node in data and not with_data) or not _keeps_affine(node, kinds)):
             kinds[node] = OTHER
-    used: dict[Node, None] = {}  # affine values that non-affine nodes use; of a view, its base
+    used: dict[Node, None] = {}  # affine values that non-affine nodes use; for a view, its base
     for node in graph.nodes:
         if kinds[node] == AFFINE and any(kinds[n] == OTHER or n.op == "output" for n in node.users):
             while is_view(node) and not is_getitem(node.args[0]):
@@ -112,10 +112,10 @@ def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_d
 
 
 def hoist(whole: fx.GraphModule, slots: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split off the work that need not be repeated at every point: views, and values that use no slot.
+    """Split off what need not be repeated at every point: taking views, and values that depend on no slot.
 
-    Returns (prepare, point): `prepare` takes the slots and the constants and returns the arguments of
-    `point`. The slots must keep their memory afterwards, because views of them are taken only once.
+    `whole` takes the slots and the constants. Returns (prepare, point): `prepare` takes the same and returns
+    the arguments of `point`. The slots must stay in their memory, because `prepare` takes views of it once.
     """
     graph = whole.graph
     inputs = placeholders(graph)
@@ -132,7 +132,7 @@ def hoist(whole: fx.GraphModule, slots: int) -> tuple[fx.GraphModule, fx.GraphMo
 
 
 def _keeps_affine(node: Node, kinds: dict[Node, int]) -> bool:
-    """Whether a node whose inputs are fixed or affine is affine."""
+    """Whether the result of a node is affine, given that its inputs are fixed or affine."""
     moving = {n for n in node.all_input_nodes if kinds[n] == AFFINE}
     if isinstance(node.meta["val"], Tensor) and not node.meta["val"].is_floating_point():
         return False

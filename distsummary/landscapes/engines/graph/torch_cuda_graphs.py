@@ -1,4 +1,4 @@
-"""Captures GPU work as CUDA graphs: all of its operations become one launch."""
+"""Captures GPU work as CUDA graphs, so that one launch runs all of its operations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from distsummary.landscapes.model.torch_memory import Flat
 
-WARM_UPS = 3  # runs before a capture, in which libraries choose their kernels
+WARM_UPS = 3  # runs before a capture; in them libraries choose their kernels
 
 
 class DeviceFlat(Flat):
-    """The slots of one point; x is read from device memory, as a captured CUDA graph requires."""
+    """The slots (see `torch_affine`) of one point; captured work needs to read x from device memory."""
 
     def __init__(self, outlines: Mapping[str, Tensor], device: torch.device) -> None:
         super().__init__(outlines, device)
@@ -28,11 +28,11 @@ class DeviceFlat(Flat):
 
 
 class Captures:
-    """The CUDA graphs of one GPU; they are replayed in turn and share memory.
+    """The CUDA graphs of one GPU, which are replayed one after another and share a memory pool.
 
     A replay may overwrite the result of another graph, so a result is copied before the next replay. Captures
-    use a stream of their own: after a capture torch drops the stream's cuBLAS workspace, which graphs that
-    other code captured on that stream may still use. The first graph is kept because the shared memory pool
+    run on a stream of their own, because after a capture torch drops the stream's cuBLAS workspace: on a
+    shared stream, graphs captured by other code might still use it. The first graph is kept because the pool
     lives only as long as a graph that uses it.
     """
 
@@ -45,14 +45,14 @@ class Captures:
         """Capture `work`; returns the graph and the tensor that each replay writes its result to."""
         pool = None if self._first is None else self._first.pool()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):  # if another device were current, nothing would be captured
+        with torch.cuda.device(self._device):  # with another current device nothing would be captured
             warm, caller = _warm_up_stream(self._device), torch.cuda.current_stream()
             warm.wait_stream(caller)
             with torch.cuda.stream(warm):
                 for _ in range(WARM_UPS):
                     work()
             caller.wait_stream(warm)
-            # The stream is entered here too because torch leaves it current if the end of a capture raises.
+            # torch.cuda.graph leaves the stream current if ending a capture raises; this `with` resets it.
             # With the error mode "global", allocations by other threads (a running training) would fail.
             with (
                 torch.cuda.stream(self._stream),
@@ -65,5 +65,5 @@ class Captures:
 
 @cache
 def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for warm-ups; always the same, since cuBLAS keeps memory for each stream it has seen."""
+    """The one stream of a GPU for warm-ups: cuBLAS keeps memory for each stream that it has seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped

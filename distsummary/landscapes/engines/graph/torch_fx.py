@@ -1,6 +1,6 @@
 """Helpers for torch.fx graphs of aten operations; every node's meta["val"] is an outline of its result.
 
-An outline has the shape, the strides and the dtype of a tensor, on the device "meta".
+The outline of a tensor is an empty tensor of the same shape, strides and dtype, on the device "meta".
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,8 +11,8 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 Operation = type(aten.add.Tensor)  # torch.ops.aten.<name>.<overload>
-Node: TypeAlias = Any  # fx.Node, whose arguments fx types as a union of everything there is
-Decompositions: TypeAlias = Mapping[Any, Callable[..., Any]]  # operation -> what is recorded instead
+Node: TypeAlias = Any  # fx.Node; Any, because the type of its arguments is a huge union
+Decompositions: TypeAlias = Mapping[Any, Callable[..., Any]]  # operation -> function to record in its place
 
 
 def outline(tensor: Tensor) -> Tensor:
@@ -21,14 +21,14 @@ def outline(tensor: Tensor) -> Tensor:
 
 
 def outline_of(target: Any, args: Any, kwargs: Any) -> Any:
-    """The outline of an operation's result for these arguments; a `device` argument becomes "meta"."""
+    """The outline of what `target` returns for these arguments; a `device` argument becomes "meta"."""
     seen: Any = fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
     device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
     return target(*seen[0], **seen[1] | device)
 
 
 def emit(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Add a call, with the outline of its result."""
+    """Append a call of `target` to the graph, with the outline of its result; returns the node."""
     node = graph.call_function(target, args, kwargs)
     node.meta["val"] = outline_of(target, args, kwargs)
     return node
@@ -57,7 +57,7 @@ def depends_on(graph: fx.Graph, sources: Iterable[Node]) -> set[Node]:
 def between(
     graph: fx.Graph, outputs: Iterable[Node], is_given: Callable[[Node], bool]
 ) -> tuple[list[Node], set[Node]]:
-    """(the nodes needed to compute `outputs` from given nodes, in order; the given nodes that they use)."""
+    """(nodes needed to compute `outputs` from the given nodes, in graph order; the given nodes needed)."""
     wanted: set[Node] = set()
     given: set[Node] = set()
     waiting = list(outputs)
@@ -74,7 +74,7 @@ def between(
 
 
 def module_of(nodes: Iterable[Node], inputs: Iterable[Node], outputs: Iterable[Node]) -> fx.GraphModule:
-    """These nodes as a module: called with the values of `inputs` it returns those of `outputs`."""
+    """A module that runs `nodes`: it takes the values of `inputs` and returns the values of `outputs`."""
     graph = fx.Graph()
     copies: dict[Node, Node] = {}
     for number, node in enumerate(inputs):
@@ -98,15 +98,15 @@ def is_view(node: Node) -> bool:
 
 
 def is_getitem(node: Node) -> bool:
-    """Whether the node picks one of several results."""
+    """Whether the node picks one of several results of its first input."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
 def is_mutable(node: Node) -> bool:
     """Whether an operation writes to one of its arguments.
 
-    Torch has no public API for this. `_schema` was seen in torch 2.6 to 2.13; without it the name decides: it
-    ends in "_", or the name of the overload contains "out".
+    Torch has no public API for this. Torch 2.6 to 2.13 have the private `_schema`. Without it, an operation
+    counts as writing if its name ends in "_" or its overload's name contains "out".
     """
     schema = getattr(node.target, "_schema", None)
     if schema is not None:

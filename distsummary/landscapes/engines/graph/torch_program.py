@@ -1,4 +1,4 @@
-"""Prepares a cut graph (see `torch_affine`) to run: fills its slots for a plane and binds it to a batch."""
+"""Runs a cut graph (see `torch_affine`): fills its slots for a plane and binds it to batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ class Program:
         self.shared: Flat | None = None
         self._plane = plane
         self._device = plane[0][0].device
-        # An engine that was chosen on a GPU may run on a machine without one; then nothing is captured.
+        # An engine with the option cuda_graph may run on a machine without a GPU; then nothing is captured.
         is_captured = "cuda_graph" in options and self._device.type == "cuda"
         self.captures = Captures(self._device) if is_captured else None
         self._is_compiled = "compile" in options
@@ -37,10 +37,10 @@ class Program:
         self._at: tuple[float, Sequence[float]] | None = None  # the points (y, xs) that the shared slots hold
 
     def bind(self, fixed: Sequence[Tensor]) -> "BoundProgram":
-        """Bind the program to a batch; `fixed` are the tensors that do not move, then those of the batch."""
+        """Bind the program to a batch; `fixed` are the tensors that do not move, then the batch's tensors."""
         constants = self.cut.constants(*fixed)
         shared = self.cut.shared
-        # The slots at the centre, along x and along y, in float64.
+        # Three lists, float64: the slots at the centre, and their changes along directions x and y.
         wide = [widened(constant) for constant in constants]
         run = InDouble(self.cut.affine).run
         values = [list(run(*[c.double() for c, _, _ in self._plane], *wide))]
@@ -58,18 +58,18 @@ class Program:
         return BoundProgram(self, own, step, prepare(*slots, *constants))
 
     def go(self, y: float, xs: Sequence[float]) -> None:
-        """Move the shared slots to the next points, unless they already hold them."""
+        """Move the shared slots to the points (y, xs), unless they are there already."""
         if self.shared is None or self._at == (y, xs):
             return
         if self._at is None or self._at[0] != y:
             self.shared.set_row(y)
         self.shared.load(xs)
-        if self.captures is None:  # otherwise the captured graph moves them
+        if self.captures is None:  # otherwise the captured graph moves the slots
             self.shared.move()
         self._at = (y, xs)
 
     def _filled(self, inputs: Sequence[Node], values: Sequence[Sequence[Tensor]]) -> Flat | None:
-        """Memory for slots, with their values at the centre, along x and along y; None for no slots."""
+        """Memory for slots, filled with `values` (centre, along x, along y); None if there are no slots."""
         outlines = {str(n): node.meta["val"] for n, node in enumerate(inputs)}
         if not outlines:
             return None
@@ -83,9 +83,9 @@ class Program:
     def _prepared(
         self, slots: Sequence[Tensor], constants: Sequence[Tensor]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """(prepare, step): the graph that runs once per batch, and the one for every point; see `hoist`."""
+        """(prepare, step): graphs to run once per batch and at every point, respectively; see `hoist`."""
         point = self.cut.point
-        if self.chunk > 1:  # slots and results get one more axis, the first
+        if self.chunk > 1:  # slots and results get a new first axis, over points
             over_points = vmap(point, in_dims=(0,) * len(slots) + (None,) * len(constants))
             decompositions = ON_CPU if self._device.type == "cpu" else ANYWHERE
             with _no_vmap_advice():
@@ -104,7 +104,7 @@ class BoundProgram:
     Args:
         own: the memory of the slots that depend on the batch; None if there are none.
         step: the graph that runs at every point.
-        arguments: the arguments of `step`, at fixed addresses; slots among them are views of their memory.
+        arguments: the arguments of `step`, at fixed addresses; slots are passed as views of their memory.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class BoundProgram:
         self._captured: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def read(self, y: float, xs: Sequence[float]) -> Tensor:
-        """The readings (points, columns) at the points of a chunk; later calls do not overwrite them."""
+        """Readings (points, columns), see `Tally`, at a chunk's points; later calls do not overwrite them."""
         self.program.go(y, xs)
         if self._own is not None:
             if self._row != y:
@@ -125,7 +125,7 @@ class BoundProgram:
             self._own.load(xs)
         if self.program.captures is None:
             found = self._readings(self._own)
-        else:  # all work at the points as one launch
+        else:  # one launch does all the work at the points
             if self._captured is None:
                 self._captured = self.program.captures.capture(
                     lambda: self._readings(self.program.shared, self._own)
@@ -136,7 +136,7 @@ class BoundProgram:
         return found.reshape(self.program.chunk, -1)[: len(xs)]
 
     def _readings(self, *moving: Flat | None) -> Tensor:
-        """Move these slots, then evaluate. A batch's slots always move: `step` may have overwritten them."""
+        """Move the slots `moving`, then run `step`, which may overwrite the batch's own slots."""
         for flat in moving:
             if flat is not None:
                 flat.move()
@@ -149,7 +149,7 @@ class BoundProgram:
 
 
 class ChunkFlat(Flat):
-    """Slots of several points at once: each has a block (chunk, *shape) of its own."""
+    """Slots at several points at once: each slot has a block (chunk, *shape) of its own."""
 
     def __init__(self, outlines: Mapping[str, Tensor], device: torch.device, chunk: int) -> None:
         super().__init__(outlines, device)
@@ -190,9 +190,9 @@ class ChunkFlat(Flat):
 def _no_vmap_advice() -> Iterator[None]:
     """Keep vmap from printing a warning for each operation without a batching rule, such as an LSTM.
 
-    Such an operation is recorded point by point; if that makes a chunk slow, the chunk is not chosen. The
-    warning comes from C++, where Python's filters have no effect. The switch is private (seen in torch 2.6 to
-    2.13); without it the warning is printed. Its state cannot be read, so the default is restored.
+    Such an operation is recorded point by point; if that is slow, timing rejects the chunk. The warning comes
+    from C++, where Python's filters have no effect. The switch for it is private (seen in torch 2.6 to 2.13);
+    without the switch the warning is printed. Its state cannot be read, so the default is restored.
     """
     functorch: Any = getattr(torch._C, "_functorch", None)
     switch = getattr(functorch, "_set_vmap_fallback_warning_enabled", lambda is_enabled: None)
@@ -207,8 +207,8 @@ def _compile(step: fx.GraphModule, arguments: Sequence[Tensor]) -> None:
     """Compile a graph with torch.compile for arguments like these; raises CannotTraceError if that fails.
 
     With more than one compile thread, inductor would leave a pool of processes behind. It reads the number of
-    threads before the `options=` of a call, so the number is set in inductor's own configuration (seen in
-    torch 2.6 to 2.13). A torch version without this setting gets the CannotTraceError.
+    threads before the `options=` of torch.compile, so the number is set in inductor's configuration (seen in
+    torch 2.6 to 2.13). With a torch version that lacks this setting, CannotTraceError is raised.
     """
     try:
         from torch._inductor import config

@@ -1,6 +1,6 @@
 """Rewrites a recorded loss so that it costs less and gives the same numbers up to rounding.
 
-ON_CPU and ANYWHERE replace single operations while a graph is recorded; the functions change whole graphs.
+ON_CPU and ANYWHERE replace single operations during recording; the public functions change recorded graphs.
 """
 
 from collections.abc import Collection
@@ -20,8 +20,8 @@ from distsummary.landscapes.engines.graph.torch_fx import (
     placeholders,
 )
 
-NARROW = 32  # columns; up to this, CPU kernels along rows are several times slower than along columns
-TALL = 2  # the least number of rows per column
+NARROW = 32  # columns; up to this many, CPU kernels are several times slower along rows than along columns
+TALL = 2  # a tall product has at least this many rows per column
 DOT_ROWS = 2048  # up to this many rows a float32 dot product is as accurate as a pairwise sum
 
 
@@ -31,7 +31,7 @@ def _is_tall(left: Tensor, right: Tensor) -> bool:
 
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    """If there are few columns: a view of the transposed product."""
+    """A view of the transposed product, which is computed faster if there are few columns."""
     if beta != 1 or alpha != 1 or bias.dim() != 1 or not _is_tall(left, right):
         return NotImplemented
     return aten.addmm.default(bias.unsqueeze(1), right.t(), left.t()).t()
@@ -48,14 +48,14 @@ def _bmm(left: Tensor, right: Tensor) -> Any:
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
-    """If there are few columns: transpose, and reduce over the second last axis."""
+    """Transposes and reduces over the last axis but one, which is faster if there are few columns."""
     if half_to_float or x.dim() < 2 or dim not in (-1, x.dim() - 1) or not _is_tall(x, x):
         return NotImplemented
     return aten._log_softmax.default(x.mT.contiguous(), x.dim() - 2, False).mT
 
 
 def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
-    """As a selection and a weighted sum, so that all that depends only on the targets is computed once."""
+    """Selects and sums with weights, so that what depends only on the targets need not be computed again."""
     if x.dim() != 2 or weight is not None:
         return NotImplemented
     is_counted = target != ignore_index
@@ -74,7 +74,7 @@ def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, 
 
 
 def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float) -> Any:
-    """In training mode the running statistics are only written to; without them the operation is pure."""
+    """Leaves out the running statistics: training mode only writes to them, and a graph must not write."""
     if not training or mean is None:
         return NotImplemented
     return aten.native_batch_norm.default(x, weight, bias, None, None, True, *rest)
@@ -90,7 +90,7 @@ ON_CPU: Decompositions = {
     aten.nll_loss_forward.default: _nll_loss,
 }
 
-# Each operation's positions of the arguments `eps` and `training` (None: it has no such argument).
+# The positions of the arguments `eps` and `training` of each operation; None: it has no `training`.
 BATCH_NORMS: dict[Any, tuple[int, int | None]] = {
     aten.native_batch_norm.default: (7, 5),
     aten.cudnn_batch_norm.default: (7, 5),
@@ -103,8 +103,8 @@ BATCH_NORMS: dict[Any, tuple[int, int | None]] = {
 def fold_batch_norms(graph: fx.Graph) -> None:
     """Fold BN with running statistics into the convolution or linear layer before it.
 
-    s = gamma / sqrt(var + eps): the weights of output channel c are multiplied by s[c], the bias becomes
-    beta + (bias - mean) * s. If gamma does not move, BN costs nothing at a point.
+    With s = gamma / sqrt(var + eps), the weights of output channel c are multiplied by s[c], and the bias
+    becomes beta + (bias - mean) * s. If gamma does not move, BN costs nothing at a point.
     """
     for norm in list(graph.nodes):
         if norm.op != "call_function" or norm.target not in BATCH_NORMS or not _is_foldable(norm):
@@ -135,7 +135,7 @@ def fold_batch_norms(graph: fx.Graph) -> None:
 
 
 def _is_foldable(norm: Node) -> bool:
-    """Whether a BN uses running statistics, and is the only user of a layer that it can be folded into."""
+    """Whether a BN uses running statistics, and is the only user of a layer into which it can be folded."""
     training = BATCH_NORMS[norm.target][1]
     layer, mean, variance = norm.args[0], norm.args[3], norm.args[4]
     if (training is not None and norm.args[training]) or mean is None or variance is None:
@@ -150,9 +150,9 @@ def _is_foldable(norm: Node) -> bool:
 
 
 def turn_weights(graph: fx.Graph, moved: Collection[Node]) -> None:
-    """Store a moving weight transposed if its only use is transposed, as the right factor of one product.
+    """Store a moving weight transposed if its only use is, transposed, as the right factor of one product.
 
-    This makes small matrix products up to 1.5 times faster. Weights that do not move are not copied for it.
+    This makes small matrix products up to 1.5 times faster. Weights that do not move are left as they are.
     """
     for node in list(graph.nodes):
         if node.target is not aten.t.default or node.args[0] not in moved or len(node.args[0].users) != 1:
@@ -173,10 +173,10 @@ REPEATING = (aten.expand.default, aten.unfold.default, aten.as_strided.default) 
 
 
 def in_place(graph: fx.Graph, shared: int, slots: int) -> None:
-    """Let `relu` and `add` write to an input that nothing else reads: less memory traffic, the same numbers.
+    """Let `relu` and `add` overwrite an input that nothing else reads: less memory traffic, the same numbers.
 
-    Only values that are computed anew at every point are overwritten: the slots from number `shared` on, and
-    results computed from slots. The first `slots` inputs of the graph are the slots.
+    The graph's first `slots` inputs are the slots; the first `shared` slots are shared. Only values that are
+    computed anew at every point are overwritten: the other slots, and results computed from any slots.
     """
     inputs = placeholders(graph)
     ours = depends_on(graph, inputs[:slots]) - set(inputs[:shared])
@@ -196,7 +196,7 @@ def _may_overwrite(node: Node, args: Any, ours: set[Node]) -> bool:
         return False
     before, after = first.meta["val"], node.meta["val"]
     if (before.shape, before.dtype) != (after.shape, after.dtype) or before.stride() != after.stride():
-        return False  # views of the result were recorded for its own strides
+        return False  # later views were recorded for the strides of the result
     root: Node = first
     while is_view(root) and len(root.users) == 1 and root.target not in REPEATING:
         root = root.args[0]

@@ -1,9 +1,9 @@
-"""Records a loss as a graph of aten operations: what a function of a model and a batch does to tensors.
+"""Records a loss, a function of a model and a batch, as a graph of aten operations.
 
 The graph is functional (no operation writes to its inputs). Its inputs are the tensors of the model and of
 the batch, so that it can be rewritten, cut and evaluated for other values. CannotTraceError is raised for a
-loss that cannot be recorded faithfully: it branches on values, draws random numbers, or has results whose
-shape depends on values.
+loss that cannot be recorded faithfully, because it branches on values, draws random numbers, or computes
+results whose shape depends on values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,14 +34,14 @@ REFUSED_TAGS = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,
 )
-ON_VALUES = (  # torch's errors for code that reads values of fake tensors, which have none
+ON_VALUES = (  # torch's errors for code that reads values of fake tensors, which have no values
     "GuardOnDataDependentSymNode",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
 )
 PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device  # equal if their reprs are
 SAME_NUMBERS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
-DROPOUT_ARGUMENT = {  # the position of attention's dropout probability; attention is random unless it is 0
+DROPOUT_ARGUMENT = {  # the argument number of the dropout probability; attention is random unless it is 0
     aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
     aten._scaled_dot_product_flash_attention.default: 3,
     aten._scaled_dot_product_efficient_attention.default: 5,
@@ -59,8 +59,8 @@ def trace(
     """Record `function(batch)`, which calls `model` and returns tensors.
 
     The graph's placeholders are first `tensors` (the model's, by name), then the tensors of the batch, both
-    in order. Raises CannotTraceError if the function cannot be recorded, or if it reads a tensor of the model
-    that it also writes to: the next batch would read what this one wrote.
+    in order. Raises CannotTraceError if the function cannot be recorded, or if it both reads and writes a
+    tensor of the model, since the next batch would then read what this batch wrote.
     """
     names = tuple(tensors)
     around = nn.Module()  # functional_call finds the model's tensors as "model.<name>"
@@ -80,14 +80,14 @@ def trace(
 def record(
     function: Callable[..., Any], arguments: Sequence[Tensor], decompositions: Decompositions | None = None
 ) -> fx.Graph:
-    """The graph of `function(*arguments)`, one placeholder for each tensor; raises CannotTraceError.
+    """The graph of `function(*arguments)`, with a placeholder for each tensor; may raise CannotTraceError.
 
-    Every node's meta["val"] is the outline of its result. The graph omits writes to its inputs; a placeholder
-    that the function writes to has meta["is_written"] = True.
+    Every node's meta["val"] is the outline of its result. The graph leaves out writes to its inputs; a
+    placeholder to which the function writes has meta["is_written"] = True.
     """
-    # With fake tensors, code that reads values (also through .numpy()) raises here.
+    # Tracing uses fake tensors, so that code that reads values (also through .numpy()) raises an error.
     recorder = make_fx(
-        functionalize(lambda *tensors: function(*tensors)),  # make_fx reads the signature
+        functionalize(lambda *tensors: function(*tensors)),  # make_fx inspects the signature
         dict(decompositions or {}),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
@@ -99,8 +99,8 @@ def record(
             except Exception as error:
                 if type(error).__name__ not in ON_VALUES:
                     raise
-                # Some code reads values unless it is being compiled: transformers checks whether a padding
-                # mask masks anything.
+                # Some code reads values only if it is not being compiled: transformers checks whether a
+                # padding mask masks anything.
                 is_compiling = torch.compiler.is_compiling
                 torch.compiler.is_compiling = lambda: True
                 try:
@@ -113,7 +113,7 @@ def record(
         raise CannotTraceError(f"the loss cannot be recorded as a graph: {reason(error)}") from error
     graph = module.graph
     for node in list(graph.nodes):
-        if node.op == "get_attr":  # a tensor that the function closes over; a bare graph has no attributes
+        if node.op == "get_attr":  # a tensor captured by the function; a bare graph has no attributes
             with graph.inserting_before(node):
                 held = graph.call_function(_Held(getattr(module, node.target)))
             held.meta.update(node.meta)
@@ -124,7 +124,7 @@ def record(
         node.meta = {
             "val": fx.node.map_aggregate(value, lambda v: outline(v) if isinstance(v, Tensor) else v)
         }
-    for node in list(graph.nodes):  # writes to inputs, which a functional graph has at its end
+    for node in list(graph.nodes):  # writes to inputs; functionalize puts them at the end
         if node.target is aten.copy_.default and node.args[0].op == "placeholder" and not node.users:
             node.args[0].meta["is_written"] = True
             graph.erase_node(node)
@@ -146,7 +146,7 @@ class _Held:
 
 
 def reason(error: Exception) -> str:
-    """Why recording failed, in one line; torch's own message for code that reads values helps no user."""
+    """Why recording failed, in one line. Torch's own message for code that reads values helps no user."""
     if type(error).__name__ in ON_VALUES:
         return "it decides on values, or has shapes that depend on them"
     return first_line(error)
@@ -181,9 +181,9 @@ def drop_idle(graph: fx.Graph) -> None:
 
 
 def make_out_of_place(graph: fx.Graph) -> None:
-    """Replace an in-place operation by its out-of-place form if it alone uses the result that it overwrites.
+    """Replace an in-place operation by its out-of-place form if no other node uses the result it overwrites.
 
-    Torch's label smoothing has such operations.
+    Torch's label smoothing contains such operations.
     """
     for node in graph.nodes:
         if not is_operation(node) or not is_mutable(node):
@@ -195,7 +195,7 @@ def make_out_of_place(graph: fx.Graph) -> None:
             continue
         is_alias = is_view(first) or first.target is aten._unsafe_view.default
         if is_alias or is_mutable(first) or len(first.users) != 1:
-            continue  # other nodes may see the memory that is overwritten
+            continue  # other nodes may read the memory that is overwritten
         found, before = outline_of(anew, node.args, node.kwargs), node.meta["val"]
         if (found.shape, found.dtype) == (before.shape, before.dtype):  # a sum may have a wider dtype
             node.target = anew
@@ -210,7 +210,7 @@ def refuse_unfaithful(graph: fx.Graph) -> None:
         tags = [tag for tag in REFUSED_TAGS if tag in node.target.tags]
         if tags and node.target is aten.index.Tensor:
             picked = {index.meta["val"].dtype for index in node.args[1] if index is not None}
-            if not {torch.bool, torch.uint8} & picked:  # the result's shape depends on values only for masks
+            if not {torch.bool, torch.uint8} & picked:  # only masks make the shape depend on values
                 tags = []
         if tags:
             raise CannotTraceError(f"{node.target} in the loss is {str(tags[0]).split('.')[-1]}")
@@ -224,7 +224,7 @@ def batch_tensors(batch: Any) -> list[Tensor]:
 
 
 def with_tensors(batch: Any, tensors: Sequence[Tensor]) -> Any:
-    """The batch with other tensors in the order of `batch_tensors`."""
+    """The batch with its tensors replaced by `tensors`, in the order of `batch_tensors`."""
     rest = iter(tensors)
     return mapped(batch, lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf)
 
@@ -232,8 +232,8 @@ def with_tensors(batch: Any, tensors: Sequence[Tensor]) -> Any:
 def signature(batch: Any) -> Any:
     """A key that is equal for batches that can share a graph: structure, tensor layouts and all other leaves.
 
-    Objects count by their id while they live, because the graph holds their contents as constants. The key
-    also tells which tensors occur twice, as in `{"input_ids": x, "labels": x}`: these are one input.
+    Other leaves than PLAIN ones enter by their id, valid while they live, because the graph holds their
+    contents as constants. The key also says which tensors are the same, as in {"input_ids": x, "labels": x}.
     """
     looks: list[Any] = []
     for leaf in leaves(batch):
@@ -246,5 +246,5 @@ def signature(batch: Any) -> Any:
 
 
 def objects(batch: Any) -> list[Any]:
-    """The objects in a batch that are neither tensors nor plain values, such as arrays and graphs."""
+    """The objects in a batch that are neither tensors nor PLAIN values, such as arrays and graphs."""
     return [leaf for leaf in leaves(batch) if not isinstance(leaf, Tensor | PLAIN)]
