@@ -1,4 +1,4 @@
-"""The arguments of `landscape`, and the checks that depend on the arguments alone; pure."""
+"""The arguments of `landscape`, and the checks that depend on the arguments alone."""
 
 import math
 import os
@@ -26,7 +26,7 @@ from distsummary.run_dir import RunDir
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
-    """The arguments of `landscape` and `landscape_set`, which describe them."""
+    """The arguments of `landscape` and `landscape_set`; they are described there."""
 
     model: Any
     loss_fn: Any
@@ -89,7 +89,7 @@ def check_arguments(request: Request) -> None:
     check_type("resume", request.resume, bool)
     if request.batches is None:
         raise InvalidTypeError("batches is required: pass the data, a list of batches or a DataLoader")
-    for field in ("model", "loss_fn", "batch_loss"):  # nn.MSELoss instead of nn.MSELoss()
+    for field in ("model", "loss_fn", "batch_loss"):  # such as nn.MSELoss instead of nn.MSELoss()
         given = getattr(request, field)
         if isinstance(given, type):
             raise InvalidTypeError(
@@ -98,7 +98,7 @@ def check_arguments(request: Request) -> None:
 
 
 def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice | None:
-    """The engine that is requested; None if timing decides."""
+    """The requested engine of a torch model; None with "auto" and for other models."""
     check_type("engine", engine, str)
     is_torch = framework_of(model).name == "torch"
     if memory is not None:
@@ -126,7 +126,7 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
 
 
 def requested_directions(request: Request) -> list[Direction]:
-    """The requested directions without duplicates; raises for those that the checkpoints do not allow."""
+    """The requested directions without duplicates; raises for directions that other arguments rule out."""
     around, runs, given = request.around, request.runs, request.directions
     if given is None:
         given = "random" if runs is None and is_single(around) else "pca"
@@ -179,7 +179,7 @@ def check_runs(runs: Sequence[AnyAround]) -> None:
             "runs must be a list of at least two runs, checkpoint files or states, got "
             f"{repr(runs) if isinstance(runs, str) else len(runs)}; use around= for one"
         )
-    places = []  # the same path for a run and for its ckpt_dir
+    places = []  # a run and its ckpt_dir have the same place
     for run in runs:
         named = run.ckpt_dir if isinstance(run, Trajectory) else run
         if isinstance(named, str | os.PathLike):

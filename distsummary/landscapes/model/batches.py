@@ -1,4 +1,4 @@
-"""The structure of a batch of any kind: its parts, its leaves, and a copy with other leaves."""
+"""Takes batches of any structure apart: their parts and leaves, and copies with changed leaves."""
 
 import copy
 from collections import UserDict
@@ -7,11 +7,11 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 OPAQUE = type | FunctionType | MethodType | ModuleType  # objects that hold code, not data
-HIDDEN = ("__dict__", "__weakref__")  # slots that are not attributes
+HIDDEN = ("__dict__", "__weakref__")  # names in __slots__ that hold no data of the user
 
 
 def parts(batch: Any) -> dict[Any, Any] | None:
-    """The items of a list, tuple, mapping or dataclass by index or name; None for anything else."""
+    """The items of a list, tuple, mapping or dataclass by index, key or name; None for anything else."""
     if isinstance(batch, tuple | list):
         return dict(enumerate(batch))
     if isinstance(batch, Mapping):
@@ -39,7 +39,8 @@ def mapped(
 ) -> Any:
     """The batch with `change(leaf)` instead of each leaf; unchanged containers are not copied.
 
-    Containers keep their class, except mappings that are neither dict nor UserDict: they become dicts.
+    A part for which `is_leaf(part)` is true counts as a leaf. Containers keep their class, except that
+    mappings other than dict and UserDict become dicts.
     """
     held = None if is_leaf(batch) else parts(batch)
     if held is None:
@@ -53,21 +54,21 @@ def mapped(
     is_mapping = isinstance(batch, Mapping)
     if is_mapping and not isinstance(batch, dict | UserDict):
         return found  # a copy of such a mapping might share the memory of the original
-    other: Any = copy.copy(batch)  # not the constructor: it may need other arguments, or convert them
+    other: Any = copy.copy(batch)  # the constructor may need other arguments, or convert them
     for name, part in found.items():
         if is_mapping:
             other[name] = part
         else:
-            object.__setattr__(other, name, part)  # frozen dataclasses too
+            object.__setattr__(other, name, part)  # works for frozen dataclasses too
     return other
 
 
 def inside(batch: Any) -> Iterator[Any]:
-    """Every value in a batch in order, the batch itself first, including the attributes of other objects.
+    """Every value in a batch, in order: the batch itself, its parts, and the attributes of objects in it.
 
     A value with parts comes only once, because objects may refer to each other.
     """
-    met: dict[int, Any] = {}  # holds the objects, so that no id is reused
+    met: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
     todo = [batch]
     while todo:
         value = todo.pop()
@@ -82,7 +83,7 @@ def inside(batch: Any) -> Iterator[Any]:
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array; None for other objects, even if they have an attribute of that name."""
+    """The shape of an array; None for other objects, even if they have an attribute called shape."""
     if isinstance(value, OPAQUE) or not hasattr(type(value), "shape"):
         return None
     shape = value.shape

@@ -1,4 +1,4 @@
-"""The data sets that losses are computed from: one, or several by name; in memory, or streamed."""
+"""The data sets that losses are computed from: one, or several with names; kept in memory or streamed."""
 
 import logging
 import os
@@ -18,14 +18,14 @@ from distsummary.landscapes.model.user_code import batch_name
 
 Data = Mapping[str, Iterable[Any]]
 
-# The files of cgroups (versions 2 and 1) with the memory limit of a container: "max" or a number of bytes.
+# Files with the memory limit of a container (cgroup versions 2 and 1): "max" or a number of bytes.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 _log = logging.getLogger(__name__)
 
 
 def host_bytes() -> int:
-    """The memory of this machine, or the memory limit of the container if that is less."""
+    """The memory of this machine in bytes, or the container's memory limit if that is less."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in CONTAINER_LIMITS:
         try:
@@ -38,11 +38,11 @@ def host_bytes() -> int:
 
 
 def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: int) -> tuple[Any, bool]:
-    """Read the batches; returns (one data set, or several by name; whether they are streamed).
+    """Read the batches; returns (one data set, or a dict of several by name; whether they are streamed).
 
-    The data sets are lists unless they are streamed. `streamed=None` streams them if the sources that can be
-    read again, such as loaders, would take more than `limit` bytes. Raises InvalidValueError for a loader
-    that would be streamed but gives different data each time.
+    The data sets are lists unless they are streamed. With `streamed=None` all are streamed if the sources
+    that can be read again, such as loaders, would take more than `limit` bytes in memory. Raises
+    InvalidValueError for a loader that would be streamed but gives different data each time.
     """
     named = _named(batches)
     if streamed is None:
@@ -58,7 +58,7 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
                 total += batch_bytes(batch)
                 unread = max(0, length_hint(source) - len(read))
                 expected = total + unread * batch_bytes(batch)
-                if expected > limit and not isinstance(source, Iterator):  # an iterator is read once
+                if expected > limit and not isinstance(source, Iterator):  # an iterator can be read only once
                     streamed = True
                     break
             if streamed:
@@ -72,7 +72,7 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
 
 
 def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -> dict[str, Iterable[Any]]:
-    """The data sets by name ("" for a single one): lists, or, if `streamed`, sources to read repeatedly."""
+    """The data sets by name ("" for a single one) as lists; if `streamed`, as sources to read repeatedly."""
     named = _named(batches)
     if not named:
         raise InvalidValueError("batches must hold at least one data set, got none")
@@ -112,7 +112,7 @@ def _refuse_empty(batches: Iterable[Any], name: str) -> None:
 
 
 def check_batches(batches: Iterable[Any], name: str = "") -> list[Any]:
-    """The batches as a list; raises InvalidValueError if there is none."""
+    """The batches as a list; raises InvalidValueError if there is none, LandscapeError if one has no rows."""
     if not isinstance(batches, Iterable):
         raise InvalidTypeError(
             f"{_called(name)} must be iterable, got {batches!r}; give a list of batches or a loader"
@@ -130,14 +130,14 @@ def _refuse_no_rows(rows: int, name: str) -> None:
 
 
 def batch_bytes(batch: Any) -> int:
-    """The size of all arrays in a batch."""
+    """The size of all arrays in a batch, in bytes."""
     return sum(int(value.nbytes) for value in inside(batch) if hasattr(type(value), "nbytes"))
 
 
 def batch_rows(batch: Any) -> int:
-    """The rows of a batch: the length of the first axis of its first array that has axes.
+    """The number of rows of a batch: the length of the first axis of its first array that has axes.
 
-    Without such an array it is the length of the batch's first list of strings; without that it is 1.
+    If there is no such array, it is the length of the batch's first list of strings; without such a list, 1.
     """
     rows = _rows(batch)
     return 1 if rows is None else rows
@@ -165,7 +165,7 @@ def tell_unweighted(batches: Iterable[Any] | Data) -> None:
 
 
 def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
-    """The first num_samples // batch size batches, the ones that MindSpore takes."""
+    """The batches that MindSpore takes: the first `num_samples // batch size` of them."""
     count = num_samples // max(1, batch_rows(batches[0]))
     if count < 1:
         raise InvalidValueError(
@@ -176,9 +176,9 @@ def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
 
 
 def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a batch") -> BatchFacts:
-    """The weight of a batch and its number of rows, in all and by class.
+    """The weight of a batch, its number of rows, and its number of rows of each class.
 
-    Raises LandscapeError for a batch without rows and, with classes, for labels outside of the classes.
+    Raises LandscapeError for a batch without rows and, if classes are requested, for labels that do not fit.
     """
     rows, classes = batch_rows(batch), evaluation.classes
     _refuse_no_rows(rows, name)

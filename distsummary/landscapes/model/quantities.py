@@ -1,17 +1,18 @@
-"""The quantities at a point: the options (`Evaluation`), and their computation from batches (`Tally`); pure.
+"""The quantities computed at a point: the options (`Evaluation`) and the sums over batches (`Tally`).
 
 A batch gives one *reading* per point: a row of numbers, see `Tally`. A data set's quantities follow
 from the weighted sums of its readings. All points see the batches in the same order, so two points differ
 only in their parameters (a paired comparison), even if the sums stop early.
 
-The standard error of the loss, where l and w are a batch's loss and weight, and m = sum w l / sum w:
+The standard error of the loss (sums go over batches; l and w are a batch's loss and weight; m is the mean
+loss, sum w l / sum w) is computed
 
 - from rows, if the loss of every row is known: sqrt(sum w (v + (l - m)^2) / sum w / (n - 1)), where v is the
-  variance of the batch's rows about l, and n the number of all rows;
-- from batches, if only their means are known or rows have different weights (class weights, rows left out):
+  variance of the losses of the batch's rows, and n the number of rows of all batches;
+- from batches, if only their losses are known or rows have different weights (class weights, rows left out):
   sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, where B is the number of batches.
 
-The sums contain differences from the first batch's loss, because sums of squares would lose digits.
+`Tally` sums differences from the first batch's loss, because sums of the squares of l would lose digits.
 """
 
 import math
@@ -28,12 +29,12 @@ from distsummary.landscapes.directions.recipe import Array
 
 BN_MODES = ("eval", "batch", "recompute")
 PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
-REDUCED = ("tf32", "bf16", "fp16")  # their error is measured and stored
-MIN_BATCHES = 4  # needed for a standard error from batches
+REDUCED = ("tf32", "bf16", "fp16")  # the error of these precisions is measured and stored
+MIN_BATCHES = 4  # needed to stop if the standard error is computed from batches
 MIN_ROWS = 30  # needed to stop: the standard error of few rows may be near 0 by chance
-MAX_CLASSES = 1 << 20  # each class takes two numbers at every point of a chunk
+MAX_CLASSES = 1 << 20  # a tally stores two numbers per class for every point of a chunk
 LOSS = "loss"
-SAME = 1e-4  # relative difference between a batch's loss and the mean of its rows that counts as none
+SAME = 1e-4  # up to this relative difference, a batch's loss and the mean of its rows count as equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +49,17 @@ class Evaluation:
         stderr: also compute the standard error of the loss.
         tolerance: stop adding batches to a point once its standard error is at most this and it has at least
             30 rows; all points see the batches in the same order, so the data should be shuffled.
-        cap: stop after the first batch if its loss is above this or not finite; the point keeps that loss.
-            Any number; with infinity only points with a loss that is not finite stop.
-        bn_mode: for models with BN. "eval": running statistics; "batch": statistics of each batch;
-            "recompute": running statistics computed anew at every point from all batches of the first data
-            set. "" is "eval", and "batch" in mode "mindspore".
+        cap: stop after the first batch if its loss is above this or NaN; the point keeps that loss. It may be
+            any number; with infinity only points with a NaN loss stop.
+        bn_mode: for models with batch normalization. "eval": running statistics; "batch": statistics of each
+            batch; "recompute": running statistics computed anew at every point from all batches of the first
+            data set; "": "batch" in mode "mindspore", otherwise "eval".
         precision: "": the model's own, without TF32; "tf32": with TF32 (on GPUs that have it); "bf16" or
             "fp16": torch's autocast; "float64".
         streamed: read the batches once for each block of points instead of keeping them on the device. None:
-            only if they do not fit, that is, a loader needs more than a quarter of the host's memory, or the
-            batches more than half of the GPU's. Loaders that shuffle or augment give the same data each time,
-            see `steady`.
+            do so only if they do not fit, that is, if loaders need more than a quarter of the host's memory,
+            or batches more than half of the GPU's. Loaders that shuffle or augment give the same data each
+            time, see `steady`.
     """
 
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class Evaluation:
 
     @property
     def stops_early(self) -> bool:
-        """Whether a point may end before the last batch."""
+        """Whether the evaluation of a point may stop before the last batch."""
         return self.tolerance is not None or self.cap is not None
 
     @property
@@ -125,7 +126,7 @@ def refuse_unfit(evaluation: Evaluation, mode: str, *, is_torch: bool) -> None:
 
 
 def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ...]:
-    """The names of all quantities of a point, by data set; those of a data set called "" have no prefix.
+    """The names of all quantities of a point, with their data set as prefix (none for the data set "").
 
     Raises InvalidValueError if two quantities have the same name.
     """
@@ -149,10 +150,10 @@ class BatchFacts:
 
 
 class Tally:
-    """The sums of one data set for a block of points.
+    """The sums over the batches of one data set, for a block of points.
 
-    `readings` are float64 (points, columns). The columns are: the loss; if `has_rows`, the unweighted means
-    in float64 of the rows' losses and of their squares; the metrics; the SUM of the rows' losses per class.
+    `readings` are float64 (points, columns). The columns are: the loss; if `has_rows`, the unweighted means,
+    in float64, of the rows' losses and of their squares; the metrics; per class the SUM of its rows' losses.
     """
 
     def __init__(self, evaluation: Evaluation, points: int, *, has_rows: bool) -> None:
@@ -164,14 +165,14 @@ class Tally:
         self._class_sums = np.zeros((points, evaluation.classes))
         self._class_rows = np.zeros((points, evaluation.classes))
         self._weight, self._rows, self._batches = np.zeros(points), np.zeros(points), np.zeros(points)
-        self._origin = np.zeros(points)  # the first batch's loss; d = l - origin
-        self._moments = np.zeros((points, 3))  # sum w d, w d^2, w v
-        self._squares = np.zeros((points, 3))  # sum w^2, w^2 d, w^2 d^2
+        self._origin = np.zeros(points)  # the first batch's loss; below, d is l - origin
+        self._moments = np.zeros((points, 3))  # the sums of w d, w d^2 and w v
+        self._squares = np.zeros((points, 3))  # the sums of w^2, w^2 d and w^2 d^2
         self._is_cut = np.zeros(points, bool)
 
     @property
     def active(self) -> Array:
-        """The points that need more batches, by index."""
+        """The indices of the points that need more batches."""
         is_done = self._is_cut
         if self._evaluation.tolerance is not None:
             enough = np.where(self._by_rows, 1, MIN_BATCHES)
@@ -182,7 +183,7 @@ class Tally:
     def add(self, points: Array | slice, readings: Array, facts: BatchFacts) -> None:
         """Add a batch's readings at `points`, which are indices or a slice.
 
-        Raises LandscapeError for losses by class if rows have different weights.
+        Raises LandscapeError if losses by class are requested and rows have different weights.
         """
         weight, loss, is_first = facts.weight, readings[:, 0], self._batches[points] == 0
         with np.errstate(invalid="ignore", over="ignore"):  # losses of diverged points are not finite
@@ -208,7 +209,7 @@ class Tally:
             self._is_cut[points] |= is_first & ~(loss <= self._evaluation.cap)
 
     def stderr(self) -> Array:
-        """The standard error of each point's loss so far, (points,); NaN before it can be known."""
+        """The standard error of each point's loss so far, (points,); NaN until there are enough data."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             mean, mean_square, within = (self._moments / self._weight[:, None]).T
             by_rows = np.sqrt(np.clip(within + mean_square - mean**2, 0, None) / (self._rows - 1))
@@ -220,9 +221,9 @@ class Tally:
         return np.where(is_known, np.where(self._by_rows, by_rows, by_batches), np.nan)
 
     def values(self) -> Array:
-        """The quantities, float64 (points, quantities); a class without rows is NaN.
+        """The quantities, float64 (points, quantities); the loss of a class without rows is NaN.
 
-        Raises LandscapeError where no batch was added.
+        Raises LandscapeError if no batch was added to some point.
         """
         if not self._batches.all():
             raise LandscapeError("a data set holds no batches; give a loader that can be read again")
@@ -238,7 +239,7 @@ class Tally:
 
 
 def is_apart(loss: Array, mean: Array, square: Array) -> Array:
-    """Whether the loss is not the plain mean of its rows; False where these are not finite."""
+    """Whether a loss differs from the unweighted mean of its rows' losses; False if these are not finite."""
     return np.asarray(np.abs(mean - loss) > SAME * np.sqrt(square))
 
 

@@ -13,7 +13,7 @@ from operator import length_hint
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.random import mtrand  # `np.random` does not export all of it before NumPy 2.5
+from numpy.random import mtrand  # before NumPy 2.5, `np.random` lacks some of its functions
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Steady:
     """A loader that starts each reading with the same random numbers and leaves the global generators alone.
 
-    The global generators are Python's `random`, NumPy's global one and torch's default one of the CPU. A
+    The global generators are Python's `random`, NumPy's global one and torch's default one for the CPU. A
     generator that the loader itself holds is not reset between readings, see `refuse_unsteady`.
     """
 
@@ -46,7 +46,7 @@ class Steady:
 
 
 def steady(source: Iterable[Any]) -> Iterable[Any]:
-    """The batches in a form that gives the same at each reading: lists unchanged, others as `Steady`."""
+    """A source that gives the same batches at each reading: the list or tuple itself, or a `Steady`."""
     return source if isinstance(source, list | tuple | Steady) else Steady(source)
 
 
@@ -69,7 +69,7 @@ def refuse_unsteady(source: Iterable[Any], name: str = "") -> None:
 
 @contextmanager
 def numbers_kept() -> Iterator[None]:
-    """Restore the global generators afterwards."""
+    """Restore the global generators when the block ends."""
     others = _states()
     try:
         yield
@@ -91,7 +91,7 @@ class _Numbers:
             self._own["torch"] = torch.Generator().manual_seed(SEED).get_state()
 
     def apart(self, read: Callable[[], T]) -> T:
-        """Call `read` with the numbers of this reading; the global generators are restored."""
+        """Call `read` with the random numbers of this reading; then the global generators are restored."""
         with numbers_kept():
             _set_states(self._own)
             try:
@@ -101,8 +101,8 @@ class _Numbers:
 
 
 def _states() -> dict[str, Any]:
-    """The states of the global generators; torch's only if torch is loaded, as otherwise nothing uses it."""
-    generator: Any = mtrand.get_bit_generator()  # MT19937, or what the user has put there
+    """The states of the global generators; torch's state only if torch is loaded already."""
+    generator: Any = mtrand.get_bit_generator()  # MT19937, or one that the user has set
     states = {"random": random.getstate(), "numpy": (generator, np.random.get_state(legacy=False))}
     if (torch := sys.modules.get("torch")) is not None:
         states["torch"] = torch.get_rng_state()
@@ -135,7 +135,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return _is_same(_comparable(one), _comparable(other))
     try:
         arrays = framework.to_numpy(one), framework.to_numpy(other)
-    except (InvalidTypeError, InvalidValueError):  # not an array, such as a nested tensor
+    except (InvalidTypeError, InvalidValueError):  # has no array form, such as a nested tensor
         return True
     if any(array.dtype.hasobject for array in arrays):
         return _is_same(*(array.tolist() for array in arrays))

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-_cudnn: Any = torch.backends.cudnn  # both Any: objects in place of modules
+_cudnn: Any = torch.backends.cudnn  # both are Any: torch puts objects in place of these modules
 _backends: Any = torch.backends
 
 
 @contextmanager
 def backends(*, tf32: bool) -> Iterator[None]:
-    """Round products of float32 to TF32 or not, and use the same algorithms each time and in every process.
+    """Within the block, round float32 products to TF32 or not, and fix the choice of algorithms.
 
     cudnn.benchmark would choose algorithms by timing, so that processes might differ; cudnn.deterministic
     excludes algorithms that add in an undefined order.
@@ -36,19 +36,19 @@ def backends(*, tf32: bool) -> Iterator[None]:
 
 
 class _Settings(NamedTuple):
-    """The settings of TF32 in torch's old and new API; None where reading the old one raises.
+    """The TF32 settings in torch's old and new API; None where reading an old setting raises.
 
-    Before torch 2.9 there is only the old API. Since then, reading the old one raises after a program has set
-    only the new one, as many do. Therefore both are set here, to the same.
+    Torch before 2.9 has only the old API. Since 2.9, reading an old setting raises if a program has set only
+    the new ones, as many programs do. Therefore this module sets both, to the same values.
     """
 
     matmul: str | None
     convolutions: bool | None
-    parts: list[str]  # the new API, for each of `_parts()`
+    parts: list[str]  # the new settings, one for each of `_parts()`
 
 
 def _set(asked: _Settings) -> None:
-    """Apply settings; None in the old API is replaced by the value of the new one."""
+    """Apply settings; an old setting that is None gets the value of the new one."""
     is_tf32 = [part == "tf32" for part in asked.parts]
     torch.set_float32_matmul_precision(asked.matmul or ("high" if is_tf32[0] else "highest"))
     _cudnn.allow_tf32 = is_tf32[1] if asked.convolutions is None else asked.convolutions
@@ -57,7 +57,7 @@ def _set(asked: _Settings) -> None:
 
 
 def _parts() -> list[Any]:
-    """The backends that the new API sets one by one, and the old one together; empty before torch 2.9."""
+    """The backends that have TF32 settings of their own in the new API; empty before torch 2.9."""
     if not hasattr(_cudnn, "conv"):
         return []
     return [_backends.cuda.matmul, _cudnn.conv, _cudnn.rnn, _backends.mkldnn.matmul]

@@ -27,17 +27,17 @@ from distsummary.landscapes.model.torch_saved import SavedValues, can_stay
 from distsummary.landscapes.model.user_code import BatchLoss
 
 DROPOUT_SEED = 0
-RELEASED = 16  # blocks, after which the memory that reading saved values took is released
+RELEASED = 16  # after so many blocks `write` releases the memory that reading saved values took
 _NOTHING = np.empty(0)
 
 
 class Loan:
-    """The borrowed model; `give_back` ends the loan.
+    """A model that an engine borrows; `give_back` ends the loan.
 
-    During the loan every parameter and buffer has other memory, so that no value of the user's tensors is
-    overwritten. Parameters that share memory are one object. With `in_place`, parameters keep their memory if
-    `can_stay` allows it, and their values are saved. `give_back` restores memory, the modules' attributes,
-    the number of threads, the random number generators and the settings of GPU libraries.
+    During the loan, parameters and buffers use new memory, so that no value in the user's memory is
+    overwritten, and parameters that share memory become one object. With `in_place`, parameters keep their
+    memory if `can_stay` allows it, and their values are saved. `give_back` restores memory, the modules'
+    attributes, the number of threads, the random number generators and the settings of GPU libraries.
 
     Args:
         names: the parameters that move; raises InvalidValueError for unknown ones.
@@ -45,7 +45,7 @@ class Loan:
         threads: the number of torch's threads on the CPU.
         dtype: the dtype of floating point values during the loan; None: unchanged.
         tf32: whether a GPU may round products to TF32.
-        in_place: whether values are written to the user's own memory, which needs hardly any other memory.
+        in_place: whether values are written to the user's own memory, which takes hardly any extra memory.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Loan:
             self._gpus = gpus_of(self.tensors.values())
             if self._gpus:
                 self._restore.enter_context(backends(tf32=tf32))
-                # During the loan the weights of a recurrent net are not contiguous, of which cuDNN warns.
+                # During the loan the weights of a recurrent net are not contiguous, and cuDNN warns about it.
                 self._restore.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings(
                     "ignore", "RNN module weights are not part of single contiguous chunk"
                 )
-            if self.device.type == "cpu":  # the same bits in every process
+            if self.device.type == "cpu":  # a fixed number of threads gives the same bits in every process
                 self._restore.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(threads)
             for module in self.model.modules():
@@ -128,10 +128,10 @@ class Loan:
         state: Weights,
         name: str,
     ) -> None:
-        """Write `rows` + length * other rows, for each of `steps`, to a tensor, block by block.
+        """Write `rows`, plus length * along for each pair (length, along) in `steps`, to a tensor, by blocks.
 
-        `rows` are those of `name` in `state`. Sums are computed as in `Flat`: in float32 (float64 for float64
-        tensors), and half precision is rounded once.
+        `rows` are the values of `name` in `state`. Sums are computed as in `Flat`: in float32 (float64 for
+        float64 tensors); a tensor in half precision gets the sum rounded once.
         """
         target = tensor.data if tensor.dim() else tensor.data[None]
         for number, (start, stop) in enumerate(rows.blocks()):
@@ -167,7 +167,7 @@ class Loan:
 
 
 class Attributes:
-    """The modules' attributes, and the contents of lists, dicts and sets among them, as they are now.
+    """A snapshot of the modules' attributes and of the contents of lists, dicts and sets among them.
 
     Code that runs a model may leave data in it: counts, caches, the last activations.
     """
@@ -184,7 +184,7 @@ class Attributes:
         ]
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore the attributes and contents of the snapshot."""
         for attributes, before, containers in self._saved:
             attributes.clear()
             attributes.update(before)
@@ -195,7 +195,7 @@ class Attributes:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Restore the modules' attributes afterwards."""
+    """Restore the attributes of the model's modules when the block ends."""
     attributes = Attributes(model)
     try:
         yield
@@ -205,7 +205,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def at_rest(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put modules that a loss function or metric holds into eval mode, as the model is.
+    """Put the modules that a loss function or metric holds into eval mode during the block.
 
     Afterwards their modes, buffers and attributes are restored bit for bit. Some modules write to buffers
     even in eval mode, so the modules get copies of their buffers.
@@ -228,9 +228,9 @@ def placed(
     """A loss function or metric with its tensors, such as the weights of classes, on the device.
 
     If any of its tensors must move, a copy is returned, and the user's own function stays as it is. Tensors
-    in modules and in the arguments of partials are found; tensors and modules of the model are shared with
-    it. `dtype` is the new dtype of floating-point tensors. If the model lies on several devices, criteria
-    stay where they are.
+    in modules and in the arguments of partials are found; a copy shares tensors and modules with the model if
+    they are the model's. `dtype` is the new dtype of floating-point tensors. If the model lies on several
+    devices, the function's tensors stay on theirs.
     """
     at = None if spread(model) else device
 
@@ -250,10 +250,10 @@ def placed(
     own = [t for t in (*function.parameters(), *function.buffers()) if id(t) not in shared]
     if all(moved(tensor) is tensor for tensor in own):
         return function
-    other = copy.deepcopy(function, dict(shared))  # the model in it is not copied
+    other = copy.deepcopy(function, dict(shared))  # a model that it holds is not copied
     for part in other.modules():
         if id(part) not in shared:
-            # Module.to uses this method, which has had this form since torch 2.1 (seen in 2.13).
+            # Module.to uses this method, which has had this form since torch 2.1 (last checked: 2.13).
             part._apply(moved, recurse=False)  # type: ignore[no-untyped-call]  # torch's
     return other
 
@@ -275,7 +275,7 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
     """Model and batches that any process can unpickle: copies on the host if they are on another device.
 
     Parameters that share memory become one object in a copy, because pickle preserves shared objects but not
-    shared memory. A model over several GPUs stays there, because its workers have as many GPUs.
+    shared memory. A model over several GPUs stays on them, because its workers have as many GPUs.
     """
     model = unwrap(model)
     tensors = named_tensors(model).values()
@@ -284,7 +284,7 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
         with preserved(model):
             tie(model)
             copies: dict[int, Tensor] = {}
-            if goes_home:  # tensor by tensor: on the model's device there may be no room for another model
+            if goes_home:  # one tensor at a time: the model's device may lack room for a second model
                 for tensor in named_tensors(model).values():
                     host = tensor.detach().to("cpu", copy=True)
                     is_parameter = isinstance(tensor, nn.Parameter)
@@ -292,7 +292,7 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
             model = copy.deepcopy(model, copies)
 
     def on_host(source: Any) -> Any:
-        """Lists of batches; a loader is sent as it is."""
+        """A list of batches, copied to the host; a loader is returned as it is."""
         return [to_device(batch, "cpu") for batch in source] if isinstance(source, list | tuple) else source
 
     if isinstance(batches, Mapping):

@@ -34,14 +34,14 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Measure:
     """Computes readings (see `quantities`) of the model in its current state.
 
-    `measure(batch)` returns one tensor per column: a scalar, or, for the sums by class, the last tensor of
-    shape (classes,). It does not wait for a GPU. It raises LandscapeError for a loss or a metric that is not
-    a number.
+    `measure(batch)` returns a scalar tensor for each column, except that the sums by class are one tensor of
+    shape (classes,), the last. The call does not wait for a GPU. It raises LandscapeError for a loss or a
+    metric that is not a number.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
         def beside(targets: Any, outputs: Any) -> Any:
-            """Targets on the device of the outputs, where a model over several devices ends."""
+            """The targets on the outputs' device: a model over several devices ends there."""
             return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
 
         self._evaluation, self._device = evaluation, device
@@ -53,7 +53,7 @@ class Measure:
 
     @torch.inference_mode()
     def probe(self, batch: Any) -> None:
-        """Find out with a batch whether the loss of each row is available, also by changing the reduction."""
+        """Use a batch to find out whether each row's loss is available, if need be with reduction "none"."""
         if self._evaluation.wants_rows:
             found, outputs, targets = self._loss(batch)
             if self._by_rows is not None:
@@ -61,7 +61,7 @@ class Measure:
                     self._by_rows(outputs, targets)
                 except (MemoryError, torch.OutOfMemoryError):
                     raise
-                except Exception:  # of any kind: the user's criterion works only with its own reduction
+                except Exception:  # of any kind: the user's criterion may work only with its own reduction
                     self._by_rows = None
             loss, rows = self._read(found, outputs, targets, batch_rows(batch))
             columns = torch.stack([loss.double(), *_sums(loss, rows)]).cpu().numpy()
@@ -95,7 +95,7 @@ class Measure:
                 raise
 
     def _read(self, found: Any, outputs: Any, targets: Any, count: int) -> tuple[Tensor, Tensor | None]:
-        """(the loss, the loss of each of the batch's `count` rows or None if that is not available), real."""
+        """(the batch's loss, the losses of its `count` rows or None if unknown), as real tensors."""
         losses = self._tensor(self._loss_name, found)
         if losses.dim() > 1:
             raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
@@ -110,7 +110,7 @@ class Measure:
 
     def _tensor(self, what: str, found: Any) -> Tensor:
         try:
-            if isinstance(found, tuple):  # a loss and its parts, not one loss per row
+            if isinstance(found, tuple):  # a tuple is a loss and its parts, not one loss per row
                 raise TypeError("several values")
             value = found if isinstance(found, Tensor) else torch.as_tensor(found)
         except (TypeError, ValueError, RuntimeError) as error:  # as_tensor raises any of these
@@ -128,14 +128,14 @@ class Measure:
 
 
 def join(columns: Sequence[Tensor]) -> Tensor:
-    """The tensors of a reading as one (columns,)."""
+    """The tensors of a reading joined into one tensor of shape (columns,)."""
     if len(columns) == 1 and columns[0].numel() == 1:
         return columns[0].reshape(1)
     return torch.cat([column.reshape(-1).double() for column in columns])
 
 
 def _sums(loss: Tensor, rows: Tensor | None) -> list[Tensor]:
-    """The means of the rows and of their squares; without rows, numbers for which `is_apart` returns True."""
+    """The means of the rows' losses and of their squares; without rows, numbers that make `is_apart` true."""
     if rows is None:
         return [loss.new_full((), number, dtype=torch.float64) for number in (torch.inf, 0.0)]
     exact = rows.double()
@@ -152,5 +152,5 @@ def _by_rows(loss_fn: Any) -> Callable[..., Any] | None:
 
 
 def on_host(readings: Tensor) -> Array:
-    """Readings as float64 on the host; the only place that waits for the device."""
+    """Readings as float64 on the host; the only function here that waits for the device."""
     return np.asarray(readings.double().cpu().numpy())

@@ -15,18 +15,18 @@ from distsummary.landscapes.directions.torch_rows import draws, rows_on, whole
 from distsummary.landscapes.model.batches import mapped
 from distsummary.landscapes.model.data import batch_bytes
 
-ALIGNMENT_BYTES = 64  # that of torch's allocator, because libraries choose kernels by alignment
-DEVICE_SHARE = 0.5  # of a GPU's memory for batches; the rest is for the model and its activations
-# Parts of the messages by which the CPU, CUDA and its libraries report full memory with other errors.
+ALIGNMENT_BYTES = 64  # as torch's allocator aligns: libraries choose kernels by alignment
+DEVICE_SHARE = 0.5  # of a GPU's memory may hold batches; the model and its activations need the rest
+# Parts of messages about full memory in errors of other types, from the CPU, CUDA and its libraries.
 FULL = "can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"
 
 
 class Flat:
     """Tensors of one dtype and device as one vector, so that one operation moves all of them to a point.
 
-    Sums are computed in float32 (float64 for float64 tensors); half precision is rounded once, at the point.
-    Each tensor has a view with strides in its own order, without holes and overlaps. The tensors may be on
-    the device "meta".
+    Sums are computed in float32 (float64 for float64 tensors); for half precision the sum is rounded once.
+    Each tensor has a view of the vector, with strides in the order of the tensor's own but without holes or
+    overlaps. The tensors passed in may be on the device "meta".
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -44,12 +44,12 @@ class Flat:
         self._at = 0.0
 
     def points(self) -> Iterator[tuple[str, Tensor]]:
-        """The views that hold the values at the point, by name."""
+        """(name, view) of each tensor; the views hold the values at the current point."""
         return ((name, self._view(self._point, name)) for name in self._views)
 
     @property
     def nbytes(self) -> int:
-        """The size of the values at a point."""
+        """The size of the values at a point, in bytes."""
         return self._point.nbytes
 
     def _view(self, flat: Tensor, name: str) -> Tensor:
@@ -59,21 +59,21 @@ class Flat:
     def set_plane(
         self, centre: Mapping[str, Tensor], x: Mapping[str, Tensor], y: Mapping[str, Tensor]
     ) -> None:
-        """Copy the values at the centre and along the directions."""
+        """Set the plane: copy the values of its centre and of its two directions."""
         for flat, values in ((self._base, centre), (self._x, x), (self._y, y)):
             for name in self._views:
                 self._view(flat, name).copy_(values[name])
 
     def set_row(self, y: float) -> None:
-        """Compute the base of a row: centre + y * second direction."""
+        """Compute the base of a grid row: centre + y * second direction."""
         torch.add(self._base, self._y, alpha=y, out=self._row)
 
     def load(self, xs: Sequence[float]) -> None:
-        """Set the next point."""
+        """Set the next point in the row: its x is `xs[0]`."""
         self._at = xs[0]
 
     def move(self) -> None:
-        """Compute the values at the next point."""
+        """Compute the values at the next point: base of the row + x * first direction."""
         torch.add(self._row, self._x, alpha=self._at, out=self._sum)
         if self._sum is not self._point:
             self._point.copy_(self._sum)
@@ -82,8 +82,8 @@ class Flat:
 def as_channels_last(batch: Any) -> Any:
     """The batch with its pictures (n, c, h, w) in the memory layout that convolutions prefer.
 
-    The pictures are copied so that they have exactly the strides of that layout: with one channel, the
-    strides of both layouts count as valid.
+    The copies have exactly the strides of that layout. Torch's own conversion would leave pictures with one
+    channel as they are, because their strides count as valid in both layouts.
     """
 
     def changed(part: Any) -> Any:
@@ -95,14 +95,14 @@ def as_channels_last(batch: Any) -> Any:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides without holes or overlaps, in the order of the tensor's own, on which kernels depend."""
+    """Strides without holes or overlaps, in the order of the tensor's own; kernels depend on that order."""
     return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def plane_tensors(
     centre: Weights, recipe: Recipe, moved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """(centre, x, y) of these parameters as tensors by name, on the host or on the device that drew them."""
+    """(centre, x, y) of the parameters as tensors by name, on the host; a GPU keeps x and y that it drew."""
     here = {name: as_tensor(centre[name]) for name in moved}
     if isinstance(recipe, RandomDirections) and any(draws(tensor.device) for tensor in moved.values()):
         x, y = (
@@ -119,21 +119,21 @@ def plane_tensors(
 
 
 def as_tensor(array: Array) -> Tensor:
-    """A copy, because arrays in Ray's object store are read-only."""
+    """A tensor with a copy of the array, because arrays in Ray's object store are read-only."""
     return torch.tensor(np.asarray(array))
 
 
 def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """The batch with its tensors (also in lists, tuples, mappings and dataclasses) on the device.
 
-    Other objects with a method `to` are copied, and the copies are moved by it; anything else stays as it is.
-    `dtype` is the new dtype of floating-point tensors, except of those inside objects.
+    An object with a method `to` is copied, and the method moves the copy; anything else stays as it is.
+    `dtype` is the new dtype of floating-point tensors, except for tensors inside objects.
     """
 
     def moved(part: Any) -> Any:
         if isinstance(part, Tensor):
             return part.to(device)
-        return copy.copy(part).to(device) if _moves_itself(part) else part  # many a `to` changes the object
+        return copy.copy(part).to(device) if _moves_itself(part) else part  # many `to` change the object
 
     there = mapped(batch, moved, is_leaf=_moves_itself)
     return there if dtype is None else in_dtype(there, dtype)
@@ -154,7 +154,7 @@ def in_dtype(batch: Any, dtype: torch.dtype) -> Any:
 
 
 def pinned(host: Tensor, device: torch.device) -> Tensor:
-    """The tensor in pinned memory, from which a GPU copies without waiting; unchanged for other devices."""
+    """The tensor in pinned memory, from which a GPU can copy asynchronously; unchanged for other devices."""
     return host.pin_memory() if device.type == "cuda" else host
 
 
@@ -182,18 +182,18 @@ def exceeds_device(batches: Iterable[Any], device: torch.device) -> bool:
 
 
 def device_bytes(device: torch.device) -> int | None:
-    """The memory of a GPU that this process may use; None for the CPU."""
+    """The memory of a GPU that this process may use, in bytes; None for the CPU."""
     if device.type != "cuda":
         return None
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # not in torch 2.6
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # torch 2.6 lacks it
     return int(torch.cuda.get_device_properties(device).total_memory * share(device))
 
 
 def worker_device(model: nn.Module, gpus: float) -> str | None:
-    """The device for the model of a worker with `gpus` GPUs; None if a model over several GPUs stays there.
+    """The device for the model of a worker with `gpus` GPUs; None if the model stays on its several GPUs.
 
-    A worker with a share of a GPU is limited to that share of its memory, because a training or other workers
-    need the rest.
+    A worker with a share of a GPU is limited to that share of the GPU's memory, because a training or other
+    workers need the rest.
     """
     if spread(model):
         return None

@@ -21,14 +21,15 @@ from distsummary.landscapes.directions.recipe import Array, Directions, Recipe, 
 from distsummary.landscapes.directions.torch_parameters import OwnState
 from distsummary.landscapes.model.torch_memory import ALIGNMENT_BYTES, dense_strides, pinned
 
-PIECE = 1 << 22  # elements that are restored at once
+PIECE = 1 << 22  # elements that `restore` writes at once
 
 
 def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[str]:
-    """The names of the parameters that can keep their memory, with the same bits as in other memory.
+    """The names of the parameters that can keep their memory without changing any bit of the results.
 
-    The memory must be dense, aligned as the allocator aligns, of the right dtype (`dtype`; None: any), and
-    shared with no other parameter. Buffers never stay because models write to them.
+    The memory must be dense, aligned as torch's allocator aligns it, and shared with no other parameter.
+    Floating-point values must have the dtype `dtype` unless that is None. Buffers never stay because models
+    write to them.
     """
     spans = []
     for name, tensor in tensors.items():
@@ -47,7 +48,7 @@ def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[st
 
 
 class SavedValues:
-    """The values of these tensors at its construction; `restore` writes them back.
+    """Saves the values that tensors have at its construction; `restore` writes them back.
 
     Raises LandscapeError if there is no room for the file, or if a tensor is in read-only memory.
     """
@@ -70,7 +71,7 @@ class SavedValues:
             self._save(in_file, size)
 
     def _save(self, places: Mapping[int, int], size: int) -> None:
-        """Write the values to a new file at these offsets, and map it."""
+        """Write the values to a new file, at the offsets `places`, and map the file."""
         with tempfile.TemporaryFile(prefix="distsummary-", buffering=0) as file:
             try:
                 file.truncate(size)
@@ -87,7 +88,7 @@ class SavedValues:
             for start, at in places.items():
                 tensor = self._tensors[start]
                 file.seek(at)
-                try:  # the system refuses read-only memory with an error; torch would crash there
+                try:  # read-only memory makes this call raise an error, but torch would crash
                     _all_of(file.readinto, memoryview(_memory(tensor)).cast("B")[:1])
                 except OSError as error:
                     raise LandscapeError(
@@ -110,12 +111,12 @@ class SavedValues:
         self._map = None  # releases the disk space of the file
 
     def release(self) -> None:
-        """Release the memory that reading the file took; existing views read the file again."""
+        """Release the memory that reading the file took; views of the file read it again when used."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def state(self, state: Weights) -> Weights:
-        """The same state, in which arrays that view the tensors' memory view the saved values instead."""
+        """The state, with arrays that view the tensors' memory replaced by views of the saved values."""
         if isinstance(state, StoredState):
             return state
         if isinstance(state, OwnState):
@@ -123,7 +124,7 @@ class SavedValues:
         return {name: self._array_as_saved(np.asarray(array)) for name, array in state.items()}
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The same for directions that are arrays."""
+        """The recipe, with arrays of directions replaced as in `state`; other recipes unchanged."""
         if not isinstance(recipe, Directions):
             return recipe
         return Directions(x=self.state(recipe.x), y=self.state(recipe.y))
@@ -142,7 +143,7 @@ class SavedValues:
         return np.ndarray(array.shape, array.dtype, found.numpy().data, strides=array.strides)
 
     def _copy_of(self, place: int) -> Tensor | None:
-        """The saved bytes of the tensor at this address, from the address to its end; None for no tensor."""
+        """The saved bytes from the address `place` to the end of the tensor there; None for no tensor."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place >= (start := self._starts[number]) + self._tensors[start].nbytes:
             return None
@@ -160,7 +161,7 @@ def _memory(tensor: Tensor) -> Any:
 
 
 def _all_of(step: Callable[[memoryview], int | None], buffer: Any) -> None:
-    """Call `step` (write, readinto) until the whole buffer is done."""
+    """Call `step`, a file's write or readinto, until it has handled the whole buffer."""
     rest = memoryview(buffer).cast("B")
     while rest:
         rest = rest[step(rest) or 0 :]

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """A loss that is called with (model, batch). A bare function in its place is a criterion."""
+    """A loss that is called with (model, batch); a loss that is not wrapped in this class is a criterion."""
 
     function: Callable[[Any, Any], Any]
 
@@ -168,7 +168,7 @@ def no_number_error(what: str, found: object) -> str:
 
 
 def holds_loss(found: object) -> bool:
-    """Whether this is the output of a model that computes its own loss, as those of transformers do."""
+    """Whether `found` is the output of a model that computes its own loss, as models of transformers do."""
     return hasattr(found, "loss") or (isinstance(found, Mapping) and "loss" in found)
 
 

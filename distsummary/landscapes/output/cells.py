@@ -1,4 +1,4 @@
-"""The grid as a surface: which cells have a height, and heights between the points; pure."""
+"""The grid as a surface: which cells have a height, and heights between the points. Pure functions."""
 
 from itertools import pairwise
 
@@ -8,14 +8,14 @@ from distsummary.landscapes.directions.recipe import Array
 
 
 def whole_cells(heights: Array) -> Array:
-    """The cells of a grid (m, n) whose four corners are finite, (k, 2): rows and columns."""
+    """The (row, column) of each cell of a grid (m, n) whose four corners are finite, as an array (k, 2)."""
     finite = np.isfinite(heights)
     whole = finite[:-1, :-1] & finite[1:, :-1] & finite[:-1, 1:] & finite[1:, 1:]
     return np.argwhere(whole)
 
 
 def loose_points(heights: Array) -> Array:
-    """The finite points of a grid (m, n) in no whole cell, (k, 2): a surface does not show them."""
+    """The finite points (k, 2) of a grid (m, n) that are in no whole cell: a surface does not show them."""
     loose = np.isfinite(heights)
     rows, columns = whole_cells(heights).T
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -24,7 +24,7 @@ def loose_points(heights: Array) -> Array:
 
 
 def touched_cells(points: Array) -> Array:
-    """The cells of a grid, bool (m - 1, n - 1), one of whose corners is among `points`, bool (m, n)."""
+    """Which cells of a grid, bool (m - 1, n - 1), have a corner that is marked in `points`, bool (m, n)."""
     return points[:-1, :-1] | points[1:, :-1] | points[:-1, 1:] | points[1:, 1:]
 
 
@@ -35,15 +35,15 @@ def finite_runs(values: Array) -> list[range]:
 
 
 def thinned(size: int, most: int) -> Array:
-    """At most `most` of the indices 0 .. size-1, evenly chosen, the first and the last among them."""
+    """At most `most` of the indices 0 .. size-1, evenly spread, including the first and the last."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
 
 
 def drape(x: Array, y: Array, heights: Array, points: Array, per_leg: int = 16) -> Array:
     """The path through `points` (k, 2) laid onto the surface, float64 (count, 3).
 
-    Between two points it takes `per_leg` steps at bilinearly interpolated heights; NaN beyond the grid and
-    where a corner of the cell is not finite.
+    The path takes `per_leg` steps from each point to the next. Heights are interpolated bilinearly; they are
+    NaN outside the grid and in cells with a corner that is not finite.
     """
     steps = np.arange(per_leg) / per_leg
     legs = [a + steps[:, None] * (b - a) for a, b in pairwise(points)]

@@ -1,4 +1,4 @@
-"""A loss grid in words: a summary in one line, warnings about its losses, names of its checkpoints; pure."""
+"""A loss grid in words: a one-line summary, warnings about losses, and checkpoint names. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ NOT_EVEN_THE_CENTRE = (
 
 
 def in_a_line(grid: Grid) -> str:
-    """`LossGrid(pca, 21 x 21 points, loss 0.21 to 4.5, explained variance 0.91 + 0.063, torch-row)`."""
+    """The grid in one line, such as `LossGrid(pca, 21 x 21 points, loss 0.21 to 4.5, torch-row)`."""
     low, high = finite_bounds(grid.z)
     losses = f"loss {low:.4g} to {high:.4g}" if np.isfinite(grid.z).any() else "no finite loss"
     facts = [grid.kind or grid.decomposition, f"{len(grid.x)} x {len(grid.y)} points", losses]
@@ -29,7 +29,7 @@ def in_a_line(grid: Grid) -> str:
 
 
 def shortened(names: Sequence[str], most: int) -> tuple[str, ...]:
-    """The names in at most `most` letters; longer names lose their middle.
+    """The names, each in at most `most` letters; longer names lose their middle.
 
     If two of the results would be equal, every name gets its number in front.
     """
@@ -54,7 +54,7 @@ def not_finite(grid: Grid) -> int:
 
 
 def doubts(grids: Mapping[str, Grid]) -> str:
-    """A warning about losses that are not finite, by grid, and what to check; "" if all are finite."""
+    """A warning that names grids with losses that are not finite, and what to check; "" if all are finite."""
     said, checks = [], []
     for name, grid in grids.items():
         bad, computed = not_finite(grid), int(grid.computed.sum())
@@ -68,13 +68,13 @@ def doubts(grids: Mapping[str, Grid]) -> str:
 
 
 def ends_of_line(grid: Grid) -> tuple[str, str]:
-    """The names of the ends of a line: their runs, or their numbers."""
+    """The names of the ends of a line: their runs, or else their checkpoint numbers."""
     start, end = grid.runs or [f"{grid.unit} {number}" for number in (grid.numbers[0], grid.numbers[-1])]
     return start, end
 
 
 def checkpoint_names(grid: Grid) -> list[str]:
-    """The names of the checkpoints: their numbers, or the name of the run if it has only one."""
+    """The name of each checkpoint: its number, or the name of its run if that has only one checkpoint."""
     names = [str(number) for number in grid.numbers]
     for run, part in grid.parts.items():
         if run and len(part) == 1:

@@ -1,9 +1,9 @@
 """A loss grid as data, and its NumPy archive (.npz), which can be loaded again.
 
-An archive holds the arrays of the grid by name and everything else as JSON under the key `meta`. For
-Landscaper 1.3 (`LossLandscape.load_from_npz`) it also holds `loss` (m, n), in which NaN and Inf are made
-finite as for viewers, since Landscaper sorts all points by loss, and `coordinates` (2, n), the axes; grids
-that are not square have neither.
+An archive holds the arrays of the grid by name and everything else as JSON under the key `meta`. If
+the grid is square, it also holds two arrays for Landscaper 1.3 (`LossLandscape.load_from_npz`): the axes,
+`coordinates` (2, n), and `loss` (n, n), in which `make_finite` has replaced NaN and Inf, because Landscaper
+sorts all points by loss.
 """
 
 import io
@@ -33,15 +33,15 @@ ARRAYS = (
     "computed",
 )
 LATER = ("step_path", "computed")  # older files lack these
-NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # kinds that are part of their tags
-FORMAT = 1  # of archives
+NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # kinds that are part of the tag
+FORMAT = 1  # version of the archives
 ZIP = b"PK"  # the first bytes of an archive
 QUANTITY = "quantity:"  # prefix of the name of a quantity in an archive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Grid:
-    """The data of a `LossGrid`, which describes the fields."""
+    """The data of a `LossGrid`; the fields are described there."""
 
     x: Array
     y: Array
@@ -99,10 +99,10 @@ class Grid:
 
     @property
     def tag(self) -> str:
-        """The tag in event files, as MindSpore's: `landscape_[first, last]`, or `landscape_[last]` if random.
+        """The tag in event files as in MindSpore: `landscape_[first, last]` for PCA, else `landscape_[last]`.
 
-        Tags of other kinds contain the kind. Landscapes of some parameters, or of another seed, have their
-        label in it: `landscape_only_lora_[1, 9]`.
+        The kinds in NAMED_KINDS are part of the tag. So is the label, such as the one of a
+        landscape of selected parameters: `landscape_only_lora_[1, 9]`.
         """
         kind = self.kind if self.kind in NAMED_KINDS else ""
         name = "_".join(word for word in ("landscape", kind, self.label) if word)
@@ -118,14 +118,14 @@ class Grid:
 
     @property
     def explained(self) -> Array:
-        """`explained_variance`: the share of the path that each direction has, (2,); empty without a path."""
+        """`explained_variance`: each direction's share of the path's variance, (2,); empty without a path."""
         return self.explained_variance
 
     @property
     def missing(self) -> Array:
         """The points without a loss because none was computed there or around them, bool (m, n).
 
-        All False for a complete grid: points that its refinement skipped count as interpolated, also where
+        All False for a complete grid: points that its refinement skipped count as interpolated, even where
         the losses around them are not finite.
         """
         return np.logical_and(self.is_partial, ~self.computed & ~np.isfinite(self.z))
@@ -134,7 +134,7 @@ class Grid:
     def barrier(self) -> float:
         """How far the loss on a line rises above the straight line between the losses at its ends.
 
-        See `interpolate.barrier`; NaN while points are missing. Raises LandscapeError for other grids.
+        See `interpolate.barrier`; NaN while points are missing. Raises LandscapeError unless this is a line.
         """
         if self.kind != "line":
             raise LandscapeError("only a line has a barrier; draw one with directions='line'")
@@ -142,7 +142,7 @@ class Grid:
 
     @property
     def parts(self) -> dict[str, range]:
-        """The checkpoints of each run, as indices of the path, by run label; "" if there is only one run."""
+        """The path indices of each run's checkpoints, by run label ("" if there is only one run)."""
         if not self.runs:
             return {"": range(len(self.path))}
         ends = np.cumsum(self.run_lengths).tolist()

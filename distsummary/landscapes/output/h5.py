@@ -1,6 +1,6 @@
-"""A loss grid as HDF5 (.h5), in the layout of Li et al. (2018), which their plot scripts read; pure.
+"""A loss grid as HDF5 (.h5) in the layout that the plot scripts of Li et al. (2018) read. Pure functions.
 
-One file serves as their surface, direction and projection file:
+One file takes the place of their surface, direction and projection files:
 
     surface     xcoordinates (n,)  ycoordinates (m,)  train_loss (m, n)  train_acc (m, n), if there is one
                 test_loss (m, n)  test_acc (m, n), if there is a data set "test"
@@ -10,7 +10,7 @@ One file serves as their surface, direction and projection file:
 Data sets called "train" and "test" have these names in the file. If none is called "train", `train_loss` is
 the loss of the grid, whatever its data. `train_acc` and `test_acc` are the quantity "accuracy" in percent, as
 in their evaluation.py: if no value is above 1, the values are shares and are multiplied by 100. A grid of one
-row uses their 1-D layout: no ycoordinates, and arrays (n,); a missing accuracy is filled with NaN, because
+row gets their 1-D layout: no ycoordinates, and arrays (n,); a missing accuracy is filled with NaN, because
 plot_1D.py needs one for each loss.
 
 Additional data sets are checkpoints, path_loss, true_loss and residuals, each (k,), steps (s,) and step_path
@@ -32,18 +32,18 @@ from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 
 QUANTITIES = "quantities"
-ACCURACY = "accuracy"  # the quantity that becomes their accuracy
+ACCURACY = "accuracy"  # the quantity that becomes train_acc and test_acc
 
 
 def to_h5(grid: Grid) -> bytes:
-    """The file; raises MissingExtraError without h5py."""
+    """The bytes of the file; raises MissingExtraError if h5py is not installed."""
     try:
-        h5py: Any = importlib.import_module("h5py")  # Any: it has no types
+        h5py: Any = importlib.import_module("h5py")  # Any: h5py has no types
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             "HDF5 files need h5py; run: pip install 'distsummary[h5]', or save as .npz", name="h5py"
         ) from error
-    surface: dict[str, Array] = {}  # losses and accuracies under their names
+    surface: dict[str, Array] = {}  # losses and accuracies under Li et al.'s names
     first = grid.data_sets[0] if grid.data_sets else ""
     measured = {_named(first, "loss"): grid.z, **grid.quantities}
     for theirs, data_set in (("train", "train" if "train" in grid.data_sets else first), ("test", "test")):
@@ -86,11 +86,11 @@ def to_h5(grid: Grid) -> bytes:
 
 
 def _named(data_set: str, quantity: str) -> str:
-    """The name of a quantity of a data set; for the data set called "" it has no prefix."""
+    """The name of a quantity of a data set; the data set called "" adds no prefix."""
     return f"{data_set}/{quantity}" if data_set else quantity
 
 
 def link_name(name: str) -> str:
-    """A name as one HDF5 link, different for each name: a slash would split it, "." is the group itself."""
+    """An HDF5 link name, different for each `name`; a slash would split it, and "." would mean the group."""
     quoted = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return {"": "%", ".": "%2E"}.get(quoted, quoted)

@@ -8,15 +8,15 @@ import numpy as np
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.output.grid import Grid
 
-CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # right or left, above or below, in the order of trying
-DOT, STAR = 3.5, 7.0  # points: half the size that checkpoints are drawn with
+CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # right or left, above or below, in the order tried
+DOT, STAR = 3.5, 7.0  # typographic points: half the drawn size of checkpoints and of the centre
 GAP = STAR  # from a checkpoint to its name, so that the name covers no star
 
 
 def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
     """Move the names of checkpoints off the dots and off each other, or leave them out.
 
-    The first and the last name stay, and those of the ends of a run.
+    The first and the last name and those at the ends of a run are never left out.
     """
     figure.get_layout_engine().execute(figure)  # positions are final only after this
     names = list(axes.texts)
@@ -53,13 +53,13 @@ def around(points: Array, radius: float) -> Array:
 def corners_with_room(
     points: Array, sizes: Array, gap: float, taken: Array, always: Container[int]
 ) -> dict[int, tuple[int, int]]:
-    """The corner at which the name of each point stands, by index; points without room have none.
+    """The corner for each point's name, by index of the point; points without room are left out.
 
-        name |              all in pixels: `points` and `sizes` of names (k, 2), `taken` (t, 4) boxes that
-             o point        stay free (left, bottom, right, top), `gap` from point to name along either axis
+        name |              all in pixels: `points` and `sizes` of names (k, 2); `taken` (t, 4), boxes to
+             o point        keep free (left, bottom, right, top); `gap` from point to name along either axis
 
     A name covers nothing in `taken` and no other name. Of the free corners it gets the one farthest from
-    other points and names (twice the gap is far enough), so that it is not read as the name of another point.
+    other points and names (twice the gap is enough), so that it is not read as the name of another point.
     Points in `always` choose first and get a place even if there is no room. A box in `taken` that is centred
     on a point is the point's own dot, which its name may cover.
     """

@@ -39,20 +39,21 @@ class LossGrid(Grid):
         numbers: the checkpoints of the path by number; only the centre for a random plane.
         kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
             (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
-        runs, run_lengths: the runs of a plane or line through several, and the number of checkpoints of each.
+        runs, run_lengths: if there are several runs, their labels and the number of checkpoints of each.
         path: the coordinates of the checkpoints in the plane, float64 (k, 2). The centre is exactly (0, 0).
         path_loss: the loss at these coordinates, in the plane, (k,).
         true_loss: the loss of the checkpoints themselves, (k,).
-        residuals: how much of each checkpoint lies outside the plane, |d - A c| / |d|, (k,).
+        residuals: the share of each checkpoint's offset d from the centre that lies outside the plane,
+            |d - A c| / |d|, (k,); A holds the two directions, c the coordinates.
         steps, step_path: training steps between the checkpoints, and their coordinates (s, 2), from sketches.
-        explained_variance: of the two directions, (2,); empty for a random plane.
+        explained_variance: each direction's share of the path's variance, (2,); empty for a random plane.
         eigenvalues, eigenvalue_errors: the two algebraically largest eigenvalues of the Hessian, and an upper
             bound of the error of each, apart from rounding in the Hessian-vector products.
-        decomposition: the kind as event files have it: "PCA", "Random" or "Hessian".
+        decomposition: the kind as event files name it: "PCA", "Random" or "Hessian".
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
         centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
-        parameters: the patterns that said what moves; empty where all trainable parameters do.
+        parameters: the patterns that selected the parameters that move; empty if all trainable ones move.
         filter_axis: for filter normalization, the filter axes that are not 0, by parameter.
         directions: a blake2b hash of the parameters that move and of the directions: the recipe (names, seed,
             normalization) of random ones, the arrays of all others. "" in older files.
@@ -60,15 +61,15 @@ class LossGrid(Grid):
         bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
         engine: the engine that evaluated the points.
         samples: rows of data behind each loss.
-        data_sets: the names of the data sets, of which the first makes the loss; () for data without a name.
-        quantities: what was computed beside the loss, by name: (m, n) each, such as a metric or "stderr".
-            With `data_sets` the name of its data set is in front, as in "train/stderr" and "test/loss".
+        data_sets: the names of the data sets; `z` is the loss on the first; () for data without a name.
+        quantities: what was computed besides the loss, by name: (m, n) each, such as a metric or "stderr".
+            If there are `data_sets`, names begin with the data set, as in "train/stderr" and "test/loss".
         computed: where a loss was computed, bool (m, n), by default everywhere; False where it was
             interpolated from others or is missing (NaN in `z`). Nothing is extrapolated.
         is_partial: whether requested points are missing, because the landscape was stopped or lost points.
-        lost_points: points without a value because their workers died too often.
-        worker_seconds: seconds spent on points, by worker; those of the last call if it was resumed.
-        hardware: the hardware that computed the points; all kinds of it if it was resumed on another.
+        lost_points: the number of points without a value because their workers died too often.
+        worker_seconds: seconds spent on points, by worker; after a resume, those of the last call.
+        hardware: the hardware that computed the points; all kinds of it after a resume on another kind.
         precision_error: for a reduced precision, the largest relative error of the losses that were compared.
         rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
             {"x": share, "y": share}; see `directions.rounding`.
@@ -78,7 +79,7 @@ class LossGrid(Grid):
         return in_a_line(self)
 
     def _repr_png_(self) -> bytes | None:
-        """The picture that a notebook shows for a grid; None without matplotlib: then it shows the text."""
+        """The picture that a notebook shows for a grid; None without matplotlib, so that text is shown."""
         try:
             return draw(self)
         except MissingExtraError:
@@ -115,8 +116,8 @@ class LossGrid(Grid):
     def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "contour") -> "Figure | None":
         """Draw a picture into a file (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).
 
-        Without `path` nothing is written or shown: it returns the matplotlib Figure, which a notebook shows
-        as the value of its cell. pyplot does not know it, so there is nothing to close.
+        Without `path` it writes and shows nothing but returns the matplotlib Figure, which a notebook shows
+        if it is the value of a cell. pyplot does not know the figure, so there is nothing to close.
 
         `kind` is "contour" or "surface", with the path on it; a grid of one row is drawn as a curve. Losses
         that are not finite, or missing, leave a hole.
@@ -136,7 +137,7 @@ class LossGrid(Grid):
 
 
 def check_place(path: Path) -> None:
-    """Raise RunDirError unless `path` lies in an existing directory; called before the grid is encoded."""
+    """Raise RunDirError unless `path` is a new or regular file in an existing directory."""
     for parent in path.parents:
         if parent.is_dir():
             break

@@ -31,10 +31,10 @@ from distsummary.landscapes.output.scale import WIDE, LossScale, clipped, tick_l
 DPI = 120
 HEIGHT = 5.6  # inches
 PAD = 0.08
-FONTS = {"pdf.fonttype": 42}  # TrueType: publishers refuse Type 3, matplotlib's own choice
+FONTS = {"pdf.fonttype": 42}  # TrueType: publishers refuse Type 3, matplotlib's default
 COLORS = "viridis"
-NOT_FINITE = "0.75"  # grey where there is no loss to show
-MISSING = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "///", "linewidth": 0}  # where none was computed
+NOT_FINITE = "0.75"  # grey where a loss is not finite
+MISSING = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "///", "linewidth": 0}  # no loss computed
 MAX_LABELS = 12
 NAME_BOX = {"fc": "white", "ec": "none", "alpha": 0.6, "pad": 1}
 MAX_DOTS = 48
@@ -42,14 +42,14 @@ MAX_POINTS = 81  # along each side of a surface: a picture shows no more detail
 TICKS = 9
 USUAL = 3  # characters in a typical tick label
 FINE = 256  # points of a straight line on a logarithmic axis
-SHARES = (0, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of a line
-MAX_NAME = 30  # characters of a name in a row under a tick
+SHARES = (0, 0.2, 0.4, 0.6, 0.8, 1)  # ticks on the axis of a line
+MAX_NAME = 30  # characters per row of a name under a tick
 PATH, STEPS, STEPS_COLOR = "path of the training", "steps between, by sketches", "C1"
 _TRUE = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
 
 class ShownFigure(Figure):
-    """A Figure unknown to pyplot, which notebooks also show if pyplot was not imported."""
+    """A Figure that pyplot does not know and that notebooks show even if pyplot was not imported."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
         """Write a file as every Figure does; a PDF gets fonts that publishers accept."""
@@ -74,7 +74,7 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
     """Filled contours with the path on them; a checkpoint's dot has the colour of its true loss."""
     axes = figure.subplots()
     shown = np.ma.masked_invalid(clipped(grid.z))
-    if grid.missing.any():  # where the contours have a hole: hatched if no loss was computed, else plain
+    if grid.missing.any():  # holes in the contours: hatched if no loss was computed, else grey
         axes.patch.set(**MISSING)
         axes.fill([], [], **MISSING, label="not computed")
     diverged = ~np.isfinite(grid.z) & ~grid.missing
@@ -145,7 +145,7 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
             axes.plot([px], [py], [true[k]], **_TRUE, color=colors[k], zorder=6)
         for run, part in grid.parts.items():
             k = part.start
-            if run and len(part) == 1 and np.isfinite(true[k]):  # without a line, it is not in the legend
+            if run and len(part) == 1 and np.isfinite(true[k]):  # a run without a line is not in the legend
                 axes.text(*grid.path[k], true[k], f"   {run}", fontsize=8, bbox=NAME_BOX, zorder=5)
         axes.plot([], [], [], **_TRUE, color="0.3", linestyle="none", label="true loss of a checkpoint")
     axes.plot([0.0], [0.0], [in_plane[-1]], "*", color="red", markeredgecolor="white", markersize=13,
@@ -160,7 +160,7 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
     if scale.stretch != "linear":
         ticks = scale.ticks(TICKS)
         places = scale.heights(ticks)
-        kept = [0]  # skips ticks whose labels would overlap the one below
+        kept = [0]  # skips ticks whose labels would overlap the label below
         for k in range(1, len(ticks)):
             if places[k] - places[kept[-1]] >= 0.05 * (high - low):
                 kept.append(k)
@@ -181,7 +181,7 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
 
 
 def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
-    """The losses of a grid of one row (or column) over its axis, and the checkpoints on it."""
+    """The losses of a grid of one row (or column) as a curve over its axis, and the checkpoints."""
     axis = 0 if grid.z.shape[0] == 1 else 1
     offset = 1.0 if grid.kind == "line" else 0.0  # a line goes from x = -1 to 0 and is drawn from 0 to 1
     along = (grid.y if axis else grid.x) + offset
@@ -193,7 +193,7 @@ def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
             axes.plot(along[run[0]], losses[run[0]], ".", color="C0")
     half = (along[1] - along[0]) / 2 if len(along) > 1 else 0.5
     is_missing = grid.missing.reshape(-1)
-    for where, look, text in (  # where the curve has a gap: hatched if no loss was computed, else plain
+    for where, look, text in (  # gaps in the curve: hatched if no loss was computed, else grey
         (is_missing, MISSING, "not computed"),
         (~np.isfinite(losses) & ~is_missing, {"color": NOT_FINITE, "linewidth": 0}, "loss not finite"),
     ):
@@ -203,7 +203,7 @@ def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
         ends = clipped(grid.path_loss)
         has_barrier = grid.kind == "line" and not grid.missing.any()
         label = "straight between the ends" + (f"; barrier {grid.barrier:.4g}" if has_barrier else "")
-        straight = np.linspace((at[0], ends[0]), (at[-1], ends[-1]), FINE)  # it is curved on a log scale
+        straight = np.linspace((at[0], ends[0]), (at[-1], ends[-1]), FINE)  # curved on a log scale
         axes.plot(*straight.T, ":", color="0.4", label=label)
         axes.plot(at, clipped(grid.true_loss), "o", color="black", label="true loss of the checkpoints")
         is_named = len(grid.numbers) == len(at) and grid.kind != "line"
@@ -257,7 +257,7 @@ def draw_text(axes: Any, lines: Sequence[str]) -> None:
 
 
 def open_azimuth(heights: Array) -> float:
-    """The view angle, in degrees, from the quarter of the grid with the lowest mean height."""
+    """The angle, in degrees, that views the grid from its quarter with the lowest mean height."""
     rows, columns = heights.shape[0] // 2, heights.shape[1] // 2
     corners = {
         30.0: heights[rows:, columns:],
@@ -294,7 +294,7 @@ def _line_color(grid: Grid, run: str) -> str:
 
 
 def _add_colorbar(figure: Any, axes: Any, mappable: Any, scale: LossScale, **options: float) -> None:
-    """The colour bar, unless no loss is finite."""
+    """Add the colour bar, unless no loss is finite."""
     if scale.is_empty:
         return
     ticks = scale.ticks(TICKS)
@@ -304,7 +304,7 @@ def _add_colorbar(figure: Any, axes: Any, mappable: Any, scale: LossScale, **opt
 
 
 def _add_legend(figure: Any) -> None:
-    """The legend, below everything: any corner of the picture may be in use."""
+    """Add the legend below everything, because any corner of the picture may be in use."""
     figure.legend(loc="outside lower center", fontsize=8, ncols=2, frameon=False)
 
 

@@ -1,4 +1,4 @@
-"""The scale of a picture: levels and heights that show the losses, whatever their range; pure."""
+"""The scale of a picture: contour levels and heights that suit any range of losses. Pure functions."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from distsummary.landscapes.output.grid import finite_bounds
 LEVELS = 25
 LARGEST = 1e30  # well below 1e250, up to which matplotlib can fill contours
 WIDE = 20.0  # if losses span a larger ratio, equal steps would hide the valley
-DIGITS = range(3, 13)  # of a printed loss
+DIGITS = range(3, 13)  # numbers of digits to try for a printed loss
 DECADES = 8.0  # if losses span more decades, equal ratios would hide the valley too
 
 
@@ -20,7 +20,7 @@ class LossScale:
     """How losses become colours and heights.
 
     Attributes:
-        levels: rising, at least two; losses outside have the colours of the ends.
+        levels: at least two, rising; losses outside them have the colours of the ends.
         stretch: heights are the losses themselves ("linear"), their log10 ("log"), or their place among the
             levels, 0 for the first ("levels"); ticks show the losses.
         is_empty: whether no loss is finite, so that the levels mean nothing.
@@ -51,7 +51,7 @@ class LossScale:
 
 
 def tick_labels(losses: Array) -> list[str]:
-    """Losses as text: in the fewest digits that distinguish them; in three if even twelve do not."""
+    """Losses as text with the fewest digits, 3 to 12, that make all texts different; with 3 if none do."""
     texts = [[f"{loss:.{digits}g}" for loss in losses] for digits in DIGITS]
     return next((labels for labels in texts if len(set(labels)) == len(labels)), texts[0])
 
@@ -65,7 +65,7 @@ def clipped(losses: Array) -> Array:
 def scale_for(z: Array, *others: Array) -> LossScale:
     """The scale for a surface `z` on which the losses `others` are drawn as well.
 
-    The others do not affect the levels, unless no loss of the surface is finite.
+    The losses in `others` do not affect the levels, unless no loss of the surface is finite.
     """
     surface = clipped(z)
     if not np.isfinite(surface).any():
@@ -84,8 +84,8 @@ def scale_for(z: Array, *others: Array) -> LossScale:
 def contour_levels(z: Array) -> Array:
     """Rising levels over the finite losses.
 
-    In equal steps; in equal ratios if the losses span more than a factor of 20; in equal numbers of points if
-    they span more than 8 decades, or reach 0 and have most points at the bottom of a high range.
+    Levels have equal steps; equal ratios if losses span more than a factor of 20; equal numbers of points
+    between them if losses span over 8 decades, or reach 0 and have most points at the bottom of a high range.
     """
     surface = clipped(z)
     low, high = finite_bounds(surface)

@@ -1,12 +1,12 @@
-"""A loss grid as VTK PolyData (.vtp), for ParaView: the surface and the path on it; pure.
+"""A loss grid as VTK PolyData (.vtp) for ParaView: the surface and the path on it. Pure functions.
 
 A file is XML. Arrays are float64 and int64, little endian, in base64 (text in VTK's "ascii" cannot hold NaN):
 
     <DataArray type="Float64" format="binary">  base64(uint64 count of data's bytes | data)  </DataArray>
 
-Points are those of the grid, row by row, then the checkpoints of the path, then points on the surface: those
-between the checkpoints, and the steps known from sketches. Cells are, in PolyData's order, a vertex for each
-checkpoint, lines (of each run, of the steps, of a grid of one row), a quad for each grid cell.
+The points are the grid's, row by row, then the checkpoints of the path, then points on the surface: between
+the checkpoints, and at the steps known from sketches. The cells are, in PolyData's order, a vertex for each
+checkpoint, lines (of each run, of the steps, of a grid of one row), and a quad for each grid cell.
 """
 
 import base64
@@ -28,7 +28,7 @@ _TYPES = {"f": ("Float64", "<f8"), "i": ("Int64", "<i8")}
 
 
 def to_vtp(grid: Grid) -> bytes:
-    """The file. The z of a point is its loss; the z of a checkpoint is its loss in the plane.
+    """The bytes of the file. The z of a point is its loss; the z of a checkpoint is its loss in the plane.
 
     Point data:
         loss: interpolated from the grid at points between checkpoints.
@@ -38,18 +38,18 @@ def to_vtp(grid: Grid) -> bytes:
         checkpoint: the checkpoint's number, -1 at other points.
         run: the index of the checkpoint's run (joint planes), 0 at other points.
         computed: 1 where the loss was computed by the model, 0 where it is interpolated or missing.
-        Each of the grid's quantities by its name, NaN at other points; with the prefix "quantity:" if an
+        Each of the grid's quantities by its name, NaN outside grid points; with the prefix "quantity:" if an
         array above has the same name.
-    Cell data: `part`, 0 for the surface, 1 for the path, 2 for the steps known by sketches.
-    Field data, if there is one: `explained_variance`, `precision_error`, `rounding` (along x and y),
+    Cell data: `part`, 0 for the surface, 1 for the path, 2 for the steps known from sketches.
+    Field data, each if there is a value: `explained_variance`, `precision_error`, `rounding` (along x and y),
         `hardware` (a string).
 
-    Losses that are not finite stay so in `loss` and `true_loss`, but a coordinate must be finite: such a
-    point is drawn at the largest finite loss (-Inf at the smallest). Surface and lines leave it out, with a
-    hole or gap there.
+    Losses that are not finite stay so in `loss` and `true_loss`, but a coordinate must be finite: the
+    z of such a point is the largest finite loss (for -Inf the smallest). Surface and lines leave the point
+    out and have a hole or gap there.
     """
     is_line = min(grid.z.shape) == 1
-    stride = 1 if is_line else STEPS  # from checkpoint to checkpoint
+    stride = 1 if is_line else STEPS  # rows of a path from one checkpoint to the next
     runs = [list(part) for part in grid.parts.values()]
 
     # The path of each run with the points between its checkpoints, then the steps known from sketches: each
@@ -134,7 +134,7 @@ def polydata(
     quads: Array,
     part: Array,
 ) -> bytes:
-    """VTK PolyData as XML: points with their data, cells by indices of points with their part."""
+    """VTK PolyData as XML: points with their `data`, and cells, as indices of points, with their `part`."""
     counts = {"Points": points, "Verts": verts, "Lines": lines, "Strips": (), "Polys": quads}
     numbers_of = " ".join(f'NumberOf{name}="{len(items)}"' for name, items in counts.items())
     return "\n".join(
@@ -158,7 +158,7 @@ def polydata(
 
 
 def _split(part: int, indices: Array, heights: Array) -> list[tuple[int, Array]]:
-    """The lines through points that have a height, one for each unbroken run."""
+    """(part, indices) of the lines through points with a finite height, one for each unbroken run."""
     return [(part, indices[run.start : run.stop]) for run in finite_runs(heights) if len(run) > 1]
 
 

@@ -1,4 +1,4 @@
-"""Landscapes into a run dir: events for MindInsight, pictures for TensorBoard, and the grids themselves."""
+"""Writes landscapes to a run dir: events for MindInsight, pictures for TensorBoard, and the grids."""
 
 import logging
 import secrets
@@ -28,7 +28,7 @@ from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
-LOSS_TAGS = ("loss", "loss/auto")  # ours, MindSpore's
+LOSS_TAGS = ("loss", "loss/auto")  # distsummary's tag and MindSpore's
 SHOWN_LOSS_TAG = "loss/auto"  # the only one that MindInsight's landscape page asks for
 
 _log = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ def write_landscapes(
     loss_of: RunDir | None = None,
     journal: Path | None = None,
 ) -> list[Path]:
-    """Write `landscape/` of a run; returns the files made. A landscape replaces an older one with its tag.
+    """Write grids to `landscape/` of a run, replacing grids with the same tags; returns the files made.
 
-    A grid without computed points is not written, and a partial one does not replace a complete one of its
-    name; both are logged.
+    A grid without computed points is not written, and a partial grid does not replace a complete one with the
+    same tag; both cases are logged.
 
     The MindSpore dialect gets the planes (it has no lines) and a copy of a run's loss curve, because
     MindInsight's page expects that scalar in the same job. The TensorBoard dialect gets the pictures. The
@@ -52,8 +52,9 @@ def write_landscapes(
 
     Args:
         run_dir: the run to write to.
-        grids: with different tags, since viewers show one landscape for each tag. If a line, triangle or
-            joint plane of other runs already has a grid's tag, the names of the grid's runs are added to it.
+        grids: the grids, with different tags because viewers show one landscape for each tag. If a line,
+            triangle or joint plane of other runs has the tag already, the names of the grid's runs are added
+            to its tag.
         loss_of: the run whose loss curve to copy, `run_dir` itself by default.
         journal: the file with the computed points, for log messages.
 
@@ -107,9 +108,9 @@ def write_landscapes(
                 publish(path, pictures[tag].encoded)
                 made.append(path)
             else:
-                path.unlink(missing_ok=True)  # the picture of an older grid
+                path.unlink(missing_ok=True)  # removes the picture of an older grid
 
-        # New segments of both dialects; the older ones are removed once these are complete.
+        # Write new segments in both dialects; the older ones are removed once the new ones are complete.
         directory = run_dir.landscape_dir
         older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
         now = time.time()
@@ -143,7 +144,7 @@ def beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
         return grid
     try:
         others = LossGrid.load(path).runs
-    except DamagedFileError:  # it may be replaced
+    except DamagedFileError:  # a damaged file may be replaced
         return grid
     if others == grid.runs:
         return grid
@@ -152,11 +153,11 @@ def beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
 
 
 def landscape_record(grid: LossGrid) -> Landscape:
-    """The value for event files.
+    """The grid as a record for event files.
 
     Viewers cannot show NaN and Inf: these become the largest finite loss of grid and path (-Inf the smallest;
-    0 if no loss is finite), and all losses are clipped to the range of float32. Only a PCA plane has a path;
-    with several runs it is the path of the last one.
+    0 if no loss is finite), and all losses are clipped to the range of float32. Only the record of a PCA
+    plane has a path; with several runs it is the path of the last run.
     """
     is_path = grid.decomposition == "PCA" and grid.kind in ("", "pca", "joint")
     shown = slice(-grid.run_lengths[-1] if grid.run_lengths else 0, None)
@@ -178,7 +179,7 @@ def landscape_record(grid: LossGrid) -> Landscape:
 
 
 def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
-    """The landscapes, or their pictures, in the directory that are not replaced."""
+    """The events in a directory that hold landscapes or pictures whose tags are not in `replaced`."""
     kept = {
         value.tag: Event(0, event.wall_time, [value])
         for event in read_directory(directory, dialect, mode="skip")
@@ -189,7 +190,7 @@ def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
 
 
 def read_loss_curve(run_dir: RunDir) -> list[Event]:
-    """The loss of the run by step, as MindInsight's page expects it: merged, else the first rank's."""
+    """The run's loss by step, under MindInsight's tag: of the merged run, else of the first rank with one."""
     for directory in (run_dir.base, *run_dir.rank_dirs().values()):
         try:
             events = list(read_directory(directory, mode="skip"))
@@ -222,6 +223,6 @@ def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
 
 
 def picture_tags(grid: LossGrid) -> dict[str, str]:
-    """The kind of each picture of a grid, by tag."""
+    """The kind of each picture of a grid, by the picture's tag."""
     is_line = min(grid.z.shape) == 1
     return {grid.tag: "contour"} if is_line else {grid.tag: "contour", f"{grid.tag}/surface": "surface"}

@@ -32,17 +32,17 @@ from distsummary.landscapes.run.worker_process import (
 )
 from distsummary.topology import cluster_address
 
-LEAST_POINTS = 8  # a worker is not started for fewer
+LEAST_POINTS = 8  # no worker is started for fewer points
 _log = logging.getLogger(__name__)
 
 
 class RayWorkers:
-    """See `runner.Workers`; a context manager that ends the local Ray cluster if it started one.
+    """See `runner.Workers`; a context manager that at its end stops a local Ray cluster that it started.
 
     Args:
-        count: None: one worker for each `gpus_each` free GPUs, else one per free CPU, at least one; more when
-            more becomes free. With a number, exactly that many: a worker without a free CPU runs without a
-            reservation; for a GPU it waits.
+        count: the number of workers, fewer for few points; a worker without a free CPU runs unreserved, one
+            without a free GPU waits for it. None: one worker for each `gpus_each` free GPUs or, if there are
+            none, for each free CPU, at least one; workers are added when more becomes free.
         gpus_each: GPUs of each worker, or its share of one; None: as many as a torch model is on, at least 1;
             0 for other models.
     """
@@ -59,7 +59,7 @@ class RayWorkers:
         self._stack.close()
 
     def choose_engine(self, task: Task) -> EngineChoice:
-        """See `runner.Workers`: chooses here, or on a worker if the GPUs are only for workers."""
+        """See `runner.Workers`; the choice is made here, or on a worker if the workers use GPUs."""
         resources = self._resources(task.model, 1)[:1]
         if not resources[0].get("num_gpus"):
             # Other nodes may lack a C++ compiler, or their compiled code may give different last bits.
@@ -128,11 +128,11 @@ class RayWorkers:
         return plan_workers(free_resources(), jobs, self._count, gpus_each=share)
 
     def _forgo_gpus(self) -> None:
-        """Use no GPUs from now on: all results of a landscape come from one kind, and no wait is repeated."""
+        """Use no GPUs from now on, so that one kind of hardware gives all results and no wait is repeated."""
         self._gpus_each = 0
 
     def _more(self, model: Any, points: int) -> list[dict[str, float]]:
-        """The resources of workers that could be added for so many points."""
+        """The resources of workers that could be added for so many waiting points."""
         found = self._planned(model, -(-points // LEAST_POINTS))
         return [one for one in found if any(one.values())] if points else []
 
@@ -141,7 +141,7 @@ def send(value: Any) -> Any:
     """Put model, loss and data into the object store; raises LandscapeError if that is impossible."""
     try:
         return ray.put(value)
-    except Exception as error:  # pickle raises the object's own error; Ray puts a long text before it
+    except Exception as error:  # any error of the pickled object; Ray puts a long text before it
         what = first_line(error.__cause__ or error)
         raise LandscapeError(
             f"the model, loss function or batches cannot be sent to workers ({what}); "
@@ -160,7 +160,7 @@ def cluster() -> Iterator[None]:
         return
     if cluster_address() is not None:
         ray.init(log_to_driver=False, logging_level="warning")
-    else:  # "local": ignore traces of an older cluster
+    else:  # "local" makes Ray ignore traces of an older cluster
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="warning")
     try:
         yield
@@ -169,7 +169,7 @@ def cluster() -> Iterator[None]:
 
 
 class RayCrew:
-    """A `runner.Crew` of ChunkWorkers."""
+    """A `runner.Crew` whose actors are `ChunkWorker`."""
 
     def __init__(self, crew: ActorCrew) -> None:
         self._crew, self._pace = crew, Pace()
@@ -181,7 +181,7 @@ class RayCrew:
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What the worker that began last reported of its engine."""
+        """What the worker that began last reported about its engine."""
         found: EngineFacts | None = self._crew.begun
         return found
 
@@ -196,7 +196,7 @@ class RayCrew:
 
 
 class RayHessian:
-    """A `hessian.Hessian` of HessianWorkers; its products have the same bits for any number of workers."""
+    """A `hessian.Hessian` of HessianWorker actors; products have the same bits for any number of workers."""
 
     def __init__(self, crew: ActorCrew) -> None:
         self._crew = crew
