@@ -43,22 +43,22 @@ def launch(
 ) -> list[Result]:
     """Run `train_fn` in one process per rank on Ray and return the results in rank order.
 
-    Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT,
-    as torchrun would set them, and an initialised torch.distributed (unless `backend` is None), so that
-    `ds.init` finds the rank by itself. If this process is not connected to a Ray cluster, a local one that is
-    large enough is started, and shut down at the end. If `train_fn` leaves a Run open, it is closed at the
-    end of the process.
+    Each process gets the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
+    MASTER_PORT, as torchrun would set them, and an initialised torch.distributed (unless `backend` is None),
+    so that `ds.init` finds the rank by itself. If this process is not connected to Ray, it connects to the
+    cluster in RAY_ADDRESS, or else starts a local one that is large enough; at the end it disconnects. A Run
+    that `train_fn` leaves open is closed when its process ends.
 
     Args:
         train_fn: takes no arguments; bind them with functools.partial. It and its result must be picklable.
         ranks: how many processes to start, >= 1; this is their world size.
-        resources_per_rank: Ray resources of each rank, by default {"CPU": 1}, for nccl with {"GPU": 1}.
+        resources_per_rank: Ray resources of each rank, default {"CPU": 1}, for nccl {"CPU": 1, "GPU": 1}.
         backend: "gloo", "nccl" or None.
 
     Raises:
-        RanksFailedError: ranks raised, or the cluster cannot hold them. Equal errors of several ranks share
-            one line. 10 s after the first failure the other ranks are stopped, since they may hang in a
-            collective.
+        RanksFailedError: ranks raised or died, or do not fit into the cluster. Equal errors of several ranks
+            share one line. 10 s after the first failure the other ranks are stopped, since they may wait
+            forever in a collective operation.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     if not callable(train_fn):
@@ -154,9 +154,9 @@ class _Rank:
 
 
 def plan_environments(hosts: list[tuple[str, str, int]], launch_id: str) -> list[dict[str, str]]:
-    """The environment variables of each rank, given (node id, address, free port) of each.
+    """The environment variables of each rank, given each rank's (node id, address, free port).
 
-    Nodes are numbered by their lowest rank; the master is rank 0.
+    Nodes are numbered in the order of their lowest ranks; rank 0 is the master.
     """
     nodes = list(dict.fromkeys(node for node, _, _ in hosts))
     on_node: dict[str, list[int]] = defaultdict(list)
@@ -182,7 +182,7 @@ def plan_environments(hosts: list[tuple[str, str, int]], launch_id: str) -> list
 def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
     """Connect to a Ray cluster for the block, if this process is not connected yet.
 
-    The cluster is the one that the job was submitted to, or a local one with room for the ranks.
+    The cluster is the one that the Ray job was submitted to, or a new local one with room for the ranks.
     """
     if ray.is_initialized():
         yield
@@ -214,7 +214,7 @@ def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]
 
 
 def _wait(running: list[Any]) -> list[Any]:
-    """The results of all ranks; raises RanksFailedError with the failures that arrive in time."""
+    """The results of all ranks; raises RanksFailedError at most GRACE_S after a first failure."""
     rank_of = {reference: rank for rank, reference in enumerate(running)}
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}

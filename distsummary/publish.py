@@ -33,7 +33,7 @@ def ensure_directory(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Make a directory and check that files can be created in it; raises as `ensure_directory`."""
+    """Make a directory and check that files can be created in it; raises the errors of `ensure_directory`."""
     ensure_directory(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise RunDirError(f"{path} cannot be written to; fix its permissions or choose another path")
@@ -47,7 +47,7 @@ def refuse_unlike_files(path: Path) -> None:
 
 
 def temporary_name(directory: Path) -> Path:
-    """A new name in a directory; it identifies this process, and readers of event files ignore it."""
+    """A new path in a directory; its name identifies this process, and readers of event files ignore it."""
     own = own_process()
     process = f"{_mark(own['pid_space'])}-{own['pid']}-{own['pid_start'] or 0}"
     return directory / f"{TEMPORARY}{process}-{uuid.uuid4().hex}"
@@ -56,9 +56,9 @@ def temporary_name(directory: Path) -> Path:
 def is_in_use(path: Path) -> bool | None:
     """Whether the process named in a temporary file or directory still runs; None if unknown.
 
-    This is known for processes on this machine (or in this container). A file of another machine counts as
-    abandoned after `STALE_S`: no process takes that long between creating a file and renaming it. For names
-    in another form the answer is None.
+    The answer is known for processes on this machine (or in this container). For a file of another machine it
+    is False once the file is older than `STALE_S`: no process takes that long between creating a file and
+    renaming it. For names in another form it is None.
     """
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
@@ -80,7 +80,7 @@ def remove_leftovers(directory: Path) -> list[Path]:
     """
     found = []
     for path in directory.iterdir():
-        with suppress(OSError):  # another process was faster, or the directory is not ours
+        with suppress(OSError):  # another process removed it first, or access is denied
             if is_in_use(path) is False:
                 found.append(path)
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -95,7 +95,7 @@ def _mark(pid_space: str) -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """Give the block a temporary path to write to, then rename it to `path`, durably; on failure remove it.
 
-    Raises RunDirError, with the path, when the operating system refuses.
+    Raises RunDirError, with the path, if the operating system cannot write or rename the file.
     """
     temporary = temporary_name(path.parent)
     try:
@@ -113,7 +113,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def publish(path: Path, data: bytes) -> None:
-    """Replace a small file whole."""
+    """Replace the file at `path` by a small file that holds `data`."""
     with replacing(path) as temporary, open(temporary, "xb") as file:
         file.write(data)
 

@@ -19,11 +19,11 @@ from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueE
 from distsummary.publish import ensure_directory, publish, remove_leftovers, temporary_name
 
 MANIFEST = "run.json"
-TIME = "{time}"  # in the path given to `ds.init`
+TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path of s3://bucket/run says s3:/bucket/run
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path turns s3://bucket/run into s3:/bucket/run
 _REMEDY = (
     "rebuild it with: distsummary fsck --repair; or end the run's processes and remove it: the run then gets "
     "a new id, and its attempts continue from the event files"
@@ -35,9 +35,9 @@ Manifest = dict[str, Any]
 class RunDir:
     """The directory of one run.
 
-    A run of one rank keeps its files in the run dir itself. A run of several ranks keeps those of each rank
-    in `rank_00000/ ...` and those of the merged run in the run dir. Every role but train has directories of
-    its own.
+    A run of one rank keeps its files in the run dir itself. A run of several ranks keeps the files of each
+    rank in `rank_00000/`, `rank_00001/` and so on, and the files of the merged run in the run dir. Every role
+    except train has its own directories.
 
     Args:
         path: the directory. It need not exist before `create`. `~` is expanded; a URL raises
@@ -73,7 +73,7 @@ class RunDir:
         return self.base / "landscape"
 
     def landscape_journal(self, plan: Mapping[str, str]) -> Path:
-        """The journal of a landscape in progress, named by digests of all that its losses depend on."""
+        """The journal of a landscape in progress, named by a hash of its identity `plan`."""
         text = json.dumps(dict(plan), sort_keys=True)
         return self.landscape_dir / f"journal-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.bin"
 
@@ -88,14 +88,14 @@ class RunDir:
         return self.base / "ckpt_dir"
 
     def writer_dir(self, role: str, rank: int, world_size: int) -> Path:
-        """The directory that the rank's writer writes to."""
+        """The directory that the writer of a rank writes to."""
         prefix = "" if role == "train" else f"{role}_"
         if world_size == 1:
             return self.base if role == "train" else self.base / role
         return self.base / f"{prefix}rank_{rank:05d}"
 
     def rank_dirs(self, role: str = "train") -> dict[int, Path]:
-        """Rank -> its directory, for those that exist; empty for a run of one rank."""
+        """The existing directories of a role's ranks, by rank; empty for a run of one rank."""
         found = {}
         for path in self.base.iterdir() if self.base.is_dir() else ():
             match = _RANK_DIR.fullmatch(path.name)
@@ -162,7 +162,7 @@ class RunDir:
                 "another process of the run hangs; end it"
             ) from error
         except DistSummaryError:
-            raise  # such an error may be an OSError
+            raise  # not for the clause below: such an error may be an OSError
         except OSError as error:
             raise RunDirError(
                 f"{self.manifest_path} cannot be written: {error.strerror}; free the path or its disk"
@@ -170,7 +170,7 @@ class RunDir:
 
     @contextmanager
     def locked(self, purpose: str) -> Iterator[None]:
-        """Hold a lock of the run other than the manifest's; raises RunDirError if it cannot be taken."""
+        """Hold the run's lock for `purpose`, not the manifest's; raises RunDirError if it cannot be taken."""
         path = self.base / f".{purpose}.lock"
         lock = FileLock(path)
         try:
@@ -193,11 +193,11 @@ def dated_run_dir(path: str | os.PathLike[str], job: str) -> RunDir:
     """The new directory of a path such as `runs/{time}`, where {time} becomes 20260131-235959 (local time).
 
     Args:
-        job: a name that all ranks of the job share. The first rank to come decides the time and keeps it in
-            a hidden file, where the others find it. Empty for a job of one rank: it gets a directory that did
-            not exist before, if necessary with -2, -3 ... after the time.
+        job: a name that all ranks of the job share. The first rank that calls this decides the time and
+            writes it to a hidden file, where the other ranks read it. Empty for a job of one rank, which gets
+            a directory that did not exist before, if necessary with -2, -3 and so on after the time.
 
-    Raises as `RunDir` and `RunDir.create`.
+    Raises the errors of `RunDir` and `RunDir.create`.
     """
     text, now = os.fspath(path), time.strftime("%Y%m%d-%H%M%S")
     if not job:

@@ -1,4 +1,4 @@
-"""SummaryLandscape: landscapes of a run's trajectory, with the interface of MindSpore's class."""
+"""SummaryLandscape draws landscapes of a run's trajectory, with the interface of MindSpore's class."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ _RESULT = (
 
 
 class SummaryLandscape:
-    """Draws the landscapes that a training's `collect_landscape` requested, or others of its checkpoints.
+    """Draws the landscapes that a training's `collect_landscape` requested, or others from its checkpoints.
 
         landscapes = ds.SummaryLandscape("runs/digits")
         landscapes.gen_landscapes_with_multi_process(lambda: (model, loss_fn, batches))
@@ -34,9 +34,9 @@ class SummaryLandscape:
     Args:
         summary_dir: the run dir. Nothing is created in it until landscapes are drawn.
         mode: "standard", or "mindspore" for MindSpore's numbers; as in `landscape`.
-        seed: of the random directions (MindSpore has none: its landscapes differ from call to call).
+        seed: the seed of the random directions (MindSpore has none: its landscapes differ between calls).
 
-    Raises InvalidTypeError and InvalidValueError for bad arguments, NotADirectoryPathError for a file.
+    Raises InvalidTypeError and InvalidValueError for bad arguments, NotADirectoryPathError if it is a file.
     """
 
     def __init__(self, summary_dir: str | os.PathLike[str], *, mode: str = "standard", seed: int = 0) -> None:
@@ -54,7 +54,7 @@ class SummaryLandscape:
         *,
         resume: bool = True,
     ) -> dict[str, LossGrid]:
-        """Compute the landscapes and write them: events for MindInsight and TensorBoard, .npz and .png.
+        """Compute the landscapes and write them as events for MindInsight and TensorBoard, .npz and .png.
 
         Finished points are kept in a journal until the landscapes are complete: after an interruption, such
         as Ctrl-C, the same call resumes there.
@@ -67,32 +67,32 @@ class SummaryLandscape:
                 `valid_dataset` its batches, and `model` the loss function, or an object that has it as
                 `loss_fn`. If `model` is the network itself, or None, the loss function is metrics["Loss"].
                 `metrics` is a dict with the key "Loss", or None; no other metric is computed.
-            collect_landscape: settings for this call instead of the recorded ones, which stay as they are.
-                Keys, all optional, as the collector takes them: landscape_size, unit, num_samples, intervals,
-                create_landscape (with both "train" and "result").
-            device_ids: one worker for each number, all different and >= 0 (MindSpore allows 0 to 7; Ray
-                chooses the devices). None: one worker for each free GPU, or else each free core, of the
-                connected Ray cluster or a local one. With at most one number and no connection to Ray, this
-                process computes.
+            collect_landscape: settings that replace the recorded ones for this call only. The keys are those
+                of the collector, all optional: landscape_size, unit, num_samples, intervals, create_landscape
+                (with both "train" and "result").
+            device_ids: different numbers >= 0 (MindSpore allows 0 to 7). There is one worker for each number;
+                Ray chooses the devices. None: one worker for each free GPU, or without GPUs for each free
+                core, of the connected Ray cluster or else of a local one. An empty list, or one number
+                without a connection to Ray: this process computes.
             output: the run dir to write to, `summary_dir` by default; the loss curve beside the landscapes is
                 always that of `summary_dir`.
-            resume: resume the same landscapes, if they were stopped; False starts again.
+            resume: True continues a stopped earlier call for the same landscapes; False starts again.
 
         Returns:
             The grids by direction: "pca", or "pca[first, last]" for each of several intervals, and "random".
 
         Raises:
             InvalidTypeError, InvalidValueError: bad arguments, a checkpoint number that was not saved, or a
-                result of callback_fn that has another form.
+                result of callback_fn in none of the forms above.
             MissingFileError: summary_dir has no trajectory, or a checkpoint file is gone.
-            DamagedFileError: a file of the trajectory is not what it should be.
+            DamagedFileError: a file of the trajectory has damaged or unexpected content.
             LandscapeError: the checkpoints span no plane, or a worker failed.
-            LandscapeCancelled: an interrupt (Ctrl-C), as of `landscape`.
+            LandscapeCancelled: an interrupt (Ctrl-C) stopped the call, as in `landscape`.
         """
         if not callable(callback_fn):
             raise InvalidTypeError(
                 f"callback_fn must be a function without arguments that returns {_RESULT}, "
-                f"got a {type(callback_fn).__name__}"  # the repr could be all the data
+                f"got a {type(callback_fn).__name__}"  # the repr could hold all the data
             )
         check_overrides(collect_landscape)
         check_device_ids(device_ids)
@@ -122,7 +122,7 @@ class SummaryLandscape:
     def clean_ckpt(self) -> None:
         """Remove all checkpoints (`ckpt_dir`), also those of superseded attempts, and the sketches.
 
-        Landscapes that were drawn stay. Raises RunDirError if they cannot be removed.
+        Landscapes that were drawn stay. Raises RunDirError if the directory cannot be removed.
         """
         try:
             shutil.rmtree(self._run_dir.ckpt_dir)
@@ -158,8 +158,8 @@ def check_device_ids(device_ids: object) -> None:
 def check_overrides(given: object) -> None:
     """Raise unless `given` is None or a `collect_landscape` in which every key may be missing.
 
-    Unlike for the collector, `create_landscape` must have both keys, as in MindSpore, and `num_samples` must
-    be a number of rows, because it is used here.
+    Two checks are stricter than the collector's: `create_landscape` must have both keys, as in MindSpore, and
+    `num_samples` must be a number of rows, because it is used here.
     """
     check_type("collect_landscape", given, dict, optional=True)
     if not isinstance(given, dict) or not given:
@@ -177,10 +177,9 @@ def check_overrides(given: object) -> None:
 def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajectory:
     """The trajectory with the options in `given` (checked) instead of the recorded ones.
 
-
-    Given intervals restrict the trajectory to their checkpoints, so that the last of these is its last one.
-    Raises InvalidValueError for numbers in `given` that were not saved. Recorded numbers that were not saved,
-    for example because a training ended early, are left out by `landscape`, with a line in the log.
+    Intervals in `given` restrict the trajectory to their checkpoints; it then ends with the last of these.
+    Raises InvalidValueError if checkpoints that they name were not saved. `landscape` leaves out recorded
+    numbers that were not saved, for example because a training ended early, with a line in the log.
     """
     recorded = trajectory.spec
     merged = {
@@ -205,7 +204,7 @@ def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajector
 
 
 def parts_of(result: object) -> dict[str, Any]:
-    """The arguments of `landscape` in what callback_fn returned; raises for anything else."""
+    """The arguments of `landscape`, by name, from the result of callback_fn; raises for an unknown form."""
     parts = named_parts(result)
     if parts is None:
         size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
@@ -232,7 +231,7 @@ def parts_of(result: object) -> dict[str, Any]:
 
 
 def _run_dir(field: str, path: object) -> RunDir:
-    """The run dir that an argument names; raises with the argument's name."""
+    """The run dir that an argument gives; `field` is the argument's name in errors."""
     if isinstance(path, RunDir):
         return path
     check_type(field, path, (str, os.PathLike))

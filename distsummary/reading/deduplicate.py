@@ -1,4 +1,4 @@
-"""Finds events that have been read before, in bounded memory."""
+"""Recognises events that have been read before, with bounded memory."""
 
 from bisect import bisect_right
 from collections import OrderedDict
@@ -6,15 +6,16 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-_MAX_ATTEMPTS = 4096  # remembered at a time
-_MAX_GAPS = 1 << 16  # of one attempt
+_MAX_ATTEMPTS = 4096  # attempts that are remembered at a time
+_MAX_GAPS = 1 << 16  # gaps that are remembered for one attempt
 
 
 class Seen:
     """The events seen so far, by (run id, attempt, seq).
 
-    The seqs of an attempt rise, with gaps where a file has no frame for an event, so the highest seq and the
-    gaps are enough. Beyond 65536 gaps the oldest one is forgotten; events in it later count as seen.
+    A seq numbers an event of an attempt. Seqs rise, with gaps where a file has no frame for an event, so the
+    highest seq and the gaps are enough. Beyond 65536 gaps the oldest gap is forgotten: an event in it that is
+    read later counts as seen.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Seen:
 
 
 class _Attempt:
-    """The highest seq of one attempt, `last`, and the gaps below it: rising, disjoint, ends included."""
+    """The highest seq of one attempt, `last`, and the gaps below it: sorted, disjoint, ends included."""
 
     __slots__ = ("first_missing", "last", "last_missing")
 

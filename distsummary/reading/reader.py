@@ -45,10 +45,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ReadEvent(NamedTuple):
-    """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another writer wrote it.
+    """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another program wrote it.
 
     `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, the bytes of a
-    graph, a lineage message. `wall_time` in seconds since the epoch, `offset` and `end` in bytes.
+    graph, a lineage message. `wall_time`: seconds since the epoch. `offset`, `end`: the bytes of its frame.
     """
 
     run_id: str
@@ -81,7 +81,7 @@ Piece: TypeAlias = ScalarColumns | ReadEvent
 
 
 class Damage(NamedTuple):
-    """What a reader skipped, and why."""
+    """A damaged place of a file that a reader skipped, and the reason."""
 
     file: Path
     offset: int
@@ -96,9 +96,9 @@ def read_file(
     skipped: list[Damage] | None = None,
     max_payload: int = MAX_PAYLOAD,
 ) -> Iterator[ReadEvent]:
-    """The events of one file, in its order; records without values (versions, sessions) are left out.
+    """The events of one file, in the file's order; records without values (versions, sessions) are left out.
 
-    A torn last frame does not count as damage: the file may be growing.
+    An incomplete last frame does not count as damage: the file may be growing.
 
     Args:
         path: the file; its name says the dialect.
@@ -107,7 +107,7 @@ def read_file(
         start: the byte to begin at: 0, or the `end` of an event that was read before.
         skipped: receives the damage that was skipped, at most MAX_DAMAGE places; without it, damage is
             logged.
-        max_payload: larger events (bytes) are damage.
+        max_payload: events larger than this (bytes) count as damage.
 
     Raises:
         DamagedFileError: with the file and the offset. MissingFileError: there is no such file.
@@ -221,7 +221,7 @@ class _Skipping:
         self._waiting.append(damage)
 
     def report(self) -> None:
-        """Report the damage so far: something intact follows it, or the file ends."""
+        """Report the damage so far; called when something intact follows it, or the file ends."""
         for damage in self._waiting:
             if self._skipped is not None:
                 self._skipped.append(damage)
@@ -253,7 +253,7 @@ def read_directory(
     """The events of all files of one dialect in a directory, in the order of their stamps.
 
     An event that was written twice, with the same (run id, attempt, seq), is returned once; events of other
-    writers have no seq and are all returned. Errors and `skipped` as in `read_file`.
+    programs have no seq and are all returned. Errors and `skipped` are as in `read_file`.
     """
     check_choice("dialect", dialect, DIALECTS)
     check_choice("mode", mode, MODES)
@@ -306,7 +306,7 @@ def files_of(path: str | os.PathLike[str], dialect: str | None, mode: str) -> li
 
 
 def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, attempt: int) -> int:
-    """The highest seq of an attempt in the files of one dialect, 0 without any; damage is skipped."""
+    """The highest seq of an attempt in the files of one dialect, 0 if there is none; damage is skipped."""
     for segment in reversed(segments(_directory(directory), dialect)):
         last = 0
         for piece in read_pieces(segment, dialect, resync=True):
@@ -320,15 +320,15 @@ def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, 
             except ValueError:
                 break
             if ids[:2] != (run_id, attempt):
-                break  # the version record has the identity too: a file of another attempt costs one frame
+                break  # the version record, the first frame, already tells that another attempt wrote it
             last = max(last, ids.seq)
-        if last:  # seqs rise from file to file
+        if last:  # newer files have higher seqs
             return last
     return 0
 
 
 def read_last_step(directory: str | os.PathLike[str]) -> int:
-    """The highest step in the newest event file that has one, 0 without any; damage is skipped."""
+    """The highest step in the newest event file that has one, 0 if there is none; damage is skipped."""
     for dialect in DIALECTS:
         for segment in reversed(segments(_directory(directory), dialect)):
             pieces = read_once([segment], "skip", [])
@@ -342,7 +342,7 @@ def read_lineage(path: str | os.PathLike[str], mode: str = "skip") -> Lineage:
     """The lineage in a file, or in all lineage files of a directory; an empty one if there is none.
 
     As in MindInsight, the last event of each kind counts and custom information is merged; a later file with
-    the lineage of a training or a dataset graph replaces what came before. Errors as in `read_file`.
+    the lineage of a training or a dataset graph replaces all earlier lineage. Errors are as in `read_file`.
     """
     files = [Path(path)] if not os.path.isdir(path) else lineage_files(Path(path))
     lineage = Lineage()

@@ -1,4 +1,4 @@
-"""Reads scalar events into columns, many frames at a time, and all other events frame by frame."""
+"""Reads scalar events as columns (arrays), many frames at a time, and all other events frame by frame."""
 
 import os
 import struct
@@ -26,10 +26,10 @@ from distsummary.format.scalar_decoder import (
 
 FEW = 64  # events; for fewer, reading frame by frame is faster
 _FIRST_LOOK = 4 * FEW  # frames that are first tried as columns
-_LONGEST_LOOK = 1 << 13  # frames that are tried as columns at most, after earlier successes
-_LONGEST_PAUSE = 1 << 17  # frames read one by one, at most, before columns are tried again
+_LONGEST_LOOK = 1 << 13  # the most frames that are tried as columns at once, after earlier successes
+_LONGEST_PAUSE = 1 << 17  # the most frames that are read one by one before columns are tried again
 _MAX_LENGTH = 1 << 12  # bytes of an event; larger ones are read frame by frame
-_MAX_HEADERS = 4096
+_MAX_HEADERS = 4096  # headers whose frame lengths are cached
 _MAX_GROUPS = 8  # different layouts among the frames of one length in a block
 _MIN_GROUP = 32  # frames per layout on average; with fewer, columns cost more than they save
 _HEADER = struct.Struct("<QI")
@@ -38,8 +38,9 @@ _HEADER = struct.Struct("<QI")
 class ScalarColumns(NamedTuple):
     """Events of one attempt that hold only scalars, in the order of their file.
 
-    For each event, (n,): `seqs`, `steps` int64, `wall_times` float64, `offsets` and `ends` of its frame
-    (bytes) int64, `counts` of its values. For each value, (m,): `numbers` float64, `tag_numbers` into `tags`.
+    One element per event, (n,): `seqs`, `steps`, `offsets` and `ends` of its frame (bytes), and `counts`, the
+    number of its values, all int64; `wall_times` float64. One element per value, (m,): `numbers` float64 and
+    `tag_numbers`, the index of its tag in `tags`.
     """
 
     run_id: str
@@ -108,8 +109,8 @@ def read_pieces(
                 yield columns
                 offset, pause = base + starts[taken], FEW
             if taken < walked or walked < most:
-                # The next frame does not fit the columns: read it alone. After too few columns, read frame by
-                # frame, twice as many frames each time that columns do not pay.
+                # The next frame does not fit the columns: read it alone. If the columns held too few events,
+                # read more frames one by one: twice as many each time that columns do not pay.
                 count = 1
                 if taken < FEW:
                     count = max(walked, pause)
@@ -123,7 +124,7 @@ def read_pieces(
 
 
 class _Walker:
-    """Finds adjacent frames that may be scalar events by their headers; caches the length for each header."""
+    """Finds adjacent frames that may be scalar events by their headers; caches each header's length."""
 
     def __init__(self, dialect: str, max_length: int) -> None:
         self._dialect, self._max_length = dialect, max_length
@@ -137,7 +138,7 @@ class _Walker:
         for _ in range(most):
             header = block[position : position + HEADER_BYTES]
             length = length_of(header)
-            if length is None:  # a new header: is it one of a whole frame of scalars?
+            if length is None:  # a new header: check that its frame is whole and holds scalars
                 if len(header) < HEADER_BYTES:
                     break
                 payload_length, crc = _HEADER.unpack(header)
@@ -158,9 +159,9 @@ class _Walker:
 
 
 class _Group(NamedTuple):
-    """Frames whose fields lie in the same places: their indices (r,) and their bytes (r, length).
+    """Frames whose fields lie in the same places: their indices `places` (r,) and bytes `frames` (r, length).
 
-    `tag_numbers` holds the tag of each of their values, (r, values).
+    `tag_numbers`, (r, values), holds the number of the tag of each value.
     """
 
     fields: FieldPlaces
@@ -210,7 +211,7 @@ def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> 
     for length in different.tolist():
         places = np.flatnonzero(lengths == length)
         at = bounds[:-1][places]
-        if at[-1] - at[0] == length * (at.size - 1):  # adjacent: no copy
+        if at[-1] - at[0] == length * (at.size - 1):  # the frames are adjacent: no copy
             frames = octets[at[0] : at[-1] + length].reshape(-1, length)
         else:
             frames = sliding_window_view(octets, length)[at]
@@ -248,7 +249,7 @@ def _groups(places: Column, frames: Octets, dialect: str, tags: _Tags) -> Iterat
         others = differences[:, fields.constant & (varying != 0)].any(axis=1)
         longer = (differences[:, fields.high_bits & (varying > 0x7F)] > 0x7F).any(axis=1)
         fits = np.logical_not(others | longer)
-        # Which of them have the right CRC, computed from that of the first one.
+        # Which frames have the right CRC, computed from the CRC of the first frame.
         payload = slice(HEADER_BYTES, frames.shape[1] - 4)
         crc = np.uint32(google_crc32c.value(frames[0, payload].tobytes()))
         crcs = crc ^ crc_changes(differences[:, payload], np.flatnonzero(varying[payload]))

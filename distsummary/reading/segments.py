@@ -35,7 +35,7 @@ class SegmentName:
 
 
 def dialect_of(path: str | os.PathLike[str]) -> str:
-    """ "tensorboard", "lineage" or "mindspore", by the name of the file."""
+    """The dialect that the name of a file tells: "tensorboard", "lineage" or "mindspore"."""
     name = os.path.basename(path)
     if "tfevents" in name:
         return "tensorboard"
@@ -71,6 +71,6 @@ def all_event_files(directory: Path) -> list[Path]:
 
 
 def next_stamp(directory: Path, now: float) -> int:
-    """max(now, highest + 1), since viewers order files by their stamps, whatever the clock says."""
+    """The stamp of a new file, max(now, highest stamp + 1): viewers order files by their stamps."""
     stamps = [stamp for path in directory.iterdir() if (stamp := stamp_of(path.name)) is not None]
     return max(int(now), max(stamps, default=-1) + 1)

@@ -1,4 +1,4 @@
-"""Scalars of event files as arrays, one series per tag; not used yet: waits for the public read API."""
+"""Reads scalars as arrays, one series per tag. Not used yet: the public read API will use it."""
 
 import os
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _MAX_ROWS = 4096  # values collected before they become arrays
 
 
 class ScalarSeries(NamedTuple):
-    """The scalars of one tag in the order of the files, all (n,).
+    """The scalars of one tag in the order of the files; every array is (n,).
 
     `attempts`, `steps` int64, `wall_times` float64 in seconds since the epoch, `values` float64.
     """
@@ -34,9 +34,9 @@ def read_scalars(
 ) -> dict[str, ScalarSeries]:
     """All scalars of a file, or of a directory's files in the order of their stamps, by tag.
 
-    The tags are in the order of their first values. Arguments, errors and which events are read are as in
-    `reader.read_values`; values of other plugins are skipped. Memory: 32 bytes per scalar, three times
-    as much while they are read.
+    The tags are in the order of their first values. The arguments, the errors and the choice of events are as
+    in `reader.read_values`; values that are not scalars are skipped. The result takes 32 bytes of memory per
+    scalar; reading takes three times as much.
     """
     table = _Table()
     for _, piece in read_once(files_of(path, dialect, mode), mode, skipped):
@@ -48,7 +48,7 @@ def read_scalars(
 
 
 class _Table:
-    """Scalars of all tags: the number of the tag, then the columns of a series."""
+    """Collects the scalars of all tags in columns: the number of the tag, then those of a ScalarSeries."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -91,7 +91,7 @@ class _Table:
         numbers = np.concatenate(self._chunks[0])
         order = np.argsort(numbers, kind="stable")
         stops = np.cumsum(np.bincount(numbers, minlength=len(self._numbers)))
-        places = np.split(order, stops)  # indices of each tag's values; the last one is empty
+        places = np.split(order, stops)  # indices of each tag's values; the last array is empty
         found = [(tag, place) for tag, place in zip(self._numbers, places, strict=False) if place.size]
         found.sort(key=lambda one: int(one[1][0]))
         parts: dict[str, list[Array]] = {tag: [] for tag, _ in found}

@@ -1,4 +1,4 @@
-"""Follows event files while they grow, poll by poll; not used yet: it waits for the public read API."""
+"""Follows event files while they grow, poll by poll. Not used yet: the public read API will use it."""
 
 import os
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from distsummary.reading.segments import segments
 
 
 class Tail:
-    """A growing file, or the growing files of a directory, new ones included.
+    """Reads a growing file, or the growing files of a directory, including files that appear later.
 
-    It never sleeps: the caller decides when to poll. An incomplete event at the end of a file is left for the
-    next poll; damage is reported once something intact follows it. An event that was written twice is given
-    once, as in `read_directory`. A path that does not exist yet has no events.
+    It never waits: the caller decides when to poll. An incomplete event at the end of a file is left for the
+    next poll; damage is reported once something intact follows it. An event that was written twice is
+    returned once, as in `read_directory`. A path that does not exist yet has no events.
 
     Args:
         path: an event file, whose name says the dialect, or a directory.
         dialect: the dialect of a directory's files.
         skipped: receives the damage that is skipped; without it, damage is logged.
-        max_payload: larger events (bytes) are damage.
+        max_payload: events larger than this (bytes) count as damage.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Tail:
         self._seen = Seen()
 
     def poll(self) -> Iterator[ReadEvent]:
-        """The events since the last poll; the next poll repeats those that the caller does not consume."""
+        """The events since the last poll; those that the caller does not consume come with the next poll."""
         if self.path.is_dir():
             files = segments(self.path, self.dialect)
         else:

@@ -1,7 +1,7 @@
-"""A crew of Ray actors that share some work: starts them, calls them, replaces dead ones and ends them.
+"""Starts Ray actors that share some work (a crew), calls them, replaces those that died, and kills them.
 
-All actors are of one class with the methods `begin` and `work`. A crew treats chunks, Hessian-vector products
-and the choice of an engine alike, see `work.Work`.
+All actors have the same class, with the methods `begin` and `work`. What they work on is a `work.Work`: the
+chunks of landscapes, a Hessian-vector product or the choice of an engine.
 """
 
 import logging
@@ -23,24 +23,24 @@ from distsummary.landscapes.run.scheduler import IN_FLIGHT
 from distsummary.landscapes.run.supervision import MAX_DEATHS, NOT_BEGUN, SILENT_S, Deaths, Silences
 from distsummary.landscapes.run.work import Job, Work
 
-WAIT_S = 1.0  # between two checks of workers that do not answer
-START_S = 30.0  # if no worker has started after this time, one without resources is added
+WAIT_S = 1.0  # the longest wait for a result before all workers are checked for silence
+START_S = 30.0  # if no worker has started after this time, one that reserves no resources is added
 GROW_S = 10.0  # interval between two queries for free resources of the cluster
-READ_S = 1.0  # limit for reading the calls of killed actors, which end within milliseconds
+READ_S = 1.0  # limit for reading the results of killed actors' calls, which fail within milliseconds
 UNRESERVED = {"num_cpus": 0.0}
-IN_CREATION = "error raised in its creation task"  # part of Ray's message
+IN_CREATION = "error raised in its creation task"  # part of Ray's message, for example if an import failed
 SHOWN = 120  # characters of Ray's message that are shown
 LOOK = (
     "look into the memory they need and whether they can import what the model is made of "
     "(runtime_env of ray.init), or use workers=0"
 )
-# One thread per worker; glibc keeps memory that one layer frees, so that the next one can use it, see
-# docs/landscape.md, "Memory".
+# One thread per worker. The MALLOC variables make glibc keep the memory that one layer of a model frees, so
+# that the next layer can use it, see docs/landscape.md, "Memory".
 ENVIRONMENT = {
     "env_vars": {
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that every glibc takes
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest value that every glibc accepts
         "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     }
 }
@@ -52,14 +52,14 @@ _log = logging.getLogger(__name__)
 class _Worker:
     actor: Any
     options: dict[str, float]
-    place: Any  # a reference to the place where it runs, available once it has started
+    place: Any  # a reference to the text "<process> on <address>", available once the worker has started
     has_started: bool = False
     has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a worker; `work` is None for the call of `begin`."""
+    """A call of a worker's method that has not been answered; `work` is None if the method is `begin`."""
 
     worker: str
     job: Job
@@ -68,21 +68,21 @@ class _Call:
 
 
 class ActorCrew:
-    """Actors of the class `kind`, created with the same arguments. A context manager: its end kills them.
+    """Actors of the class `kind`, all created with `arguments`. A context manager that kills them on exit.
 
-    If a worker raises, `do` raises: `work.failure(...)` for an error in a job, LandscapeError for one in
-    `begin`.
+    `do` raises what a worker raised: a DistSummaryError unchanged, another error of a job as
+    `work.failure` makes it, and another error of `begin` as LandscapeError.
 
     Args:
-        kind: has `begin()` and `work(*job)`. Its constructor also gets `gpus`, the GPUs of the actor.
-        resources: the resources of each actor (actor options).
+        kind: has `begin()` and `work(*job)`. Its constructor also gets `gpus`, the actor's number of GPUs.
+        resources: for each actor to start, its resources as Ray's actor options.
         name: the name of the crew in messages.
-        beginning: the end of messages about errors in `begin`, see `failures`.
-        more: returns the resources of actors that could be added now for a number of waiting points; with
-            None no actors are added.
-        forgo: called if the workers' GPUs did not become free.
-        max_deaths: after this many successive deaths without a result LandscapeError is raised, with
-            `remedy`.
+        beginning: the end of messages about errors in `begin`, such as `failures.OPENING`.
+        more: given the number of waiting points, returns the resources of each actor that could be added
+            now; None: no actors are added.
+        forgo: called when the crew stops waiting for GPUs and goes on without them.
+        max_deaths: after this many successive deaths without a result, or earlier if all workers fail to
+            begin in the same way, LandscapeError is raised, with `remedy` in its message.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ActorCrew:
         self._deaths = Deaths(len(self._workers), max_deaths)
 
     def do(self, work: Work) -> None:
-        """Have the workers finish the work; returns once at least one worker has begun."""
+        """Have the workers do the work; returns when it is finished and at least one worker has begun."""
         self._feed(list(self._workers), work)
         while not (work.is_finished and self.begun is not None):
             ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=WAIT_S)
@@ -136,7 +136,7 @@ class ActorCrew:
         self._calls[actor.begin.remote()] = _Call(worker, (), None, time.monotonic())
 
     def _feed(self, workers: Iterable[str], work: Work) -> None:
-        """Give each worker that has begun up to IN_FLIGHT calls: first one to every worker, then more."""
+        """Give each worker that has begun up to IN_FLIGHT calls; all get a first call before a second one."""
         asked = Counter(call.worker for call in self._calls.values())
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:
@@ -149,7 +149,7 @@ class ActorCrew:
             self._calls[reference] = _Call(worker, job, work, time.monotonic())
 
     def _take(self, reference: Any, work: Work) -> None:
-        """Receive the result of a call; it may belong to earlier work, whose other jobs have ended."""
+        """Receive the result of a call, which may belong to earlier work that was finished without it."""
         call = self._calls.pop(reference)
         self._silences.hear(call.worker, time.monotonic())
         try:
@@ -160,7 +160,7 @@ class ActorCrew:
             return
         except DistSummaryError:
             raise
-        except Exception as error:  # of any kind: it is the user's code
+        except Exception as error:  # of any type: the user's code may raise anything
             if call.work is None:
                 raise LandscapeError(f"{raised(error)} {self._beginning}") from error
             raise call.work.failure(call.job, error) from error
@@ -175,7 +175,7 @@ class ActorCrew:
         self._feed([call.worker], work)
 
     def _replace(self, call: _Call, error: RayError, work: Work) -> None:
-        """Return the jobs of a dead worker to the work, and start another worker in its place."""
+        """Return the jobs of a dead worker to `work`, and start another worker in its place."""
         worker, how = call.worker, how_it_died(error)
         calls = [call, *(other for other in self._calls.values() if other.worker == worker)]
         options = self._drop(worker)
@@ -198,7 +198,7 @@ class ActorCrew:
         return dropped.options
 
     def _look_after_workers(self) -> None:
-        """Report silent workers, and give up resources that do not become available."""
+        """Report silent workers; if none can start for lack of resources, start one that reserves none."""
         now = time.monotonic()
         unknown = {one.place: one for one in self._workers.values() if not one.has_started}
         for place in ray.wait(list(unknown), num_returns=len(unknown), timeout=0)[0] if unknown else ():
@@ -207,18 +207,18 @@ class ActorCrew:
         asked = {call.worker: call.asked_at for call in reversed(self._calls.values())}
         for worker, silent_s in self._silences.report(asked, started, now).items():
             then = ": another takes its place" if self._max_deaths > 1 else ""
-            with suppress(RayError):  # the worker has died, which its calls will show
+            with suppress(RayError):  # the worker has died: the results of its calls will show that
                 place = ray.get(self._workers[worker].place)
                 text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
                 _log.warning(text, self._name, worker, place, silent_s, then)
-        if started:  # if they die later, others may have taken their resources
+        if started:  # START_S counts from now: if they die, other programs may take their resources
             self._patience_ends = now + START_S
             return
         if now < self._patience_ends:
             return
         self._patience_ends = float("inf")
-        # Start a worker that needs no resources; but never beside GPUs, as all results of a crew must be of
-        # one kind.
+        # Start a worker that reserves no resources and computes on the CPU. But if GPUs computed the results
+        # so far, wait for a GPU: all results of a crew must come from the same kind of hardware.
         on_gpus = [worker for worker, one in self._workers.items() if one.options.get("num_gpus")]
         if on_gpus and self._has_results:
             _log.warning(
@@ -238,7 +238,7 @@ class ActorCrew:
         self._start(UNRESERVED)
 
     def _grow(self, work: Work) -> None:
-        """Add workers of the same kinds for resources that have become free."""
+        """Add workers for resources that have become free, of the kinds (GPU, CPU) that the crew uses."""
         now = time.monotonic()
         is_starting = not all(worker.has_begun for worker in self._workers.values())
         if self._more is None or now < self._grows_at or is_starting:
@@ -259,16 +259,16 @@ class ActorCrew:
         self._workers.clear()
         self._calls.clear()
         for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
-            with suppress(RayError):  # otherwise Ray prints errors that nobody has read
+            with suppress(RayError):  # read only because Ray would print an error that nobody reads
                 ray.get(call)
 
 
 @contextmanager
 def original_errors() -> Iterator[None]:
-    """Raise the error that a worker raised; Ray's error, with the worker's traceback, is its cause.
+    """Replace Ray's error in the block by the error that the worker raised; Ray's error becomes its cause.
 
-    An error that cannot be unpickled becomes a RuntimeError that quotes it. A RayError means that the worker
-    itself failed.
+    Ray's error has the worker's traceback. An error that cannot be unpickled becomes a RuntimeError that
+    quotes it. A RayError that leaves the block means that the worker itself failed.
     """
     try:
         yield
@@ -291,7 +291,7 @@ def how_it_died(error: RayError) -> str:
     """How a worker died, in a few words; Ray's whole message is logged at level DEBUG."""
     _log.debug("a worker died: %s", error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
-    if lines and IN_CREATION in lines[0]:  # such as a failed import; the last line is that error
+    if lines and IN_CREATION in lines[0]:  # a failed import, for example; the last line is its error
         return f"{NOT_BEGUN}{lines[-1].strip()}"[:SHOWN]
     said = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
     return said.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:SHOWN]

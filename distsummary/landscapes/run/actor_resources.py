@@ -1,4 +1,4 @@
-"""The free resources of a Ray cluster for workers, even while ended actors still count as holding some."""
+"""Finds the free resources of a Ray cluster; waits until Ray has taken back those of killed actors."""
 
 import time
 from collections import Counter
@@ -8,25 +8,25 @@ from typing import Any
 
 import ray
 
-RETURN_S = 5.0  # limit of the wait: other programs may have taken what our actors returned
+RETURN_S = 5.0  # limit of the wait for killed actors' resources: other programs may have taken them
 POLL_S = 0.02
-TOLERANCE = 1e-3  # of a GPU, because shares are added up
-FIT_S = 10.0  # a process starts in one or two
+TOLERANCE = 1e-3  # of a GPU or CPU: sums of shares such as 0.1 are not exact
+FIT_S = 10.0  # limit of the wait for a test task, whose process starts in one or two seconds
 
 
 @dataclass(slots=True)
 class _Returning:
-    """Resources that will be free once ended actors of this process have returned them."""
+    """The amounts that will be free once Ray has taken back the resources of killed actors."""
 
     free: dict[str, float] = field(default_factory=dict)
     until: float = 0.0  # wait until this time at most
 
 
-_returning = _Returning()  # a landscape waits for the resources of the one before it
+_returning = _Returning()  # shared by all landscapes: one waits for the resources of the one before
 
 
 def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
-    """Kill actors, each given with its resources (actor options); `free_resources` waits for these."""
+    """Kill actors, given as (actor, its resources); `free_resources` waits for these resources."""
     actors = list(actors)
     held = Counter[str]()
     for _, options in actors:
@@ -35,18 +35,18 @@ def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
     try:
         if +held:
             free, whole = ray.available_resources(), ray.cluster_resources()
-            # Not more than the cluster has: some actors may never have received theirs.
+            # Not more than the cluster has: some actors may never have received their resources.
             _returning.free = {
                 name: min(free.get(name, 0) + amount, whole.get(name, 0)) for name, amount in (+held).items()
             }
             _returning.until = time.monotonic() + RETURN_S
-    finally:  # also when Ctrl-C comes again
+    finally:  # even if another Ctrl-C interrupts the lines above
         for actor, _ in actors:
             ray.kill(actor, no_restart=True)
 
 
 def free_resources() -> dict[str, float]:
-    """The free resources of the cluster plus those that ended actors of this process held."""
+    """The cluster's free resources, once Ray has taken back those of killed actors or RETURN_S has passed."""
     while True:
         free = ray.available_resources()
         is_back = all(free.get(name, 0) >= amount - TOLERANCE for name, amount in _returning.free.items())
@@ -57,13 +57,13 @@ def free_resources() -> dict[str, float]:
 
 
 def fits(gpus: float) -> bool:
-    """Whether a worker can get `gpus` GPUs, or this share of one, now.
+    """Whether a worker can now get `gpus` GPUs, or for `gpus` < 1 this share of one GPU.
 
-    Totals do not show this: 0.4 free on each of three GPUs add up to 1.2, but a worker with a whole GPU does
-    not fit. Ray knows what is free on each GPU but does not report it, so a task requests `gpus`.
+    The total of free GPUs does not show this: with 0.4 free on each of three GPUs the total is 1.2, but no
+    worker can get a whole GPU. Ray does not report what is free on each GPU, so a test task requests `gpus`.
     """
     if gpus <= 1 and ray.available_resources().get("GPU", 0) >= ray.cluster_resources().get("GPU", 0):
-        return True  # nothing is taken
+        return True  # all GPUs are free
     task = ray.remote(lambda: None).options(
         num_gpus=gpus, num_cpus=0, max_retries=0, scheduling_strategy="DEFAULT"
     )

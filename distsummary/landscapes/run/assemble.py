@@ -1,4 +1,4 @@
-"""Assembles the quantities of all chunks into a LossGrid; pure."""
+"""Assembles the quantities of all chunks into a LossGrid. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from distsummary.landscapes.run.refine import Mask, between_rows, first_points, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """The results of the workers for all landscapes of a task."""
+    """The workers' results for all landscapes of a task. `abandoned`: chunks whose workers kept dying."""
 
     results: Mapping[Chunk, Array]
     abandoned: Sequence[Chunk]
@@ -29,9 +29,10 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """Quantities of one landscape, float64, NaN where missing: grid (m, n, q), path, checkpoint (k, q).
+    """The q quantities of one landscape, float64, NaN where missing.
 
-    `computed`: whether there is a result, for each point of the grid, bool (m, n).
+    `grid` (m, n, q) has m rows and n columns; `path` and `checkpoint` are (k, q), a row per checkpoint.
+    `computed`, bool (m, n): which points of the grid have a result.
     """
 
     grid: Array
@@ -43,8 +44,8 @@ class Gathered:
 def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: str = "") -> LossGrid:
     """The grid of landscape `number` from the quantities of its chunks.
 
-    Points that were not evaluated, and points that were given up, are interpolated if they lie between
-    others, else NaN. `LossGrid.computed` is False for all of these.
+    Points that were not evaluated are interpolated if they lie between evaluated points, else NaN; points
+    that were given up are NaN. `LossGrid.computed` is False for both.
     """
     plane, known = prepared.plane, prepared.known
     found = gather(evaluated.results, number, plane)
@@ -53,7 +54,7 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
     for chunk in given_up:
         if chunk.kind == "grid":
             computed[chunk.row, list(chunk.columns)] = False
-    whole = found.grid  # with the other points interpolated where possible
+    whole = found.grid  # below, its missing points are interpolated where possible
     if not found.computed.all():
         is_refined = bool(found.computed[first_points(found.computed.shape)].all())
         fill = interpolate if is_refined else between_rows
@@ -62,7 +63,7 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
     path_loss = found.path[:, 0]
     convergence_point = 0.0, 0.0, float(path_loss[-1])
     if known["decomposition"] == "Random" and known["mode"] == "mindspore":
-        i, j = len(plane.y) // 2, len(plane.x) // 2  # MindSpore's point: not the centre for even sizes
+        i, j = len(plane.y) // 2, len(plane.x) // 2  # as in MindSpore: for even sizes not the centre
         convergence_point = float(plane.x[j]), float(plane.y[i]), float(whole[i, j, 0])
     x_step, y_step = (float(axis[1] - axis[0]) if len(axis) > 1 else 0.0 for axis in (plane.x, plane.y))
     facts = evaluated.facts

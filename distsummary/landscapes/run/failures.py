@@ -1,4 +1,4 @@
-"""Errors of the user's model, loss function or metrics: what raised, where, and how to continue."""
+"""Messages about errors of the user's model, loss or metrics: what raised, where, and how to continue."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ HESSIAN = "in a product with the Hessian; fix the error"
 
 
 class ChunkFailedError(Exception):
-    """Internal: a worker raised `cause` at `chunk`; the runner, which knows what is kept, reports it."""
+    """Internal: `chunk` raised `cause` in a worker. The runner reports it and says which points are kept."""
 
     def __init__(self, chunk: Chunk, cause: Exception) -> None:
         super().__init__(chunk, cause)
@@ -29,17 +29,17 @@ class ChunkFailedError(Exception):
 
 @contextmanager
 def user_errors(where: str, *, who: str = CODE) -> Iterator[None]:
-    """Raise a one-line LandscapeError for errors of the user's code in the block; our own errors pass."""
+    """Turn errors of the user's code in the block into a one-line LandscapeError; DistSummaryErrors pass."""
     try:
         yield
     except DistSummaryError:
         raise
-    except Exception as error:  # of any kind: it is the user's code
+    except Exception as error:  # of any type: the user's code may raise anything
         raise LandscapeError(f"{raised(error, who)} {where}") from error
 
 
 def raised(error: Exception, who: str = CODE) -> str:
-    """What raised which error, in one line with hints; the cause of the new error has the rest."""
+    """One line that says what raised which error, with hints, for a new error that has `error` as cause."""
     line = first_line(error)
     notes = getattr(error, "__notes__", ())
     hints = "".join(f" ({note})" for note in notes if note.startswith(HINT))
@@ -48,7 +48,7 @@ def raised(error: Exception, who: str = CODE) -> str:
 
 
 def place(chunk: Chunk, planes: Sequence[PlanePlan]) -> str:
-    """The place of the points of a chunk, such as "y = 0.5, x = -1 to 0.2"."""
+    """Where the points of a chunk lie, as text such as "y = 0.5, x = -1 to 0.2"."""
     plane = planes[chunk.plane]
     numbers = chunk.columns[0], chunk.columns[-1]
     if chunk.kind == "grid":

@@ -1,9 +1,9 @@
-"""The identity of a landscape: hashes of everything that its losses depend on, to recognise its journal.
+"""Hashes everything that a landscape's losses depend on (its identity), to recognise the right journal.
 
 Code is hashed as compiled (bytecode, constants, names), not as source text: a file may have been edited since
 it was imported, and two lambdas may share a line. Hashes are the same in another process, since addresses,
-file names and the order of sets are excluded. A difference without effect, such as a docstring, only causes
-the landscape to be evaluated again.
+file names and the order of sets are excluded. A change without effect, such as a new docstring, may change
+the hashes too; then the landscape is evaluated again.
 """
 
 import hashlib
@@ -31,27 +31,27 @@ TORCH_PLAIN = ("dtype", "device", "layout", "memory_format")
 FOREIGN = ("builtins", "numpy", "torch")  # packages whose code is hashed only by its name
 MODULE_STATE = ("training", "_parameters", "_buffers", "_modules")  # hashed separately, or not at all
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-NO_ARRAY = (InvalidTypeError, InvalidValueError, RuntimeError, TypeError)  # nested, quantized, without values
-DIGEST = 16  # bytes
-PICKLE = 4  # the protocol
+NO_ARRAY = (InvalidTypeError, InvalidValueError, RuntimeError, TypeError)  # for tensors NumPy cannot hold
+DIGEST = 16  # bytes of a hash
+PICKLE = 4  # the pickle protocol
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _log = logging.getLogger(__name__)
 
 
 def landscape_identity(task: Task, refine: float | None = None) -> dict[str, str]:
-    """Name -> hash of each part of a task, and of the tolerance that decides which points it evaluates.
+    """The hash of each part of a task, by name, and of `refine`, which decides which points are evaluated.
 
-    The model and functions count by their code and the values that they hold; data counts by the content of
+    The model and functions are hashed by their code and the values that they hold, data by the content of
     its batches (objects as pickle would store them), streamed data by its first batch and its length. Call
-    this before anything is evaluated: a model may count its calls.
+    this before anything is evaluated: evaluation may change values, for example if a model counts its calls.
     """
     model, evaluation = task.model, task.evaluation
     states = [state for plane in task.planes for state in plane.states]
     framework = framework_of(model)
-    # Tensors that every checkpoint has count by their names: their values are those of the checkpoints.
+    # Tensors that every checkpoint has are hashed by name only: the checkpoints replace their values.
     tensors = {id(t): name for name, t in framework.tensors(model) if all(name in state for state in states)}
     modules = {id(model): "model"}
-    if framework.name == "torch":  # losses and metrics may hold them
+    if framework.name == "torch":  # loss functions and metrics may hold the model's modules
         modules = {id(part): f"module {name}" for name, part in model.named_modules()}
     own = {name: (array.dtype.str, array.shape) for name, array in own_state(model).items()}
     asked = {name: getattr(evaluation, name) for name in evaluation.__slots__ if name != "metrics"}
@@ -70,7 +70,7 @@ def landscape_identity(task: Task, refine: float | None = None) -> dict[str, str
 
 
 def _first_batches(batches: Any) -> Any:
-    """The first batch of each data set, and how many batches there are if it has a length."""
+    """The first batch and the number of batches (0: unknown), of each data set if there are several."""
     if isinstance(batches, Mapping):
         return {name: _first_batches(source) for name, source in batches.items()}
     return next(iter(steady(batches)), None), length_hint(batches)
@@ -97,7 +97,7 @@ def _code_digest(known: Mapping[int, str], *values: object) -> str:
 
 
 def held_modules(model: Any, *functions: object) -> list[Any]:
-    """The torch modules that functions hold, or refer to as globals, except those of the model."""
+    """The torch modules, except the model's own, that functions hold or refer to as globals."""
     walk = _Walk({id(part): "model" for part in model.modules()}, hashes=False)
     walk.take(functions)
     held = [value for _, value in walk.met.values()]
@@ -107,42 +107,42 @@ def held_modules(model: Any, *functions: object) -> list[Any]:
 
 
 def _globals(function: FunctionType) -> list[Any]:
-    """The globals that a function and its inner functions name; also globals named like an attribute."""
+    """The globals that a function and its inner functions use, or whose names they use for attributes."""
     codes, held = [function.__code__], function.__globals__
-    for code in codes:  # which grows
+    for code in codes:  # this loop also visits the codes that it appends
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
     return [held[name] for code in codes for name in code.co_names if name in held]
 
 
 class _Walk:
-    """Hashes values with their kinds, so that no two different values are the same bytes.
+    """Hashes values together with their types, so that different values never feed the same bytes.
 
     Args:
-        known: id -> name of objects that are hashed only by this name.
-        is_data: objects are hashed as pickle would store them; one that cannot be pickled gets a new hash
-            each time. With False (models and functions) callable objects and dataclasses are hashed by their
+        known: the names of some objects by id; such an object is hashed only by its name.
+        is_data: True hashes objects as pickle would store them; an object that cannot be pickled gets a new
+            hash each time. False (for models and functions) hashes callable objects and dataclasses by their
             attributes, other objects only by their class.
-        hashes: False only collects the objects that are met, without hashing arrays.
+        hashes: False skips arrays: the walk only collects the objects that it meets, in `met`.
     """
 
     def __init__(
         self, known: Mapping[int, str] | None = None, *, is_data: bool = False, hashes: bool = True
     ) -> None:
         self.known, self._is_data, self._hashes = known or {}, is_data, hashes
-        self.met: dict[int, tuple[int, object]] = {}  # with the objects, so that no id is used again
+        self.met: dict[int, tuple[int, object]] = {}  # id -> (number, object); it keeps ids unique
         self.unreadable: set[str] = set()
         self._digest = hashlib.blake2b(digest_size=DIGEST)
         self.hexdigest = self._digest.hexdigest
 
     def take(self, value: Any, *, whole: bool = False) -> None:
-        """Hash a value and its content; `whole`: with the attributes of any object."""
+        """Hash a value and its content; `whole` includes the attributes of objects that are not callable."""
         if id(value) in self.known:
             self._text(f"known {self.known[id(value)]}")
             return
         self._text(type(value).__name__ + "(")
         if is_plain(value):
             self._text(repr(value))
-        elif type(value) is tuple:  # equal ones may or may not be one object
+        elif type(value) is tuple:  # before `met`, as equal tuples may or may not be one object
             self._all(value)
         elif isinstance(value, np.ndarray) or framework_of(value).is_tensor(value):
             self._array(value)
@@ -151,7 +151,7 @@ class _Walk:
         elif isinstance(value, MethodType):
             self.take(value.__func__)
             self.take(value.__self__, whole=True)
-        elif id(value) in self.met:  # recursive functions, a module that knows its parent
+        elif id(value) in self.met:  # a recursive function, a module that holds its parent
             self._text(f"met {self.met[id(value)][0]}")
         else:
             self.met[id(value)] = len(self.met), value
@@ -170,7 +170,7 @@ class _Walk:
             return
         array = value
         if not isinstance(value, np.ndarray):
-            self._text(str(value.dtype))  # not all of torch's are NumPy's
+            self._text(str(value.dtype))  # NumPy lacks some of torch's dtypes
             try:
                 array = framework_of(value).to_numpy(value)
             except NO_ARRAY:
@@ -190,7 +190,7 @@ class _Walk:
         elif kind in (dict, MappingProxyType):
             self._all(part for item in value.items() for part in item)
         elif isinstance(value, FunctionType | type):
-            is_data, self._is_data = self._is_data, False  # code counts as code, in data too
+            is_data, self._is_data = self._is_data, False  # code is hashed as code, even within data
             if isinstance(value, type):
                 self._class(value)
             else:
@@ -198,12 +198,12 @@ class _Walk:
             self._is_data = is_data
         elif (inner := _wrapped(value)) is not None:
             self.take(inner)
-        elif self._is_data and fields is not None:  # without caches beside them
+        elif self._is_data and fields is not None:  # without cached attributes
             self.take({name: getattr(value, name) for name in fields if hasattr(value, name)})
         elif self._is_data or isinstance(value, partial | Mapping | list | tuple):
             try:
                 kept = value.__reduce_ex__(PICKLE)  # class, attributes, slots and items
-            except Exception:  # of any kind: it cannot be pickled
+            except Exception:  # of any type: the value cannot be pickled
                 self._unreadable(value)
                 return
             for part in [kept] if isinstance(kept, str) else kept:
@@ -227,11 +227,11 @@ class _Walk:
         for cell in function.__closure__ or ():
             try:
                 self.take(cell.cell_contents)
-            except ValueError:  # nothing in it yet
+            except ValueError:  # the cell has no content yet
                 self._text("empty")
 
     def _code(self, code: CodeType) -> None:
-        """Hash code; on Python 3.13 a class in a function counts with its line number, a constant."""
+        """Hash code. On Python 3.13 it includes, as a constant, the line number of a class in a function."""
         self._all((code.co_code, code.co_exceptiontable, code.co_names))
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
@@ -240,7 +240,7 @@ class _Walk:
                 self.take(constant)
 
     def _class(self, kind: type) -> None:
-        """Hash a class: its name and what its author defined; attributes show the effects of __init__."""
+        """Hash a class's name and definitions, except __init__: instances' attributes show its effects."""
         self._text(name_of(kind))
         for base in kind.__mro__:
             for name, item in () if _is_foreign(base) else vars(base).items():
@@ -251,7 +251,7 @@ class _Walk:
 
     def _module(self, module: Any) -> None:
         """Hash a torch module: its repr, and the class, attributes, hooks and tensors of all its modules."""
-        if type(module).__name__ == "OptimizedModule":  # torch.compile's
+        if type(module).__name__ == "OptimizedModule":  # made by torch.compile
             module = module._modules["_orig_mod"]
         self._text(_ADDRESS.sub("", repr(module)))
         for name, part in module.named_modules():
@@ -259,7 +259,7 @@ class _Walk:
             self.take(type(part))
             self._attributes(part)
             for hook in (hook for kind in HOOKS for hook in vars(part).get(kind, {}).values()):
-                if isinstance(hook, FunctionType):  # the code alone: what it keeps changes with every call
+                if isinstance(hook, FunctionType):  # only the code: values that it holds may change
                     self._code(hook.__code__)
                 else:
                     self._text(name_of(hook))
@@ -269,7 +269,7 @@ class _Walk:
                     self.take(tensor)
 
     def _attributes(self, value: Any) -> None:
-        """Hash the content of an object, without what it computes from its tensors at each call."""
+        """Hash an object's attributes, except MODULE_STATE, hooks, and computed tensors (with a grad_fn)."""
         fields = getattr(type(value), "__dataclass_fields__", ())
         held = getattr(value, "__dict__", None) or {name: getattr(value, name) for name in fields}
         for name, item in held.items():
@@ -278,7 +278,7 @@ class _Walk:
                 self.take(item)
 
     def _unreadable(self, value: Any) -> None:
-        """Hash a unique value: unreadable data may differ the next time, so it never counts as the same."""
+        """Note an unreadable value. In data, hash random bytes, as it may differ the next time."""
         self.unreadable.add(type(value).__name__)
         if self._is_data:
             self._digest.update(secrets.token_bytes(DIGEST))
@@ -291,14 +291,14 @@ def name_of(value: Any) -> str:
 
 
 def is_plain(value: object) -> bool:
-    """Whether the repr of a value says all of it."""
+    """Whether the repr of a value describes it completely."""
     kind = type(value)
     is_torchs = kind.__module__ == "torch" and kind.__name__ in TORCH_PLAIN
     return isinstance(value, PLAIN) or is_torchs or value is ...
 
 
 def _wrapped(value: Any) -> Any:
-    """What a property, staticmethod, classmethod, cache or partialmethod is made of; None for others."""
+    """What a property, staticmethod, classmethod, cache or partialmethod wraps; None for any other value."""
     if isinstance(value, property):
         return value.fget
     if isinstance(value, staticmethod | classmethod):

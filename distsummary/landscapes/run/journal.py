@@ -1,16 +1,17 @@
-"""The journal of a landscape: every finished chunk on disk, so that no point is evaluated twice.
+"""The journal of a landscape: keeps every finished chunk on disk, so that no point is evaluated twice.
 
 The file is a sequence of frames (`format.frames`) and is only ever appended to. The first frame is the
 header, JSON:
 
     {"format": 3, "plan": {part of the landscape's identity: its hash}}
 
-then comes {"choice": {the engine, and where it computes}}, and every later frame is a chunk: JSON, a line
-feed and its quantities, float64 little-endian (points, quantities). A new choice (memory was too small)
-voids the chunks before it: all losses of a landscape come from one engine. Each chunk names its choice by a
-hash, so that chunks of a choice whose frame is damaged are not taken for those of another. Opening the
-journal cuts a torn end; a damaged frame costs the chunk in it, or the chunks of the choice in it: they are
-evaluated again. Format 2, whose chunks do not name their choice, is refused.
+The second frame is the choice of the engine, {"choice": {the engine, and where it computes}}. Every later
+frame is a chunk (JSON, a line feed and its quantities, little-endian float64 (points, quantities)) or a new
+choice, for example because memory was too small. A new choice voids the chunks before it: all losses of a
+landscape come from one engine. Each chunk has the hash of its choice: if the frame of a choice is damaged,
+its chunks are not taken for chunks of another choice. Opening the journal cuts off an incomplete last frame.
+If the frame of a chunk is damaged, this chunk is evaluated again; if the frame of a choice is, all its chunks
+are. Format 2, whose chunks do not have the hash of their choice, is refused.
 """
 
 import errno
@@ -37,7 +38,7 @@ from distsummary.tools.fsck_files import is_live
 from distsummary.tools.fsck_journals import journals
 
 FORMAT = 3
-LOCK_TRIES, LOCK_WAIT_S = 3, 0.005  # a process that only checks the lock has it for microseconds
+LOCK_TRIES, LOCK_WAIT_S = 3, 0.005  # a process that only tests the lock holds it for microseconds
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _log = logging.getLogger(__name__)
 
@@ -47,19 +48,19 @@ class Journal:
 
     Args:
         path: the file; created if absent.
-        identity: the identity of the landscape, see `identity.landscape_identity`; a journal of another one
-            is refused.
+        identity: the identity of the landscape, see `identity.landscape_identity`; a journal of another
+            landscape is refused.
         resume: False starts again, whatever the file holds.
 
     Attributes:
         results: the finished chunks, with their quantities float64 (points, quantities).
-        choice: the engine choice of the results, as its `to_dict` gave it; None until one is entered.
+        choice: the engine choice of the results, from `EngineChoice.to_dict`; None until one is entered.
         hardware: the names of the hardware that computed the results, as far as workers reported them.
 
     Raises:
         LandscapeError: another process holds the journal, or it belongs to another landscape.
         DamagedFileError: the file is no journal.
-        RunDirError: it cannot be opened, or an entry cannot be written; earlier entries stay.
+        RunDirError: the file cannot be opened or locked, or an entry cannot be written; earlier entries stay.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Journal:
         self.results: dict[Chunk, Array] = {}
         self.choice: dict[str, Any] | None = None
         self.hardware: list[str] = []
-        self._hardware_now = ""  # of the next chunks, if it differs from the choice's
+        self._hardware_now = ""  # hardware of the next chunks, if it differs from the choice's hardware
         self._descriptor = -1
         try:
             refuse_unlike_files(self.path)
@@ -90,7 +91,7 @@ class Journal:
             raise
 
     def _lock(self) -> bool:
-        """Open and lock the file at the path; False if its last holder removed it between the two."""
+        """Open and lock the file; False if its last holder removed it after the opening, before the lock."""
         try:
             self._descriptor = os.open(self.path, _FLAGS, 0o666)
         except OSError as error:
@@ -155,7 +156,7 @@ class Journal:
                 ) from error
 
     def enter_choice(self, choice: Mapping[str, Any]) -> None:
-        """Enter the engine of the following chunks and drop those of another. An error changes nothing."""
+        """Enter the engine choice of the next chunks; drop all earlier chunks. An error changes nothing."""
         self._append({"choice": dict(choice)})
         self._begin_with(dict(choice))
 
@@ -169,7 +170,7 @@ class Journal:
             self.hardware.append(name)
 
     def enter_hardware(self, name: str) -> None:
-        """Enter the hardware of the following chunks; warns if it differs from that of earlier ones."""
+        """Enter the hardware of the next chunks; warns if earlier chunks were computed on other hardware."""
         if self.choice is None:
             return
         before = " and ".join(self.hardware)
@@ -187,7 +188,7 @@ class Journal:
             )
 
     def enter(self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0) -> None:
-        """Enter a finished chunk: its quantities float64 (points, quantities), its worker and seconds."""
+        """Enter a finished chunk: its quantities, float64 (points, quantities), its worker and seconds."""
         values = np.ascontiguousarray(measured, "<f8")
         entry = {
             "chunk": asdict(chunk),
@@ -205,7 +206,7 @@ class Journal:
         end = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, framed) < len(framed):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the next write would say so
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a short write: the disk is full
         except OSError as error:
             os.ftruncate(self._descriptor, end)
             raise RunDirError(
@@ -222,7 +223,7 @@ class Journal:
         """Release the file for other processes; a second call does nothing."""
         if self._descriptor >= 0:
             with suppress(OSError):  # not every file system has locks
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child that was forked keeps the file open
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a forked child may keep the file open
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -230,29 +231,29 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it, and remove a journal without a single point."""
+        """Close the journal, and remove it if it has no finished chunk."""
         if self._descriptor >= 0 and not self.results:
             self.remove()
         self.close()
 
 
 def _choice_hash(choice: Mapping[str, Any] | None) -> str:
-    """The hash by which chunks name the choice that they were computed with."""
+    """The hash of an engine choice, which each chunk computed with it has in its entry."""
     return hashlib.blake2b(json.dumps(choice, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def leftover_journals(own: Path, identity: Mapping[str, str]) -> str:
-    """The journals of stopped landscapes beside `own`, and what differs in them; "" if there are none.
+    """A message about the journals of other, stopped landscapes beside `own`; "" if there are none.
 
-    Journals that a process holds are left out. Differences are unknown if a header cannot be read or was
-    written by another version.
+    It says what differs in each journal: "unknown" if the header cannot be read or was written by another
+    version. Journals that a process holds are left out.
     """
     found = []
     for path in journals(own.parent):
         try:
             if path == own or is_live(path):
                 continue
-        except OSError:  # its landscape was completed just now, or it is not ours to open
+        except OSError:  # the journal has just been removed, or access to it is denied
             continue
         try:
             header = next(read_frames(path), None)

@@ -1,4 +1,4 @@
-"""Reports the progress of a landscape: a line in a terminal, a display in a notebook, else the log."""
+"""Reports the progress of a landscape in a line of a terminal, in an output of a notebook, or in the log."""
 
 import importlib
 import logging
@@ -14,7 +14,7 @@ from distsummary.topology import in_notebook
 
 REPORT_EVERY_S = 0.5  # in a terminal and a notebook
 LOG_EVERY_S = 30.0
-MOST_RATES = 8  # shown in one line; a callback gets all rates
+MOST_RATES = 8  # with more workers, a line shows only the range of their rates; a callback gets them all
 _MINUTE, _HOUR = 60, 3600
 
 _log = logging.getLogger(__name__)
@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How much of a landscape is done, in points of all its planes.
+    """How many points of a landscape are done; the points of all its planes are counted together.
 
     Attributes:
         done, total: the number of points with a value, and of all points.
         seconds: the time since the first worker of this call began to evaluate.
         fresh: how many of `done` this call evaluated; the others were read from a journal.
-        by_worker: points per second of each worker, relative to its own working time.
+        by_worker: points per second of each worker; only the time that it worked counts.
     """
 
     done: int
@@ -57,7 +57,7 @@ ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
 def line(progress: Progress) -> str:
-    """`landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)`."""
+    """The text: `landscape: 512/2601 points, 41 points/s, 51 s left, 2 workers (20 + 21 points/s)`."""
     parts = [f"{progress.done}/{progress.total} points"]
     if progress.left_s is not None:
         parts.append(f"{_rate(progress.points_per_s)} points/s")
@@ -77,7 +77,7 @@ def _rate(points_per_s: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """The duration in seconds, minutes or hours, whichever needs two or three digits."""
+    """The duration as text: in seconds if it is below 2 min, in minutes if below 2 h, else in hours."""
     if seconds < 2 * _MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
@@ -88,9 +88,9 @@ def open_teller(
 ) -> ProgressCallback | None:
     """The function to call with every Progress of one landscape; None if progress is not reported.
 
-    `progress` True: a line on a terminal's stderr or a display of a notebook, updated in place, every half
-    second at most; with neither, a line in the log every 30 s and at the end. A function is returned as it
-    is. Raises InvalidTypeError for anything else.
+    If `progress` is True, the function updates a line of a terminal (stderr) or an output of a notebook, at
+    most every half second; if there is neither, it logs a line every 30 s and at the end. If `progress` is a
+    function, it is returned unchanged. Raises InvalidTypeError for other values.
     """
     if callable(progress):
         return progress
@@ -109,11 +109,11 @@ def open_teller(
 
 
 class _Paced:
-    """Prints the line every `every_s` seconds at most, and once more at the end."""
+    """Passes the line to `say` every `every_s` seconds at most, and once more at the end."""
 
     def __init__(
         self,
-        say: Callable[[str, bool], None],  # the line, whether it is the last
+        say: Callable[[str, bool], None],  # gets the line and whether it is the last one
         every_s: float,
         clock: Callable[[], float],
         *,
@@ -132,7 +132,7 @@ class _Paced:
 
 
 class _TerminalLine:
-    """One line of a terminal that is overwritten; blanks erase the rest of a longer one."""
+    """A line of a terminal that each call overwrites; blanks erase the rest of a longer previous text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._width = stream, 0
@@ -149,7 +149,7 @@ class _TerminalLine:
 
 
 def fitting(text: str, width: int) -> str:
-    """The line, shortened at the end to whole parts that fit the width."""
+    """The line, shortened to fit the width by removing whole parts at its end."""
     while len(text) > width and (end := max(text.rfind(", "), text.rfind(" ("))) > 0:
         text = text[:end]
     return text[:width]
@@ -159,7 +159,7 @@ class _Display:
     """One output of a notebook's cell, updated in place."""
 
     def __init__(self) -> None:
-        self._handle: Any = None  # Any: IPython is not installed where this is checked
+        self._handle: Any = None  # Any: IPython is not installed where types are checked
 
     def __call__(self, text: str, is_last: bool) -> None:
         data = {"text/plain": text}

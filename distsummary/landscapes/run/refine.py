@@ -1,10 +1,10 @@
-"""Adaptive refinement: a coarse lattice first, then points only where interpolation would be wrong; pure.
+"""Selects the points of adaptive refinement: a coarse lattice, then points where interpolation is inaccurate.
 
-Level k of an axis has every 2^k-th point and the last. A point of a level is predicted from the next coarser
-level, linearly along each axis; the difference is its surplus (Bungartz & Griebel 2004, Acta Numerica 13,
-section 3.1: hierarchical surplus). Between points of its own level the error of a smooth loss is a quarter of
-the surplus. If even half of the surplus is beyond the tolerance, the cells around the point are evaluated on
-the next finer level.
+Level k of an axis has every 2^k-th point and the last point. The loss at each point of a level is predicted
+from the next coarser level, by linear interpolation along each axis. The loss minus this prediction is the
+point's surplus (Bungartz & Griebel 2004, Acta Numerica 13, section 3.1: hierarchical surplus). For a smooth
+loss, interpolation between the points of a level has an error of a quarter of their surplus. If half of a
+point's surplus exceeds the tolerance, the cells around it are evaluated on the next finer level.
 """
 
 import numpy as np
@@ -14,19 +14,19 @@ from distsummary.landscapes.directions.recipe import Array
 
 Mask = NDArray[np.bool_]
 
-COARSEST = 3  # the coarsest level has at most every 8th point,
-LEAST = 4  # and at least this many intervals per axis: fewer might miss everything between them
-_SHARE = 0.5  # of the surplus, taken as the error
-_FLOOR = 0.1  # of the median loss: smaller losses are compared with this instead
+COARSEST = 3  # the coarsest level is at most this one, with every 8th point
+LEAST = 4  # intervals per axis that the coarsest level has at least: fewer might miss too much
+_SHARE = 0.5  # of the surplus: taken as the error
+_FLOOR = 0.1  # share of the median loss: the tolerance is relative to this where the loss is smaller
 
 
 def lattice(count: int, level: int) -> Array:
-    """The indices of a level of an axis with `count` points."""
+    """The indices of the points of a level, on an axis with `count` points."""
     return np.unique(np.append(np.arange(0, count, 2**level), count - 1))
 
 
 def coarsest(shape: tuple[int, ...]) -> int:
-    """The coarsest level, which is always evaluated; 0 for a grid too small to leave anything out."""
+    """The coarsest level, which is always evaluated; 0 if the grid is too small to leave any point out."""
     intervals = min((count - 1 for count in shape if count > 1), default=0)
     return max(0, min(COARSEST, (intervals // LEAST).bit_length() - 1))
 
@@ -39,8 +39,8 @@ def first_points(shape: tuple[int, int]) -> Mask:
 def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
     """The points (m, n) to evaluate next; none when the grid is within the tolerance.
 
-    `losses` (m, n) count only where `computed`. `tolerance` is a share of the loss at a point, or of a tenth
-    of the median loss if that is more.
+    `losses` (m, n) are used only where `computed` is True. `tolerance` is relative to the absolute loss at a
+    point, or to a tenth of the median absolute loss if this tenth is larger.
     """
     known = interpolate(losses, computed)
     for level in range(coarsest(losses.shape) - 1, 0, -1):
@@ -51,7 +51,7 @@ def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
 
 
 def interpolate(values: Array, computed: Mask) -> Array:
-    """Values (m, n), interpolated from the coarser levels where not computed; those must be computed."""
+    """Values (m, n), interpolated from coarser levels where not computed; needs `first_points` computed."""
     found = np.where(computed, values, np.nan)
     for level in range(coarsest(values.shape) - 1, 0, -1):
         fine = _predicted(found, level)
@@ -61,7 +61,7 @@ def interpolate(values: Array, computed: Mask) -> Array:
 
 
 def between_rows(values: Array, computed: Mask) -> Array:
-    """Values (m, n), interpolated along columns between computed ones; NaN beyond these."""
+    """Values (m, n), interpolated in each column between its computed values; NaN above and below these."""
     found, rows = np.where(computed, values, np.nan), np.arange(len(values))
     for column in range(values.shape[1]):
         known = computed[:, column]
@@ -77,10 +77,10 @@ def _on_lattice(shape: tuple[int, int], level: int) -> Mask:
 
 
 def _predicted(values: Array, level: int) -> Array:
-    """The points of level - 1 as predicted from the points of `level`."""
+    """The values at the points of level - 1, as predicted from the values at the points of `level`."""
     coarse = [lattice(count, level) for count in values.shape]
     fine = [lattice(count, level - 1) for count in values.shape]
-    # The matrices (fine, coarse) that interpolate linearly along each axis.
+    # For each axis, the matrix (fine points, coarse points) that interpolates linearly along it.
     weights = [
         np.stack([np.interp(f, c, unit) for unit in np.eye(len(c))], axis=1)
         for c, f in zip(coarse, fine, strict=True)
@@ -90,7 +90,7 @@ def _predicted(values: Array, level: int) -> Array:
 
 def _weighted(weights: Array, values: Array) -> Array:
     """weights @ values, where a weight of 0 ignores its value, even NaN."""
-    with np.errstate(invalid="ignore"):  # Inf - Inf: a point between diverged ones is not known
+    with np.errstate(invalid="ignore"):  # Inf - Inf: between infinite losses nothing is known
         parts = np.where(weights[:, :, None] == 0, 0.0, weights[:, :, None] * values[None])
         return np.asarray(parts.sum(axis=1))
 

@@ -1,7 +1,7 @@
 """Computes a task's loss grids: chooses the engine, has workers evaluate chunks, refines, builds grids.
 
-The steps of a landscape are generator -> request -> prepare (directions and points) -> engine choice ->
-chunks -> runner -> assemble. Workers run in this process (defined here) or on Ray (`actor`).
+A landscape goes through generator -> request -> prepare (directions and points) -> engine choice -> chunks ->
+runner -> assemble. Its workers run in this process (defined here) or on Ray (see the module `actor`).
 """
 
 import logging
@@ -52,12 +52,12 @@ class Crew(Protocol):
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What a worker reported of its engine; None until one has begun."""
+        """What a worker reported about its engine; None until a worker has begun."""
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        """Run a scheduler to its end, calling `keep` with every evaluated chunk.
+        """Evaluate all chunks of the scheduler; calls `keep` with every evaluated chunk.
 
-        Raises MemoryTooSmallError if the task needs a smaller engine, ChunkFailedError if the user's code
+        Raises MemoryTooSmallError if memory is too small for the engine, ChunkFailedError if the user's code
         raises.
         """
 
@@ -86,7 +86,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """The grids of a task; if an interrupt stopped it (`was_cancelled`), points are missing."""
+    """The grids of a task; `was_cancelled`: an interrupt stopped the evaluation, so points are missing."""
 
     grids: Sequence[LossGrid]
     was_cancelled: bool = False
@@ -101,13 +101,14 @@ def generate(
     journal: Journal | None = None,
     refine: float | None = None,
 ) -> Drawn:
-    """Evaluate all landscapes of the task; the same losses, bit for bit, whichever workers do it.
+    """Evaluate all landscapes of the task. The losses are the same, bit for bit, whichever workers are used.
 
-    Chunks in the journal are not evaluated again; every new one is added to it. Points whose workers died
-    repeatedly are NaN; they are counted in the grid and logged, but not added. If memory is too small for the
-    engine, evaluation starts again with a smaller one. `refine` is the tolerance of `refine.next_points`.
+    Chunks in the journal are not evaluated again; every new chunk is added to the journal. Points whose
+    workers died repeatedly are NaN; they are counted in the grid and logged, but not added to the journal. If
+    memory is too small for the engine, evaluation starts again with a smaller engine. `refine`: the tolerance
+    of `refine.next_points`; None evaluates all points.
     """
-    if journal is not None and journal.choice is not None:  # only this engine continues with the same bits
+    if journal is not None and journal.choice is not None:  # only the same engine gives the same bits
         choice = EngineChoice.from_dict(journal.choice)
         if task.choice is not None and task.choice.label != choice.label:
             raise LandscapeError(
@@ -150,7 +151,7 @@ class _Drawing:
         self._has_reported_all = False
 
     def draw(self, workers: Workers) -> Drawn:
-        """Evaluate all points, or those that refinement selects; after an interrupt returns what there is."""
+        """Evaluate all points, or those that refinement selects; after an interrupt, return those so far."""
         shapes = [(len(plane.y), len(plane.x)) for plane in self._task.planes]
         with workers.crew(self._task) as crew:
             try:
@@ -170,10 +171,10 @@ class _Drawing:
                 return Drawn(grids=self._grids(crew), was_cancelled=True)
 
     def _evaluate(self, crew: Crew, wanted: Sequence[Mask]) -> None:
-        """Have the selected points of each grid evaluated, and those of the paths."""
+        """Have the workers evaluate the points `wanted` of each grid, and all points of the paths."""
         task, total = self._task, count_points(self._task.planes)
         size, align = piece(task.choice, GRID_CHUNK), piece(task.choice, 1)
-        if align > 1 and task.evaluation.stops_early:  # points that continue close up in a chunk
+        if align > 1 and task.evaluation.stops_early:  # points that continue move together in a chunk
             align = size
         data_sets = list(task.batches) if isinstance(task.batches, Mapping) else [""]
         scheduler = Scheduler(
@@ -213,7 +214,7 @@ class _Drawing:
         self._abandoned += scheduler.abandoned
 
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
-        """Report the progress. Points that refinement leaves out are counted only at its end."""
+        """Report the progress. `total` includes points that refinement leaves out, except at its end."""
         done = sum(map(len, self._results))
         if self._tell is None or (done == total and self._has_reported_all):
             return
@@ -232,7 +233,7 @@ class _Drawing:
         assert crew.facts is not None
         assert self._task.choice is not None
         facts = crew.facts
-        if self._journal is not None and self._journal.hardware:  # of all calls
+        if self._journal is not None and self._journal.hardware:  # hardware of all its calls
             facts = replace(facts, hardware=" and ".join(self._journal.hardware))
         evaluated = Evaluated(
             results=self._results,
@@ -246,7 +247,7 @@ class _Drawing:
 
 
 class InProcessWorkers:
-    """One worker in this process; afterwards the model is as before."""
+    """One worker in this process; it leaves the model as it was before."""
 
     def choose_engine(self, task: Task) -> EngineChoice:
         """See Workers."""
@@ -297,6 +298,6 @@ class InProcessCrew:
                     result = self._worker.evaluate(chunk)
                 except DistSummaryError:
                     raise
-                except Exception as error:  # of any kind: it is the user's code
+                except Exception as error:  # of any type: the user's code may raise anything
                     raise ChunkFailedError(chunk, error) from error
                 counted("here", chunk, result)

@@ -1,4 +1,4 @@
-"""Which worker evaluates which chunk: decisions only, no processes and no clock."""
+"""Decides which worker evaluates which chunk; starts no processes and reads no clock."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -12,19 +12,19 @@ from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.worker import ChunkResult
 
-Keep: TypeAlias = Callable[[str, Chunk, ChunkResult], None]  # called with every chunk that a worker ended
+Keep: TypeAlias = Callable[[str, Chunk, ChunkResult], None]  # called with every evaluated chunk
 
 MAX_ATTEMPTS = 3
-IN_FLIGHT = 2  # calls per worker: the next one is waiting when one ends
-CALL_S = 0.5  # duration of a call: the call itself costs milliseconds on both sides
-LEAST_S = 0.005  # the least duration, near the end
+IN_FLIGHT = 2  # calls per worker: when one ends, the next one is already waiting at the worker
+CALL_S = 0.5  # intended duration of a call, long against the milliseconds that calling costs
+LEAST_S = 0.005  # intended least duration, near the end
 
 
 def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int:
-    """How many points to give at once, if `waiting` points take `point_s` each; 0.0: not known yet.
+    """How many points to give a worker in one call; each takes `point_s` seconds (0.0: not known yet).
 
-    As many as fill a call, and fewer and fewer towards the end, so that all workers end together; at least
-    `least`, for engines whose points share what a call costs.
+    As many as take CALL_S, and fewer and fewer as `waiting` shrinks, so that all `workers` end together; at
+    least `least`, for engines whose points share a cost of each call.
     """
     if point_s <= 0:
         return least
@@ -36,7 +36,7 @@ class Pace:
     """The time that the points have taken so far.
 
     Attributes:
-        seconds: spent on chunks, by worker.
+        seconds: the seconds spent on chunks, by worker.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,11 @@ class Pace:
 
     @property
     def point_s(self) -> float:
-        """Seconds of a worker for a point; 0.0: not known yet."""
+        """The mean seconds that a worker takes for a point; 0.0 if not known yet."""
         return sum(self.seconds.values()) / self._points if self._points else 0.0
 
     def counting(self, keep: Keep) -> Keep:
-        """A function that counts a chunk and then calls `keep` with it."""
+        """A function that adds a chunk's seconds and points to this pace, and then calls `keep`."""
 
         def counted(worker: str, chunk: Chunk, result: ChunkResult) -> None:
             self.seconds[worker] = self.seconds.get(worker, 0.0) + result.seconds
@@ -60,19 +60,19 @@ class Pace:
 
 
 class Scheduler:
-    """Gives chunks to workers on request, several per call or a part of one, until each point has a result.
+    """Gives workers, on request, several chunks or a part of a chunk per call, until all points have results.
 
-    Workers evaluate their chunks in order. When no chunk waits, a worker gets a chunk that another one holds,
-    preferably one that is not begun; results do not depend on the worker, and the first result counts. Chunks
-    of a dead worker return to the front of the queue. Those of its current call are then given one by one,
-    finally in the smallest parts, to find the one that kills workers: after `max_attempts` deaths it is given
-    up, its values are NaN and it is listed in `abandoned`.
+    Workers evaluate their chunks in order. When no chunk waits, an idle worker also gets a chunk that another
+    worker holds, preferably a chunk not begun yet; results do not depend on the worker, and the first result
+    counts. Chunks of a dead worker return to the front of the queue. The chunks of its current call are then
+    given one per call, finally in the smallest parts, to find the chunk that kills workers. After
+    `max_attempts` deaths this chunk is given up: its values are NaN and it is listed in `abandoned`.
 
     Args:
         chunks: all chunks.
         known: the chunks, or parts of chunks, that have a result already.
         quantities: the number of quantities per point.
-        align: parts of a grid row begin at multiples of this, the number of points in the engine's chunk.
+        align: parts of a chunk begin at multiples of this, the number of points that the engine does at once.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Scheduler:
         self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {}  # received so far
         self._waiting = deque(rest for rest in rests if rest)
-        self._held: dict[str, list[list[Chunk]]] = {}  # worker -> calls, as chunks without a result
-        self._losses: dict[Chunk, int] = {}  # deaths of workers, for chunks that are given alone
+        self._held: dict[str, list[list[Chunk]]] = {}  # worker -> its calls -> chunks without a result
+        self._losses: dict[Chunk, int] = {}  # chunk that is given alone -> deaths of workers
         self.missing = self.waiting  # points without a result
         self.abandoned: list[Chunk] = []
 
     def next_chunks(self, worker: str, points: int = 1) -> list[Chunk]:
-        """A call for `worker` of about `points` points; if empty, ask again after `done` or `lost`."""
+        """The chunks of a call of about `points` points; if none, ask again after `done` or `lost`."""
         if not self._waiting:
             call = self._shared(worker)
         else:
@@ -121,7 +121,7 @@ class Scheduler:
         return call
 
     def _shared(self, worker: str) -> list[Chunk]:
-        """A chunk without a result that only one other worker holds, preferably one that it has not begun."""
+        """A chunk without a result that only one other worker holds, preferably one not begun yet."""
         if self._held.get(worker):
             return []  # it still has work of its own
         by_worker = [[chunk for call in calls for chunk in call] for calls in self._held.values()]
@@ -135,7 +135,7 @@ class Scheduler:
         return [min(open_, key=lambda entry: entry[0])[1]] if open_ else []
 
     def done(self, worker: str, chunk: Chunk, values: Array) -> bool:
-        """Take a chunk's quantities, float64 (points, quantities); False if it had a result already."""
+        """Take a chunk's quantities, float64 (points, quantities); False if the chunk had a result."""
         if np.shape(values) != (len(chunk), self._quantities):
             raise InvalidValueError(
                 f"{chunk} has {len(chunk)} points of {self._quantities} quantities, "
@@ -156,10 +156,10 @@ class Scheduler:
         return True
 
     def lost(self, worker: str, *, was_at_it: bool = True) -> None:
-        """Return the chunks of a dead worker to the queue, or give up the one that kills.
+        """Return the chunks of a dead worker to the queue, or give up the chunk that kills workers.
 
-        Only the worker's current call counts, because later calls cannot have killed it. None counts if the
-        worker was still busy with the calls of an earlier scheduler.
+        Only the worker's current call is suspected, because its later calls cannot have killed it. No call is
+        suspected if `was_at_it` is False: the worker was still busy with the calls of an earlier scheduler.
         """
         calls = self._held.pop(worker, [])
         elsewhere = {chunk for others in self._held.values() for call in others for chunk in call}
@@ -172,7 +172,7 @@ class Scheduler:
         if not was_at_it or not missing or not missing[0]:
             return
         suspects = missing[0] if len(calls[0]) > 1 else missing[0][0].split(self._align)
-        is_known = len(calls[0]) == len(suspects) == 1  # the chunk that it died of is known
+        is_known = len(calls[0]) == len(suspects) == 1  # the chunk that killed it is known
         for chunk in suspects:
             self._losses[chunk] = self._losses.get(chunk, 0) + is_known
         if self._losses[suspects[0]] < self._max_attempts:

@@ -1,4 +1,4 @@
-"""Decisions about workers: which to start, when one counts as silent, when too many have died; pure."""
+"""Decides which workers to start, when a worker counts as silent, and when too many have died."""
 
 import math
 from collections.abc import Mapping, Set
@@ -7,7 +7,7 @@ from typing import Any
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
 
-SILENT_S = 60.0  # after this silence a worker is reported; then after twice as long, and so on
+SILENT_S = 60.0  # a worker is reported after this silence, again after twice as long, and so on
 MAX_DEATHS = 8  # consecutive deaths without a result: twice the number that one bad chunk can cause
 NOT_BEGUN = "it could not begin: "
 
@@ -17,7 +17,8 @@ def plan_workers(
 ) -> list[dict[str, float]]:
     """The resources (actor options) of each worker to start, at least one.
 
-    `gpus_each`: the GPUs of a worker, or its share of one, if enough for one worker are free; 0 for none.
+    At most `jobs` workers: `asked`, or if None as many as fit on the free GPUs, else CPUs. `gpus_each`: the
+    GPUs of each worker, or its share of one GPU; 0, or too little free for one worker: CPUs only.
     """
     on_gpus = math.floor(free.get("GPU", 0) / gpus_each) if gpus_each else 0
     cpus = int(free.get("CPU", 0))
@@ -28,7 +29,7 @@ def plan_workers(
 
 
 def spread(model: Any) -> list[int]:
-    """The numbers of the GPUs that a torch model lies on if it lies on several; else none."""
+    """The numbers of a torch model's GPUs if it is spread over several; else an empty list."""
     if framework_of(model).name != "torch":
         return []
     from distsummary.landscapes.model.torch_memory import spread as gpus
@@ -37,7 +38,7 @@ def spread(model: Any) -> list[int]:
 
 
 def default_gpus(model: Any) -> float:
-    """The default number of GPUs of each worker: as many as a torch model is on."""
+    """The default number of GPUs of each worker: as many as a torch model lies on, at least 1; else 0."""
     return float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
 
 
@@ -56,10 +57,10 @@ def check_spread(own: list[int], given: float) -> None:
 
 
 class Silences:
-    """The workers that have not answered for too long; times are seconds of one clock."""
+    """Tracks which workers have not answered for too long; all times are seconds of the same clock."""
 
     def __init__(self, limit_s: float = SILENT_S) -> None:
-        self._limit_s = limit_s  # shared by all workers: if one always takes this long, it is reported once
+        self._limit_s = limit_s  # of all workers; each report raises it: usual delays are reported once
         self._heard: dict[str, float] = {}
 
     def hear(self, worker: str, now: float) -> None:
@@ -67,7 +68,7 @@ class Silences:
         self._heard[worker] = now
 
     def report(self, asked: Mapping[str, float], started: Set[str], now: float) -> dict[str, float]:
-        """Worker -> seconds of silence, for those to report now.
+        """The workers to report now, each with its seconds of silence.
 
         `asked`: when each worker got its current call. A worker that is not in `started` waits for its
         resources, maybe for hours: its silence begins when it has started.
@@ -85,7 +86,7 @@ class Deaths:
     """The causes of consecutive deaths of workers, without a result in between.
 
     Args:
-        workers: how many there are.
+        workers: the number of workers.
         limit: this many deaths are too many.
     """
 
@@ -106,6 +107,6 @@ class Deaths:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether the next worker would die too; known early if all (at least two) failed to begin alike."""
+        """Whether `limit` is reached, or before that all workers (at least two) failed to begin alike."""
         end_alike = len(set(self._ways)) == 1 and self._ways[0].startswith(NOT_BEGUN)
         return len(self) >= (min(max(2, self._workers), self._limit) if end_alike else self._limit)

@@ -19,7 +19,7 @@ Job = tuple[Any, ...]  # the arguments of one call of a worker's `work`
 
 
 class Work:
-    """Work without jobs, which is done as soon as a worker has begun; the base of all others."""
+    """Work without jobs, finished as soon as a worker has begun; the base class of all other work."""
 
     @property
     def is_finished(self) -> bool:
@@ -32,15 +32,15 @@ class Work:
         return 0
 
     def next_job(self, worker: str, workers: int) -> Job | None:
-        """A job for `worker`, one of `workers`; None: ask again after something has changed."""
+        """A job for `worker`, one of `workers` workers; None: ask again after something has changed."""
         return None
 
     def done(self, worker: str, job: Job, result: Any) -> Job | None:
-        """Take a result; returns what is left of the job, for the same worker."""
+        """Take the result of a job; returns the rest of the job, for the same worker, or None."""
         return None
 
     def lost(self, worker: str, *, was_at_it: bool) -> None:
-        """Take back the jobs of a dead worker; `was_at_it` is False if it was still busy with other work."""
+        """Take back the jobs of a dead worker; `was_at_it`: it was busy with this work, not earlier work."""
 
     def failure(self, job: Job, error: Exception) -> Exception:
         """The error to raise after the user's code has raised `error` in a job."""
@@ -48,10 +48,10 @@ class Work:
 
 
 class ChunkWork(Work):
-    """The chunks of a scheduler; a job is (chunks,), its result a list for the chunks before one that raised.
+    """The chunks of a scheduler. A job is (chunks,), its result a list that ends before a chunk that raised.
 
     Args:
-        points: (waiting points, workers) -> how many points to give at once.
+        points: a function (waiting points, workers) -> how many points to give in one call.
         keep: called with every chunk that has been evaluated.
     """
 
@@ -90,7 +90,7 @@ class ChunkWork(Work):
 
 
 class ProductWork(Work):
-    """A Hessian-vector product; a job is (the vector's reference, the number of a group of batches)."""
+    """A Hessian-vector product; a job is (a reference to the vector, the number of a group of batches)."""
 
     def __init__(self, sent: Any, groups: int) -> None:
         self._sent, self._groups = sent, groups
@@ -126,7 +126,7 @@ class ProductWork(Work):
         return LandscapeError(f"{raised(error)} {HESSIAN}")
 
     def total(self) -> Array:
-        """The sum of the groups in their order, so that the bits do not depend on which worker made which."""
+        """The sum of the groups' products in their order: its bits do not depend on the workers."""
         total = np.zeros_like(self._parts[0], dtype=np.float64)
         for group in range(self._groups):
             total += self._parts[group]

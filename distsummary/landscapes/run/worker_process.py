@@ -1,4 +1,4 @@
-"""The code that runs in a worker's process, and the preparation of a task for sending it there; no Ray."""
+"""The code that runs in a worker's process, and the preparation of a task for sending; does not use Ray."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, Land
 
 
 def portable(model: Any, batches: Any, functions: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
-    """Model, batches, and losses and metrics that any process can unpickle: their tensors on the host."""
+    """The model, batches and functions with all tensors on the CPU, so that any process can unpickle them."""
     if framework_of(model).name != "torch":
         return model, batches, functions
     from distsummary.landscapes.model.torch_loan import placed
@@ -27,7 +27,7 @@ def portable(model: Any, batches: Any, functions: Sequence[Any]) -> tuple[Any, A
 
 
 def portable_task(task: Task) -> Task:
-    """A task that any process can unpickle."""
+    """The same task in a form that any process can unpickle."""
     metrics = task.evaluation.metrics
     functions = [task.loss_fn, *metrics.values()]
     model, batches, (loss_fn, *others) = portable(task.model, task.batches, functions)
@@ -36,7 +36,7 @@ def portable_task(task: Task) -> Task:
 
 
 def own_device(model: Any, gpus: float) -> str | None:
-    """The device for a model, for a worker with so many GPUs; None for models without devices."""
+    """The device for a model in a worker with `gpus` GPUs; None for a model that is not a torch module."""
     if framework_of(model).name != "torch":
         return None
     from distsummary.landscapes.model.torch_memory import worker_device
@@ -47,15 +47,15 @@ def own_device(model: Any, gpus: float) -> str | None:
 class EngineChooser:
     """Chooses the engine for a task on the device of this process.
 
-    This class and those below have `begin`, which does the steps that may fail, and `work`. `gpus` is the
-    number of GPUs of the process, or its share of one.
+    In this class and those below, `begin` does the steps that may fail, and `work`, where there is one, does
+    a job. `gpus` is the number of GPUs of the process, or its share of one GPU.
     """
 
     def __init__(self, task: Task, *, gpus: float = 0.0) -> None:
         self._task, self._gpus = task, gpus
 
     def begin(self) -> EngineChoice:
-        """The engine."""
+        """Choose the engine."""
         return choose_engine(self._task, device=own_device(self._task.model, self._gpus)).choice
 
 
@@ -75,7 +75,7 @@ class ChunkWorker:
         return self._worker.facts
 
     def work(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        """The results of the chunks before the first one that raises; raises if that is the first chunk."""
+        """The results of the chunks before the first chunk that raises; raises only if that is chunks[0]."""
         if self._worker is None:
             raise LandscapeError(
                 "a landscape worker was asked before it began; this is a fault of distsummary"
@@ -99,7 +99,7 @@ class HessianWorker:
         self._hessian: Any = None
 
     def begin(self) -> tuple[float, int]:
-        """The weight of all batches, and how many groups they make."""
+        """Open the Hessian; returns the weight of all batches and the number of groups of batches."""
         from distsummary.landscapes.engines.torch_hessian import TorchHessian
 
         device = own_device(self._parts[0], self._gpus)
@@ -107,5 +107,5 @@ class HessianWorker:
         return self._hessian.weight, self._hessian.groups
 
     def work(self, vector: Array, group: int) -> Array:
-        """The product of one group, see TorchHessian."""
+        """The product for one group of batches, see `TorchHessian.group_product`."""
         return np.asarray(self._hessian.group_product(vector, group))
