@@ -1,4 +1,4 @@
-"""Which rank this process is; the only module that reads the environment and sys.modules."""
+"""Finds which rank this process is. This is the only module that reads environment variables."""
 
 import os
 import platform
@@ -18,17 +18,17 @@ ROLES = ("train", "eval", "landscape")
 LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
 HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
 
-# Along these mesh axes an ordinary tensor is the same on all ranks. Along other axes (tp, pp, ep, cp ...) it
-# may be a shard without the framework knowing.
+# Along these mesh axes an ordinary tensor is the same on all ranks. Along other axes (tp, pp, ep, cp ...) an
+# ordinary tensor may be a shard that the framework does not know to be one.
 DATA_AXES = frozenset(
     ("batch", "data", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard")
 )
 
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
-_ENDED = "ZX"  # process states in proc(5) of entries that no longer run: zombie, dead
+_ENDED = "ZX"  # states of ended processes in /proc/PID/stat, see proc(5): zombie, dead
 
-# Source -> its variables for (rank, world size, local rank, local world size, node rank). SLURM comes last:
-# under srun its numbers may describe the node's only task instead of the rank.
+# Source of the rank -> its variables for (rank, world size, local rank, local world size, node rank). SLURM
+# comes last: srun may start one task per node, and its numbers then describe that task, not the rank.
 _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
     "environment": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
     "openmpi": (
@@ -43,8 +43,8 @@ _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID"),
 }
 
-# Source -> the variables in which its launcher gives this start of the job a unique name, the same on all
-# ranks. The first tuple with all variables set counts.
+# Source of the rank -> tuples of variables; the values of a tuple name this start of the job, uniquely and
+# equally on all ranks. The first tuple whose variables are all set is used.
 _JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "openmpi": (("OMPI_MCA_ess_base_jobid",), ("PMIX_NAMESPACE",)),
     "pmi": (("PMI_JOBID",), ("PMIX_NAMESPACE",)),
@@ -54,16 +54,16 @@ _JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Where one process stands in its job.
+    """The place of one process in its job, and what identifies the process.
 
     Attributes:
         mesh: name of a mesh axis (dp, tp, pp ...) -> (coordinate of this rank, size of the axis).
         source: where the rank was found, such as "torch.distributed".
-        incarnation: the launcher's name for this start of the job: the same on all ranks, different after a
-            restart, empty if the launcher gives none.
+        incarnation: the launcher's name for this start of the job. It is the same on all ranks, differs after
+            a restart, and is empty if the launcher gives none.
         is_incarnation_unique: whether no other start can have the same name. An address and port, for
             example, may serve many jobs one after the other.
-        session: identifies this object and its copies.
+        session: a random id that only this object and its copies have.
         pid_space: the namespace in which `pid` is unique. pid_start: when the process started. See
             `is_alive`.
     """
@@ -94,10 +94,10 @@ def detect(
     environ: Mapping[str, str] | None = None,
     modules: Mapping[str, ModuleType] | None = None,
 ) -> Topology:
-    """Find this process's rank from arguments, Ray Train, torch.distributed or the environment; else 0 of 1.
+    """Find this rank from arguments, Ray Train, torch.distributed or the environment; by default 0 of 1.
 
-    Raises InvalidTypeError or InvalidValueError for wrong arguments, WorldMismatchError if these sources
-    disagree on the world size.
+    Raises InvalidTypeError or InvalidValueError for wrong arguments, WorldMismatchError if the sources
+    (other than SLURM) disagree on the world size.
     """
     environ = os.environ if environ is None else environ
     modules = sys.modules if modules is None else modules
@@ -163,7 +163,7 @@ def in_notebook(modules: Mapping[str, ModuleType] | None = None) -> bool:
 
 
 def is_alive(process: Mapping[str, Any]) -> bool | None:
-    """Whether a process (the pid fields of a Topology) still runs; None where that cannot be known."""
+    """Whether a process, given by the pid fields of a Topology, still runs; None if that cannot be known."""
     if not process.get("pid_space") or process["pid_space"] != _pid_space():
         return None
     pid = process["pid"]
@@ -182,7 +182,7 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
 
 
 def own_process() -> dict[str, Any]:
-    """This process as `is_alive` takes it; not cached, because a fork is another process."""
+    """The pid fields of this process, for `is_alive`; not cached, because a forked child has its own."""
     return {"pid": os.getpid(), "pid_space": _pid_space(), "pid_start": _pid_start(os.getpid())}
 
 
@@ -192,12 +192,12 @@ def hyper_config(environ: Mapping[str, str] | None = None) -> str:
 
 
 def job_name(environ: Mapping[str, str] | None = None) -> str:
-    """A name of this job that all its ranks share, also after the launcher restarted them; else empty."""
+    """A name of this job that all its ranks share and that survives restarts; empty if there is none."""
     environ = os.environ if environ is None else environ
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     if environ.get(LAUNCH_ID):
         return f"launch {environ[LAUNCH_ID]}"
-    if run_id not in ("", "none"):  # torchrun without --rdzv-id says none, for every job
+    if run_id not in ("", "none"):  # without --rdzv-id, torchrun sets "none" in every job
         return f"torchrun {run_id}"
     if environ.get("SLURM_JOB_ID"):
         return f"slurm {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '')}"
@@ -213,7 +213,7 @@ def _sources(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> l
     """The fields of Topology from each source that knows the rank, the most trusted source first."""
     found: list[dict[str, Any]] = []
     if (train := modules.get("ray.train")) is not None:
-        # Outside a training function each version of Ray fails in a different way; then it
+        # Outside a training function these calls fail, in each version of Ray in a different way; Ray then
         # does not count as a source.
         with suppress(Exception):
             context = train.get_context()
@@ -274,14 +274,14 @@ def _number(environ: Mapping[str, str], name: str, *, low: int) -> int:
 
 
 def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[str, bool]:
-    """The name of this start of the job, and whether no other start can have the same one."""
+    """The name of this start of the job, and whether no other start can have the same name."""
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if environ.get(LAUNCH_ID):
         return f"{environ[LAUNCH_ID]}+{restarts}", True
     for source, choices in _JOB_IDS.items():
         numbers = tuple(environ.get(name) for name in _VARIABLES[source][:2])
         if numbers != (str(rank), str(world_size)):
-            continue  # something else has set the variables, such as a launcher of Ray's nodes
+            continue  # the variables are not this rank's: the launcher of Ray's nodes may have set them
         for names in choices:
             if all(name in environ for name in names):
                 job = ".".join(environ[name] for name in names)
@@ -289,12 +289,12 @@ def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     if all(name in environ for name in names[:2]):
         return f"{':'.join(environ[name] for name in names if name in environ)}+{restarts}", False
-    # Without a launcher, a single rank is a start of its own; several ranks cannot recognise each other.
+    # Without a launcher, a single rank gets a random name; several ranks could not agree on one.
     return (uuid.uuid4().hex, True) if world_size == 1 else ("", False)
 
 
 def _pid_space() -> str:
-    """The boot and the namespace (container) in which process ids are unique; empty if unknown."""
+    """The boot id and the PID namespace (container) in which process ids are unique; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -308,7 +308,7 @@ def _pid_start(pid: int) -> str:
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:
-    """Fields 3 and 22 of /proc/PID/stat; empty if the process does not exist or is hidden."""
+    """State and start time, fields 3 and 22 of /proc/PID/stat; empty if the process is absent or hidden."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]

@@ -1,4 +1,4 @@
-"""Converts event files of one dialect into the other: MindSpore's for TensorBoard, and back."""
+"""Converts event files from one dialect to the other: MindSpore's to TensorBoard's, or the reverse."""
 
 import os
 import re
@@ -35,7 +35,7 @@ from distsummary.tools.fsck_values import MAX_BUCKETS
 from distsummary.writing.files import Files
 
 _FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}
-_SOURCES = (  # the part of a name that identifies the writer, in either dialect
+_SOURCES = (  # for each dialect, finds the part of a file name that identifies the writer
     re.compile(r"summary\.\d+\.([^.]+)\.[^.]+_MS$"),
     re.compile(r"tfevents\.\d+\.[^.]+\.\d+\.([^.]+)$"),
 )
@@ -43,10 +43,10 @@ _SOURCES = (  # the part of a name that identifies the writer, in either dialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """The conversion of one directory: `file` is None if the other dialect can hold none of its values.
+    """The result of converting one directory; `file` is None if none of its values could be converted.
 
-    `left_out` counts, by plugin, values that the dialect cannot hold; `refused` those that failed to be
-    written.
+    `left_out` counts, by plugin (kind of value), the values that the target dialect cannot hold. `refused`
+    counts the values that could not be encoded.
     """
 
     directory: Path
@@ -59,7 +59,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertReport:
-    """What a conversion did; `already` are the directories that have files of the target dialect already."""
+    """What a conversion did; `already` lists the directories skipped because they have files of `to`."""
 
     to: str
     converted: tuple[Converted, ...]
@@ -86,7 +86,7 @@ class ConvertReport:
         }
 
     def as_lines(self) -> list[str]:
-        """The report for a terminal."""
+        """The report as lines for a terminal."""
         lines = []
         for one in self.converted:
             what = f"{one.events} events" if one.file is None else f"{one.events} events in {one.file.name}"
@@ -104,22 +104,23 @@ def convert(
     out: str | os.PathLike[str] | None = None,
     files: Files | None = None,
 ) -> ConvertReport:
-    """Write the event files of a directory, and of its direct children, in the other dialect.
+    """Convert the event files of a directory, and of its direct children, to the dialect `to`.
 
     Each directory gets one file, which appears complete or not at all. Times, steps and the identities of the
     events are kept. TensorBoard's dialect holds scalars, histograms and images; other values are left out and
-    counted. Damage is left out and listed. For MindInsight, a histogram of more than 90 buckets gets wider
-    ones. A directory that already has files of the target dialect is left as it is, so nothing is duplicated.
+    counted. Damaged places are skipped and listed. MindInsight drops histograms of more than 90 buckets: for
+    MindSpore's dialect, adjacent buckets of these are merged. A directory whose output directory already has
+    files of the target dialect is skipped, so nothing is duplicated.
 
     Args:
         path: a run dir or a rank's directory.
         to: the dialect to write, "tensorboard" or "mindspore".
-        out: the directory to write to, with the same children; None writes into the same directories.
-        files: the operating system; a test passes a double.
+        out: the directory to write to; it gets the same children. None: write next to the source files.
+        files: the file operations to use; None means the real ones. Tests pass a test double.
 
     Raises:
-        MissingFileError: there are no files of the other dialect. RunDirError: all directories have been
-            converted already, a writer is at work in one, or nothing can be written.
+        MissingFileError: there are no files of the source dialect. RunDirError: all directories have been
+            converted already, a live writer is using one of them, or the output cannot be written.
     """
     check_choice("to", to, DIALECTS)
     base = Path(path)
@@ -163,7 +164,7 @@ def _convert(directory: Path, target: Path, source: str, to: str, files: Files) 
     first = next(payloads, None)
     path = None
     if first is not None:
-        # The name of the new file has the stamp and the writer of the oldest one.
+        # The name of the new file takes its stamp (a time) and its writer from the oldest source file.
         oldest = segments(directory, source)[0].name
         writers = [match[1] for pattern in _SOURCES if (match := pattern.search(oldest))]
         writer = re.sub(r"[^0-9A-Za-z-]", "-", writers[0]) if writers else "0"
@@ -184,7 +185,7 @@ def _convert(directory: Path, target: Path, source: str, to: str, files: Files) 
 
 
 class _Conversion:
-    """Encodes events in a dialect, and counts the values that it cannot hold."""
+    """Encodes events in the dialect `to`, and counts the values that this dialect cannot hold."""
 
     def __init__(self, to: str) -> None:
         self.events = 0
@@ -193,7 +194,7 @@ class _Conversion:
         self._to = to
 
     def payloads(self, events: Iterable[ReadEvent]) -> Iterator[bytes]:
-        """A version record, then the events; nothing if no event has a value that the dialect can hold."""
+        """Yield a version record, then the events; nothing if the dialect can hold none of the values."""
         attempts: dict[str, int] = {}  # run id -> the highest attempt so far
         for event in events:
             kept: list[Value] = []
@@ -224,7 +225,7 @@ class _Conversion:
 
 
 def widened(histogram: Histogram, most: int) -> Histogram:
-    """The same counts in at most `most` buckets, each of them made from equally many adjacent ones."""
+    """Merge groups of adjacent buckets, so that at most `most` remain; only the last group may be smaller."""
     size = -(-histogram.left.size // most)
     starts = np.arange(0, histogram.left.size, size)
     ends = np.minimum(starts + size, histogram.left.size) - 1

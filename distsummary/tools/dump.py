@@ -26,14 +26,14 @@ from distsummary.reading.segments import all_event_files, dialect_of
 
 Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 
-_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make a new one for each line
+_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make an encoder for each line
 
 
 def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[str, Json]]:
-    """One object for each value of a file, of the files of a directory, or of a run and its directories.
+    """Yield one object for each value in an event file, or in those of a directory and its children.
 
-    Duplicates are included. A damaged place gives an object of the plugin "damage" with its byte offset, and
-    reading continues after it. The numbers that JSON lacks are written as "NaN", "Infinity" and "-Infinity".
+    Duplicates are included. A damaged place yields an object with the plugin "damage" and the byte offset of
+    the place; reading continues after it. Numbers that JSON lacks become "NaN", "Infinity" and "-Infinity".
 
     Args:
         path: an event file, the directory of a rank, or a run dir (its direct children are read, too).
@@ -46,12 +46,12 @@ def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[s
 
 
 def to_line(record: dict[str, Json]) -> str:
-    """The object as one line of strict JSON, in ASCII, so that no tag can send control codes."""
+    """The object as one line of strict JSON; ASCII only, so no tag can send control codes to a terminal."""
     return _ENCODER.encode(record)
 
 
 def event_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The event files of `path` and, for a directory, of its direct children; raises MissingFileError."""
+    """The file `path`, or the event files of a directory and its direct children; raises MissingFileError."""
     target = Path(path)
     if target.is_dir():
         children = sorted(p for p in target.iterdir() if p.is_dir() and not p.is_symlink())
@@ -120,7 +120,7 @@ def _record(plugin: str, value: ReadValue, described: Json) -> dict[str, Json]:
 
 
 def _described(value: Value, full: bool) -> Json:
-    """The data of a value, as docs/format.md lists the fields for each plugin."""
+    """The data of a value for JSON; docs/format.md lists the fields for each plugin."""
     data = value.data
     described: dict[str, Json]
     match value.plugin:
@@ -175,7 +175,7 @@ def _described(value: Value, full: bool) -> Json:
 
 
 def number(value: float | None) -> Json:
-    """A number for JSON; non-finite numbers as strings."""
+    """The number for JSON; a non-finite number becomes a string."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -184,8 +184,8 @@ def number(value: float | None) -> Json:
 def numbers(array: Array) -> Json:
     """The numbers of an array as nested lists.
 
-    An array without numbers gives a flat empty list. A file may claim a shape like (10**9, 0), whose nested
-    lists would fill the memory.
+    An array without elements gives one empty list, whatever its shape: a file may claim a shape such as
+    (10**9, 0), and nested lists for it would fill the memory.
     """
     if not array.size:
         return []
@@ -196,7 +196,7 @@ def numbers(array: Array) -> Json:
 
 
 def fields(message: Message) -> dict[str, Json]:
-    """The fields that are set in a protobuf message, by name; 64-bit integers stay numbers."""
+    """The fields that are set in a protobuf message, by name; 64-bit integers stay numbers, not strings."""
     return {field.name: _plain(content) for field, content in message.ListFields()}
 
 

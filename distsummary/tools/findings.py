@@ -19,14 +19,14 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    # the bytes
+    # the bytes of a file
     "damaged": Kind(ERROR, "readers skip it in mode 'skip'; restore the file from a copy if there is one"),
     "torn": Kind(ERROR, REPAIR, True),
     "zero_frame": Kind(ERROR, "convert the files: distsummary convert leaves it out"),
     "unreadable": Kind(ERROR, "fix its permissions"),
     "empty": Kind(WARNING, "remove the file: nothing was written to it"),
     "live": Kind(NOTE, "check again when its writer has ended"),
-    # names and places
+    # the names and places of files
     "stamp": Kind(ERROR, "rename it: the number after 'summary.' must be seconds, ten digits"),
     "short_stamp": Kind(WARNING, "rename it: viewers compare stamps as text, so they must have ten digits"),
     "equal_stamps": Kind(WARNING, "give each file a stamp of its own, rising in the order of writing"),
@@ -37,12 +37,12 @@ KINDS = {
         NOTE,
         "the next writer of the directory removes it; or remove it when no process uses the directory",
     ),
-    # several writers
+    # files that do not fit together
     "overlap": Kind(ERROR, "move the files of each writer to a directory of its own"),
     "step_back": Kind(WARNING, "a restarted run should use a new attempt, or a directory of its own"),
     "duplicate": Kind(WARNING, "distsummary reads it once; viewers show it twice or not at all"),
     "mixed_runs": Kind(WARNING, "move the files of each run to a directory of its own"),
-    # what viewers reject
+    # values that viewers reject
     "buckets": Kind(WARNING, "record histograms of at most 90 buckets"),
     "tensor_elements": Kind(WARNING, "record a part of the tensor or its histogram"),
     "tensor_tags": Kind(WARNING, "record fewer tensors: MindInsight keeps the six newest tags per directory"),
@@ -59,7 +59,7 @@ KINDS = {
     "journal_torn": Kind(WARNING, REPAIR, True),
     "journal_damaged": Kind(WARNING, "resume the landscape: the lost points are evaluated again"),
     "journal_foreign": Kind(ERROR, "remove it, or restart its landscape with resume=False"),
-    # the manifest
+    # the manifest, run.json
     "manifest_damaged": Kind(ERROR, REPAIR, True),
     "manifest_missing": Kind(WARNING, REPAIR, True),
     "manifest_stale": Kind(WARNING, REPAIR, True),
@@ -68,7 +68,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One problem; `offset` (bytes) is its place in the file, None for the file as a whole."""
+    """One problem; `offset` is its byte position in `file`, None if it concerns all of `file`."""
 
     file: Path
     kind: str
@@ -80,7 +80,7 @@ class Finding:
 
     @property
     def is_problem(self) -> bool:
-        """Whether something should be done about it: everything but a note."""
+        """Whether the user should do something about the finding: yes, unless it is a NOTE."""
         return self.severity != NOTE
 
     def as_json(self) -> dict[str, Any]:  # Any: strings, numbers, booleans
@@ -96,7 +96,7 @@ class Finding:
         }
 
     def as_line(self) -> str:
-        """The finding for a terminal; control characters in names of files and tags are escaped."""
+        """The finding as one line for a terminal; control characters in file names and tags are escaped."""
         place = str(self.file) if self.offset is None else f"{self.file} at byte {self.offset}"
         text = f"{self.severity}: {place}: {self.kind}: {self.message}; {self.remedy}"
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -105,7 +105,7 @@ class Finding:
 def finding(
     file: Path, kind: str, message: str, *, offset: int | None = None, repairable: bool | None = None
 ) -> Finding:
-    """A finding of one of KINDS; `repairable=False` marks one that cannot be repaired."""
+    """Make a finding of a kind from KINDS; `repairable=False` says that this one cannot be repaired."""
     known = KINDS[kind]
     can_repair = known.is_repairable if repairable is None else repairable
     remedy = known.remedy

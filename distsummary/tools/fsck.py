@@ -21,7 +21,7 @@ CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsckReport:
-    """What was checked and found; `repaired` are the findings that a repair removed."""
+    """What was checked and found; `repaired` lists the findings that the repair removed."""
 
     path: Path
     directories: int
@@ -50,7 +50,7 @@ class FsckReport:
 
 @dataclass(slots=True)
 class _Tree:
-    """The content of the base: directories with event files, journals of landscapes, runs and findings."""
+    """What was found below the checked path; `facts` describes each directory that has event files."""
 
     facts: dict[Path, DirectoryFacts] = field(default_factory=dict)
     journals: list[Path] = field(default_factory=list)
@@ -58,7 +58,7 @@ class _Tree:
     findings: list[Finding] = field(default_factory=list)
 
     def of_run(self, run: RunDir) -> dict[Path, DirectoryFacts]:
-        """The run's directory and its direct children, by their real paths."""
+        """The facts of the run's directory and its direct children, by path without symbolic links."""
         real = {Path(os.path.realpath(directory)): facts for directory, facts in self.facts.items()}
         return {path: facts for path, facts in real.items() if run.base in (path, path.parent)}
 
@@ -66,18 +66,18 @@ class _Tree:
 def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | None = None) -> FsckReport:
     """Check a run dir, a rank's directory or the parent of runs; symbolic links are not followed.
 
-    A repair cuts torn tails of event files and of landscapes' journals (kept in `torn-<n>.bin`) and rebuilds
-    run.json from the event files (the old one is kept beside it). It deletes nothing, and does not touch
-    files that a live writer uses.
+    A repair cuts the torn tail (the incomplete last frame) off event files and journals of landscapes, and
+    keeps it in `torn-<n>.bin`. It rebuilds run.json from the event files, and keeps the old run.json beside
+    it. It deletes nothing, and does not touch files that a live writer uses.
 
     Args:
         path: the directory.
         repair: repair what can be repaired, then check again.
-        files: the operating system; a test passes a double.
+        files: the file operations to use; None means the real ones. Tests pass a test double.
 
     Raises:
         MissingFileError: there is no such directory, or it holds no event file, journal or manifest.
-            NotADirectoryPathError: it is a file. RunDirError: it cannot be read or repaired.
+            NotADirectoryPathError: `path` is a file. RunDirError: it cannot be read or repaired.
     """
     base = Path(path)
     tree = _check(base)
@@ -131,7 +131,7 @@ def _check(base: Path) -> _Tree:
         tree.findings += [*of_names, *of_files, *check_journals(found_journals)]
         if event_files:
             tree.facts[directory] = facts
-            # A viewer that is started on the base, or on a run in it, also looks into the direct children.
+            # A viewer started on `base`, or on a run in it, looks into its direct children, but no deeper.
             viewed = {Path(os.path.realpath(base)), *(run.base for run in tree.runs)}
             real = Path(os.path.realpath(directory))
             if real not in viewed and real.parent not in viewed:

@@ -1,4 +1,4 @@
-"""Checks the event files of one directory: bytes, values, and how the files fit together; reads each once."""
+"""Checks the bytes, values and order of the event files of one directory; reads each file once."""
 
 import fcntl
 import os
@@ -16,13 +16,13 @@ from distsummary.tools.fsck_names import LINEAGE, EventFile
 from distsummary.tools.fsck_steps import StepOrder
 from distsummary.tools.fsck_values import LOSS_TAG, MAX_TAGS, MAX_TENSOR_TAGS, tag_key, value_problems
 
-MAX_FINDINGS = 20  # of one kind in one file; further ones are only counted
-MAX_KNOWN_TAGS = 100_000  # of a directory; further ones are not compared
+MAX_FINDINGS = 20  # for each kind in one file; further findings are only counted
+MAX_KNOWN_TAGS = 100_000  # remembered for a directory; further tags are ignored
 
 
 @dataclass(slots=True)
 class DirectoryFacts:
-    """What the event files of a directory hold, for the findings and for a manifest made from the files.
+    """What the event files of a directory hold; findings and a rebuilt manifest are made from these facts.
 
     `owners` maps each (run id, attempt) to the wall time (seconds) of its first event.
     """
@@ -30,9 +30,9 @@ class DirectoryFacts:
     owners: dict[tuple[str, int], float] = field(default_factory=dict)
     files: int = 0
     events: int = 0
-    tags: set[tuple[str, str]] = field(default_factory=set)  # plugin, tag of the MindSpore dialect
+    tags: set[tuple[str, str]] = field(default_factory=set)  # (plugin, tag) in MindSpore's dialect
     has_landscape: bool = False
-    lineage: list[tuple[Path, frozenset[str]]] = field(default_factory=list)  # kinds by file
+    lineage: list[tuple[Path, frozenset[str]]] = field(default_factory=list)  # (file, its plugins)
 
 
 def check_files(files: list[EventFile]) -> tuple[DirectoryFacts, list[Finding]]:
@@ -53,7 +53,7 @@ def check_files(files: list[EventFile]) -> tuple[DirectoryFacts, list[Finding]]:
 
 
 def limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
-    """At most MAX_FINDINGS of each kind, then one finding that counts the others."""
+    """Yield at most MAX_FINDINGS findings of each kind, then one that counts the rest of that kind."""
     counts: dict[str, int] = {}
     for one in found:
         counts[one.kind] = counts.get(one.kind, 0) + 1
@@ -65,7 +65,7 @@ def limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None) -> Iterator[Finding]:
-    """What is wrong with one file; its content is added to `facts` and `steps`."""
+    """Yield what is wrong with one file, and add its content to `facts` and `steps`."""
     path = file.path
     kinds: set[str] = set()
     end = 0
@@ -107,7 +107,7 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
         text = "a writer is at work: the last frame is not complete yet"
         yield finding(path, "live", text, offset=end)
     elif size > end:
-        # `segment.cut_torn_tails` cuts only files with a stamp, and trusts no length after a damaged place.
+        # `cut_torn_tails` cuts only files whose name has a stamp, and no file with a damaged frame length.
         can_be_cut = stamp_of(path.name) is not None and whole_length(path) == end
         text = f"its last frame is torn, {size - end} bytes: MindInsight retries it forever"
         yield finding(path, "torn", text, offset=end, repairable=can_be_cut)
@@ -128,7 +128,7 @@ def is_live(path: Path) -> bool:
 
 
 def _check_directory(directory: Path, facts: DirectoryFacts) -> Iterator[Finding]:
-    """What is wrong with the files as a whole: too many tags, or lineage that hides other lineage."""
+    """Yield what is wrong with the files together: too many tags, landscapes or lineage that is hidden."""
     tensors = sum(plugin == "tensor" for plugin, _ in facts.tags)
     if tensors > MAX_TENSOR_TAGS:
         text = f"{tensors} tensor tags: MindInsight shows {MAX_TENSOR_TAGS} per directory"

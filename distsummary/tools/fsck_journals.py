@@ -12,14 +12,14 @@ from distsummary.tools.fsck_files import is_live, limited
 
 
 def journals(directory: Path) -> list[Path]:
-    """The journals in a directory, sorted by name; links are not followed. Raises OSError if unreadable."""
+    """The journals in a directory, sorted by name, without symbolic links; raises OSError if unreadable."""
     with os.scandir(directory) as entries:
         names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     return [directory / name for name in sorted(names) if LANDSCAPE_JOURNAL.fullmatch(name)]
 
 
 def check_journals(paths: list[Path]) -> list[Finding]:
-    """What is wrong with the journals; an empty one counts as absent and gives no finding."""
+    """What is wrong with the journals; an empty journal counts as absent and gives no finding."""
     findings: list[Finding] = []
     for path in paths:
         try:
@@ -38,8 +38,8 @@ def _check_journal(path: Path) -> Iterator[Finding]:
             if frame.damage:
                 yield finding(path, "journal_damaged", frame.damage, offset=frame.offset)
             continue
-        # The first frame is the header: the plan that the file is named after. With another header the
-        # landscape cannot be resumed.
+        # The first frame is the header. It holds the plan, and the file is named after a digest of the plan.
+        # If the two do not match, the landscape cannot be resumed.
         if frame.damage:
             yield finding(path, "journal_foreign", f"its header is damaged: {frame.damage}", offset=0)
             continue

@@ -1,4 +1,4 @@
-"""Checks that run.json agrees with the event files, and rebuilds it from them."""
+"""Checks that run.json, the manifest, agrees with the event files, and rebuilds it from these files."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ _ROLES = ("train", "eval")
 
 
 class _Attempt(NamedTuple):
-    """An attempt according to the files; `first` is the wall time (seconds) of each rank's first event."""
+    """An attempt found in the event files; `first`: rank -> the wall time (seconds) of its first event."""
 
     run_id: str
     role: str
@@ -27,7 +27,7 @@ class _Attempt(NamedTuple):
 
 
 def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[Finding]:
-    """What is wrong with the run's manifest, given its directories by their real paths."""
+    """What is wrong with the run's manifest; `directories`: real path -> the facts of that directory."""
     path = run.manifest_path
     if not os.path.lexists(path):
         return [finding(path, "manifest_missing", "the run has rank directories but no manifest")]
@@ -43,7 +43,7 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
 
 
 def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
-    """Rebuild the manifest, or add the missing attempts; the old one is kept as `run.json.<n>.bak`.
+    """Rebuild the manifest, or add the missing attempts; the old file is kept as `run.json.<n>.bak`.
 
     Raises RunDirError if it cannot be written.
     """
@@ -67,9 +67,9 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
 
     def change(manifest: Manifest) -> None:
         missing = _missing(manifest, attempts)
-        if missing and manifest["run_id"] != missing[0].run_id:  # the manifest of another run, or a new one
+        if missing and manifest["run_id"] != missing[0].run_id:  # it is new or belongs to another run
             manifest |= {"run_id": missing[0].run_id, "attempts": []}
-        for one in missing:  # states, hosts and processes are unknown
+        for one in missing:  # their states, hosts and processes are unknown
             incarnation = f"fsck {one.run_id} {one.role} {one.number}"
             ranks = {}
             for rank in sorted(one.first):
@@ -102,7 +102,7 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
 
 
 def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_Attempt]:
-    """The attempts in the files of the ranks; files of the merged run have no others."""
+    """The attempts found in the files of the ranks; the files of the merged run hold no further attempts."""
     found = []
     for role in _ROLES:
         ranks = run.rank_dirs(role) or {0: run.writer_dir(role, 0, 1)}
@@ -120,7 +120,7 @@ def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_
 
 
 def _missing(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
-    """The attempts of the newest run that the manifest lacks; all of them if it belongs to another run."""
+    """The attempts that the manifest lacks; all of the newest run's if no file is of the manifest's run."""
     if not attempts:
         return []
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}

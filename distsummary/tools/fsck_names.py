@@ -1,4 +1,4 @@
-"""Checks the file names in a directory against how viewers interpret them, without opening a file."""
+"""Checks how viewers interpret the names of the files in a directory; opens no file."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from distsummary.reading.segments import LINEAGE_SUFFIX, stamp_of
 from distsummary.tools.findings import Finding, finding
 
 LINEAGE = "lineage"
-_OWNERS = {  # what is known of a temporary file, by whether it is in use
+_OWNERS = {  # what to say of a temporary file, by the result of `is_in_use`
     True: "its process is at work and will rename it",
     False: "its process ended before it renamed it",
     None: "it belongs to another machine, a container or another program",
@@ -36,7 +36,7 @@ class EventFile:
 
 
 def event_file(path: Path) -> EventFile | None:
-    """The kind of event file that viewers recognise by this name; None if they ignore it."""
+    """Classify a file as viewers do, by its name alone; None if they ignore it."""
     if path.name.endswith("_explain"):
         return None
     if match := _TENSORBOARD.search(path.name):
@@ -48,7 +48,7 @@ def event_file(path: Path) -> EventFile | None:
 
 
 def in_reading_order(files: list[EventFile]) -> list[EventFile]:
-    """The files in the order in which viewers read them: by rising stamp, then by falling name."""
+    """The files in the order in which viewers read them: by rising stamp; equal stamps by descending name."""
     by_name = sorted(files, key=lambda file: file.path.name, reverse=True)
     return sorted(by_name, key=lambda file: int(file.stamp or 0))
 

@@ -9,7 +9,7 @@ from distsummary.reading.deduplicate import Seen
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_values import short
 
-_MAX_TAGS = 100_000  # further tags are not compared
+_MAX_TAGS = 100_000  # of a directory; further tags are not compared
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _File:
 
 @dataclass(slots=True)
 class _Tag:
-    """The progress of a tag: the highest step of its newest attempt, in this file and in the older files."""
+    """The highest step of a tag's newest attempt: in its newest file, and (`old_*`) in all older files."""
 
     file: int
     attempt: int
@@ -36,7 +36,7 @@ class _Tag:
 
 @dataclass(slots=True)
 class _Clash:
-    """Values in a newer file at steps that an older file had reached; the fields describe the first one."""
+    """Values at steps reached before in this or an older file; `offset` to `reached` describe the first."""
 
     offset: int
     tag: str
@@ -49,21 +49,21 @@ class StepOrder:
     """Receives the events of the files in reading order; `findings` then lists what viewers would lose.
 
     MindInsight and TensorBoard erase a tag's older points when a newer file has a lower or equal step.
-    TensorBoard does so within one file too. A new attempt may go back to lower steps.
+    TensorBoard also does this within one file. A new attempt may go back to lower steps without a finding.
     """
 
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
         self._files: list[_File] = []
         self._tags: dict[tuple[str, str], _Tag] = {}
-        self._clashes: dict[tuple[int, int], _Clash] = {}  # (older file, newer file)
-        self._copies: dict[int, tuple[int, int]] = {}  # file -> (count, first offset)
+        self._clashes: dict[tuple[int, int], _Clash] = {}  # by (older, newer) index in _files
+        self._copies: dict[int, tuple[int, int]] = {}  # index in _files -> (count, first offset)
         self._seen = Seen()
-        self._run_ids: dict[str, int] = {}  # run id -> the first file that has it
+        self._run_ids: dict[str, int] = {}  # run id -> index in _files of its first file
         self._offset = 0
 
     def begin(self, path: Path, offset: int, ids: EventIds, event: Event) -> bool:
-        """Note an event, before its values; returns False for a copy of an earlier event."""
+        """Note an event, before `take` notes its values; returns False for a copy of an earlier event."""
         if not self._files or self._files[-1].path != path:
             self._files.append(_File(path, ids.run_id, event.wall_time, event.wall_time))
         file = self._files[-1]
@@ -78,7 +78,7 @@ class StepOrder:
         return False
 
     def take(self, key: tuple[str, str], ids: EventIds, step: int) -> None:
-        """Note one value of the event; `key` is its plugin and tag."""
+        """Note one value of the event that `begin` noted; `key` is the value's plugin and tag."""
         if key[0] == "graph":
             return  # a graph has no step
         now = len(self._files) - 1
@@ -88,7 +88,8 @@ class StepOrder:
                 self._tags[key] = _Tag(now, ids.attempt, step)
             return
         if tag.file != now:
-            # A new file begins: the tag's last step in the file before is now old, if it is the highest.
+            # The tag's first value in this file: the step reached in the file before becomes the old step,
+            # unless the old step is higher.
             if tag.old_file < 0 or (tag.attempt, tag.step) > (tag.old_attempt, tag.old_step):
                 tag.old_file, tag.old_attempt, tag.old_step = tag.file, tag.attempt, tag.step
             tag.file, tag.attempt, tag.step = now, ids.attempt, step
@@ -105,7 +106,7 @@ class StepOrder:
         clash.count += 1
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong with the files as a whole."""
+        """Yield what is wrong with the files together."""
         for (older, newer), clash in self._clashes.items():
             old, new = self._files[older], self._files[newer]
             what = f"{clash.count} value(s), the first {short(clash.tag)} at step {clash.step}"

@@ -1,4 +1,4 @@
-"""Checks single values against the limits of MindInsight 2.3.1; each limit was observed in a run of it."""
+"""Checks single values against the limits of MindInsight 2.3.1; each limit was observed by running it."""
 
 import hashlib
 import json
@@ -11,16 +11,16 @@ from google.protobuf.message import DecodeError
 from distsummary.format.records import Landscape, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
-MAX_BUCKETS = 90  # buckets of a histogram; one with more is dropped
+MAX_BUCKETS = 90  # of a histogram; MindInsight drops a histogram that has more
 MAX_TENSOR_ELEMENTS = 10_000_000  # a larger tensor is shown empty
-MAX_TENSOR_TAGS = 6  # tensor tags of a directory; the oldest are evicted for good
+MAX_TENSOR_TAGS = 6  # of a directory; beyond that, MindInsight forgets the oldest for good
 MAX_TAGS = 300  # tags of a directory
 LOSS_TAG = "loss/auto"  # the scalar that the landscape page requires
-_HOSTILE = frozenset('<>"')  # in the name of one node, they make the whole graph disappear
+_HOSTILE = frozenset('<>"')  # one of them in the name of a node makes the whole graph disappear
 
 
 class Problem(NamedTuple):
-    """A kind of finding and its message."""
+    """The kind (a key of KINDS) and the message of a finding."""
 
     kind: str
     message: str
@@ -61,7 +61,7 @@ def value_problems(value: Value) -> Iterator[Problem]:
 
 
 def metric_problems(metric: str) -> Iterator[Problem]:
-    """What is wrong with the metrics of an evaluation; they are JSON, and empty text means no metrics."""
+    """What is wrong with the metrics of an evaluation, given as JSON text; empty text means no metrics."""
     not_finite: list[str] = []
     try:
         parsed: Any = json.loads(metric or "{}", parse_constant=not_finite.append)  # Any: any JSON
@@ -76,7 +76,7 @@ def metric_problems(metric: str) -> Iterator[Problem]:
 
 
 def short(text: str) -> str:
-    """A name in quotes, shortened in the middle if it is long."""
+    """The text in quotes, shortened in the middle if it is long."""
     return repr(text if len(text) <= 80 else f"{text[:50]}...{text[-20:]}")
 
 

@@ -61,9 +61,9 @@ def parallel_mode(topology: Topology) -> str:
 
 
 def length(loader: object) -> int:
-    """Steps of a loader, 0 when it has no length."""
+    """The number of batches of a loader, 0 if it has no length."""
     try:
-        return len(loader)  # type: ignore[arg-type]  # asked of anything iterable, answered or not
+        return len(loader)  # type: ignore[arg-type]  # any iterable is asked; some have no length
     except (TypeError, NotImplementedError):
         return 0
 
@@ -90,11 +90,11 @@ class RunContext:
 
 
 class Recorder(Protocol):
-    """Records the training steps at which its callback has nothing else to do than store the logged values.
+    """Records those training steps at which its callback would only store the logged values.
 
-    A Run calls `record_plain` instead of the hooks of a step that comes before `plain_before`, if no other
-    callback has hooks for steps; and for what was logged after the end of a step. `failures` counts what the
-    Run itself drops.
+    At a step before `plain_before`, a Run calls `record_plain` instead of the step's hooks, if no other
+    callback has hooks for steps. It also calls `record_plain` for values that were logged after the end of a
+    step. `failures` counts the values that the Run itself drops.
     """
 
     plain_before: float
@@ -105,7 +105,7 @@ class Recorder(Protocol):
 
 
 class NoRecorder:
-    """Records nothing: every step has its hooks."""
+    """The recorder of a callback that has none: a Run calls the hooks at every step."""
 
     plain_before = -math.inf
     failures = Failures(Health(), logger)
@@ -117,9 +117,9 @@ class NoRecorder:
 class Callback:
     """Base of all callbacks: override the hooks you need; the others cost nothing.
 
-    `on_train_*` and `on_eval_*` are called; by default each calls the older name (`begin`, `step_end` ...),
-    which serves both phases. As a context manager a callback is entered before the first hook and left after
-    the last, also after an exception.
+    A Run calls `on_train_*` and `on_eval_*`. By default each of these calls the method with the older name
+    (`begin`, `step_end` ...), which serves both phases. A callback is also a context manager: it is entered
+    before the first hook and exited after the last one, also after an exception.
 
     A callback may set `plain_step_recorder`, see Recorder.
     """
@@ -135,77 +135,77 @@ class Callback:
         return None
 
     def begin(self, run_context: RunContext) -> None:
-        """Before the first epoch."""
+        """Called before the first epoch."""
 
     def epoch_begin(self, run_context: RunContext) -> None:
-        """Before an epoch."""
+        """Called before an epoch."""
 
     def step_begin(self, run_context: RunContext) -> None:
-        """Before a step."""
+        """Called before a step."""
 
     def step_end(self, run_context: RunContext) -> None:
-        """After a step."""
+        """Called after a step."""
 
     def epoch_end(self, run_context: RunContext) -> None:
-        """After an epoch."""
+        """Called after an epoch."""
 
     def end(self, run_context: RunContext) -> None:
-        """After the last epoch."""
+        """Called after the last epoch."""
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Before the first training epoch."""
+        """Called before the first training epoch."""
         self.begin(run_context)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """Before a training epoch."""
+        """Called before a training epoch."""
         self.epoch_begin(run_context)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Before a training step, its batch read."""
+        """Called before a training step, after its batch has been read."""
         self.step_begin(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """After a training step."""
+        """Called after a training step."""
         self.step_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """After a training epoch."""
+        """Called after a training epoch."""
         self.epoch_end(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """After the last training epoch; not after an exception."""
+        """Called after the last training epoch, but not after an exception."""
         self.end(run_context)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        """Before an evaluation."""
+        """Called before an evaluation."""
         self.begin(run_context)
 
     def on_eval_epoch_begin(self, run_context: RunContext) -> None:
-        """Before the one pass of an evaluation."""
+        """Called before the one pass of an evaluation."""
         self.epoch_begin(run_context)
 
     def on_eval_step_begin(self, run_context: RunContext) -> None:
-        """Before a step of an evaluation."""
+        """Called before a step of an evaluation."""
         self.step_begin(run_context)
 
     def on_eval_step_end(self, run_context: RunContext) -> None:
-        """After a step of an evaluation."""
+        """Called after a step of an evaluation."""
         self.step_end(run_context)
 
     def on_eval_epoch_end(self, run_context: RunContext) -> None:
-        """After the one pass of an evaluation."""
+        """Called after the one pass of an evaluation."""
         self.epoch_end(run_context)
 
     def on_eval_end(self, run_context: RunContext) -> None:
-        """After an evaluation, its metrics known."""
+        """Called after an evaluation, when its metrics are known."""
         self.end(run_context)
 
 
 class CallbackList:
     """Several callbacks in their order, entered and left together.
 
-    `methods` has the overridden methods for each of `HOOKS`, looked up once; to call a hook is to call them.
-    `at_steps` are the callbacks with hooks for training steps.
+    `methods` maps each of `HOOKS` to the methods that override it; calling a hook means calling these.
+    `at_steps` lists the callbacks with hooks for training steps.
 
     Args:
         callbacks: one, several, or None.
@@ -240,7 +240,7 @@ class CallbackList:
         return self
 
     def _look_up(self) -> None:
-        """Find the methods that each hook calls: a callback's own, or the older one that it falls back to."""
+        """Find the methods that each hook calls: a callback's own, or else its method with the older name."""
         self.methods: dict[str, list[Callable[[RunContext], None]]] = {hook: [] for hook in HOOKS}
         self.at_steps: list[Callback] = []
         for hook, methods in self.methods.items():
@@ -274,7 +274,7 @@ class LossMonitor(Callback):
         self._last_printed = run_context.original_args().get("cur_step_num", 0)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Print; raises InvalidValueError for a loss of NaN or infinity."""
+        """Print the loss if it is due; raises InvalidValueError if the loss is NaN or infinite."""
         params = run_context.original_args()
         outputs = params.get("net_outputs")
         is_due = 0 < self._per_print_times <= params.cur_step_num - self._last_printed
@@ -303,7 +303,7 @@ class TimeMonitor(Callback):
     """Prints the time of every epoch and of its steps, in milliseconds.
 
     Args:
-        data_size: steps of an epoch, for a loader without a length.
+        data_size: the number of steps of an epoch, for a loader without a length.
         data_time: also print the mean time per step that was spent waiting for data.
     """
 
@@ -312,11 +312,11 @@ class TimeMonitor(Callback):
         self._data_size = data_size
         self._data_time = data_time
         check_int("data_size", data_size, low=1, optional=True)
-        self._started_s: dict[str, float] = {}  # by mode: an evaluation may run within a training epoch
+        self._started_s: dict[str, float] = {}  # by mode, as an evaluation may run inside a training epoch
         self._waited_s = 0.0
 
     def epoch_begin(self, run_context: RunContext) -> None:
-        """Start the watch."""
+        """Note the time at which the epoch begins."""
         mode = run_context.original_args().get("mode", "train")
         self._started_s[mode] = time.perf_counter()
         if mode == "train":
@@ -327,7 +327,7 @@ class TimeMonitor(Callback):
         self._waited_s += run_context.original_args().get("logged", {}).get("perf/data_wait_s", 0.0)
 
     def epoch_end(self, run_context: RunContext) -> None:
-        """Print; nothing for an epoch whose number of steps is unknown (an evaluation without a loader)."""
+        """Print the times, unless the number of steps is unknown (as in an evaluation without a loader)."""
         params = run_context.original_args()
         is_eval = params.get("mode") == "eval"
         started_s = self._started_s.get("eval" if is_eval else "train")
@@ -346,7 +346,7 @@ class TimeMonitor(Callback):
 
 
 def step_in_epoch(params: CallbackParams) -> int:
-    """The step within its epoch, from 1."""
+    """The number of the current step within its epoch, counted from 1."""
     if "step_in_epoch" in params or not params.get("batch_num"):
         return int(params.get("step_in_epoch", params.cur_step_num))
     return int((params.cur_step_num - 1) % params.batch_num + 1)

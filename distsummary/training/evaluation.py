@@ -10,12 +10,12 @@ from distsummary.training.values import Scalar, resolve, scalars
 
 
 class EvaluationRun:
-    """Made by `Run.eval`.
+    """One evaluation, made by `Run.eval`.
 
     Args:
         dataset: the data to be evaluated, if known beforehand.
-        train: the parameters of the training around it.
-        call: calls a hook of the callbacks, as `Run` does.
+        train: the parameters of the training that the evaluation belongs to.
+        call: takes the name of a hook and a context, and calls that hook of all callbacks.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class EvaluationRun:
         self._context = RunContext(self._params)
 
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
-        """Log metrics by name; values and errors as in `Run.log`, and ClosedError after the `with` block."""
+        """Log metrics by name, like `Run.log`; raises ClosedError after the evaluation's `with` block."""
         if self._is_over:
             raise ClosedError("the evaluation is over; log inside its `with run.eval()` block")
         given = {**values, **named} if isinstance(values, Mapping) else values or named
         self._logged |= scalars(given)
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches of a loader, each one step of the evaluation."""
+        """Yield the batches of a loader; each batch is one step of the evaluation."""
         self._params |= {"valid_dataset": loader, "batch_num": length(loader)}
         for batch in loader:
             self._params.cur_step_num += 1
@@ -63,7 +63,7 @@ class EvaluationRun:
             self.call("on_eval_step_end")
 
     def settle(self) -> None:
-        """Wait for the metrics and give them to the callbacks."""
+        """Wait until the metrics are known and put them into the callbacks' parameters."""
         self._is_over = True
         self.metrics = {name: resolve(value) for name, value in self._logged.items()}
         self._params.metrics = self.metrics

@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
-NOTHING: dict[str, Scalar] = {}  # the logged values of a step that has none yet; never written to
-ENDLESS: Iterable[Any] = iter(())  # instead of a loader: count for ever
-BY_LOG = object()  # begins the steps of a loop that calls nothing but `log`
+NOTHING: dict[str, Scalar] = {}  # the logged values of a step that has none yet; must not be changed
+ENDLESS: Iterable[Any] = iter(())  # the default loader of `steps`, which then counts without end
+BY_LOG = object()  # the `_opener` of steps that only `log` begins
 
 
 class ManualStep:
-    """The step that `Run.next_step` began; leaving it as a context manager ends it."""
+    """The step that `Run.next_step` began; the end of its `with` block ends the step."""
 
     __slots__ = ("_end",)
 
@@ -69,15 +69,16 @@ class Run:
         ...         evaluation.log(accuracy=accuracy(model))
         >>> run.close()
 
-    Every step of `steps` also logs `perf/step_s`, the seconds from requesting its batch to the end of its
-    body, and `perf/data_wait_s`, the part of them spent in the loader; neither includes callbacks or
-    evaluations. A loop without a loader calls `next_step`.
+    Each step of `steps` also logs `perf/step_s`, the seconds from requesting its batch to the end of the loop
+    body, and `perf/data_wait_s`, the seconds of these spent waiting for the loader. Neither includes the time
+    of callbacks or evaluations. A loop without a loader calls `next_step`.
 
-    A step that `break`, `return` or an exception leaves ends there, when its iterator is released, and counts
-    if it has logged something. An exception of a callback at that moment is raised by the next call on the
-    run. While a variable still refers to the iterator, the step ends at the next `steps`, `next_step`,
-    `epochs` or `close`: its scalars are recorded, but what would be read from the model, which may have
-    changed, is skipped and counted (`ended_late` of the callbacks' parameters).
+    If `break`, `return` or an exception leaves the loop, the current step ends when Python releases the
+    iterator of `steps`; it counts if it has logged something. If a callback raises at that moment, the next
+    call on the run raises the exception. As long as a variable refers to the iterator, the step stays open
+    until the next `steps`, `next_step`, `epochs` or `close`. Its scalars are then recorded. Data read from
+    the model are skipped and counted, as the model may have changed (the callbacks' parameters contain
+    `ended_late`).
 
     If an exception leaves the `with` block, or a hook raises, the callbacks are exited as context managers,
     without `on_train_end`. In a forked child process, closing or leaving the run calls no callback.
@@ -85,10 +86,10 @@ class Run:
     Args:
         callbacks: one, several or None.
         network, optimizer, loss_fn: passed on to the callbacks.
-        topology: the place of this rank; by default found as `ds.init` finds it.
-        epochs: the number that callbacks see when the loop does not use `epochs()`.
+        topology: the place of this rank in the job; by default found by `topology.detect`.
+        epochs: the number of epochs that callbacks see if the loop does not use `epochs()`.
         initial_step, initial_epoch: where a resumed training continues, >= 0.
-        clock: seconds, for the measurements.
+        clock: returns seconds; all times are measured with it.
 
     Raises InvalidTypeError or InvalidValueError for bad arguments.
     """
@@ -124,15 +125,15 @@ class Run:
         self._steps_before_epoch = initial_step
         self._initial_step = initial_step
         self._logged = NOTHING
-        self._logged_elsewhere: dict[str, Scalar] = {}  # by other threads; behind the lock
+        self._logged_elsewhere: dict[str, Scalar] = {}  # by other threads; guarded by _lock
         self._lock = Lock()
         self._known_names: set[str] = set()  # names that have been checked
         self._data_wait_s = self._body_start_s = 0.0
-        # What began the step under way, if there is one: an iterator of `steps`, a ManualStep or BY_LOG.
+        # What began the current step: a token of one `steps` iterator, a ManualStep or BY_LOG; else None.
         self._opener: object | None = None
-        self._recorder: Recorder = NoRecorder()  # of most steps
+        self._recorder: Recorder = NoRecorder()  # records most steps
         self._error: BaseException | None = None  # the next call raises it
-        self._failures = Failures(Health(), logger)  # if no callback counts them
+        self._failures = Failures(Health(), logger)  # used if no callback has a recorder
         self._is_entered = self._is_training = self._is_epoch_begun = self._is_stepped = False
         self._in_epochs = self._is_guarded = self._is_closed = False
         self._pid, self._thread = os.getpid(), get_ident()
@@ -154,13 +155,13 @@ class Run:
 
     @property
     def context(self) -> RunContext:
-        """What the training's hooks are called with."""
+        """The context that is passed to the training's hooks."""
         return self._context
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of the training, counted from 0 like `range(count)`; a resumed run continues.
 
-        `count` is the total of the whole training: a second phase passes more than the first one did.
+        `count` is the total for the whole training, so a second phase must pass more than the first one did.
         """
         check_int("count", count, low=1)
         self._require_open()
@@ -181,12 +182,12 @@ class Run:
         self._in_epochs = False
 
     def steps(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Iterator[Any]:
-        """The batches of a loader, each one step; outside `epochs()` one call is one epoch.
+        """Iterate over the batches of a loader, one step for each; outside `epochs()` each call is one epoch.
 
         Args:
-            loader: any iterable; without one, the numbers from `run.step` on, without an end.
-            accumulate: batches of one step (of the optimizer), >= 1. The last step may have fewer; of the
-                values logged under one name within a step the last is recorded.
+            loader: any iterable; the default counts from `run.step * accumulate` on, without end.
+            accumulate: how many batches make one step (of the optimizer), >= 1. The last step may have fewer.
+                If a name is logged several times within a step, its last value is recorded.
         """
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise InvalidTypeError(f"loader must be iterable, got {type(loader).__name__}; pass the batches")
@@ -200,14 +201,14 @@ class Run:
         return self._steps(loader, accumulate)
 
     def _steps(self, loader: Iterable[Any], accumulate: int) -> Iterator[Any]:
-        """Between two batches: end the step, wait for the next batch, and begin its step."""
+        """Yield the batches; between two of them, end the step, wait for a batch, and begin its step."""
         clock, params, context = self._clock, self._params, self._context
         opener = object()
         batches: Iterator[Any] | None = None
-        missing = 0  # batches that the step under way still takes
+        missing = 0  # the number of batches still to come in the current step
         while True:
             asked_s = clock()
-            if self._opener is not opener:  # not begun yet, or ended by another call
+            if self._opener is not opener:  # the step is not begun yet, or another call ended it
                 missing = 0
                 self._settle_step()
             elif not missing:
@@ -232,7 +233,7 @@ class Run:
             else:
                 missing = accumulate - 1
                 self._data_wait_s = started_s - asked_s
-                # what _begin_step does, without a call at every step
+                # the same as _begin_step, inlined to save a function call at every step
                 params["cur_step_num"] = step = params["cur_step_num"] + 1
                 params["net_outputs"] = None
                 self._opener, self._body_start_s = opener, started_s
@@ -241,19 +242,19 @@ class Run:
                     self._body_start_s = clock()
             try:
                 yield batch
-            except GeneratorExit:  # the loop was left; what is raised here reaches nobody
+            except GeneratorExit:  # the loop was left; nobody would see an exception raised here
                 if self._opener is opener and os.getpid() == self._pid:
                     try:
                         self._end_step(clock())
                     except BaseException as error:
                         self._error = error
-                        atexit.register(self._raise_kept)  # if no call follows
+                        atexit.register(self._raise_kept)  # raises it if no other call does
                 raise
         if not self._in_epochs:
             self._settle_epoch()
 
     def next_step(self) -> contextlib.AbstractContextManager[None]:
-        """End the step under way, if any, and begin the next; `with run.next_step():` also ends it.
+        """End the current step, if any, and begin a new one; in a `with` statement, the block's end ends it.
 
         For loops without a loader. The time of each step is logged as `perf/step_s`.
         """
@@ -285,16 +286,16 @@ class Run:
     ) -> None:
         """Record scalars by name at the current step or, between two steps, at the last one.
 
-        Before the first `steps` or `next_step`, a name that is logged again begins the next step; otherwise
-        the last value of a name is recorded. Other threads may log: their values go to the step under way.
-        What is read from the model is not recorded at steps that only `log` begins.
+        If neither `steps` nor `next_step` was ever called, logging a name again begins the next step;
+        otherwise the last value of a name is recorded. Other threads may call `log`: their values go to the
+        current step. At steps that only `log` begins, data read from the model are not recorded.
 
         Args:
-            values: for names that are not identifiers, such as {"train/accuracy": 0.9}.
-            step: outside of `steps`, the step of these values. Values of a step before the last one are
-                dropped and counted. Ignored in other threads.
-            commit: refused; values are recorded when their step ends.
-            named: int, float, or a tensor or array of one element; a device tensor is not waited for.
+            values: by name, for names that are not identifiers, such as {"train/accuracy": 0.9}.
+            step: the step of these values; allowed only outside of `steps`. Values of a step before the last
+                one are dropped and counted. Ignored in other threads.
+            commit: must be left out; values are recorded when their step ends.
+            named: int, float, or a tensor or array of one element. `log` does not wait for device tensors.
 
         Raises:
             InvalidTypeError: a value is not a number; the message names it. ClosedError: the run is closed.
@@ -332,7 +333,7 @@ class Run:
             if not self._go_to(step, len(new)):
                 return
         elif not self._is_stepped and new.keys() & self._logged.keys():
-            if self._opener is None:  # what was logged before is a step of its own
+            if self._opener is None:  # the values logged before become a step of their own
                 self._begin_step_by_log(self.step + 1, with_pending=True)
             self._begin_step_by_log(self.step + 1)
         if self._logged:
@@ -343,7 +344,7 @@ class Run:
             self._params["net_outputs"] = given["loss"]
 
     def _go_to(self, step: int, count: int) -> bool:
-        """Make `step` the current one, for `count` values; False if it comes before the last one."""
+        """Make `step` the current step; if it is in the past, count `count` dropped values, return False."""
         check_int("step", step, low=0)
         if self._opener not in (None, BY_LOG) and not isinstance(self._opener, ManualStep):
             raise InvalidValueError(
@@ -364,7 +365,7 @@ class Run:
 
     @contextlib.contextmanager
     def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
-        """An evaluation: its metrics go to the lineage and are scalars `eval/<name>` of the current step."""
+        """Begin an evaluation; its metrics become lineage and scalars `eval/<name>` of the current step."""
         self._require_open()
         started_s = self._clock()
         evaluation = EvaluationRun(
@@ -376,10 +377,10 @@ class Run:
         evaluation.settle()
         evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params.metrics = evaluation.metrics
-        self._body_start_s += self._clock() - started_s  # it is not part of the step's time
+        self._body_start_s += self._clock() - started_s  # an evaluation is not part of the step's time
 
     def close(self) -> None:
-        """End the step, the epoch and the training, and leave the callbacks; a second call does nothing."""
+        """End the step, the epoch and the training, and exit the callbacks; a second call does nothing."""
         if os.getpid() != self._pid:
             return
         self._raise_kept()
@@ -427,7 +428,7 @@ class Run:
             self._call("on_train_epoch_begin")
 
     def _begin_step(self, opener: object) -> None:
-        """Begin the next step, which has no batch."""
+        """Begin a step that has no batch."""
         self._params |= {"cur_step_num": self.step + 1, "net_outputs": None, "train_dataset_element": None}
         self._opener = opener
         if self.step >= self._recorder.plain_before:
@@ -435,7 +436,7 @@ class Run:
         self._body_start_s = self._clock()
 
     def _begin_step_by_log(self, step: int, *, with_pending: bool = False) -> None:
-        """End the step under way and begin `step`, whose end will only be seen when the next one begins."""
+        """End the current step and begin `step`, which ends only when the next step begins."""
         self._settle_step()
         if not self._is_epoch_begun:
             self._begin_epoch(())
@@ -445,9 +446,9 @@ class Run:
         self._begin_step(BY_LOG)
 
     def _end_step(self, ended_s: float | None, *, is_whole: bool = False) -> None:
-        """End the step under way; unless it is whole, it does not count if it has logged nothing.
+        """End the current step; if it is not whole and has logged nothing, it does not count.
 
-        `ended_s` is None if the body ended earlier, nobody knows when.
+        `ended_s` is None if the loop body ended earlier, at an unknown time.
         """
         params, opener = self._params, self._opener
         if self._logged_elsewhere:
@@ -480,7 +481,7 @@ class Run:
             self._call("on_train_step_end", logged=logged)
 
     def _settle_step(self) -> None:
-        """End a step that neither its iterator nor `next_step` has ended."""
+        """End the current step if neither its iterator nor `next_step` has ended it."""
         if self._opener is not None:
             self._end_step(self._clock() if isinstance(self._opener, ManualStep) else None)
 
@@ -489,10 +490,10 @@ class Run:
         return [recorder for recorder in found if not isinstance(recorder, NoRecorder)]
 
     def _record_pending(self) -> None:
-        """Record what was logged since the last step at that step, before the next one begins.
+        """Record the values logged since the last step ended, at that step, before the next step begins.
 
-        It stays for the next one if no callback can do that, or if a resumed training has no step yet: from
-        its first record on, the merge drops the records of the attempt before.
+        The values go to the next step instead if no callback has a recorder, or if a resumed training has
+        made no step yet: from its first record on, the merge drops the records of the previous attempt.
         """
         recorders = self._recorders() if self._logged else []
         if not recorders or self.step == self._initial_step > 0:
@@ -506,7 +507,7 @@ class Run:
             raise
 
     def _take_logged(self) -> dict[str, Scalar]:
-        """What was logged and is not recorded yet, in this thread and in others."""
+        """Take out the values that this and other threads have logged and that are not recorded yet."""
         logged, self._logged = self._logged or {}, NOTHING
         if self._logged_elsewhere:
             with self._lock:
@@ -526,7 +527,7 @@ class Run:
     def _call(
         self, hook: str, context: RunContext | None = None, *, logged: dict[str, Scalar] | None = None
     ) -> None:
-        """Call a hook of all callbacks; `logged` is what was logged until it, at an end."""
+        """Call a hook of all callbacks; `logged`, only for end hooks, has the values logged until then."""
         if logged is not None:
             self._params["logged"] = logged
         self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
@@ -537,8 +538,8 @@ class Run:
             self._leave(error)
             raise
         if not self._is_guarded:
-            # Not earlier: atexit calls the handler registered last first, and what the callbacks opened at
-            # their first hook has handlers of its own, which must run after this one.
+            # Registered only now, because atexit calls the newest handler first: the first hook of the
+            # callbacks has opened writers, and their atexit handlers must run after this one.
             self._is_guarded = True
             atexit.register(self._close_at_exit)
 
@@ -556,7 +557,7 @@ class Run:
         if self._opener is not None and not logged:
             self._params.cur_step_num -= 1
         self._opener = None
-        if logged:  # at the step that the error ended: the callbacks see it on exit
+        if logged:  # in the step that the error ended: callbacks see them in __exit__
             self._params.logged = logged
         if self._is_entered:
             self._callbacks.__exit__(
@@ -571,7 +572,7 @@ class Run:
             self.close()
 
     def _raise_kept(self) -> None:
-        """Raise what a callback raised where nobody could catch it."""
+        """Raise the exception that a callback raised where no caller could catch it."""
         if self._error is not None:
             error, self._error = self._error, None
             atexit.unregister(self._raise_kept)

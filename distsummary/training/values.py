@@ -29,12 +29,12 @@ class Mean:
         return self._pending.nbytes
 
     def result(self) -> float:
-        """Wait for the array; NaN for an empty one."""
+        """Wait for the array and return its mean; NaN if the array is empty."""
         return _mean(np.asarray(self._pending.result()))
 
 
 def check_tag(tag: object) -> str:
-    """Raise unless `tag` is a name that files and viewers take: text that is not blank, of at most 1 KiB."""
+    """Return `tag` if files and viewers accept it (text, not blank, at most 1 KiB), else raise an error."""
     if not isinstance(tag, str):
         raise InvalidTypeError(f"the name of a value must be str, got {tag!r} of type {type(tag).__name__}")
     if not tag.strip():
@@ -52,12 +52,12 @@ def scalar(name: str, value: object) -> Scalar:
     """A logged value as a float, or as a pending copy of a device tensor.
 
     Args:
-        name: what an error message calls it.
+        name: the name of the value in error messages.
         value: int, float, or a tensor or array of one element (any shape), of any framework.
 
     Raises:
-        InvalidTypeError: not a number. InvalidValueError: not exactly one element, or an integer beyond
-            float64.
+        InvalidTypeError: the value is not a real number. InvalidValueError: it does not have exactly one
+            element, or is an integer beyond the range of float64.
     """
     if isinstance(value, (int, float)):
         try:
@@ -80,16 +80,16 @@ def scalar(name: str, value: object) -> Scalar:
 
 
 def scalars(given: object) -> dict[str, Scalar]:
-    """Logged values by name, checked; raises as `scalar` and `check_tag`."""
+    """Check and convert logged values, by name; raises what `scalar` and `check_tag` raise."""
     check_type("values", given, Mapping)
     assert isinstance(given, Mapping)
     return {check_tag(name): scalar(name, value) for name, value in given.items()}
 
 
 def mean_of(outputs: object) -> Scalar | None:
-    """The loss in what a network returned: a number or tensor (its mean), or the first of a list or tuple.
+    """The loss in a network's output: a number, or the mean of a tensor; None for anything else.
 
-    None for anything else.
+    If the output is a list or tuple, its first item counts.
     """
     if isinstance(outputs, (list, tuple)):
         outputs = outputs[0] if outputs else None
@@ -107,7 +107,7 @@ def mean_of(outputs: object) -> Scalar | None:
 
 
 def resolve(value: Scalar) -> float:
-    """The float itself; waits for a device."""
+    """The value as a float; waits for a copy from a device that is still in progress."""
     return value if isinstance(value, float) else float(np.mean(value.result()))
 
 

@@ -1,4 +1,4 @@
-"""AsyncWriter: the training thread appends events to a queue, and a thread writes them to another writer."""
+"""AsyncWriter: the training thread queues events, and a background thread passes them to another writer."""
 
 import atexit
 import logging
@@ -33,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BUDGET_FULL = "the queue's budget was full"
-MANY = 1 << 14  # items in the queue that wake the thread early
+MANY = 1 << 14  # items in the queue that wake the writer thread early
 AT_ONCE = 1 << 11  # items processed in one go: a longer burst of Python would delay the training thread
 BLOCK_S = 0.5  # how long a caller waits when the budget is full
 FLUSH_S = 30.0
@@ -43,18 +43,18 @@ CLOSE_S = 20.0  # how long `close` continues to try to write the remaining event
 class AsyncWriter:
     """Numbers events, packs them into batches and passes these to `writer` from its own thread.
 
-    A batch that the writer cannot take now (OSError) is kept and passed again, with the same seq, until it
-    can; a batch that it refuses permanently is dropped and counted.
+    If `writer` raises OSError, the batch is kept and passed again with the same seq (sequence numbers) until
+    it is accepted. After another exception, or with the delivery "queued", it is dropped and counted.
 
     Args:
-        writer: receives the batches; `start()` returns the last seq that it has.
-        spec: the identity of the batches, and how many events may wait for how long.
+        writer: receives the batches; its `start()` returns the highest seq that it has already written.
+        spec: the identity of the batches, and how many bytes of events may wait for how long.
     """
 
     def __init__(self, writer: Writer, spec: WriterSpec) -> None:
         self._writer, self._spec = writer, spec
         self._queue: deque[Item] = deque()
-        self._event_bytes = 0  # bytes of events, but not rows, in the queue and in progress
+        self._event_bytes = 0  # bytes of the events (not the rows) in the queue and in progress
         self._in_progress = 0  # items that the thread is processing
         self._fast_length = 0  # length of the queue up to which `write_row` may skip the checks
         self._is_asleep = False
@@ -78,7 +78,7 @@ class AsyncWriter:
     # --- for the training thread
 
     def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
-        """Queue an event of scalars only, packed by `scalar_rows.row_struct`; raises as `write`.
+        """Queue an event of scalars only, packed by `scalar_rows.row_struct`; raises what `write` raises.
 
         It takes a tenth of the time of `write`.
         """
@@ -131,7 +131,7 @@ class AsyncWriter:
             self._changed.notify_all()
 
     def _set_fast_length(self, limit: int = MANY) -> None:
-        """Let `write_row` skip the checks while there is room for rows and nothing to raise."""
+        """Let `write_row` skip the checks while there is room for rows and no failure to raise."""
         is_open = not (
             self._is_closed or self._is_stopped or (self._spec.raise_exception and self._failures.last)
         )
@@ -181,8 +181,8 @@ class AsyncWriter:
             self._fast_length = 0
             self._give_up_at = time.monotonic() + CLOSE_S
             self._changed.notify_all()
-            # Not join: the thread of a signal handler may already hold the lock, and only waiting releases
-            # it.
+            # Not Thread.join: if a signal handler calls `close`, its thread may already hold the lock, and
+            # only waiting on the condition releases the lock.
             self._changed.wait_for(lambda: self._is_stopped, timeout=CLOSE_S + BLOCK_S)
             if not self._is_stopped:
                 self._drop_queue("the inner writer neither accepted nor refused the last events")
@@ -190,7 +190,7 @@ class AsyncWriter:
             self._thread.join(BLOCK_S)
 
     def health(self) -> Health:
-        """The inner writer's counters plus the drops and failures before it."""
+        """The inner writer's counters plus the drops and failures of this queue."""
         return self._writer.health().plus(self._failures.health)
 
     # --- in the writer thread
@@ -200,7 +200,7 @@ class AsyncWriter:
             self._next_seq = self._persist(self._writer.start) + 1
             while True:
                 with self._changed:
-                    self._is_asleep = True  # set before looking at the queue: a later append then notifies
+                    self._is_asleep = True  # set before the queue is read: a later append then notifies
                     self._changed.wait_for(lambda: self._queue or self._is_closed)
                     self._is_asleep = False
                     if not self._queue:
@@ -237,7 +237,7 @@ class AsyncWriter:
         taken: list[Item] = []
         size = 0  # bytes of the events among the items
         with self._changed:
-            if not self._event_bytes:  # only rows
+            if not self._event_bytes:  # the queue holds only rows
                 taken = [self._queue.popleft() for _ in range(min(len(self._queue), AT_ONCE))]
             while (
                 self._event_bytes and self._queue and len(taken) < AT_ONCE and size < self._spec.batch_bytes
@@ -262,7 +262,7 @@ class AsyncWriter:
                     self._persist(self._writer.write, batch)
             except Exception as error:  # shown by health(), raised on the next call if requested
                 self._count(f"{type(error).__name__}: {error}", batch.plugins())
-            self._next_seq = batch.last_seq + 1  # also after a dropped batch: one of its files may hold it
+            self._next_seq = batch.last_seq + 1  # also if the batch was dropped: some file may contain it
         if any(item[0] is FLUSH for item in taken):
             self._persist(self._writer.flush)
         with self._changed:
@@ -273,7 +273,7 @@ class AsyncWriter:
             self._changed.notify_all()
 
     def _persist(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Repeat a call until it raises no OSError; after the time that `close` allows, raise the OSError."""
+        """Repeat a call until it raises no OSError; when the time allowed by `close` is over, raise it."""
         while True:
             try:
                 return call(*args, **named)
@@ -287,7 +287,7 @@ class AsyncWriter:
     def _resolved(self, event: Event) -> Event:
         """The event after waiting for its device copies; a value whose copy failed is dropped and counted.
 
-        The following writers never see a copy in progress.
+        The inner writer therefore never receives a copy in progress.
         """
         values = []
         for value in event.values:
@@ -307,10 +307,10 @@ class AsyncWriter:
             self._count(reason, Counter(value.plugin for value in values))
 
     def _count(self, reason: str, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure, and the values that it lost, by plugin."""
+        """Count a failure and, by plugin, the values that were lost."""
         self._failures.count(reason, dropped=dropped)
         if self._spec.raise_exception:
-            self._fast_length = 0  # so that the next `write_row` checks and raises it
+            self._fast_length = 0  # so that the next `write_row` raises the failure
 
     def _drop_queue(self, reason: str) -> None:
         while self._queue:
@@ -322,7 +322,7 @@ _living: "weakref.WeakSet[AsyncWriter]" = weakref.WeakSet()
 
 
 def _check_in_child() -> None:
-    """After a fork every call takes the checks, which find that the writer belongs to the parent."""
+    """Let no call in a forked child skip the checks, which find that the writer is the parent's."""
     for writer in _living:
         writer._fast_length = 0
 

@@ -31,19 +31,20 @@ class Appended(NamedTuple):
 class EventFiles:
     """Appends the frames of one attempt to its own files; each event at most once per dialect.
 
-    Torn frames in the files of dead writers are cut. With the delivery "synced", a thread makes appended data
-    durable within about a second; data that a failed sync may have lost is written again to new files.
+    Torn (incomplete) frames in the files of dead writers are cut off. With the delivery "synced", a thread
+    makes appended data durable within about a second; data that a failed sync may have lost are written again
+    to new files.
 
     Args:
         spec: where and how to write.
-        files: the operating system.
-        fail: called with failures that no caller waits for.
+        files: the file operations to use; tests pass a test double.
+        fail: called with the description of each failure of the background thread.
 
     Attributes:
-        paths: the newest file of each dialect; before the first one, the path that it will have unless
-            another writer takes its stamp.
+        paths: the newest file of each dialect; before the first file exists, the path that it will have
+            unless another writer takes its stamp.
         last_seq: for each dialect, the highest seq that its files are known to hold.
-        name: the name of the files. ids: the identity of their events.
+        name: what all names of the files share. ids: the run id and attempt of their events.
 
     Raises:
         RunDirError: the directory cannot be made or written.
@@ -82,10 +83,10 @@ class EventFiles:
         return read_last_seq(self._directory, dialect, self.ids.run_id, self._attempt)
 
     def append(self, framed: Mapping[str, Sequence[Framed]], first_step: int) -> Appended:
-        """Append to each file what it lacks, in one write; after an OSError files end in whole frames.
+        """Append to each file the frames that it lacks, in one write; an OSError leaves only whole frames.
 
-        framed: frames by dialect, in the order of seq.
-            framed: by dialect, in the order of seq.
+        Args:
+            framed: frames by dialect, in the order of seq.
             first_step: the step at which a new session starts for TensorBoard.
         """
         nbytes = refused = 0
@@ -93,7 +94,7 @@ class EventFiles:
         for dialect, segment in self._segments.items() if self._rotates else ():
             incoming = sum([frames.nbytes for frames in framed[dialect]])
             if not segment.is_empty and self._limits.is_due(segment.length, now - segment.opened, incoming):
-                self._retire()  # closes all files, so that they share their stamps; new ones are opened below
+                self._retire()  # all dialects, as their files share a stamp; new files are opened below
                 break
         for dialect in self._formats:
             new = self._lacking(dialect, framed[dialect])
@@ -127,7 +128,7 @@ class EventFiles:
         return [new for frames in framed if (new := frames.after(last)).count]
 
     def _fitting(self, segment: Segment, framed: Sequence[Framed]) -> list[Framed]:
-        """The frames before the first one that `max_file_size` has no room for."""
+        """The leading frames that fit into the segment within `max_file_size`."""
         assert self._limits.max_file_size is not None
         room = self._limits.max_file_size - segment.length
         fitting = []
@@ -141,14 +142,14 @@ class EventFiles:
         return fitting
 
     def _open(self, first_step: int) -> None:
-        """Open a live segment for each dialect, each starting with the frames that begin a file."""
+        """Make sure that each dialect has a live segment; a new one gets the frames that begin a file."""
         if any([segment.is_dead for segment in self._segments.values()]):
             self._retire()
         if self._segments:
             return
         ensure_directory(self._directory)
-        if self._needs_repair:  # a file was given up: remove its torn frame, count its whole frames
-            self._rescue()  # first: it leaves out what the failed append may have written
+        if self._needs_repair:  # a file was given up: cut its torn frame off and note the last seq in it
+            self._rescue()  # must come first: it discards what the failed append may have written
             cut_torn_tails(self._directory, self._files)
             for dialect in self._formats:
                 self.last_seq[dialect] = max(self.last_seq[dialect], self._last_seq_in_files(dialect))
@@ -173,7 +174,7 @@ class EventFiles:
                 segment.append(head)
         except OSError:
             self._needs_repair = True
-            discard(opened)  # without its head a segment would not show whose events it has
+            discard(opened)  # a segment without its first frames would not show whose events it has
             raise
         self._segments, self._named_at = opened, None
         self.paths = {dialect: segment.path for dialect, segment in opened.items()}
@@ -181,7 +182,7 @@ class EventFiles:
     # --- durability
 
     def _sync_group(self) -> None:
-        """Make everything durable, in the thread; a failure marks the file dead, the next call repairs."""
+        """Runs in the background thread; a failure marks the file dead, and the next `append` replaces it."""
         for error in self._try_syncs():
             self._fail(f"not durable yet: {error}")
 
@@ -209,7 +210,7 @@ class EventFiles:
             del self._doubtful[0]
 
     def sync(self) -> None:
-        """Return when everything appended is durable; after an OSError it may be called again."""
+        """With the delivery "synced", make all appended data durable; may be repeated after an OSError."""
         if self._group is None:
             return
         if self._try_syncs():
@@ -238,9 +239,9 @@ def _try_sync(segment: Segment) -> OSError | None:
 
 
 class GroupSync:
-    """Calls `sync` 1 s after the first write that it has not covered, or at 8 MiB; sleeps otherwise.
+    """Calls `sync` in a thread, 1 s after the first unsynced write or as soon as 8 MiB are unsynced.
 
-    If a disk does not keep up, writers wait at 64 MiB. `sync` must not raise: it handles its own failures.
+    If the disk does not keep up, `wrote` waits at 64 MiB. `sync` must handle its own failures, not raise.
     The thread starts with the first write.
     """
 
@@ -252,7 +253,7 @@ class GroupSync:
         self._thread: threading.Thread | None = None
 
     def wrote(self, nbytes: int) -> None:
-        """Count bytes that are not durable yet."""
+        """Count bytes that are not durable yet; wait while there are too many of them."""
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="distsummary-sync", daemon=True)

@@ -16,7 +16,7 @@ MAX_PARTS = 1024  # IOV_MAX of Linux
 
 
 class Files:
-    """The operating system's files; a test double subclasses it and makes single operations fail."""
+    """The file operations of the operating system; a test double makes single operations fail."""
 
     def create(self, path: Path) -> int:
         """Create a file for appending and lock it as its live writer; the umask determines its mode."""
@@ -25,7 +25,7 @@ class Files:
         return descriptor
 
     def write(self, descriptor: int, parts: Sequence[bytes | memoryview]) -> int:
-        """One writev(2) of at most MAX_PARTS parts; returns how many bytes were written, maybe not all."""
+        """Write up to MAX_PARTS parts by a writev(2); returns how many bytes were written, maybe not all."""
         return os.writev(descriptor, parts)
 
     def truncate(self, descriptor: int, length: int) -> None:
@@ -33,7 +33,7 @@ class Files:
         os.ftruncate(descriptor, length)
 
     def is_removed(self, descriptor: int) -> bool:
-        """Whether the open file has been deleted: then written data is lost when it is closed."""
+        """Whether the open file has been deleted; if so, its data are lost when it is closed."""
         return os.fstat(descriptor).st_nlink == 0
 
     def sync(self, descriptor: int) -> None:
@@ -41,7 +41,7 @@ class Files:
         os.fdatasync(descriptor)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename a file over another one; durable together with its directory."""
+        """Rename a file over another one and make the change of the directory durable."""
         os.replace(source, target)
         publish.sync(target.parent)
 
@@ -50,7 +50,7 @@ class Files:
         os.close(descriptor)
 
     def open_dead(self, path: Path) -> int | None:
-        """Open a segment for repair; None while a live writer has locked it."""
+        """Open and lock a segment for repair; None if a live writer has locked it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,15 +65,15 @@ class Files:
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """The current time in seconds since the epoch."""
         return time.time()
 
     def pid(self) -> int:
-        """This process."""
+        """The id of this process."""
         return os.getpid()
 
     def host(self) -> str:
-        """This machine's name, without anything that a viewer could take for its file name pattern."""
+        """This machine's name, without anything that viewers look for in the names of event files."""
         return sanitise_host(platform.node())
 
 

@@ -19,7 +19,7 @@ class Failures:
     """Counts failures by their reason and logs each reason once.
 
     Args:
-        health: the counters.
+        health: the counters to update.
         logger: logs the reasons; each line begins with `prefix`.
         raise_exception: `raise_last` and `call` also raise failures as WriteError.
     """
@@ -33,7 +33,7 @@ class Failures:
         self._raise_exception = raise_exception
 
     def count(self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure and, by plugin, the values that it lost; from any thread."""
+        """Count a failure and, by plugin, the values that were lost; may be called from any thread."""
         if reason not in self.health.errors:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
@@ -48,7 +48,7 @@ class Failures:
             raise WriteError(f"not recorded: {reason}") from cause
 
     def call(self, what: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
-        """The function's result; None if it failed, which is counted under `what` and may be raised."""
+        """Call the function and return its result; if it raises, do what `fail` does and return None."""
         try:
             return function(*args, **named)
         except Exception as error:
@@ -68,7 +68,7 @@ class BoundedWait:
 
     Args:
         changed: the condition that the thread making room notifies; the caller must hold it.
-        done: returns how much that thread has done so far.
+        done: returns how many items that thread has processed so far.
     """
 
     def __init__(self, changed: threading.Condition, done: Callable[[], int]) -> None:
@@ -76,7 +76,7 @@ class BoundedWait:
         self._stalled_at = -1  # the value of `done` when a caller last waited in vain
 
     def wait_for(self, has_room: Callable[[], bool], timeout_s: float) -> bool:
-        """Whether there is room, now or within the timeout."""
+        """Wait up to `timeout_s` seconds, or not at all in a known stall; returns whether there is room."""
         patience_s = 0.0 if self._stalled_at == self._done() else timeout_s
         if self._changed.wait_for(has_room, timeout=patience_s):
             return True

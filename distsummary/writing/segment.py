@@ -1,4 +1,4 @@
-"""One event file: appends whole frames, undoes failed appends, cuts a torn tail."""
+"""One event file: appends whole frames, undoes failed appends, cuts off an incomplete last frame."""
 
 import contextlib
 import errno
@@ -21,19 +21,20 @@ logger = logging.getLogger(__name__)
 
 
 def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
-    """Cut the incomplete last frame of dead segments, kept in `torn-<n>.bin`; MindInsight would retry it."""
+    """Move incomplete last frames of files without a live writer to `torn-<n>.bin`; returns the cut files."""
+    # MindInsight would retry to read such a frame forever.
     return [path for path in all_event_files(directory) if cut_torn_tail(path, files)]
 
 
 def cut_torn_tail(path: Path, files: Files) -> bool:
-    """Cut the incomplete last frame of one file; False if it has none or a live writer."""
+    """Move the incomplete last frame of a file to `torn-<n>.bin`; False if it has none or a live writer."""
     if whole_length(path) == path.stat().st_size:
         return False
     descriptor = files.open_dead(path)
     if descriptor is None:
         return False
     try:
-        length = whole_length(path)  # again, under the lock: its writer may have completed the frame
+        length = whole_length(path)  # measured again, now with the lock: the writer may have completed it
         tail = os.pread(descriptor, os.fstat(descriptor).st_size - length, length)
         if not tail:
             return False
@@ -54,10 +55,10 @@ def cut_torn_tail(path: Path, files: Files) -> bool:
 
 
 class Segment:
-    """An open event file; after a failed append it ends with its last whole frame or is dead.
+    """An open event file. A failed append is undone; if that fails too, the file is dead (not used any more).
 
     Args:
-        keeps_unsynced: keep appended data until it is durable, for `rescue`.
+        keeps_unsynced: keep appended data in memory until they are durable; `rescue` needs them.
 
     Raises RunDirError if no new file can be created in the directory.
     """
@@ -75,7 +76,7 @@ class Segment:
         self._descriptor = files.create(path)
 
     def append(self, data: bytes) -> None:
-        """Write whole frames that hold no event (the head of a file) or lineage; raises as `extend`."""
+        """Write whole frames without marking the file as having events; raises what `extend` raises."""
         self._write([data])
         self.length += len(data)
         if self._keeps_unsynced:
@@ -107,12 +108,12 @@ class Segment:
             parts = remaining(parts, self._files.write(descriptor, parts[:MAX_PARTS]))
 
     def sync(self) -> None:
-        """Make appended data durable; after an OSError the kernel may have dropped it: the file is dead."""
+        """Make appended data durable; after an OSError the file is dead: the kernel may have dropped data."""
         if self._lost is not None:
             raise self._lost  # another sync would succeed although data was lost
         length, count = self.length, len(self._unsynced)  # more may be appended in the meantime
         if length == self.synced_length and not self.is_dead:
-            return  # a dead file may hold more: whole frames of the failed append
+            return  # but sync a dead file: it may hold whole frames of the failed append
         try:
             self._files.sync(self._descriptor)
         except OSError as error:
@@ -124,8 +125,8 @@ class Segment:
     def rescue(self) -> None:
         """After a failed sync, replace this file by a durable one with everything that was appended.
 
-        One of the two files exists at any time, so nothing is lost or written twice in any case. Raises
-        OSError if the new file cannot be written; the call may be repeated, also after `close`.
+        At any time exactly one of the two files has the name `path`, so no event is lost or doubled.
+        Raises OSError if the new file cannot be written; the call may be repeated, also after `close`.
         """
         if not self.path.exists():
             return  # the file was deleted
@@ -172,7 +173,7 @@ def open_segments(
     named_at: float | None = None,
     keeps_unsynced: bool = False,
 ) -> dict[str, Segment]:
-    """New segments, one for each dialect, of one stamp: from `named_at` on (seconds), by default from now."""
+    """Open a segment for each dialect; all get one stamp, the first free one from `named_at` or now on."""
     stamp = next_stamp(directory, files.now() if named_at is None else named_at)
     for attempt in range(_MAX_CLASHES):
         opened: dict[str, Segment] = {}
@@ -194,7 +195,7 @@ def open_segments(
 
 
 def discard(opened: dict[str, Segment]) -> None:
-    """Close and remove segments that hold nothing acknowledged."""
+    """Close and remove segments that hold no acknowledged events."""
     for segment in opened.values():
         segment.path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -11,9 +11,9 @@ from distsummary.format.records import DIALECTS, WRITTEN
 class Limits:
     """How large and how old the files of a directory may become; None means no limit.
 
-    `max_file_size` (bytes) is MindSpore's option: once an event does not fit, the file takes no more. With
-    `rotate_bytes` and `rotate_s` (seconds) new files are begun instead, before a batch that would exceed
-    them.
+    `max_file_size` (bytes) is MindSpore's option: once an event does not fit, the file takes no more
+    events. With `rotate_bytes` and `rotate_s` (seconds), the writer instead begins new files before it writes
+    a batch that would exceed these limits.
     """
 
     max_file_size: int | None = None
@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSpec:
-    """Built once when a run or record is opened, then passed to every writer; it can be pickled.
+    """The settings of a rank's writers, built once when a run or record is opened; can be pickled.
 
     Attributes:
         directory: the directory of the files; created if absent.
@@ -37,18 +37,18 @@ class WriterSpec:
         formats: which kinds of files to write: some of "mindspore" and "tensorboard".
         prefix, suffix: of the file names. source: the part of a file name that distinguishes the writers of
             one run, by default the rank.
-        limits: limits to the growth of the files.
+        limits: how large and how old the files may become.
         delivery: the promise for an acknowledged event. "written": safe from the death of any process;
             "synced": durable about a second later, and at once after a flush; "queued": as "written", but an
-            AsyncWriter drops and counts events that the next writer cannot take at once.
-        mindspore_compat: histogram edges and image scaling as MindSpore computes them.
-        budget_bytes: how much may wait in an AsyncWriter. When the budget is full, bulk values are dropped
-            and counted; other events block the caller for at most 0.5 s, once per stall, and are then dropped
-            and counted.
+            AsyncWriter drops and counts events that its inner writer does not accept at once.
+        mindspore_compat: compute histogram edges and scale images as MindSpore does.
+        budget_bytes: how many bytes may wait in an AsyncWriter. When the budget is full, bulk values are
+            dropped and counted; other events block the caller for at most 0.5 s, once per stall, and are then
+            dropped and counted.
         interval_s: how long an AsyncWriter collects events before it writes them.
-        batch_bytes: a batch of this size is written early.
+        batch_bytes: a batch that reaches this size is written before `interval_s` is over.
         retry_s: the pause before a failed write is tried again.
-        raise_exception: raise a failure in the background as WriteError on the next call.
+        raise_exception: after a failure in the background, the next call raises it as WriteError.
     """
 
     directory: str | os.PathLike[str]

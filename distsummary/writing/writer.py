@@ -1,4 +1,4 @@
-"""Writers have write(batch), flush(), close() and health(); wrapping a writer adds behaviour."""
+"""The interfaces of writers, and RankWriter, which writes the event files of one rank."""
 
 import logging
 from collections import Counter
@@ -21,11 +21,11 @@ from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_RESERVE = 256 << 20  # bytes of the disk, or a fiftieth of it if that is less, that bulk values leave free
+MAX_RESERVE = 256 << 20  # bytes of the disk that bulk values leave free, or 1/50 of the disk if that is less
 
 
 class Writer(Protocol):
-    """Takes the batches of a rank to its files.
+    """Receives the batches of a rank and brings them to its files.
 
     `start`, `write` and `flush` may raise OSError for temporary failures (a full disk, a restarting
     collector): then nothing is lost, and the caller must repeat the call. All methods but `health` are called
@@ -68,15 +68,15 @@ class EventWriter(Protocol):
 
 
 class RankWriter:
-    """The only live writer of a directory: each event at most once in each file, whole frames only.
+    """The only live writer of a directory. It writes each event at most once per file, in whole frames.
 
     A restarted writer of the same attempt opens new segments and continues after the last seq of each
     dialect, so that a batch that is sent again goes only to the files that lack it. While the disk is nearly
     full, bulk values are dropped and counted, to leave room for scalars, lineage and the training itself.
 
     Args:
-        spec: where and how to write; its `delivery` is the promise of a `write` that has returned.
-        files: the operating system; a test passes a double.
+        spec: where and how to write; `spec.delivery` is what is promised once `write` has returned.
+        files: the file operations to use; None means the real ones. Tests pass a test double.
 
     Raises:
         RunDirError: the directory cannot be made or written.
@@ -97,15 +97,15 @@ class RankWriter:
 
     @property
     def last_seq(self) -> int:
-        """The highest seq in the files, 0 for none."""
+        """The highest seq in the files, 0 if there is none."""
         return self._health.last_seq
 
     def path(self, dialect: str) -> Path:
-        """The newest file of a dialect, for any thread; before the first, see `EventFiles.paths`."""
+        """The newest file of a dialect, as in `EventFiles.paths`; may be called from any thread."""
         return self._event_files.paths[dialect]
 
     def start(self) -> int:
-        """Nothing to do: ready since construction."""
+        """Return the highest seq in the files; the writer is ready since its construction."""
         return self.last_seq
 
     def write(self, batch: Batch) -> None:
@@ -129,7 +129,7 @@ class RankWriter:
         health.bytes += appended.nbytes
         last_seq = batch.last_seq
         if last_seq <= health.last_seq:
-            return  # sent again: it has been counted
+            return  # the batch was sent again: it has been counted
         health.events += last_seq - max(health.last_seq, batch.first_seq - 1)
         health.last_seq = last_seq
         for plugin, tag, reason in encoded.refused:
@@ -175,7 +175,7 @@ class RankWriter:
             path.unlink(missing_ok=True)
 
     def flush(self) -> None:
-        """Return when everything is delivered; only with "synced" this waits, until it is durable."""
+        """With the delivery "synced", wait until everything is durable; otherwise there is nothing to do."""
         self._event_files.sync()
 
     def close(self) -> None:
