@@ -54,8 +54,7 @@ def init(
         optimizer: provides the learning rate. Like `loss_fn`, it is also recorded in the lineage, the summary
             of a training's settings and results that MindInsight lists.
         callbacks: one or several, called before the collector that `init` creates.
-        role: "train" or "eval"; an eval job in the run dir of a training does not replace any of its
-            attempts.
+        role: "train" or "eval"; an eval job in the run dir of a training replaces no attempt.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
         mesh: the device mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
         initial_step, initial_epoch: how many steps and epochs were completed in the checkpoint from which the

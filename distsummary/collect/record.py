@@ -199,8 +199,7 @@ class SummaryRecord:
             train_network: accepted for compatibility with MindSpore.
             plugin_filter: called with the plugin of each value; if it returns False, the value is discarded.
 
-        Raises InvalidTypeError for bad arguments, WriteError for an earlier failure if `raise_exception` is
-        set.
+        Raises InvalidTypeError for bad arguments, WriteError for an earlier failure (`raise_exception`).
         """
         check_int("step", step, low=MIN_STEP, high=MAX_STEP)
         if plugin_filter is not None and not callable(plugin_filter):

@@ -185,8 +185,7 @@ def _blocks(flat: Array, size: int) -> Iterator[Array]:
 def _sorts_fast() -> bool:
     """Whether sorting is faster than placing on this machine; measured once per process.
 
-    NumPy's sort with AVX-512 takes 0.7 of the time of placing on processors that run it well, but 8 times as
-    long on others.
+    NumPy's sort takes 0.7 of the time of placing where AVX-512 is fast, elsewhere 8 times as long.
     """
     sample = np.random.default_rng(0).standard_normal(PLACE_BLOCK, np.float32)
     edges = np.linspace(sample.min(), sample.max(), 91, dtype=np.float32)

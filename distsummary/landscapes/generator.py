@@ -100,8 +100,8 @@ def landscape(
 
     Parameters, buffers, gradients and flags of the model are restored bit for bit, and so are those of
     modules that the loss function or a metric holds; other state that a forward pass changes stays changed.
-    The same arguments and engine give the same losses, bit for bit on equal hardware, for any number of
-    workers.
+    The same arguments and engine give the same losses with any number of workers, bit for bit on equal
+    hardware.
 
     Args:
         model: a torch module or a numpy model (`frameworks.numpy`). With `around` or `runs`, the model's own

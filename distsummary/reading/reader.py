@@ -105,8 +105,7 @@ def read_file(
         mode: "strict" raises at damage. "skip" continues at the next intact frame, wherever it begins. "tail"
             does the same, but reports damage only once something intact follows it: see `tail.Tail`.
         start: the byte to begin at: 0, or the `end` of an event that was read before.
-        skipped: receives the damage that was skipped, at most MAX_DAMAGE places; without it, damage is
-            logged.
+        skipped: receives the damage that was skipped, at most MAX_DAMAGE places; None logs it.
         max_payload: events larger than this (bytes) count as damage.
 
     Raises:

@@ -57,8 +57,7 @@ class Crew(Protocol):
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
         """Evaluate all chunks of the scheduler; calls `keep` with every evaluated chunk.
 
-        Raises MemoryTooSmallError if memory is too small for the engine, ChunkFailedError if the user's code
-        raises.
+        Raises MemoryTooSmallError if the engine lacks memory, ChunkFailedError if the user's code raises.
         """
 
 
