@@ -349,7 +349,7 @@ def _evaluate(
             except KeyboardInterrupt as error:
                 _log.warning(
                     "not all files of the landscape are written; its points are in %s: "
-                    "the same call goes on from there",
+                    "the same call resumes from there",
                     journal.path,
                 )
                 raise LandscapeCancelled(found) from error

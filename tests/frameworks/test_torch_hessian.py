@@ -228,7 +228,7 @@ def test_eigenvectors_can_be_had_of_a_subspace_only() -> None:
     assert isinstance(grid, LossGrid)
     values = np.linalg.eigvalsh(dense_hessian(model, data, ["2.weight", "2.bias"]))
     np.testing.assert_allclose(grid.eigenvalues, values[[-1, -2]], rtol=1e-5)
-    with pytest.raises(InvalidValueError, match="at least two numbers"):
+    with pytest.raises(InvalidValueError, match="at least two elements"):
         landscape(
             nn.Linear(1, 1), nn.MSELoss(), [(torch.ones(2, 1), torch.ones(2, 1))], directions="hessian",
             parameters="bias", progress=False,

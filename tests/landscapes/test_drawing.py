@@ -210,7 +210,7 @@ def test_an_interrupt_while_files_are_written_gives_the_whole_grids_and_the_next
     assert grid.computed.all()
     assert not grid.is_partial
     [journal] = (tmp_path / "landscape").glob("journal-*.bin")
-    assert f"its points are in {journal}: the same call goes on from there" in caplog.text
+    assert f"its points are in {journal}: the same call resumes from there" in caplog.text
     seen = stop_at(None)
     assert random_plane(run_dir=tmp_path).z.tobytes() == grid.z.tobytes()
     assert (len(seen), journal.exists()) == (0, False)
@@ -235,7 +235,7 @@ def test_a_part_does_not_take_the_place_of_a_complete_landscape(
     [journal] = [path for path in written(tmp_path) if path not in before]
     assert {path: path.read_bytes() for path in before} == before
     assert "landscape.npz holds a complete landscape, so it is not replaced by one with 65 of " in caplog.text
-    assert f"these are in {journal}, and the same call goes on from there" in caplog.text
+    assert f"these are saved in {journal}; the same call resumes from there" in caplog.text
     seen = stop_at(None)
     caplog.clear()
     whole = random_plane(size=33, run_dir=tmp_path)

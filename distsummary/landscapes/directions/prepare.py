@@ -144,7 +144,7 @@ def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Seq
     is_of_another = sketches.header.parameters != digest(moving.shapes)
     if is_of_another or not scale:
         reason = (
-            "the sketches are of the trained parameters, but others move in this model (frozen since?)"
+            "the sketches cover other parameters than those that this model varies; is one frozen since?"
             if is_of_another
             else "the training did not know the number of steps in an epoch; give step_per_epoch="
         )
@@ -206,7 +206,7 @@ def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[s
     size = flat_size(state, names)
     if size < 2:
         raise InvalidValueError(
-            f"directions='hessian' needs at least two numbers that move, got {size}; use 'line' between two "
+            f"directions='hessian' needs at least two elements that vary, got {size}; use 'line' between two "
             "checkpoints"
         )
     with open_hessian(names=names, centre=state) as hessian:

@@ -74,7 +74,7 @@ def write_landscapes(
             if not grid.computed.any():
                 _log.warning("%s is not written: no point of it was computed", path)
             elif grid.is_partial and is_complete(path):
-                kept_in = f"in {journal}, and the same call goes on from there" if journal else "nowhere else"
+                kept_in = f"saved in {journal}; the same call resumes from there" if journal else "not saved"
                 _log.warning(
                     "%s holds a complete landscape, so it is not replaced by one with %d of %d points; these "
                     "are %s",
