@@ -182,7 +182,7 @@ def test_steps_are_not_shown_where_sketches_are_not_of_what_moves(
     assert draw(around=run, parameters="d2").steps == ()
     with caplog.at_level(logging.WARNING):
         assert draw(around=sketched_run(tmp_path / "model", parameters="of another model")).steps == ()
-    assert "not shown: the sketches are of the trained parameters" in caplog.text
+    assert "not shown: the sketches cover other parameters" in caplog.text
     with caplog.at_level(logging.WARNING):
         assert draw(around=sketched_run(tmp_path / "other", run_id="1" * 16)).steps == ()
     assert "another run's" in caplog.text
