@@ -130,7 +130,7 @@ def refuse_unwatched(collector_options: Mapping[str, Any]) -> None:
 
 
 def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
-    """The user's callbacks as a list; raises InvalidValueError if one is a collector, as `init` makes one."""
+    """The user's callbacks as a list; raises InvalidValueError for a collector, which `init` creates."""
     given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     if any(isinstance(callback, SummaryCollector) for callback in given):
         raise InvalidValueError(

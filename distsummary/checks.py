@@ -35,7 +35,7 @@ def check_text(field: str, value: str) -> None:
 def check_int(
     field: str, value: object, *, low: int | None = None, high: int | None = None, optional: bool = False
 ) -> None:
-    """Raise InvalidTypeError or InvalidValueError unless `value` is an int, and no bool, in [low, high]."""
+    """Raise InvalidTypeError or InvalidValueError unless `value` is an int (not a bool) in [low, high]."""
     check_type(field, value, int, optional=optional)
     if not isinstance(value, int):
         return

@@ -24,8 +24,8 @@ ASIDE = "aside"  # the Ray concurrency group of the calls that are answered even
 _TRIES = 5
 RETRY_S = 0.5
 REGISTER_S = 60.0  # seconds after which a rank goes on without the aggregator's answer
-SERVES_S = 15.0  # how long the end of a launch waits for the aggregators of other jobs
-MERGE_S = 600.0  # how long the end of a rank or of a launch waits for the merged run
+SERVES_S = 15.0  # how long `settle` waits for aggregators to say whether they serve the launch
+MERGE_S = 600.0  # how long `finish`, `evaluated` and `settle` wait for the merged run
 
 
 class _AggregatorActor(Aggregator):

@@ -167,7 +167,7 @@ class Aggregator:
             )
 
     def _watch(self) -> None:
-        """The aggregator's thread: merges the run when its ranks are silent, ends when no role is open."""
+        """The aggregator's thread: merges the run when its ranks fall silent; ends when no role is open."""
         with self._changed:
             while True:
                 silent_s = time.monotonic() - self._last_contact

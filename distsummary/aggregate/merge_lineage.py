@@ -26,7 +26,7 @@ _COUNTED = (("hyper_parameters", "batch_size"), ("train_dataset", "train_dataset
 
 
 class Conflict(NamedTuple):
-    """A field on which the ranks disagree or that cannot be written, with the value of each rank as JSON."""
+    """A field on which the ranks disagree, or that cannot be written, with each rank's value as JSON."""
 
     field: str
     by_rank: dict[int, Json]
@@ -42,7 +42,7 @@ def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lin
     - Names, paths, learning rate and epochs must agree; otherwise the lowest rank's value is taken.
     - `device_num` is the world size.
     - Batch and dataset sizes are summed if the dataset is split over the ranks (`is_split`); if every rank
-      reads all of it, they must agree. A sum above int32 is left out, because the file cannot hold it.
+      reads it whole, the sizes must agree. A sum above int32 is left out, because the file cannot hold it.
     - The loss and each evaluation metric become their mean over the ranks that have a value.
     - The model comes from the lowest rank that saved it, the dataset graph from the lowest rank that has one.
     - Users' own entries are joined; if ranks give a key different values, the lowest rank's value is taken.

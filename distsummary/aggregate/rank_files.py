@@ -1,4 +1,4 @@
-"""Reads the files of a run's ranks: scalars into memory; all other (bulk) values by an index, as a stream."""
+"""Reads the files of a run's ranks: scalars into memory; other (bulk) values are indexed, then streamed."""
 
 from array import array
 from collections import defaultdict
@@ -64,7 +64,7 @@ class Graph(NamedTuple):
 
 
 class _Columns:
-    """Four numbers for each scalar of one tag, or for each event, of all ranks, in the order of reading."""
+    """Four columns with one entry per scalar of a tag (or per event) of all ranks, in reading order."""
 
     __slots__ = ("attempts", "numbers", "ranks", "steps")
 
@@ -90,8 +90,8 @@ class RankFiles:
     """The rank directories of one role, read at construction; damage is skipped and listed.
 
     After a restart, the steps of an attempt count only if they lie before the first step of every later
-    attempt, which repeats the others. If a rank recorded a value twice for a step, the last value counts. An
-    attempt is read from its MindSpore files or, if it has none, from its TensorBoard files.
+    attempt, since later attempts repeat the rest. If a rank recorded a value twice for a step, the last one
+    counts. An attempt is read from its MindSpore files or, if it has none, from its TensorBoard files.
 
     Args:
         directories: rank -> its directory.
@@ -164,7 +164,7 @@ class RankFiles:
         return int(len(steps) - np.count_nonzero(self._survives(attempts, steps)))
 
     def last_steps(self) -> dict[int, int]:
-        """The last step of each rank that has one."""
+        """Rank -> its last step that counts, for the ranks with such a step."""
         ranks, attempts, steps, _ = self._events.arrays()
         keep = self._survives(attempts, steps)
         ranks, steps = ranks[keep], steps[keep]
@@ -193,7 +193,7 @@ class RankFiles:
     def bulk(self) -> Iterator[StepValues]:
         """The bulk values of all ranks in rising step order, each from the lowest rank that has it.
 
-        Reads the files again. Values of a rank whose steps always rise are streamed; those of any other rank
+        Reads the files again. If the steps of a rank always rise, its values are streamed; otherwise they
         are sorted in memory.
         """
         wanted: dict[int, dict[int, set[BulkKey]]] = defaultdict(lambda: defaultdict(set))
@@ -225,7 +225,7 @@ class RankFiles:
 
 
 def first_free_attempt(run_dir: RunDir, role: str) -> int:
-    """One more than the highest attempt in the event files of a role; 0 if they have none.
+    """One more than the highest attempt in the event files of a role; 0 if there is none.
 
     Needed for a run whose manifest was removed. An event file has one writer, so its first undamaged frame
     gives the attempt of all its frames; files of other programs have no attempts.

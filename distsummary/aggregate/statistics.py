@@ -38,7 +38,7 @@ class RankStatistics:
 
 
 def last_recorded(ranks: Ints, steps: Ints) -> Ints:
-    """For N values in the order of recording: the index of the last one of each (rank, step), int64 (M,)."""
+    """The indices, int64 (M,), of the last value of each (rank, step) among N values in recording order."""
     order = np.lexsort((np.arange(len(ranks)), steps, ranks))
     if not len(order):
         return order
@@ -47,10 +47,10 @@ def last_recorded(ranks: Ints, steps: Ints) -> Ints:
 
 
 def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
-    """Mean, min, median, max and the rank of the maximum at each step, over the ranks with a value there.
+    """Mean, min, median, max and the rank of the maximum at each step, over the ranks with a value.
 
     If any rank has a NaN, the mean is NaN and `argmax_rank` is the lowest rank with a NaN, while min, median
-    and max are taken over the ranks without (NaN if there are none). Infinities count as numbers. If several
+    and max are taken over the other ranks (NaN if there are none). Infinities count as numbers. If several
     ranks have the maximum, `argmax_rank` is the lowest of them. The order of the values makes no difference.
 
     Args:
@@ -90,7 +90,7 @@ def named_series(
 ) -> dict[str, Floats]:
     """The series to write, name -> float64 (S,): the mean as `tag`; for a key tag also `<tag>/min` etc.
 
-    Of these further names, those under which a rank itself recorded values (`recorded`) are left out.
+    A further name is left out if it is in `recorded`, the tags that the ranks themselves recorded.
     """
     series = {tag: statistics.mean}
     if is_key:

@@ -45,7 +45,7 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
 
     A missing `create_landscape`, or a missing key in it, means True. Raises InvalidTypeError or
     InvalidValueError where MindSpore raises TypeError or ValueError. `sketch` is our own key: True saves
-    as many sketches as cost a hundredth of the training's time, a number n saves one at every n-th step. With
+    as many sketches as cost a hundredth of the training's time, a number n saves a sketch every n steps. With
     `sketch`, `intervals` may be missing; then no whole checkpoint is saved.
     """
     check_type("collect_landscape", value, dict, optional=True)

@@ -38,8 +38,8 @@ class CheckpointFile:
 class TrainMetadata:
     """The content of train_metadata.json: MindSpore's keys, and our own (`run_id`, `sha256`, `shards`).
 
-    `files` holds the saved checkpoints by number, `spec.intervals` the planned numbers. `step_per_epoch` is 0
-    if it was unknown during the training. `run_id` is empty if MindSpore wrote the file.
+    `files` maps each saved number to its checkpoint; `spec.intervals` holds the planned numbers.
+    `step_per_epoch` is 0 if it was unknown in the training. `run_id` is empty if MindSpore wrote the file.
     """
 
     spec: LandscapeSpec
@@ -70,7 +70,7 @@ class TrainMetadata:
 def parse_metadata(data: bytes) -> TrainMetadata:
     """Parse what MindSpore or `TrainMetadata.to_bytes` wrote; raises DamagedFileError for anything else.
 
-    Size, nesting depth and integers are limited. The paths in it are not checked and must not be trusted.
+    Size, nesting depth and integers are limited. The paths are not checked and must not be trusted.
     """
     if len(data) > MAX_BYTES:
         raise DamagedFileError(f"it has more than {MAX_BYTES} bytes")
@@ -153,6 +153,6 @@ def file_digest(path: Path) -> str:
 
 
 def refuse_absent_run(ckpt_dir: Path) -> None:
-    """Raise MissingFileError if the run dir does not exist: the path is wrong, training again is no help."""
+    """Raise MissingFileError if the run dir does not exist, which means that the path is wrong."""
     if not ckpt_dir.parent.is_dir():
         raise MissingFileError(f"{ckpt_dir.parent} does not exist; check the path")

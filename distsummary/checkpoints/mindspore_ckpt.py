@@ -69,7 +69,7 @@ def write_ckpt(
 ) -> None:
     """Replace `path` by a .ckpt that MindSpore can load.
 
-    A state from `map_ckpt` gives the bytes of its file again, except for BFloat16 and the checksum.
+    Writing a state from `map_ckpt` reproduces the bytes of its file, except for BFloat16 and the checksum.
     Arrays may have any shape (including 0-d), of bool, int8 to int64, uint8 to uint64, float16 to float64 or
     0-d str. An array of more than `slice_bytes` is split into several values. Raises InvalidTypeError or
     InvalidValueError before anything is written, or RunDirError if writing fails.

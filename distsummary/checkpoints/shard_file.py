@@ -6,7 +6,7 @@ Its metadata has one entry of our own, in JSON:
         "slices": {name: {"global_shape": [...], "offset": [...]}}, "sha256"}
 
 Only ranks that write a file are counted: `ranks` of them, with `rank` from 0 to `ranks` - 1; a rank that
-only holds copies of other ranks' slices writes none. `slices` has the order of the model's parameters. The
+only holds copies of other ranks' slices writes no file. `slices` has the order of the model's parameters. The
 sha256 covers this entry (with an empty sha256) and the bytes of the arrays, sorted by name.
 """
 
@@ -47,7 +47,7 @@ class ShardRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardHeader:
-    """Which shards a file holds: those of rank `rank`, one of `ranks` that write, in one attempt of a run.
+    """Which shards a file holds: those of rank `rank` (of `ranks` ranks that write files), in one attempt.
 
     `slices` says where each of the file's arrays lies in the whole array; a whole array has offset 0.
     """
@@ -144,7 +144,7 @@ def write_shards(path: Path, header: ShardHeader, state: Mapping[str, Array]) ->
 
 
 def read_shards(path: Path) -> ShardFile:
-    """Open a file: its header, and its arrays without reading them.
+    """Open a file: reads the header and locates the arrays without reading them.
 
     Raises MissingFileError, DamagedFileError for a file not made by `write_shards`, or MissingExtraError.
     """

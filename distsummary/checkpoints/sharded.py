@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedArray:
-    """An array in shards: its shape, one stored slice (for the dtype), and all slices, by offset."""
+    """An array in shards. `one` is any of its slices (it gives the dtype); `boxes` are all, by offset."""
 
     shape: tuple[int, ...]
     one: StoredArray
@@ -46,7 +46,7 @@ class ShardedState(StoredState):
     """The arrays in the files of one checkpoint, read anew at each access; bfloat16 becomes float32.
 
     The constructor raises DamagedFileError if the slices of an array do not cover every element exactly once.
-    An access raises it if the file has been replaced since it was first opened.
+    An access raises that error if the file has been replaced since it was first opened.
     """
 
     def __init__(self, files: Sequence[ShardFile]) -> None:
@@ -123,7 +123,7 @@ def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequenc
 def _fill_row(
     out: Array, row: int, start: int, stop: int, shape: Sequence[int], boxes: Sequence[Box]
 ) -> None:
-    """Read elements start .. stop-1 of an array into `out`; all of them lie in its row `row`."""
+    """Read elements start .. stop-1 of an array into `out`; all of them lie in row `row` of the array."""
     before = row * math.prod(shape[1:])
     rows = [box.row(row, out.itemsize) for box in _overlapping(boxes, row, row + 1)]
     fill(out, start - before, stop - before, shape[1:], rows)

@@ -1,4 +1,4 @@
-"""Reads the trajectory of one training: the checkpoints in a directory, by step or epoch."""
+"""Reads the trajectory of one training: the checkpoints in a directory, each with its step or epoch."""
 
 import logging
 import os
@@ -88,7 +88,7 @@ class Trajectory:
         return path
 
     def shards(self, number: int) -> list[ShardFile]:
-        """The files of a checkpoint in shards, by rank; empty for a whole checkpoint. Reads no array.
+        """The shard files of a checkpoint in rank order; none if it is a single file. Reads no array.
 
         Raises the errors of `path`; also MissingFileError for a file of another run, attempt or number of
         ranks, and DamagedFileError for a file without shards.
@@ -131,12 +131,12 @@ class Trajectory:
         return map_checkpoint(path)
 
     def load(self, number: int) -> dict[str, Array]:
-        """One checkpoint as arrays by name, copied; raises the errors of `open`."""
+        """Copy one checkpoint into memory, as a dict of arrays; raises the errors of `open`."""
         return self.open(number).own()
 
 
 def map_checkpoint(path: Path) -> MappedState:
-    """Map a checkpoint file; its suffix selects the reader of its format, whose errors are passed on."""
+    """Map a checkpoint file with the reader that its suffix selects; raises that reader's errors."""
     if path.suffix not in _MAP:
         raise InvalidValueError(f"a checkpoint must end with one of {SUFFIXES}, got {path}")
     return _MAP[path.suffix](path)

@@ -1,4 +1,4 @@
-"""Saves the checkpoints of one training, and after each the metadata file that lists them."""
+"""Saves the checkpoints of one training; after each, rewrites the metadata file that lists them."""
 
 import logging
 import os
@@ -41,11 +41,11 @@ _WRITE: dict[str, Callable[[Path, Mapping[str, Array]], None]] = {
 
 
 class TrajectoryWriter:
-    """Saves the checkpoints of one training, and after each the metadata file that lists them.
+    """Saves the checkpoints of one training; after each, rewrites the metadata file that lists them.
 
     If the directory was used before, the metadata names only files of this run: entries of other runs are
     removed before any of their files is replaced. A resumed run keeps its own checkpoints with numbers below
-    the first one that is due after the restart, and saves all the others again. `save` is not thread-safe.
+    the first number that is due after the restart, and saves all later ones again. `save` is not thread-safe.
 
     Args:
         ckpt_dir: `RunDir.ckpt_dir`; created when the first checkpoint is saved.
@@ -104,7 +104,7 @@ class TrajectoryWriter:
     ) -> Path:
         """Write one checkpoint, then the metadata; returns the file's path.
 
-        `slices` are the places of shards in the whole arrays. Raises InvalidTypeError or InvalidValueError
+        `slices` says where each shard lies in the whole array. Raises InvalidTypeError or InvalidValueError
         for bad arguments, RunDirError if writing fails.
         """
         check_int("number", number, low=-MAX_INT, high=MAX_INT)

@@ -23,11 +23,11 @@ ANSWER_S = 30.0
 
 
 def start_collector(spec: WriterSpec) -> Any:
-    """Start the actor on this node, owned by this process: it ends when the process ends.
+    """Start the rank's collector as an actor on this node; it ends with this process, which owns it.
 
-    It reserves 0 CPUs, because on a full cluster it would wait forever for any fraction of a CPU. A label
+    It reserves 0 CPUs: on a full cluster, it would wait forever for even a fraction of a CPU. A label
     selector places it, because Ray ignores soft node affinity for 0 CPUs. Ray's retries are off because they
-    reorder calls; RemoteWriter repeats them instead.
+    reorder calls; RemoteWriter repeats calls instead.
     """
     node = ray.get_runtime_context().get_node_id()
     options = {
@@ -101,13 +101,13 @@ class RemoteWriter:
         return self._actor.write.remote(self._session, batch)
 
     def _settle_oldest(self) -> None:
-        """Wait until the oldest batch is acknowledged; after an OSError it is kept, except if QUEUED."""
+        """Wait for the oldest batch's acknowledgement; on an OSError, keeps the batch unless QUEUED."""
         if self._session is None:
             self._resume()
         batch, reference = self._sent[0]
         try:
             self._health = self._answer(reference)
-        except StaleAttemptError:  # it followed a batch that failed: both go to the next session
+        except StaleAttemptError:  # an earlier batch failed: it and this one go to the next session
             self._session = None
             return
         except OSError as error:
@@ -124,7 +124,7 @@ class RemoteWriter:
         try:
             return ray.get(reference, timeout=ANSWER_S)
         except GetTimeoutError as error:
-            # The collector hangs: kill it, so that Ray restarts it. One that is still starting is left alone.
+            # The collector hangs: kill it, so that Ray restarts it. Not one that is still starting.
             host, pid = self._process
             if host == platform.node():  # a stopped process would not react to Ray's kill
                 with contextlib.suppress(ProcessLookupError):

@@ -31,8 +31,8 @@ class Background:
 
     Args:
         health: counts the failures.
-        budget_bytes: how much memory the jobs may hold. Two jobs may wait whatever they hold; a further job
-            that exceeds the budget is dropped.
+        budget_bytes: how much memory the jobs may hold. Two jobs may wait, however large; a further job that
+            would exceed the budget is dropped.
         raise_exception: also raise a job's failure, as WriteError, on the next call of a method.
     """
 
@@ -56,8 +56,8 @@ class Background:
 
         Args:
             nbytes: the bytes that the job holds.
-            wait_s: how long the caller waits at most for room in the budget. After a wait in vain, calls do
-                not wait again until a job is done.
+            wait_s: the longest that the caller waits for room in the budget. If no room came, later calls
+                do not wait until another job is done.
 
         Raises ClosedError after close, WriteError for an earlier failure if `raise_exception` is set.
         """

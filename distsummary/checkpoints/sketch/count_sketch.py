@@ -1,7 +1,7 @@
 """The count sketch `philox-cs-v1`: 31,907 numbers that preserve distances between sets of parameters.
 
 The sketch S theta of parameters theta has K = 31,907 buckets b. Each element theta_i is added, with a random
-sign, to one of them (Charikar, Chen & Farach-Colton 2002):
+sign, to one bucket (Charikar, Chen & Farach-Colton 2002):
 
     (S theta)_b = sum over elements i in bucket b of sign(i) theta_i
 
@@ -70,7 +70,7 @@ class Sketcher:
             sketch[: len(folded) - first] += folded[first:]
 
     def pieces(self, name: str, values: Any, start: int = 0) -> Iterator[tuple[Any, int, Array, slice]]:
-        """Cut `values` at chunk borders; yields (piece, bucket of its first element, signs, their place)."""
+        """Cut `values` at chunk borders; yields (piece, first bucket, signs, their slice in the table)."""
         at = 0
         while at < len(values):
             chunk, place = divmod(start + at, CHUNK)

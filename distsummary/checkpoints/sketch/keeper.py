@@ -12,7 +12,7 @@ from distsummary.checkpoints.sketch.sketch_file import SketchWriter
 from distsummary.checkpoints.sketch.sketching import Sketching
 from distsummary.frameworks.base import Pending
 
-SHARE = 0.008  # of a step's time may go to sketches; the background thread's work makes it a hundredth
+SHARE = 0.008  # share of a step's time for sketches; with the background thread's work, about 0.01
 ROWS = 16  # sketches written at a time: one megabyte
 FIRST_STRIDE = 8  # used until the times of a step and of a sketch are known
 LOWERED = 0.8  # the stride is halved if the cost then stays below this share of the allowed cost
@@ -27,13 +27,13 @@ class Submit(Protocol):
 
 
 class Pace:
-    """Decides which steps get a sketch: every n-th, with the least power of two n that costs at most `share`.
+    """Decides which steps get a sketch: every n-th; n is the least power of two that costs at most `share`.
 
     n is a power of two because ranks sketch their parts of a model without communicating: the steps that
     the slowest rank sketches are then a subset of the steps that any other rank sketches.
 
     Args:
-        every: a fixed n, whatever the sketches cost; 0 means that n is chosen by their cost.
+        every: a fixed n, whatever the sketches cost; 0 means that n is chosen from the measured costs.
         share: the part of the training's time that sketches may take.
 
     The first step always gets a sketch, because an attempt replaces earlier ones from its first sketch on.
@@ -110,7 +110,7 @@ class SketchKeeper:
         self._ended_at = self._clock()
 
     def flush(self) -> None:
-        """Submit the sketches that were taken since the last write."""
+        """Submit the sketches that were taken since the last flush."""
         rows, self._rows = self._rows, []
         if rows:
             self._has_file = True

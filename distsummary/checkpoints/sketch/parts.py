@@ -13,7 +13,7 @@ from distsummary.frameworks.base import Framework
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchedPart:
-    """A parameter or this rank's shard of it; `runs`: (first element in the whole, slice of flat tensor)."""
+    """A parameter or this rank's shard; `runs`: (index in the flat parameter, slice of the flat tensor)."""
 
     name: str
     tensor: Any
@@ -21,7 +21,7 @@ class SketchedPart:
 
 
 class ModelParts:
-    """The trained parameters and shards for which `is_mine` is true, given the mesh axes that split them.
+    """The trained parameters or shards that `is_mine` selects, given the mesh axes that split each.
 
     Each iteration gives the tensors that the model holds at that time, for the names that were trainable when
     this object was made. A parameter that FSDP2 has gathered since then is still given as its shard.
@@ -85,7 +85,7 @@ def contiguous(
 ) -> Iterator[tuple[int, slice]]:
     """Cut a slice of a tensor into runs that are contiguous in the slice and in the whole tensor.
 
-    Yields (first element in the whole, the run in the slice).
+    Yields (index of the run's first element in the flat whole tensor, the run's range in the flat slice).
     """
     inner = len(shape)
     while inner > 0 and shape[inner - 1] == global_shape[inner - 1]:

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchHeader:
-    """Which sketches a file holds: those of part `rank` (of `parts` parts of the model), in one attempt.
+    """Identifies a file's sketches: they cover part `rank` (of `parts`) of the model, in one attempt.
 
     `parameters` is the `count_sketch.digest` of the parameters.
     """
@@ -141,7 +141,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketches:
-    """The sketches of a training by step, in mapped files.
+    """The sketches of one training, at each step that has one, in mapped files.
 
     `steps` ascend. `diverged` holds the steps whose parameters were not finite; they have no sketch. `header`
     is the header of one part of the last attempt.
@@ -174,7 +174,7 @@ def _sketch_paths(directory: Path) -> list[Path]:
 def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
     """The sketches that the attempts and ranks of a run have left in `ckpt_dir`.
 
-    From its own first step on, a later attempt replaces the steps of earlier attempts. Damaged or torn frames
+    A later attempt replaces the sketches of earlier attempts from its first step on. Damaged or torn frames
     are skipped. Raises MissingFileError if there are no sketch files, DamagedFileError if none can be used.
     """
     directory = Path(ckpt_dir)
@@ -187,7 +187,7 @@ def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
     files = [file for path in paths if (file := _read_file(path)) is not None]
     if not files:
         raise DamagedFileError(f"no sketch file in {directory} can be read; train again")
-    # Modification times only choose the run, not the attempt: copying a run gives its files new ones.
+    # Modification times only choose the run, not the attempt: copying a run changes them.
     run_id = max(files, key=lambda file: file.modified).header.run_id
     newest = max((f.header for f in files if f.header.run_id == run_id), key=lambda header: header.attempt)
     rows: dict[int, list[_Row]] = {}

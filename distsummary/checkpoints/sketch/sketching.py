@@ -15,7 +15,7 @@ class Sketching(Protocol):
     """Takes sketches of the parameters that it was created for."""
 
     def take(self) -> Pending:
-        """Start a sketch of the current values, without waiting for a device; later changes do not affect it.
+        """Start a sketch of the current values without waiting for a device; later changes have no effect.
 
         `result()` gives floats of shape (BUCKETS,).
         """

@@ -1,4 +1,4 @@
-"""Sketches of torch parameters: computed where they are, in host memory or by a few kernels on a device."""
+"""Sketches of torch parameters, computed where the parameters are: in host memory or on a device."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -48,8 +48,8 @@ class TorchSketching:
 class _HostSketcher:
     """Sketches parameters in host memory; prepares the additions of signed values once and repeats them.
 
-    A prepared addition is a view of a parameter's memory; it is prepared again when the parameter has
-    other memory, another shape or another dtype. A parameter that must be copied to be read (bfloat16,
+    A prepared addition is a view of a parameter's memory; it is prepared again when the parameter
+    moves to other memory or has another shape or dtype. A parameter that must be copied to be read (bfloat16,
     channels_last) is copied and prepared each time. Sums are float64 if any parameter is float64, because
     rounding to float32 would lose small steps.
     """
@@ -103,7 +103,7 @@ class _HostSketcher:
 def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) -> Tensor:
     """The sketch of the parts, float64 (BUCKETS,), on the device of `table`, which holds all signs.
 
-    It uses no atomic additions, so that equal parameters give equal sketches.
+    Atomic additions, whose order varies, are not used: equal parameters must give equal sketches.
     """
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=table.device)
     for part in parts:
