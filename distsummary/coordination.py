@@ -51,8 +51,8 @@ class LocalCoordinator:
 
     Args:
         run_dir: the run.
-        first_attempt: returns the number of a role's first attempt, if the manifest has no attempt of it. It
-            is above 0 if a manifest was removed and the event files hold earlier attempts.
+        first_attempt: called for a role that has no attempt in the manifest; returns the number of its first
+            attempt, above 0 if a manifest was removed and the event files hold earlier attempts.
     """
 
     def __init__(self, run_dir: RunDir, first_attempt: Callable[[str], int] = lambda role: 0) -> None:
@@ -138,7 +138,7 @@ def job_of(incarnation: str) -> str:
 
 
 def next_run_dir(run_dir: RunDir, topology: Topology) -> RunDir:
-    """The first of `a`, `a-2`, `a-3` ... that this job may train in; all its ranks get the same one."""
+    """The first of the run dirs `a`, `a-2`, `a-3` ... in which this job may train; the same for all ranks."""
     job, number, found = job_of(topology.incarnation), 1, run_dir
     is_free = False
 

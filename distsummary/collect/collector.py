@@ -70,11 +70,11 @@ class SummaryCollector(Callback):
         collect_specified_data: MindSpore's keys (`collect_metric` ... `histogram_regular`,
             `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
         keep_default_action: False collects only what `collect_specified_data` names.
-        custom_lineage_data: text or numbers by name, for the lineage.
+        custom_lineage_data: name -> text or number, for the lineage.
         max_file_size: limit of each event file in bytes; events beyond it are refused and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
         formats: some of "mindspore" and "tensorboard"; by default both, beyond 16 ranks only "mindspore".
-        deal: who records a parameter that is equal on all ranks: "parameters": always the same one rank;
+        deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
             "steps": the ranks take turns; "all": every rank.
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
             default. If the disk is still busy with older checkpoints, a new checkpoint blocks the training
@@ -191,7 +191,7 @@ class SummaryCollector(Callback):
             self._failures.call("the parameters", self._watch, session, network, params)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        """Join the run if the role is eval; else keep an evaluation that is outside a training for later.
+        """Join the run if the role is eval; otherwise, outside a training, keep the evaluation for later.
 
         If a training follows, its session records the kept evaluations; otherwise `close` records them.
         """
@@ -252,14 +252,14 @@ class SummaryCollector(Callback):
         self._evaluations.clear()
 
     def _close_evaluations(self, evaluator: Topology) -> None:
-        """Add the evaluations to the last training's files; if there was none, join with the role eval."""
+        """Add the evaluations to the last training's files; without a training, join the run as role eval."""
         past = find_past(self.run_dir, evaluator)
         if past is None:
             session = self._open(dataclasses.replace(evaluator, role="eval"))
             self._record_evaluations(session)
             self._health = session.close()
             return
-        with RunDir(past.rank_dir).locked("evaluation"):  # one writer at a time may continue the seq
+        with RunDir(past.rank_dir).locked("evaluation"):  # only one writer at a time may append events
             session = self._open(evaluator, past=past)
             self._record_evaluations(session, read_last_step(past.rank_dir))
             self._health = session.close()
@@ -297,7 +297,7 @@ class SummaryCollector(Callback):
         self._plan_next()
 
     def _plan_next(self) -> None:
-        """Find the next steps at which more than the logged values is due; until then, steps are "plain".
+        """Find the next steps at which more than the logged values are due; until then, steps are "plain".
 
         Only a Run uses plain steps, and it always logs its loss, so the loss is not considered here.
         """
@@ -407,7 +407,7 @@ class SummaryCollector(Callback):
     def _parameter_values(
         self, parameters: Parameters, plugin: str, steps: Steps, params: CallbackParams, number: int
     ) -> list[Value]:
-        """This rank's parameters at a step; if its end was seen too late, they are counted as dropped."""
+        """This rank's parameters at a step; counted as dropped if the step's end was seen too late."""
         call, failures = self._failures.call, self._failures
         if not params.get("ended_late"):
             return call(f"{plugin}s", parameters.values, plugin, steps, number, failures) or []
@@ -465,7 +465,7 @@ class SummaryCollector(Callback):
         return self._session
 
     def health(self) -> Health:
-        """The counts of written, dropped and refused values in the current training, else in the last one."""
+        """What was written, dropped and refused in the current training or, if none runs, in the last one."""
         return self._health if self._session is None else self._session.health()
 
     def close(self, *, has_failed: bool = False) -> None:

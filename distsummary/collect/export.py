@@ -27,7 +27,7 @@ class Exports:
 
     Args:
         directory: the directory of the event files.
-        stamp: `<seconds>` since the epoch; if that directory exists, the next free number is taken.
+        stamp: `<seconds>` since the epoch; if that directory exists, the next free number is used.
         files: the background thread that writes the files.
     """
 

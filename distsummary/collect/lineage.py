@@ -74,7 +74,7 @@ def evaluation_lineage(params: CallbackParams, *, mindspore_compat: bool = False
 
 
 def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.UserDefinedInfo:
-    """The user's own entries, one message each.
+    """The user's own entries, each in a message of its own.
 
     Args:
         values: text or numbers; an integer beyond int32 is stored as a double, beyond 2^53 as text.
@@ -159,7 +159,7 @@ def _put_parameter(parameters: pb.OperationParameter, name: str, value: object) 
 
 
 def class_name(thing: object) -> str | None:
-    """The class name of a model, optimizer or loss, inside wrappers such as DDP; or a function's name."""
+    """The class name of a model (without wrappers such as DDP), optimizer or loss, or a function's name."""
     if thing is None:
         return None
     for _ in range(len(_WRAPPERS)):
@@ -184,8 +184,8 @@ def batch_size(loader: object, batch: object = None) -> int | None:
 def dataset_size(loader: object, steps: int, batch: int | None, mindspore_compat: bool = False) -> int | None:
     """Samples that this rank sees in an epoch: its sampler's length, but at most steps times batch size.
 
-    If one of the two is unknown, the other counts. MindSpore (and `mindspore_compat`) always takes steps
-    times batch size, which counts a smaller last batch as a whole one.
+    If one of these two numbers is unknown, the other is returned. MindSpore (and `mindspore_compat`) always
+    takes steps times batch size, which counts a smaller last batch as a whole one.
     """
     product = steps * batch if steps and batch else None
     samples = None if mindspore_compat else _length(getattr(loader, "sampler", None))

@@ -20,7 +20,7 @@ DEALS = ("parameters", "steps", "all")
 
 
 def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range:
-    """The steps at which tensors are recorded, by MindSpore's rule; skip the 0 in it, and add step 1.
+    """The steps at which tensors are recorded, as in MindSpore (callers skip the 0 and add step 1).
 
     Args:
         total: steps of the whole training, >= 0. freq: collect_freq, >= 1.
@@ -89,7 +89,7 @@ def regular_steps(freq: int) -> Steps:
 
 
 def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -> Steps:
-    """The steps with tensors; without `total`, multiples of `tensor_freq`, else 1, 2, 4 ... times `freq`."""
+    """The steps with tensors. If `total` is None: multiples of `tensor_freq`, or 1, 2, 4 ... times `freq`."""
     if total is not None:
         members = tensor_range(total, freq, tensor_freq)
         return Steps(every=members.step, stop=members.stop)
@@ -138,7 +138,7 @@ def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:
     4/3 of the optimum). A parameter never changes its rank, so each tag is in the files of one rank only.
 
     Args:
-        sizes: bytes by parameter name; their order does not matter.
+        sizes: parameter name -> bytes; the order does not matter.
     """
     loads = [(0, rank) for rank in range(group.size)]  # a heap: the least loaded rank first
     mine = []

@@ -126,8 +126,8 @@ class SummaryRecord:
         """The path of the event file, under MindSpore's name; the file exists once an event is written.
 
         The file is in the MindSpore dialect, if this dialect is written; after a rotation, it is the newest
-        file. Until the file exists, the path may still change, if another writer takes that name first. With
-        a `writer` of its own, a record returns its directory instead.
+        file. Until the file exists, the path may still change, if another writer takes that name first. If
+        the argument `writer` was given, this is the directory instead.
         """
         return str(self._directory if self._event_file is None else self._event_file())
 
@@ -151,7 +151,7 @@ class SummaryRecord:
         try:
             tags, pack = self._packers[(*values,)]
             row = pack(time.time(), step, *values.values())
-        except Exception:  # new names or a bad value: the checks below find out
+        except Exception:  # new names, or a bad value, for which the checks below raise
             self._check_open()
             check_int("step", step, low=MIN_STEP, high=MAX_STEP)
             numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
@@ -167,7 +167,7 @@ class SummaryRecord:
         self._writer.write_row(tags, row)
 
     def add_value(self, plugin: str, name: str | None, value: Any) -> None:
-        """Collect a value for the next `record()`; the last value of the same plugin and name counts.
+        """Collect a value for the next `record()`; it replaces a value of the same plugin and name.
 
         Raises ClosedError after close, InvalidTypeError or InvalidValueError like `checked_value`.
         """

@@ -132,7 +132,7 @@ class Session:
         self._lineage = Lineage()
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
-        self.keeps_checkpoints = False  # or keeps sketches
+        self.keeps_checkpoints = False  # True also if it keeps sketches
         self.plain_before = -math.inf
         if topology.rank == 0 and not self._is_past:
             self._messages.submit("provenance", self._record_provenance)
@@ -175,7 +175,7 @@ class Session:
             self.failures.fail("step", error)
 
     def write(self, step: int, values: list[Value], logged: Mapping[str, object] = NOTHING) -> None:
-        """Record logged values by name and then other values as one event; nothing if there are neither."""
+        """Record logged values by name and then other values as one event; without any, record nothing."""
         if not values:
             self.record_plain(step, logged)
             return
@@ -192,7 +192,7 @@ class Session:
             return
         self._writer.write(Event(step, time.time(), values))
         if self._is_past:
-            return  # the next merge will read it from the files
+            return  # the next merge will read the lineage from the files
         for value in values:
             self._lineage = updated_lineage(self._lineage, value)
         state = self._lineage.to_bytes()

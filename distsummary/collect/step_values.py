@@ -1,4 +1,4 @@
-"""The values of one step, from the parameters of the loop: loss, learning rate, images, weights."""
+"""The values of one step, from the callback parameters: loss, learning rate, images, weights."""
 
 import math
 import re
@@ -51,9 +51,9 @@ def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
 def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
     """The first images of a batch, from its first tensor; none if that tensor is not a picture.
 
-    A picture has the axes of one of `png.LAYOUTS`. An array with two axes must be uint8: such
-    an array of floats holds features, and one of integers holds tokens. `mindspore_compat` accepts only
-    (N, C, H, W) and takes all images of the batch.
+    A picture has the axes of one of `png.LAYOUTS`. An array with two axes must be uint8: one of floats would
+    hold features, and one of other integers tokens. `mindspore_compat` accepts only (N, C, H, W) and
+    takes all images of the batch.
     """
     first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     framework = framework_of(first)
@@ -75,7 +75,7 @@ class Parameters:
     """Selects and copies the parameters of a model that this rank records.
 
     A parameter that is whole on this rank is assumed to be equal on all ranks of `group`, which divide such
-    parameters among them. A shard is recorded by every rank that holds one, with its place in the whole.
+    parameters among them. Every rank records its shards, with their place in the whole parameter.
 
     Args:
         pattern: a regular expression for the beginning of the wanted names; "" for the first five parameters.

@@ -74,7 +74,7 @@ def keep_trajectory(
     *,
     step_per_epoch: int,
 ) -> KeptTrajectory | None:
-    """The part of the trajectory that this rank keeps; None if it keeps nothing.
+    """What keeps this rank's part of the trajectory; None if the rank has no part.
 
     `group` are the ranks that hold the same whole tensors as this one. Raises what `share_of` raises.
     """
@@ -98,7 +98,7 @@ class Share:
     """The tensors and shards of a model that this rank saves.
 
     Attributes:
-        shard_rank: its place among the ranks that save shards; None if it alone saves the whole model.
+        shard_rank: this rank's place among those that save shards; None if it saves the whole model.
         mesh: the mesh of a sharded model; empty for a model that is whole on this rank.
         split: the names of the sharded tensors.
     """
@@ -135,7 +135,7 @@ def share_of(network: Any, topology: Topology, group: Group, *, attempt: int) ->
 
 
 def is_first(mesh: Mesh, split: Collection[str]) -> bool:
-    """Whether this rank is the first rank with the same slice of a tensor split along these axes."""
+    """Whether this rank is the first of those that hold its slice of a tensor split along these axes."""
     return all(coordinate == 0 for axis, (coordinate, _) in mesh.items() if axis not in split)
 
 

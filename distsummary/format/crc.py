@@ -25,7 +25,7 @@ def masked(crc: Crc) -> Crc:
 
 
 def unmasked(stored: NDArray[Any]) -> NDArray[np.uint32]:
-    """The inverse of `masked`: the CRC32Cs that frames store as `stored`."""
+    """The CRC32Cs that frames store as `stored`; the inverse of `masked`."""
     rotated = stored.astype(np.uint32) - np.uint32(_MASK_DELTA)
     return rotated << np.uint32(15) | rotated >> np.uint32(17)
 
@@ -69,7 +69,7 @@ _CRC_OF_ZEROS = np.uint32(google_crc32c.value(bytes(8)))
 
 
 def find_headers(data: bytes, max_payload: int) -> list[tuple[int, int]]:
-    """Finds frame headers with a right CRC in `data`: their positions and the payload lengths they give.
+    """Finds frame headers with a right CRC in `data`: their positions, and the payload lengths in them.
 
     Lengths (bytes) above `max_payload` are left out. All positions are tried at once: the CRC of eight bytes
     is the XOR of eight table entries and a constant.

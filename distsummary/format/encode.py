@@ -60,7 +60,7 @@ def encode_event(
     mindspore_compat: bool = False,
     max_payload: int = MAX_PAYLOAD,
 ) -> tuple[dict[str, bytes | None], list[Refusal]]:
-    """The payload of an event by format (None if the format cannot show it), and the refused values.
+    """The payload of an event in each format (None if the format cannot show it), and the refused values.
 
     A bad value does not affect the others. A summary whose values were all refused is still written in the
     MindSpore dialect, as MindSpore does, so that the numbering has no gaps. Lineage values are refused here,
@@ -222,7 +222,7 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Frames by dialect, in the order of the events; a dialect lacks the frames of events it cannot show.
+    """The frames of some events in each dialect, in order; a dialect has none for events it cannot show.
 
     Lineage has no frames: it is a state that is kept as a whole in a file of its own.
     """

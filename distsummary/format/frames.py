@@ -1,4 +1,4 @@
-"""TFRecord frames, the envelope of every event: encoded, read, and found again after damage."""
+"""Encodes and reads TFRecord frames, the envelope of every event, and finds them again after damage."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ if google_crc32c.implementation != "c":
 class Frame(NamedTuple):
     """One frame of a file: where it starts and ends (bytes), and its payload.
 
-    `damage` describes what is wrong with it, None if nothing is. A damaged frame whose length cannot be
+    `damage` says what is wrong with the frame; None: nothing is. A damaged frame whose length cannot be
     trusted has no payload and extends to the end of the file.
     """
 
@@ -121,7 +121,7 @@ def read_frames(
     max_payload: int = MAX_PAYLOAD,
     resync: bool = False,
 ) -> Iterator[Frame]:
-    """The frames of a file from byte `start` on (the end of an earlier frame); damaged frames are marked.
+    """The frames of a file from byte `start` on (0 or the end of a frame); damaged frames are marked.
 
     A torn frame (cut off by the end of the file) is not yielded: the file may be growing, and a later call
     with `start` at the end of the last frame continues there. A length is trusted only if its CRC is right.
@@ -209,13 +209,13 @@ class FrameReader:
 
 
 class _Search:
-    """Finds the next intact frame after damage; checks candidates of at most 2 * size + max_payload bytes."""
+    """Finds the next intact frame after damage; reads at most 2 * size + max_payload bytes of payloads."""
 
     def __init__(self, file: BinaryIO, size: int, max_payload: int) -> None:
         self._file, self._size, self._max_payload = file, size, max_payload
         self._budget_bytes = 2 * size + max_payload
         self._base = self._end = 0  # the byte range that was searched last
-        self._found: list[tuple[int, int]] = []  # offset and length of the right headers there
+        self._found: list[tuple[int, int]] = []  # offset and payload length for each valid header there
 
     def next_frame(self, start: int, stop: int | None = None) -> int | None:
         """The offset of the first frame between `start` and `stop` whose two CRCs are right."""
@@ -262,7 +262,7 @@ def _length_crc(length: int) -> int:
 
 
 def whole_length(path: str | os.PathLike[str]) -> int:
-    """The length (bytes) without a torn last frame; the size of the file if the last frame is whole.
+    """The length of a file in bytes, without its last frame if that is torn.
 
     If the file is damaged before its end, its size is returned, since cutting its end would not repair it.
     """

@@ -1,4 +1,4 @@
-"""Histograms by MindSpore's rule: the number and edges of the bins, and counting an array block by block."""
+"""Histograms as in MindSpore: chooses the number and edges of the bins, and counts arrays block by block."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ from distsummary.format.records import Array, Histogram
 _BLOCK = 1 << 16  # elements; a multiple of 8192, see `count_histogram`
 SORT_BLOCK = 1 << 16  # elements
 PLACE_BLOCK = 1 << 15  # a block and its scratch arrays fit into the cache
-_MAX_DOUBT = 0.25  # of the width of a bin; see `_Placing`
+_MAX_DOUBT = 0.25  # in widths of a bin; see `_Placing`
 
 
 def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogram:
     """Count an array of any shape; bool counts as uint8.
 
-    The bins (at most 90, equally wide) span the finite values, or 0.5 to either side of a constant. Edges are
+    At most 90 equal bins span the finite values, or 0.5 to either side if all values are equal. Edges are
     float32 for float16 and float32 values, else float64. With `mindspore_compat`, they are computed in the
     dtype of the values as in MindSpore: integers are truncated, and the width of int8 bins may wrap around.
 
@@ -90,7 +90,7 @@ def bin_count(finite: int) -> int:
 
 
 def bin_edges(low: float, high: float, finite: int, dtype: np.dtype[np.generic]) -> Array:
-    """The edges, ascending, for `finite` values between low and high: shape (bins + 1,), `dtype`."""
+    """The ascending edges of the bins for `finite` values from low to high: shape (bins + 1,), of `dtype`."""
     if not low < high:
         low, high = low - 0.5, high + 0.5
     points = bin_count(finite) + 1
@@ -113,14 +113,14 @@ def bin_counts(flat: Array, edges: Array) -> Array:
 
 
 class _Placing(NamedTuple):
-    """x is at (x - first edge) * `scale`, in bins; within `doubt` of an edge, rounding may be wrong."""
+    """x is `scale` * (x - first edge) bins above that edge, with a rounding error of up to `doubt` bins."""
 
     scale: float
     doubt: float
 
 
 def _placing(flat: Array, edges: Array) -> _Placing | None:
-    """How to compute places; None for bytes, edges of an unsuited dtype, or too many in doubt."""
+    """How to place numbers into bins; None for one-byte numbers, an unsuited dtype, or too large a doubt."""
     dtype = edges.dtype
     if flat.itemsize == 1 or dtype not in (np.float32, np.float64) or np.result_type(flat, dtype) != dtype:
         return None
@@ -185,7 +185,7 @@ def _blocks(flat: Array, size: int) -> Iterator[Array]:
 def _sorts_fast() -> bool:
     """Whether sorting is faster than placing on this machine; measured once per process.
 
-    NumPy's sort takes 0.7 of the time of placing where AVX-512 is fast, elsewhere 8 times as long.
+    Sorting takes 0.7 times as long as placing where AVX-512 is fast, and 8 times as long elsewhere.
     """
     sample = np.random.default_rng(0).standard_normal(PLACE_BLOCK, np.float32)
     edges = np.linspace(sample.min(), sample.max(), 91, dtype=np.float32)
@@ -196,7 +196,7 @@ def _sorts_fast() -> bool:
 
 
 def _cpu_s(call: Callable[[], object]) -> float:
-    """Seconds of CPU time that a call takes: the least of three."""
+    """The CPU time of a call in seconds: the shortest of three measurements."""
     taken = []
     for _ in range(3):
         start = time.thread_time()

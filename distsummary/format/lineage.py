@@ -26,7 +26,7 @@ class _Fields(NamedTuple):
     state: str  # the field of Lineage
 
 
-_FIELDS = {  # by plugin, in the order of MindSpore's lineage files
+_FIELDS = {  # the fields of each plugin, in the order of the events in MindSpore's lineage files
     "dataset_graph": _Fields("dataset_graph", "dataset_graph"),
     "custom_lineage_data": _Fields("user_defined_info", "custom"),
     "train_lineage": _Fields("train_lineage", "train"),
@@ -36,7 +36,7 @@ _FIELDS = {  # by plugin, in the order of MindSpore's lineage files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """The lineage of one run so far; immutable: `updated_lineage` returns a new one."""
+    """The lineage of one run so far. The object is immutable: `updated_lineage` returns a new one."""
 
     train: lineage_pb2.TrainLineage | None = None
     evaluation: lineage_pb2.EvaluationLineage | None = None
@@ -44,7 +44,7 @@ class Lineage:
     custom: lineage_pb2.UserDefinedInfo | None = None
 
     def to_bytes(self) -> bytes:
-        """The lineage as framed lineage events of time 0, for sending it to another process."""
+        """The lineage as framed events with the wall time 0, for sending it to another process."""
         return b"".join(map(frame, encode_lineage(self, 0.0)))
 
     @classmethod
@@ -79,7 +79,7 @@ def lineage_values(lineage: Lineage) -> list[Value]:
 
 
 def updated_lineage(lineage: Lineage, value: Value) -> Lineage:
-    """The state after one more value: the last message of each kind wins, custom information is merged."""
+    """The lineage with the message of `value` in place of the older one; custom information is merged."""
     fields = _FIELDS.get(value.plugin)
     if fields is None:
         raise InvalidTypeError(f"{value.plugin} is not lineage; it is one of {', '.join(_FIELDS)}")
@@ -93,7 +93,7 @@ def updated_lineage(lineage: Lineage, value: Value) -> Lineage:
 def merge_custom(
     older: lineage_pb2.UserDefinedInfo | None, newer: lineage_pb2.UserDefinedInfo
 ) -> lineage_pb2.UserDefinedInfo:
-    """One entry for each key, as MindSpore's collector writes them; the newer value of a key wins."""
+    """Both messages as one that has an entry for each key, as in MindSpore; newer values win."""
     entries: dict[str, lineage_pb2.UserDefinedInfo] = {}
     for info in (older, newer):
         if info is not None:
@@ -126,7 +126,7 @@ def encode_lineage(lineage: Lineage, wall_time: float, ids: EventIds | None = No
 def encode_lineage_message(
     plugin: str, message: LineageMessage, wall_time: float, ids: EventIds | None = None
 ) -> bytes:
-    """The payload of one lineage event. Raises InvalidTypeError if the message is of another class."""
+    """The payload of one lineage event. Raises InvalidTypeError if the message does not fit the plugin."""
     event = lineage_pb2.LineageEvent(wall_time=wall_time)
     field = getattr(event, _FIELDS[plugin].event)
     if not isinstance(message, type(field)):

@@ -212,9 +212,9 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
 
 
 def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
-    """The array of a tensor message: float32 numbers in the original dtype, integers clipped to its limits.
+    """A tensor message's float32 numbers as an array of the original dtype; integer dtypes clip them.
 
-    A message without any field is an empty array of shape (0,). Raises DamagedFileError if the numbers
+    A message without any field becomes an empty array of shape (0,). Raises DamagedFileError if the numbers
     do not fill the shape.
     """
     flat = np.array(tensor.float_data, dtype=np.float32)
@@ -235,7 +235,7 @@ def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
 
 def _decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
     grid, path, end = message.landscape, message.loss_path.points, message.convergence_point
-    x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))  # one number or none
+    x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))  # each of 1 or 0 numbers
     return Landscape(
         x=decode_tensor(grid.x),
         y=decode_tensor(grid.y),
