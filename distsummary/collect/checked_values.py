@@ -23,7 +23,7 @@ LINEAGE_CLASSES: dict[str, type] = {
 }
 # An event keeps 8 KiB free for the tag, the shape, a shard's place (up to 64 axes) and its own fields.
 MAX_TENSOR_BYTES = MAX_PAYLOAD - (8 << 10)
-_REMEDIES = {  # by kind of dtype
+_REMEDIES = {  # kind of dtype -> advice for the user
     "f": "convert it to float64",
     "c": "record its absolute value, or its real and imaginary parts",
     "M": "convert it to a number of seconds",

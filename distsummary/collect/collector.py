@@ -73,7 +73,7 @@ class SummaryCollector(Callback):
         custom_lineage_data: name -> text or number, for the lineage.
         max_file_size: limit of each event file in bytes; events beyond it are refused and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
-        formats: some of "mindspore" and "tensorboard"; by default both, beyond 16 ranks only "mindspore".
+        formats: some of "mindspore" and "tensorboard"; by default both, or "mindspore" beyond 16 ranks.
         deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
             "steps": the ranks take turns; "all": every rank.
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by

@@ -76,7 +76,7 @@ def keep_trajectory(
 ) -> KeptTrajectory | None:
     """What keeps this rank's part of the trajectory; None if the rank has no part.
 
-    `group` are the ranks that hold the same whole tensors as this one. Raises what `share_of` raises.
+    `group`: the ranks that hold the same whole tensors as this one. Raises what `share_of` raises.
     """
     share = share_of(network, topology, group, attempt=registration.attempt)
     if share is None:
@@ -115,7 +115,7 @@ class Share:
 def share_of(network: Any, topology: Topology, group: Group, *, attempt: int) -> Share | None:
     """The share of the network that this rank saves; None if it saves nothing.
 
-    `group` are the ranks that hold the same whole tensors as this one. Raises InvalidValueError if copies and
+    `group`: the ranks that hold the same whole tensors as this one. Raises InvalidValueError if copies and
     parts of the model cannot be distinguished.
     """
     framework = framework_of(network)

@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """The frames of `count` consecutive events from `first_seq` on, of equal length, `nbytes` in total.
+    """The equally long frames of `count` consecutive events from `first_seq` on; `nbytes` in total.
 
     If there are several frames, they form one part; a single frame may consist of several parts.
     """
