@@ -1,4 +1,4 @@
-"""Ctrl-C: sent again where Python would lose it, and held back while work must be finished."""
+"""Handles Ctrl-C: repeats a KeyboardInterrupt that Python ignored; delays it while work must finish."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 
-RETURN_S = 0.01  # seconds; longer than the code that dropped the interrupt takes to return
+RETURN_S = 0.01  # seconds; the destructor or callback that lost the interrupt has returned by then
 
 
 @contextmanager

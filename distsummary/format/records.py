@@ -15,8 +15,8 @@ MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
 
-# What an acknowledged event is promised. QUEUED: it is in a queue, but will not be sent again; WRITTEN: it
-# survives the death of any process; SYNCED: it survives a power cut.
+# What the acknowledgement of an event guarantees. QUEUED: only that it is in a queue in memory; if writing it
+# fails, it is dropped, not retried. WRITTEN: it survives the death of any process. SYNCED: also a power cut.
 QUEUED = "queued"
 WRITTEN = "written"
 SYNCED = "synced"
@@ -38,7 +38,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """B bins: `left` and `width` float64 (B,), `counts` int64 (B,). min, max and sum are of finite values.
+    """B bins: `left` and `width` float64 (B,), `counts` int64 (B,). min, max, sum are of the finite values.
 
     `count` includes the non-finite values. Without finite values B is 0 and min, max and sum are None.
     """
@@ -67,7 +67,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
-    """A loss grid: axes `x` (n,) and `y` (m,), losses `z` (m, n); `path_*` (k,) is a path in it or empty."""
+    """A loss grid: axes `x` (n,) and `y` (m,), losses `z` (m, n); `path_*` (k,) is a path on it, or empty."""
 
     x: Array
     y: Array
@@ -124,7 +124,7 @@ class Scalars(NamedTuple):
 
 
 class EventIds(NamedTuple):
-    """The identity of an event: `run_id` has 16 hex digits; `seq` counts from 1, and 0 means no number."""
+    """The identity of an event: `run_id` has 16 hex digits; `seq` counts from 1, a `seq` of 0 means none."""
 
     run_id: str
     attempt: int
@@ -174,7 +174,7 @@ class Batch:
 
 
 def split_event(event: Event) -> list[Event]:
-    """Split an event into events of one frame each: one per graph or lineage value, one for all others."""
+    """Split an event into events of one frame each: one per graph or lineage value, one for the rest."""
     alone = [value for value in event.values if value.plugin not in SUMMARY_PLUGINS]
     summary = [value for value in event.values if value.plugin in SUMMARY_PLUGINS]
     singles = [Event(event.step, event.wall_time, [value]) for value in alone]
@@ -185,7 +185,7 @@ def split_event(event: Event) -> list[Event]:
 class Health:
     """Counters of one writer, since it was opened.
 
-    `dropped` counts values by plugin; `errors` counts refused values and failed writes by their reason.
+    `dropped`: dropped values per plugin; `errors`: refused values and failed writes per reason.
     """
 
     events: int = 0
@@ -199,7 +199,7 @@ class Health:
         self.dropped[plugin] = self.dropped.get(plugin, 0) + times
 
     def fail(self, reason: str, times: int = 1) -> None:
-        """Count a failure by its reason."""
+        """Count failures that have this reason."""
         self.errors[reason] = self.errors.get(reason, 0) + times
 
     def plus(self, other: "Health") -> "Health":

@@ -11,11 +11,11 @@ from distsummary.format.frames import HEADER_BYTES
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Value
 from distsummary.format.wire import read_varint
 
-# All writers lay out such an event in the same way (fields in the order of their numbers):
+# All writers give such an event this layout (fields in the order of their numbers):
 #   09 f64 wall_time | 10 varint step | 2a length { 0a length { 0a length tag | 1d or 15 f32 } ... }
 #   and our writers add the identity: c1 3e u64 run_id | c8 3e varint attempt | d0 3e varint seq
 # An event that differs from this in any byte is left to protobuf.
-_SCALAR_KEYS = {MINDSPORE: 0x1D, TENSORBOARD: 0x15}  # field 3 or 2, four bytes
+_SCALAR_KEYS = {MINDSPORE: 0x1D, TENSORBOARD: 0x15}  # of the f32: field 3 or field 2
 _OWNER_KEYS = (b"\xc1\x3e", b"\xc8\x3e")
 _OWNER_BYTES = 13  # run id and attempt
 _MAX_VARINT = 9  # bytes; a longer varint is a negative number
@@ -80,14 +80,14 @@ def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
 
 @lru_cache(maxsize=64)
 def _owner(encoded: bytes) -> tuple[str, int] | None:
-    """Run id and attempt from fields 1000 and 1001; None for other fields, and for attempts from 128 on."""
+    """Run id and attempt from fields 1000 and 1001; None for other fields, or if the attempt exceeds 127."""
     if len(encoded) < _OWNER_BYTES or (encoded[:2], encoded[10:12]) != _OWNER_KEYS or encoded[12] > 0x7F:
         return None
     run_id = int.from_bytes(encoded[2:10], "little")
     return f"{run_id:016x}" if run_id else "", encoded[12]
 
 
-# --- decoding many frames at once, whose bytes differ only inside the fields
+# --- decoding many frames at once; their bytes differ only inside the fields
 
 
 Octets: TypeAlias = NDArray[np.uint8]
@@ -112,7 +112,7 @@ class FieldPlaces(NamedTuple):
 
 
 def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
-    """The places of the fields in this frame; None if `decode_scalars` does not decode its payload."""
+    """The places of the fields in `frame`; None if `decode_scalars` cannot decode the frame's payload."""
     fields = decode_scalars(frame[HEADER_BYTES:-4], dialect)
     if fields is None:
         return None
@@ -140,7 +140,7 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
 
 
 def numbers_at(frames: Octets, place: int, dtype: str) -> Column:
-    """The number of this dtype at byte `place` of each frame; `frames` is uint8 (n, length), contiguous."""
+    """The numbers of `dtype` at byte `place` of all frames; `frames` is uint8 (n, length), contiguous."""
     return np.ndarray((len(frames),), dtype, frames.data, place, (frames.shape[1],))
 
 

@@ -1,4 +1,4 @@
-"""Encodes many events of scalars, the most frequent kind, at once: packed rows to frames of both dialects."""
+"""Encodes packed rows of scalar events, the most frequent kind, as frames of both dialects, many at once."""
 
 import struct
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from distsummary.format.scalar_rows import row_dtype, row_struct
 _FEW = 4  # events; fewer are encoded one by one, which is faster
 _MAX_LENGTH = 1 << 14  # bytes of an event; a larger or unusual event is left to `encode_event`
 _MAX_LAYOUTS = 1024
-_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # the least varints of 2, 3, ... bytes
+_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # least number per varint length, from 2
 _MINDSPORE_KEY, _TENSORBOARD_KEY = wire.key(3, wire.FIXED32), wire.key(2, wire.FIXED32)
 
 _Key: TypeAlias = tuple[tuple[str, ...], int, int]  # tags, bytes of the step, bytes of the seq
 
 
 class _Layout(NamedTuple):
-    """The layout of frames with the same tags and with step and seq of the same lengths: only numbers differ.
+    """The layout of frames with equal tags and equal lengths of step and seq, so that only numbers differ.
 
     `template` is such a frame in the MindSpore dialect, uint8 (length,). `fields` gives the places of
-    wall_time, step, seq, crc and the scalars, named "0", "1" ... `keys` are the offsets of the key bytes
+    wall_time, step, seq, crc and the scalars (named "0", "1" ...). `keys` are the offsets of the key bytes
     before the scalars: only these bytes of the payload differ in the TensorBoard dialect. `crc_change` is the
     effect of this difference on the CRC. It is the same for all numbers, since CRCs are linear: for strings
     of the same length, crc(a ^ b) is crc(a) ^ crc(b) ^ crc(zeros). `constants` holds, for each dialect, the
@@ -42,7 +42,7 @@ class _Layout(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Rows start .. stop-1 and, unless they are unusual, their frames by dialect."""
+    """Rows start .. stop-1; `framed` has their frames for each dialect; it is None for unusual rows."""
 
     start: int
     stop: int
@@ -60,8 +60,8 @@ class ScalarEncoder:
     def encode(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
         """Encode all rows in their order, in stretches of rows that have the same layout.
 
-        A stretch without frames is unusual, and the caller must encode it by `encode_event`: for example, it
-        has a step of 0 or less, a time of 0, no tags, or a tag that cannot be written.
+        A stretch without frames is unusual: for example, it has a step of 0 or less, a time of 0, no tags, or
+        a tag that cannot be written. The caller must encode it with `encode_event`.
         """
         if scalars.size < _FEW:
             yield from self._one_by_one(first_seq, scalars)
@@ -109,7 +109,7 @@ class ScalarEncoder:
         return self._layouts[key]
 
     def _frames(self, layout: _Layout, table: Array, seqs: Array) -> dict[str, Framed]:
-        """The frames, by dialect, of events that have the same layout."""
+        """The frames of events that have the same layout, for each dialect."""
         frames = np.tile(layout.template, (seqs.size, 1))  # uint8 (events, length)
         fields = frames.view(layout.fields)[:, 0]
         fields["wall_time"] = table["wall_time"]
@@ -189,5 +189,5 @@ def _varint_lengths(numbers: Array) -> Array:
 def _varints(numbers: Array, length: int) -> Array:
     """Varints of `length` bytes each: uint8 (numbers, length)."""
     digits: Array = numbers[:, np.newaxis] >> np.arange(0, 7 * length, 7) & 0x7F
-    digits[:, :-1] |= 0x80  # the high bit: more bytes follow
+    digits[:, :-1] |= 0x80  # a set high bit means that more bytes follow
     return digits

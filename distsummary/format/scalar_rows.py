@@ -1,4 +1,4 @@
-"""Scalar events as packed rows, their cheapest form from training loop to file, and queues of them."""
+"""Packs scalar events in rows, the cheapest form between training loop and file, and unpacks queues."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -48,14 +48,14 @@ def row_of(event: Event) -> Row | None:
 
 
 def events_of(scalars: Scalars) -> Iterator[Event]:
-    """The events of packed rows, with an object for each value."""
+    """Unpack rows to events, with an object for each value."""
     for wall_time, step, *numbers in row_struct(len(scalars.tags)).iter_unpack(scalars.rows):
         values = [Value("scalar", tag, number) for tag, number in zip(scalars.tags, numbers, strict=True)]
         yield Event(step, wall_time, values)
 
 
 def events_in(item: Item) -> Iterator[Event]:
-    """The event of a queue's item."""
+    """The event that an item of a queue holds."""
     head, body = item
     return events_of(Scalars(head, body)) if isinstance(body, bytes) else iter([head])
 
@@ -69,8 +69,8 @@ def size_of(event: Event) -> int:
 def joined(items: Iterable[Item], resolved: Callable[[Event], Event]) -> list[Event | Scalars]:
     """The items of a queue as the events and Scalars of a Batch, in the same order.
 
-    Every event is split into events of one frame, after `resolved` has waited for its device copies. Adjacent
-    rows of the same tags become one Scalars.
+    `resolved` waits for an event's device copies; the event is then split into events of one frame each.
+    Adjacent rows with the same tags become one Scalars.
     """
     found: list[Event | Scalars] = []
     tags: tuple[str, ...] | None = None

@@ -61,7 +61,7 @@ def value_parts(value: Value) -> list[Part] | None:
         case "image":
             return [head, *image_parts(value.data)]
         case "histogram":
-            # Counts only finite values. If there are none, writes one empty bin: readers fail without bins.
+            # Counts only finite values. If there are none, writes one empty bin: readers need a bin.
             histogram: Histogram = value.data
             is_empty = not histogram.left.size
             right = np.zeros(1) if is_empty else histogram.left + histogram.width
@@ -95,7 +95,7 @@ def _double(field: int, number: float) -> bytes:
 def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
     """The identity and values of a summary event; None for a version, session or graph record.
 
-    Values that `records` has no plugin for (text, audio, meshes ...) are left out. Raises DamagedFileError.
+    Leaves out values without a plugin in `records` (text, audio ...). Raises DamagedFileError.
     """
     try:
         message = tensorboard_pb2.Event.FromString(payload)
@@ -133,7 +133,7 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
 
 
 def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
-    """The bins from the first to the last non-empty one, between min and max, as TensorBoard shows them."""
+    """The first to the last non-empty bin, with min and max as outer edges, as TensorBoard shows them."""
     limits, counts = np.array(histo.bucket_limit), np.array(histo.bucket)
     if limits.shape != counts.shape:
         raise DamagedFileError(f"a histogram has {limits.size} limits for {counts.size} counts")

@@ -29,7 +29,7 @@ def varint(number: int) -> bytes:
     """`number` as a varint; a negative number as its 64-bit two's complement (ten bytes), as in protobuf."""
     if 0 <= number <= 0x7F:  # nearly always
         return _ONE_BYTE[number]
-    if 0 < number <= 0x3FFF:  # two or three bytes, as for most steps: 0.7 of the time of the loop below
+    if 0 < number <= 0x3FFF:  # two or three bytes, as for most steps; takes 0.7 times as long as the loop
         return bytes((number & 0x7F | 0x80, number >> 7))
     if 0 < number <= 0x1FFFFF:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
@@ -59,7 +59,7 @@ def double(field: int, number: float) -> bytes:
 
 
 def single(field: int, number: float) -> bytes:
-    """A float field; numbers beyond float32 become infinite."""
+    """A float field; numbers too large for float32 become infinite."""
     try:
         return key(field, FIXED32) + struct.pack("<f", number)
     except OverflowError:
@@ -88,7 +88,7 @@ def text(field: int, string: str) -> bytes:
 
 
 def identity(ids: EventIds | None) -> bytes:
-    """The encoded identity of an event, fields 1000 to 1002 in either dialect; no bytes for None.
+    """The encoded identity of an event (fields 1000 to 1002 in both dialects); empty if `ids` is None.
 
     Other readers skip these fields. A seq of 0 is left out: version records and lineage have no seq.
     Raises InvalidValueError for a run id that is not 16 hex digits.
@@ -168,7 +168,7 @@ def parse_run_id(run_id: str) -> int:
 def refuse_bombs(payload: bytes, message: Descriptor) -> None:
     """Raise DamagedFileError for a payload that the parser would turn into more than MAX_OBJECTS objects.
 
-    Two bytes can be an empty message that takes fifty bytes of memory: 64 MiB of these would fill gigabytes.
+    Two bytes can encode an empty message, which takes fifty bytes once parsed: 64 MiB would fill gigabytes.
     A payload that is not a message passes this check, since the parser will refuse it.
     """
     if len(payload) < SMALL:
@@ -205,7 +205,7 @@ class _Kind(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _kinds(message: Descriptor) -> dict[int, _Kind]:
-    """The kind of each field of a message, by its number."""
+    """A dict from the number of each field of a message to the kind of the field."""
     return {
         field.number: _Kind(field.message_type, field.type not in _FIXED_TYPES | _BYTE_TYPES)
         for field in message.fields

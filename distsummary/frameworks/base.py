@@ -46,8 +46,8 @@ class Framework(Protocol):
     def array_spec(self, tensor: Any) -> ArraySpec:
         """The shape and dtype of the array that `to_numpy` would return; nothing is copied.
 
-        Raises InvalidTypeError for a tensor that cannot become an array, InvalidValueError for one without
-        values.
+        Raises InvalidTypeError for a tensor that cannot become an array, InvalidValueError if it has
+        no values.
         """
 
     def to_numpy(self, tensor: Any) -> Array:
@@ -93,7 +93,7 @@ class Framework(Protocol):
         """Parameters and buffers by name, copied to the host: the content of a checkpoint."""
 
     def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
-        """Write values into the model's tensors by name; raises like `check_state`, before any change."""
+        """Write values into the model's tensors by name; raises as `check_state` does, changing nothing."""
 
     def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
         """The mesh over which the model is distributed, {axis: (coordinate, size)}; empty without one."""
@@ -108,7 +108,7 @@ class Framework(Protocol):
 def check_state(
     expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], state: Mapping[str, Array]
 ) -> None:
-    """Raise InvalidValueError unless `state` has a model's names, its shapes, and dtypes castable to its own.
+    """Raise InvalidValueError unless `state` has a model's names and shapes, and dtypes that can be cast.
 
     `expected` maps the model's names to (shape, dtype). A cast may change the precision (float32 to float16)
     but not the kind (float to integer).

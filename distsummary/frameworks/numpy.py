@@ -37,7 +37,7 @@ class HostCopy:
 
 
 class NumpyFramework:
-    """See `base.Framework` for what the methods promise."""
+    """The methods are specified in `base.Framework`."""
 
     name = "numpy"
 
@@ -66,11 +66,11 @@ class NumpyFramework:
         return self.snapshot(tensor)
 
     def shard(self, tensor: Any) -> Shard | None:
-        """None: arrays are whole."""
+        """None: NumPy arrays are not sharded."""
         return None
 
     def split_axes(self, tensor: Any) -> tuple[str, ...]:
-        """Empty: arrays are whole."""
+        """Empty: NumPy arrays are not split."""
         return ()
 
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
@@ -78,7 +78,7 @@ class NumpyFramework:
         return _parameters(model).items()
 
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """Parameters and buffers; an array with two names is listed under its first one."""
+        """Parameters and buffers; an array with two names is listed once, under the first name."""
         return _entries(model).items()
 
     def watch(self, model: Any) -> Callable[[], bool]:

@@ -1,4 +1,4 @@
-"""Copies of host arrays in reused memory: page faults of new memory cost ten times the copy itself."""
+"""Copies host arrays into reused memory: page faults in new memory take ten times as long as copying."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ Array = NDArray[Any]
 
 SMALLEST = 64 << 10  # bytes; the allocator reuses smaller blocks itself
 LARGEST = 64 << 20
-KEPT_BYTES = 64 << 20  # of unused blocks
+KEPT_BYTES = 64 << 20  # limit for unused blocks
 
 
 def staged(array: Array) -> Array:
@@ -54,7 +54,7 @@ class _Pool:
     def __init__(self) -> None:
         self._free: dict[int, list[Array]] = {}
         self._kept_bytes = 0
-        self._lock = threading.RLock()  # reentrant: a lease may end while its thread holds the lock
+        self._lock = threading.RLock()  # reentrant: garbage collection may end a lease while the lock is held
 
     def take(self, size: int) -> Array:
         with self._lock:

@@ -29,7 +29,7 @@ _UNCOUNTED_ON = ("cpu", "mps")  # MPS has no float64
 
 
 class TorchCopy:
-    """A copy of a tensor that its device may still be making; `result` waits only for this copy."""
+    """A copy of a tensor, which the device may not have finished; `result` waits only for this copy."""
 
     __slots__ = ("_copy", "_done")
 
@@ -51,7 +51,7 @@ class TorchCopy:
 
 
 class TorchFramework:
-    """See `base.Framework` for what the methods promise.
+    """The methods are specified in `base.Framework`.
 
     For an FSDP2 or tensor parallel model, `state` and `load_state` see only this rank's local parts; call
     them between steps, when FSDP2 holds its parameters sharded.
@@ -108,7 +108,7 @@ class TorchFramework:
             )
         try:  # private, checked in torch 2.13: there is no public function for the offsets of a DTensor
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-        except ImportError:  # what distributed checkpoints use instead; it takes long to import
+        except ImportError:  # the method that torch's distributed checkpoints use; its imports take long
             offset = tuple(dtensor.__create_chunk_list__()[0].offsets)  # type: ignore[no-untyped-call]
         else:
             offset = compute_local_shape_and_global_offset(global_shape, mesh, placements)[1]
@@ -126,7 +126,7 @@ class TorchFramework:
         return tuple(name for name, size, placed in axes if size > 1 and not placed.is_replicate())
 
     def named_parameters(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-        """The parameters that require a gradient, by their names in the unwrapped model; tied ones once.
+        """The parameters that require a gradient, named as in the unwrapped model; a tied one is listed once.
 
         Parameters that view the same memory in the same way count as tied.
         """

@@ -1,4 +1,4 @@
-"""Counts a tensor into MindSpore's bins on its own device, and copies only the counts without waiting."""
+"""Counts a tensor's values in MindSpore's bins on its device; copies only the counts, without waiting."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from distsummary.frameworks.base import Pending
 
 MAX_BINS = 90
 _CHUNK = 1 << 24  # elements counted at a time: bounds the memory of their bin numbers, 8 bytes each
-_NUMBERS = 7  # after the counts: nan, +inf, -inf, bins as integers; low, high, sum as the bits of float64
+_NUMBERS = 7  # after counts: nan, +inf, -inf, bins as integers; low, high, sum as the bits of float64
 
 
 class CountedHistogram:
@@ -51,7 +51,7 @@ class CountedHistogram:
 
 
 def count(tensor: Tensor) -> Tensor:
-    """Count a dense tensor on its device; returns int64 numbers on it, packed for `CountedHistogram`.
+    """Count a dense tensor on its device; returns int64 numbers there, packed for `CountedHistogram`.
 
     Follows `format.histogram.count_histogram` without `mindspore_compat`. torch.histc would count in float32
     and be inexact at the edges; torch.bincount would wait for the device.
@@ -86,7 +86,7 @@ def count(tensor: Tensor) -> Tensor:
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """1-D pieces in the dtype of the edges: small floats as float32, integers as float64."""
+    """1-D pieces in the dtype of the edges: float32 for floats of at most 32 bits, else float64."""
     flat = tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):
         yield flat[start : start + _CHUNK].to(_edge_dtype(tensor.dtype))
@@ -97,7 +97,7 @@ def _edge_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _bin_count(finite: Tensor) -> Tensor:
-    """`format.histogram.bin_count`, computed on the device for a number that is there."""
+    """`format.histogram.bin_count`, computed on the device that holds the number `finite`."""
     bins = torch.where(finite <= 880, finite // 10 + 1, MAX_BINS)
     bins = torch.where(finite <= 10, 3, bins)
     return torch.where(finite <= 5, torch.where(finite == 0, 1, 2), bins)

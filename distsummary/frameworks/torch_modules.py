@@ -10,7 +10,7 @@ from distsummary.errors import InvalidTypeError
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DDP, DataParallel and torch.compile; its names have no wrapper's prefix."""
+    """The module inside DDP, DataParallel and torch.compile; its parameter names lack wrapper prefixes."""
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"a PyTorch model must be torch.nn.Module, got {type(model).__name__}")
     while (inner := wrapped(model)) is not None:
@@ -19,7 +19,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """The module inside of `module` if this is a wrapper by DDP, DataParallel or torch.compile; else None."""
+    """The module that `module` wraps, if it is DDP, DataParallel or torch.compile's wrapper; else None."""
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return cast(nn.Module, module.module)
     return compiled_from(module)

@@ -1,4 +1,4 @@
-"""Arrays that are read by rows: from memory, from files, or computed when read; none is held as a whole."""
+"""Arrays that are read in blocks of rows: from memory or from files, or computed when they are read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Rows:
 
 @runtime_checkable
 class InRows(Protocol):
-    """A state with its own way to read its arrays by rows."""
+    """A state (arrays by name) that itself provides the rows of its arrays."""
 
     def rows(self, name: str) -> Rows:
         """The rows of one array."""

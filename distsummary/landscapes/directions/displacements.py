@@ -23,7 +23,7 @@ BLOCK_BYTES = 1 << 23  # limit for the float64 blocks of all checkpoints togethe
 # The largest product, in multiplications, for which OpenBLAS uses one thread (interface/gemm.c:
 # SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD).
 _SERIAL = 1 << 18
-_NARROWEST = 32  # least width of a strip: narrower strips cost more in calls than they save in threads
+_NARROWEST = 32  # least width of a strip: with narrower ones, calls cost more than avoiding threads saves
 
 
 def displacements(

@@ -10,7 +10,7 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.array_rows import rows_of
 from distsummary.landscapes.directions.recipe import Array, Weights
 
-STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused if it uses each batch's statistics
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused where it computes them per batch
 EARLIER = (
     "choose checkpoints from before the training diverged: around= the file of one, or runs= those of several"
 )
@@ -21,9 +21,9 @@ def refuse_not_finite(
 ) -> None:
     """Raise LandscapeError if a value of the centre makes every loss NaN.
 
-    Parameters that move must be finite. All other values may be infinite (as masks are) but not NaN;
-    without `reads_statistics`, running statistics may have any value. `own` are the model's values: they are
-    used where the centre has none.
+    The parameters `moved`, which the landscape varies, must be finite. All other values may be infinite (as
+    in masks) but not NaN; without `reads_statistics`, running statistics may have any value. `own` are the
+    model's values, which replace values that the centre lacks.
     """
     moved = list(moved)
     if name := _first(centre, moved, np.isfinite):
@@ -45,7 +45,7 @@ def refuse_not_finite(
 def refuse_diverged(
     products: Array, states: Sequence[Weights], names: Sequence[str], labels: Sequence[str]
 ) -> None:
-    """Raise LandscapeError, naming checkpoint and parameter, unless products of displacements are finite."""
+    """Raise LandscapeError, naming checkpoint and parameter, if a product of displacements is not finite."""
     if np.isfinite(products).all():
         return
     labels = labels or [f"checkpoint {number}" for number in range(len(states))]

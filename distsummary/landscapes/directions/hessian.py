@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
 SMALLEST = 1e-3  # of the largest |eigenvalue|: rounding limits the accuracy of smaller eigenvalues
 MAX_ASYMMETRY = 1e-2
 _AXIS = 2  # the axis of `random_normals` for the start vectors; random directions use 0 and 1
-_DEFLATED = 1e-13  # of the largest product: a shorter rest means that the vector depends on earlier ones
+_DEFLATED = 1e-13  # of the largest product; a vector with a shorter orthogonal part depends on earlier ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Hessian(Protocol):
     weight: float
 
     def product(self, vector: Array) -> Array:
-        """The sum over the batches of (weight of the batch) * H_batch v, float64 (D,)."""
+        """H v, float64 (D,), where H is the sum over the batches of weight * Hessian of the batch."""
 
 
 def mean_product(hessian: Hessian) -> Multiply:
@@ -75,7 +75,7 @@ def mean_product(hessian: Hessian) -> Multiply:
 
 
 def members(batches: Iterable[Any], group: int) -> Iterator[Any]:
-    """The batches of one of GROUPS groups; a group's sum is the same on every worker."""
+    """The batches of group number `group` of GROUPS; each worker gets the same sum for a group."""
     return islice(batches, group, None, GROUPS)
 
 
@@ -164,7 +164,7 @@ class _Ritz:
 
 
 def _ritz(projected: Array, count: int) -> _Ritz:
-    """The `count` largest eigenpairs of T's upper m rows; residuals from the others. T is (m + p, m)."""
+    """The `count` largest eigenpairs of T's upper m rows; T's other p rows give the residuals."""
     m = projected.shape[1]
     square, rest = projected[:m], projected[m:]
     size = float(np.abs(square).max())

@@ -38,7 +38,7 @@ def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[st
 
 
 def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
-    """The plane of corners A, B, C: unit directions, float32, x along B - A and y at right angles towards C.
+    """The plane of corners A, B, C: unit directions, float32, x along B - A, y orthogonal to x, towards C.
 
     Raises LandscapeError, naming the labels, if the corners lie on a line, or one holds NaN or Inf.
     """
@@ -65,7 +65,7 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
 
 
 def barrier(losses: Array) -> float:
-    """The largest excess of losses (n,), at equal steps on a line, over interpolation between its end losses.
+    """The largest excess of losses (n,), equally spaced on a line, over the straight line between their ends.
 
     0 if no loss exceeds the interpolation; infinite if a loss is not finite.
     """

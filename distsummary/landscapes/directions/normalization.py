@@ -8,11 +8,11 @@ tensors with less than two dimensions become 0 (the `biasbn` rule of their code)
     Embedding                the row of one token or position
     attention                in_proj_weight holds the rows of q, k and v; each row is a filter, so packed and
                              separate projections are scaled alike; out_proj is Linear
-    BatchNorm, LayerNorm, biases, other vectors and scalars: 0, they do not move
+    BatchNorm, LayerNorm, biases, other vectors and scalars: 0, so they stay fixed
     anything else            a slice along axis 0
 
-"layer": each tensor gets the norm of the weights' tensor. "mindspore": as "layer", but 0 for parameters that
-MindSpore does not move (`mindspore_moves`). "none": unchanged. Where the direction or the weights have
+"layer": each tensor gets the norm of the weights' tensor. "mindspore": like "layer", but 0 for parameters
+that MindSpore does not vary (`mindspore_moves`). "none": unchanged. Where the direction or the weights have
 norm 0, the result is 0. Norms are computed in float64, in blocks of rows (see `array_rows`); results are
 float32.
 """
@@ -140,7 +140,7 @@ def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: 
     """Scale each group of rows, separately for each index along the `kept` axes."""
     shape, each = direction.shape, len(direction) // groups
 
-    def sums(rows: Rows) -> Array:  # sums of squares over all axes not in `kept`, float64, by group
+    def sums(rows: Rows) -> Array:  # per group: sums of squares over all axes not in `kept`, float64
         groups_of_blocks = (rows.blocks(at * each, (at + 1) * each) for at in range(groups))
         return np.stack(
             [np.asarray(sum(squares(rows(*block), kept) for block in blocks)) for blocks in groups_of_blocks]
@@ -163,7 +163,7 @@ def squares(array: Any, kept: list[int]) -> Array:
 
 
 def _scale(name: str, found: Array, wanted: Array) -> Array:
-    """The factors from norms `found` to `wanted`, both given as squares; 0 where the found norm is 0."""
+    """The factors that scale norms `found` to `wanted` (both given squared); 0 where a found norm is 0."""
     norms, wanted = np.sqrt(found), np.sqrt(wanted)
     if not (np.isfinite(norms).all() and np.isfinite(wanted).all()):
         raise LandscapeError(

@@ -4,7 +4,7 @@
     u, w     = words 2j and 2j+1 of the block as (w >> 11) / 2^53, u shifted to (0, 1]
     normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)                            elements 2j and 2j+1, in float64
 
-so these normals do not depend on workers, sharding, device or numpy's own normals. Cosine and sine are read
+These normals do not depend on workers, sharding, device or NumPy's own normals. Cosine and sine are read
 from a table of 1,024 angles and rotated by the remaining angle, with series up to the fifth power. The error
 is at most 7e-16, as with NumPy's functions for angles in float64, which take three times as long.
 """
@@ -20,8 +20,8 @@ Array: TypeAlias = NDArray[Any]
 
 RNG = "philox-bm-v1"
 BLOCK = 1 << 16
-_PIECE = 1 << 14  # words at a time: intermediate results stay in the cache, which halves the time
-_ALIGNED = 64  # elements; parts begin and end at multiples, as the end of a SIMD loop can change a log
+_PIECE = 1 << 14  # words per step; intermediate results then stay in the cache, which halves the time
+_ALIGNED = 64  # elements; parts begin and end at multiples: a SIMD loop's tail can round log differently
 _UNIT = 2.0**-53
 _TURN = 2.0 * np.pi
 _ANGLES = 1 << 10
@@ -77,7 +77,7 @@ def _radius(words: Array) -> Array:
 
 
 def _cosine_and_sine(words: Array) -> tuple[Array, Array]:
-    """cos and sin of 2 pi w for words w of 53 bits, float64; computed by few operations, most in place."""
+    """cos and sin of 2 pi w for words w of 53 bits, float64; uses few operations, most of them in place."""
     nearest = (words >> np.uint64(_REST)).view(np.int64)
     cosines, sines = _COSINES.take(nearest), _SINES.take(nearest)
     rest = (words & np.uint64((1 << _REST) - 1)).astype(np.float64)

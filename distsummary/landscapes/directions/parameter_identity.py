@@ -1,4 +1,4 @@
-"""Finds names of the same parameter (they differ only by wrappers) and shared memory. Pure functions."""
+"""Finds names that differ only by prefixes of wrappers, and parameters that share memory. Pure functions."""
 
 import re
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -17,8 +17,8 @@ _COMPILED = "_orig_mod."
 def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
     """`state` under the given names, if its own names differ only by prefixes of wrappers.
 
-    Wrappers add a prefix to all names; torch.compile may also add one to names of single layers. Two names of
-    the state are never mapped to the same name.
+    Wrappers add a prefix to all names; torch.compile may also add its prefix within the names of single
+    layers. Two names of the state never get the same new name.
     """
     if all(name in names for name in state):
         return state
@@ -56,7 +56,7 @@ def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
     A landscape would move them independently. `arrays` hold each parameter once; only their addresses are
     used.
     """
-    begun: list[tuple[int, str]] = []  # (end, name) of earlier arrays that end after this one begins
+    begun: list[tuple[int, str]] = []  # (end, name) of earlier arrays that may overlap the next one
     bounds = []  # (address of the first byte, address after the last byte, name)
     for name, array in arrays.items():
         steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]

@@ -1,4 +1,4 @@
-"""Finds which parameters of a model move, their names, and the axes of their filters."""
+"""Finds the parameters that a landscape varies ("moves"), their names, and the axes of their filters."""
 
 import difflib
 import logging
@@ -38,9 +38,8 @@ class Moving:
 
     `is_all` is true if these are exactly the trainable parameters. `tied` maps every other name of a tied
     parameter to its canonical name, the first one. `filter_axes` holds the filter axes other than 0.
-    `patterns` are those of the request, empty without any. `precisions` are the dtypes of the model's values,
-    see `rounding`. `own` holds all values of the model, also those that do not move: they are used where a
-    checkpoint has none.
+    `patterns` are the requested regular expressions. `precisions` are the dtypes of the model's values, see
+    `rounding`. `own` holds all values of the model; they replace values that a checkpoint lacks.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -171,7 +170,7 @@ def _mindspore_shapes(
 
 
 def _axes_and_ties(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
-    """The filter axes other than 0, and the first name of each tied parameter, by its other names."""
+    """The filter axes other than 0, and a dict from other names of tied parameters to their first name."""
     if framework_of(model).name == "torch":
         from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
 
@@ -232,7 +231,7 @@ def select(
 
 
 def near(pattern: str, names: Sequence[str]) -> list[str]:
-    """Up to five names with a part similar to `pattern`, the most similar first; else the first names."""
+    """Up to five names with a part similar to `pattern`, best first; if there are none, the first names."""
     plain = re.sub(r"\W+", ".", pattern).strip(".").lower()
     matcher = difflib.SequenceMatcher(b=plain)
 
@@ -270,7 +269,7 @@ def canonical(what: str, state: Weights, tied: Mapping[str, str]) -> Weights:
         raise InvalidTypeError(f"{what} must be arrays by name, got {type(state).__name__}")
     if not any(name in tied for name in state):
         return state
-    stored: dict[str, str] = {}  # names in the state by canonical name
+    stored: dict[str, str] = {}  # canonical name -> name in the state
     for name in state:
         first = tied.get(name, name)
         if first != name and first in state:

@@ -55,7 +55,7 @@ class Axes:
 
     `weights` (2, n) and `offsets` (n,) are float64. `singular_values` (2,) are descending;
     `explained_variance` (2,) is the share of each direction in the trace of the centred Gram matrix. The
-    latter two are empty for axes that were not found by PCA.
+    arrays `singular_values` and `explained_variance` are empty unless PCA found the axes.
     """
 
     weights: Array
@@ -66,7 +66,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plane:
-    """The two leading directions, float32, with their singular values and variances, see `Axes`."""
+    """The two leading directions, float32. The other fields are those of `Axes`."""
 
     directions: Directions
     singular_values: Array
@@ -94,7 +94,7 @@ class Path:
     """Where checkpoints lie relative to a plane.
 
     Attributes:
-        points: the coordinates c of each checkpoint by least squares, (n, 2).
+        points: the coordinates c of each checkpoint, fitted by least squares, (n, 2).
         residuals: the relative distance from the plane, |d_k - A c| / |d_k|, (n,); 0 for the centre. The
             columns of A are the plane's directions.
     """
@@ -109,7 +109,7 @@ def pca_plane(
     """The plane of the path `states` over the parameters `names`, through the last state.
 
     Raises LandscapeError if the path spans no plane (fewer than 3 checkpoints, all equal or on a line), or if
-    a checkpoint is not finite, naming its label.
+    a checkpoint holds NaN or Inf; the error names its label.
     """
     check_choice("centering", centering, CENTERINGS)
     if len(states) < 3:
@@ -178,7 +178,7 @@ def pca_axes(total: Gram, *, centering: str = "last") -> Axes:
 
 
 def build(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> Plane:
-    """The directions of `axes`, float32, with their final signs, in one more pass over the states."""
+    """Compute the directions of `axes`, float32, with their final signs, in one pass over the states."""
     directions, extremes = combine(states, names, axes)
     return Plane(
         directions=orient(directions, [extremes]),
@@ -216,7 +216,7 @@ def orient(directions: Directions, extremes: Sequence[Array]) -> Directions:
 
 
 def locate(states: Sequence[Weights], names: Sequence[str], directions: Directions) -> Path:
-    """Where the checkpoints lie in the plane through the last one, by 2 x 2 normal equations.
+    """The position of each checkpoint relative to the plane through the last one, from normal equations.
 
     Directions need not be orthogonal, so plain dot products would be wrong. The last checkpoint is exactly
     (0, 0).
@@ -267,7 +267,7 @@ def _centre(total: Gram, centering: str) -> Array:
 
 
 def _row_weights(vectors: Array, singular: Array, centering: str) -> Array:
-    """The contribution of each checkpoint's displacement to the two directions, (2, n)."""
+    """The weight of each checkpoint's displacement in the two directions, (2, n)."""
     if centering == "last":
         return np.asarray(vectors / singular[:, None])
     if centering == "mean":

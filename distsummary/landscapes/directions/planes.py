@@ -33,7 +33,7 @@ class PlanePlan:
     """One landscape to evaluate.
 
     Attributes:
-        states: the whole checkpoints of the path (parameters and buffers by name); the last is the centre.
+        states: the checkpoints of the path, with all parameters and buffers; the last one is the centre.
         names: the parameters that move, in the order of the model.
         recipe: makes the directions, with the same values wherever it runs.
         x, y: the axes of the grid, of shapes (n,) and (m,).
@@ -75,7 +75,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plane to evaluate, and the fields of its LossGrid that are known before evaluation, by name.
+    """A plane to evaluate, and (in `known`) the fields of its LossGrid that are known before evaluation.
 
     `precisions` are the dtypes of the model's parameters, see `rounding`.
     """
@@ -105,9 +105,9 @@ def prepare_pca(
 def prepare_joint(
     runs: Mapping[str, Sequence[Weights]], numbers: Sequence[int], names: Sequence[str], settings: Settings
 ) -> Prepared:
-    """The PCA plane of several runs' checkpoints together; `numbers` has one for each state, in order.
+    """The PCA plane of the checkpoints of several runs; its centre is the last checkpoint of the last run.
 
-    The grid's centre is the last checkpoint of the last run.
+    `numbers` holds the number of each checkpoint, in the order of `runs`.
     """
     centering = settings.centering or "mean"
     states = [state for run in runs.values() for state in run]
@@ -142,7 +142,7 @@ def _prepare_path(
     settings: Settings,
     known: Mapping[str, Any],
 ) -> Prepared:
-    """The plane along the directions that were `found` from a path, with the path's points in it."""
+    """The plane spanned by the directions `found` for a path, with the coordinates of the path's states."""
     normalization = settings.pick_normalization("none")
     directions = _normalized(found, states[-1], normalization, settings)
     refuse_parallel(directions, states[-1], names, normalization)
@@ -194,8 +194,8 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
         normalization=normalization,
         filter_axes=settings.filter_axes,
     )
-    # "filter" moves only tensors with at least two dimensions, "mindspore" only those with certain names. All
-    # normalizations but "none" scale by the norm of the weights, so weights that are all zero do not move.
+    # "filter" varies only tensors with at least two dimensions, "mindspore" only those with certain names.
+    # All but "none" scale a direction to the norm of the weights, so weights that are all zero stay fixed.
     every = (rows_of(state, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
     filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
     moves = (
@@ -221,9 +221,9 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
 def prepare_given(
     state: Weights, number: int | None, names: Sequence[str], settings: Settings, given: Directions
 ) -> Prepared:
-    """The plane of the user's directions, which are normalized here; parameters not in them do not move.
+    """The plane of the user's directions, which this normalizes; parameters without a direction stay fixed.
 
-    Raises InvalidValueError for values that are not finite in float32, InvalidTypeError unless they are real.
+    Raises InvalidValueError for values that are not finite in float32, InvalidTypeError if not real.
     """
     normalization = settings.pick_normalization("filter")
     centre = {name: state[name] for name in names}
@@ -284,7 +284,7 @@ def _prepare_centre(
     settings: Settings,
     known: Mapping[str, Any],
 ) -> Prepared:
-    """A plane around one checkpoint, [-1, 1] along both axes."""
+    """The plane whose centre is one checkpoint; both axes run from -1 to 1."""
     refuse_parallel(recipe, state, names, known["normalization"])
     x, y = unit_axes(settings.size)
     points = np.zeros((1, 2))
@@ -306,7 +306,7 @@ def _common(numbers: Sequence[int], settings: Settings) -> dict[str, Any]:
 def _normalized(
     directions: Directions, centre: Weights, normalization: str, settings: Settings
 ) -> Directions:
-    """Both directions scaled to the weights; raises LandscapeError if one of them becomes zero."""
+    """Both directions, normalized to the weights; raises LandscapeError if a direction becomes zero."""
     x, y = (
         normalize(direction, centre, normalization, settings.filter_axes)
         for direction in (directions.x, directions.y)
@@ -329,6 +329,6 @@ def path_axes(points: Array, size: int) -> tuple[Array, Array]:
 
 
 def unit_axes(size: int) -> tuple[Array, Array]:
-    """The axes (size,) around one checkpoint: [-1, 1], since random directions are as long as the weights."""
+    """The axes (size,) around one checkpoint: -1 to 1, as random directions are as long as the weights."""
     axis = np.linspace(-1.0, 1.0, size)
     return axis, axis.copy()

@@ -31,7 +31,7 @@ from distsummary.landscapes.directions.sources import Source
 
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or the user's own directions
 OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # called with names= and centre=
-# (state, names of the parameters that move, seed) -> the eigenpairs of the two largest eigenvalues there.
+# (state, names of the varied parameters, seed) -> the two largest eigenpairs of the Hessian at the state.
 FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
 
 LONGEST = 40  # characters of the names in a label; limited, since tags become file names
@@ -69,7 +69,7 @@ def prepare(
     settings: Settings,
     find_eigenpairs: FindEigenpairs,
 ) -> dict[str, Prepared]:
-    """The planes around one run, by the keys of `landscape`'s result."""
+    """The planes of one run, as a dict with the same keys as the result of landscape()."""
     states = Checkpoints(source, moving)
     for corners_of, count in CORNERS.items():
         if corners_of in request:
@@ -88,7 +88,8 @@ def prepare(
                 plane = prepare_pca(path, numbers, moving.names, settings)
                 found.append((key, _with_steps(plane, source, moving, numbers)))
             continue
-        # In MindSpore's mode, a random plane (also one that is replayed) is at the end of the last path.
+        # In MindSpore's mode, a random plane is centred on the end of the last path. So are given directions,
+        # since they replay a random plane of MindSpore.
         is_random = direction == "random" or isinstance(direction, Directions)
         last = source.end_of_paths if settings.mode == "mindspore" and is_random else source.last
         centre = states.centre(last, reads_statistics=reads_statistics)
@@ -114,10 +115,10 @@ def prepare(
 
 
 def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Settings) -> dict[str, Prepared]:
-    """Planes by unique keys (a second "given" is "given[2]"), with labels that make their tags unique."""
+    """The planes under unique keys (the second "given" gets "given[2]"), with labels for unique tags."""
     named: dict[str, Prepared] = {}
     counts = Counter[str]()
-    # No seed reproduces MindSpore's random planes: a replay is given their directions and keeps their tag.
+    # No seed reproduces MindSpore's random planes. To replay one, users give its directions; its tag is kept.
     is_replay = settings.mode == "mindspore" and all(key != "random" for key, _ in found)
     for key, prepared in found:
         counts[key] += 1
@@ -136,7 +137,7 @@ def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Sett
 
 
 def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Sequence[int]) -> Prepared:
-    """Add to a path's plane the steps between its checkpoints, if the training kept sketches of them."""
+    """Add the path at the steps between checkpoints, if the training kept sketches of the weights there."""
     sketches = source.sketches() if moving.is_all else None
     if sketches is None:
         return prepared
@@ -162,9 +163,9 @@ def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Seq
 def prepare_runs(
     sources: Sequence[Source], moving: Moving, request: Sequence[Direction], settings: Settings
 ) -> dict[str, Prepared]:
-    """The planes through several runs, by the keys of `landscape`'s result.
+    """The planes through several runs, as a dict with the same keys as the result of landscape().
 
-    "pca" uses all checkpoints of all runs, "line" and "triangle" the last checkpoint of each run.
+    "pca" uses all checkpoints of all runs; "line" and "triangle" use the last checkpoint of each run.
     """
     states = {source.label: Checkpoints(source, moving) for source in sources}
     ends = {source.label: states[source.label][source.last] for source in sources}
@@ -220,10 +221,10 @@ def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[s
 
 
 def label(*, is_given: bool = False, twin: int = 1, parameters: Sequence[str] = (), seed: int = 0) -> str:
-    """The label of a landscape: empty for the first one of its kind if all parameters move and the seed is 0.
+    """The label of a landscape: empty for the first of its kind if all parameters vary and the seed is 0.
 
-    `is_given`: it has the user's own directions, and these do not replay a random plane. `twin` counts, from
-    1, the landscapes of one call that have the same kind and the same first and last checkpoint.
+    `is_given`: whether the directions are the user's own and do not replay a random plane. `twin` counts,
+    from 1, the landscapes of one call that have the same kind and the same first and last checkpoint.
     """
     words = [
         "given" if is_given else "",
@@ -235,7 +236,7 @@ def label(*, is_given: bool = False, twin: int = 1, parameters: Sequence[str] = 
 
 
 def readable(texts: Sequence[str]) -> str:
-    """Texts in characters that file names may have; with a hash if other texts could give the same result."""
+    """The texts, joined, with only characters that suit file names; a hash is added if the texts changed."""
     plain = AND.join(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") for text in texts)[:LONGEST]
     if plain.split(AND) == list(texts):
         return plain
