@@ -16,10 +16,10 @@ NAMED = ("model", "loss_fn", "batch_loss", "batches", "evaluation")
 
 
 def load_factory(name: str) -> dict[str, Any]:
-    """Call the factory `name`, a "module:function"; returns arguments of `landscape` by name.
+    """Call the factory `name` ("module:function"); returns a dict of arguments of `landscape`.
 
     The factory returns (model, loss_fn, batches), optionally with an `Evaluation` as the fourth value, or a
-    dict of these by name, in which `batch_loss` may take the place of `loss_fn`.
+    dict of these with their names as keys, where `batch_loss` may take the place of `loss_fn`.
 
     The module is also searched for in the current directory. Raises InvalidValueError if there is no such
     function, InvalidTypeError if it returns anything else, LandscapeError if it raises an error.
@@ -56,7 +56,7 @@ def load_factory(name: str) -> dict[str, Any]:
 
 
 def named_parts(parts: object) -> dict[str, Any] | None:
-    """The arguments of `landscape`, by name, that a factory returned; None if `parts` has another form."""
+    """A factory's result `parts` as a dict of arguments of `landscape`; None if it has another form."""
     if isinstance(parts, dict):
         has_loss = "loss_fn" in parts or "batch_loss" in parts
         is_known = set(parts) <= set(NAMED) and {"model", "batches"} <= set(parts)
@@ -68,7 +68,7 @@ def named_parts(parts: object) -> dict[str, Any] | None:
 
 @contextmanager
 def _raises_landscape_error(name: str) -> Iterator[None]:
-    """Turn an error in the user's module or function into a LandscapeError, in one line that says where."""
+    """Turn an error in the user's module or function into a LandscapeError; its one line says where."""
     try:
         yield
     except DistSummaryError:

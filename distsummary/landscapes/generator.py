@@ -106,7 +106,7 @@ def landscape(
     Args:
         model: a torch module or a numpy model (`frameworks.numpy`). With `around` or `runs`, the model's own
             values are used only where the checkpoints have none: buffers that they lack, such as running
-            statistics, and parameters that do not move.
+            statistics, and parameters that are not varied.
         loss_fn: a criterion (module or function) for batches (inputs, targets). The loss of a batch is
             `loss_fn(model(inputs), targets)`, the mean over its rows. Batches are weighted by their number of
             rows, which is the length of the first array in each.
@@ -116,9 +116,9 @@ def landscape(
             set, such as "test/loss" and "train/accuracy".
         batch_loss: instead of `loss_fn`, for batches of any other kind: `batch_loss(model, batch)` returns
             the loss of a batch, or (loss, outputs) if metrics need the outputs.
-        around: where the checkpoints come from. A run dir or a ckpt_dir: its checkpoints are the path. A
-            .ckpt or .safetensors file, or values by name: a single checkpoint. Such checkpoints by number,
-            {500: "checkpoint-500/model.safetensors", ...}: they are the path. None: the model as it is.
+        around: where the checkpoints come from. A run dir or ckpt_dir, whose checkpoints form the path; a
+            .ckpt or .safetensors file, or a dict of values by name, which is a single checkpoint; a dict of
+            such checkpoints by number, {500: "a.ckpt", ...}, which form the path; None: the model as it is.
         runs: a list of runs or checkpoints, each as for `around`, for one plane through all of them; excludes
             `around`.
         size: points along each side, 3 to 256.
@@ -131,10 +131,10 @@ def landscape(
                 checkpoint of the first run to the last one of the second. See `LossGrid.barrier`.
             "triangle": the plane through the first, middle and last checkpoint, or through the last of three
                 `runs`.
-            `Directions`: your own; only the parameters that they name move.
+            `Directions`: your own; only the parameters that they name are varied.
             For several directions see `landscape_set`.
         parameters: names or regular expressions (found anywhere in a name, such as "lora"): only parameters
-            that match one of them move; directions and residuals are computed in this subspace.
+            that match one of them are varied; directions and residuals are computed in this subspace.
         normalization: "filter", "layer", "mindspore" or "none". Default: "filter" for random directions and
             your own, "none" for all others.
         filter_axis: the axis along which the filters of a parameter lie, by name or as a function of
@@ -163,7 +163,7 @@ def landscape(
             the bits are the same on equal hardware. A landscape that is resumed keeps its engine.
         memory: "inference" writes each point's values into the model's own parameters and draws random
             directions anew at each point, which needs hardly more memory than a forward pass. A temporary
-            file keeps the model's values and they are put back. Slower; same bits as engine "row".
+            file keeps the model's values, to restore them. Slower; gives the same bits as engine "row".
         unit, step_per_epoch: what checkpoint numbers count; steps per epoch. Default: the trajectory's.
         run_dir: the run dir to write to: event files for MindInsight and TensorBoard, .npz and .png, in its
             `landscape/`. Finished points are kept there in a journal until the landscape is complete.
@@ -230,8 +230,8 @@ def landscape_set(
     The arguments and errors are those of `landscape`, except that `directions` may be a sequence.
 
     Returns:
-        LossGrids by the name of their direction; your own `Directions` are called "given", "given[2]", ... If
-        the trajectory has several intervals, there is a PCA grid for each, called "pca[first, last]".
+        A LossGrid under each direction's name; your own `Directions` are called "given", "given[2]", ...
+        If the trajectory has several intervals, there is a PCA grid for each, called "pca[first, last]".
     """
     return draw(Request(**locals()), is_set=True)
 
@@ -365,7 +365,7 @@ def read_batches(
 ) -> tuple[Any, Evaluation]:
     """The data, as lists of batches or an iterable that is read repeatedly, and the final `Evaluation`.
 
-    `samples` is the number of rows in MindSpore's mode; None in standard mode or if the training set none.
+    `samples`: the num_samples of the training, in MindSpore's mode; None in standard mode or if it had none.
     """
     if samples is not None and (evaluation.streamed or isinstance(batches, Mapping)):
         raise InvalidValueError(

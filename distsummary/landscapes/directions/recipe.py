@@ -25,12 +25,12 @@ COLLINEAR = 1e-6  # axes count as parallel if the sine of the angle between them
 ONE_ROW = "directions='line' draws one row of points, between two checkpoints or two of runs="
 
 Array: TypeAlias = NDArray[Any]
-Weights: TypeAlias = Mapping[str, Array]  # parameters by name; tied ones only by their first name
+Weights: TypeAlias = Mapping[str, Array]  # parameters by name; tied parameters only under their first name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directions:
-    """The axes of a grid: `x` and `y` hold a float32 array for each moved parameter, in its shape."""
+    """The axes of a grid: `x` and `y` hold a float32 array for each varied parameter, of its shape."""
 
     x: Weights
     y: Weights
@@ -47,18 +47,18 @@ class Directions:
         return self
 
     def one(self, axis: int, name: str, weights: Array) -> Array:
-        """The part of direction `axis` (0: x, 1: y) that moves the parameter `name`."""
+        """The part of direction `axis` (0: x, 1: y) for the parameter `name`."""
         return (self.x, self.y)[axis][name]
 
     def rows(self, axis: int, name: str, weights: Any) -> Any:  # Rows, an internal class
-        """The part of direction `axis` that moves the parameter `name`, as rows."""
+        """The part of direction `axis` for the parameter `name`, as rows."""
         array = self.one(axis, name, np.empty(0))
         return replace(array_rows(array), is_zero=not array.any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomDirections:
-    """The recipe of two random directions over the parameters `names`: `make` computes them anywhere.
+    """The recipe of two random directions over the parameters `names`; any process can `make` them.
 
     The random numbers depend on the parameters' names, without the prefixes that torch.compile adds.
     `filter_axes` holds the filter axes that are not 0, by parameter name, see `normalization`.
@@ -102,7 +102,7 @@ class Recipe(Protocol):
     """Makes the directions of a grid around a centre: all at once, or one parameter at a time."""
 
     def make(self, centre: Weights) -> Directions:
-        """The directions around `centre`, float32, one array per moved parameter."""
+        """The directions around `centre`, float32, one array per varied parameter."""
 
     def one(self, axis: int, name: str, weights: Array) -> Array:
         """The part of direction `axis` (0: x, 1: y) for the parameter `name` with these weights, float32."""
@@ -139,7 +139,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def refuse_parallel(recipe: Recipe, centre: Weights, names: Iterable[str], normalization: str) -> None:
-    """Raise LandscapeError, naming the parameters that move, unless the axes x and y span a plane.
+    """Raise LandscapeError, naming the varied parameters, unless the axes x and y span a plane.
 
     Reads the smallest parameters first, and stops as soon as the parts read so far are not parallel.
     """

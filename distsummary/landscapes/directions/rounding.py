@@ -20,9 +20,9 @@ def rounding_floors(
     precision: str = "",
     kept: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
-    """For directions x and y, the share of the moved weights whose step is smaller than an ulp of the weight.
+    """For directions x and y, the share of the varied weights that one grid step changes by less than an ulp.
 
-    A share is between 0 and 1, and 0 for a direction that moves nothing. If it is large, the grid shows
+    A share is between 0 and 1, and 0 for a direction that changes nothing. If it is large, the grid shows
     rounding instead of the loss. `steps` are the distances between neighbouring points along x and y. If
     `precision` is a key of EXPLICIT_BITS, ulps are those of this precision. Otherwise (as for "") they follow
     the dtype in which the model keeps the parameter: `kept`, by name, or else the dtype of the centre's array
@@ -59,8 +59,8 @@ def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) 
     """Whether rounding alone could spread checkpoints by `length` along an axis.
 
     `length` is a singular value: the root of the sum of squares over the checkpoints. Rounding moves each
-    number by at most half an ulp; that of the last checkpoint enters all displacements, which are relative to
-    it. Float32 numbers count as bfloat16 if those of all checkpoints fit into it; one fit may be chance.
+    number by at most half an ulp; the last checkpoint's rounding enters all displacements from it.
+    Float32 counts as bfloat16 only if the numbers of all checkpoints fit into it: one fit may be chance.
     """
     is_narrow = all(  # the lower 16 bits of a float32, which bfloat16 lacks, are 0
         block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()

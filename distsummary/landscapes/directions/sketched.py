@@ -113,9 +113,9 @@ def training_path(around: str | os.PathLike[str], *, centering: str = "last") ->
 def path_in_plane(
     sketches: Sketches, directions: Directions, centre: Weights, names: Sequence[str]
 ) -> SketchedPath:
-    """Where the steps lie in the plane through `centre` along `directions`; both are given unsketched.
+    """Where the steps lie in the plane through `centre` along `directions`, neither of them sketched.
 
-    A step's part in the plane is found exactly, however small it is; its other part adds the sketch's error.
+    A step's component in the plane is found exactly, however small; the one outside adds the sketch's error.
     """
     sketcher = Sketcher(sketches.header.seed)
     axes = np.stack([sketcher.sketch(axis, names) for axis in (directions.x, directions.y)])
@@ -150,7 +150,7 @@ def _spread(steps: Sequence[int], most: int) -> list[int]:
 
 
 def _displacements(sketches: Sketches, steps: Sequence[int]) -> Iterator[Array]:
-    """S theta_k - S theta_n of the n steps, float64 (n, buckets), in blocks of consecutive buckets."""
+    """S theta_k - S theta_n for each of `steps`, float64 (steps, buckets), in blocks of buckets."""
     width = max(1, _BLOCK_BYTES // (8 * len(steps)))
     for start in range(0, BUCKETS, width):
         stop = min(start + width, BUCKETS)

@@ -29,13 +29,13 @@ from distsummary.landscapes.directions.parameters import own_state
 from distsummary.landscapes.directions.recipe import SHOWN, Weights
 from distsummary.run_dir import RunDir
 
-# Checkpoints that another library saved, by their numbers. Each is a file, or values by name.
+# Checkpoints that another library saved, by their numbers. Each is a file, or a dict of values by name.
 Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]
 Around: TypeAlias = str | os.PathLike[str] | Weights | Saved | None
 AnyAround: TypeAlias = Around | Trajectory  # a Trajectory: SummaryLandscape's own choice of checkpoints
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl")
-ZIP = b"PK\3\4"  # torch.save's files begin with this, also Lightning's, which are named .ckpt
+ZIP = b"PK\3\4"  # files of torch.save begin with this, as do Lightning's .ckpt files
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ _log = logging.getLogger(__name__)
 class Source:
     """The checkpoints around which a landscape is drawn.
 
-    `label` names the source among several. `intervals` are the paths, each as the numbers of its checkpoints;
-    `numbers` are those of all saved checkpoints, ascending. `load(number)` returns parameters and buffers by
-    name; files are memory-mapped. `sketches()` returns the sketches of the training's steps, or None.
+    `label` names the source among several. `intervals` holds the checkpoint numbers of each path; `numbers`,
+    the numbers of all saved checkpoints, ascending. `load(number)` returns parameters and buffers by name;
+    files are memory-mapped. `sketches()` returns the sketches of the training's steps, or None.
     """
 
     label: str
@@ -65,7 +65,7 @@ class Source:
 
     @property
     def end_of_paths(self) -> int | None:
-        """The end of the last path, around which MindSpore draws its random plane."""
+        """The last checkpoint number of the last path: MindSpore centres its random plane there."""
         return self.intervals[-1][-1] if self.intervals else self.last
 
     @property
@@ -77,7 +77,7 @@ class Source:
 def open_source(
     model: Any, around: AnyAround, unit: str | None = None, step_per_epoch: int | None = None
 ) -> Source:
-    """The checkpoints that `around` names; for None, the values of the model as the only checkpoint.
+    """The checkpoints that `around` names; for None, the model's values are the only checkpoint.
 
     Raises MissingFileError and DamagedFileError for a trajectory or file that cannot be read.
     """
@@ -254,7 +254,7 @@ def _limits_open_files() -> Iterator[None]:
 
 
 def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path], bool]) -> Path:
-    """The checkpoint directory of the run `around`; `around` itself if `is_one` says that it is one."""
+    """The checkpoint directory: `around` itself if `is_one(around)`, else that of the run `around`."""
     if isinstance(around, RunDir):
         return around.ckpt_dir
     if not isinstance(around, str | os.PathLike):
@@ -270,7 +270,7 @@ def _has_metadata(directory: Path) -> bool:
 
 
 def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The planned paths, reduced to saved checkpoints, that keep 3 or more; else one path of all numbers.
+    """The planned paths with 3 or more saved checkpoints, reduced to these; if none, one path of all numbers.
 
     Raises LandscapeError if there are no checkpoints.
     """

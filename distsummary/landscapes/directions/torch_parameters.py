@@ -17,7 +17,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; a tied one under each of its names."""
+    """Parameters and buffers by name; a tied parameter under each of its names."""
     found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     found |= dict(model.named_buffers(remove_duplicate=False))
     for name, tensor in found.items():
@@ -47,7 +47,7 @@ def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Maps each further name of a parameter to its first name.
 
-    Parameters that view the same memory in the same way count as one, as after `head.weight.data =
+    Parameters that view the same memory in the same way count as tied, as after `head.weight.data =
     embedding.weight.data`.
     """
     first: dict[Hashable, str] = {}
@@ -74,7 +74,7 @@ def tie(model: nn.Module) -> None:
 
 
 def sharing(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
-    """Parameters that share an earlier one's memory: (module, name, earlier name, earlier parameter)."""
+    """Parameters that share memory with an earlier one: (module, name, earlier name, earlier parameter)."""
     first: dict[Hashable, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -116,7 +116,7 @@ class OwnState(Mapping[str, Array]):
 
     @classmethod
     def of(cls, model: nn.Module) -> "OwnState":
-        """The model's tensors that the framework's `state` copies; tied ones only under their first name.
+        """The model's tensors that the framework's `state` copies; tied tensors only under their first name.
 
         Raises for a parameter or buffer that has no values yet, or that is sparse.
         """

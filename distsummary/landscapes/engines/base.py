@@ -38,7 +38,7 @@ class Engine(Protocol):
         """
 
     def state_values(self, state: Weights) -> Array:
-        """The quantities of a whole checkpoint, float64 (quantities,); the plane stays set."""
+        """The quantities of a checkpoint, not projected, float64 (quantities,); the plane stays set."""
 
     def close(self) -> None:
         """Restore the model bit for bit: values, buffers and training flags. A second call does nothing."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from distsummary.landscapes.directions.planes import PlanePlan
 
 Kind = Literal["grid", "path", "checkpoint"]
-GRID_CHUNK = 32  # points of one row, which share the base centre + y * direction y
+GRID_CHUNK = 32  # points of one row; all start from the same state, (centre + y * direction_y)
 PATH_CHUNK = 8  # points or checkpoints of a path
 
 
@@ -18,8 +18,8 @@ PATH_CHUNK = 8  # points or checkpoints of a path
 class Chunk:
     """The unit of work: some points of a grid row or of a path, in the landscape with the number `plane`.
 
-    `columns`, ascending, are the points by index. For `kind` "grid" they are points of the row number `row`;
-    for "path", checkpoints of the path as projected into the plane; for "checkpoint", the whole checkpoints.
+    `columns` are the indices of the points, ascending. For `kind` "grid" they lie in the row number `row`;
+    for "path" they are projections of checkpoints; for "checkpoint", the checkpoints themselves.
     """
 
     plane: int
@@ -54,8 +54,8 @@ def plan_chunks(
     """The chunks of all landscapes, each point in exactly one. In a landscape, path chunks precede grid rows.
 
     The rows are ordered so that the finished rows are always spread over the grid. `wanted` says which points
-    of each grid to evaluate, bool (m, n); None: all. If `grid_chunk` is a multiple of the engine's chunk, as
-    it must be, a point's loss does not depend on where chunks begin and end.
+    of each grid to evaluate, bool (m, n); None: all. `grid_chunk` must be a multiple of the number of points
+    that the engine evaluates together; then a point's loss does not depend on where chunks begin and end.
     """
     chunks = []
     for number, plane in enumerate(planes):

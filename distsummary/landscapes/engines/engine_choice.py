@@ -77,7 +77,7 @@ class EngineChoice:
 
     @classmethod
     def from_label(cls, label: str) -> "EngineChoice":
-        """The choice for the `engine` that a grid names; "row" is short for "torch-row".
+        """The choice with this label, such as a grid's `engine`; "row" is short for "torch-row".
 
         Raises InvalidValueError for a label that names no engine.
         """
@@ -88,7 +88,7 @@ class EngineChoice:
         return cls(engine=engine, chunk=chunk, options=tuple(more))
 
     def smaller(self) -> "EngineChoice | None":
-        """The choice to try after memory ran out; None if there is no smaller one.
+        """The choice to try after memory ran out; None if no engine needs less memory.
 
         The chunk is halved as long as possible; then come the row engine and the inference engine.
         """
@@ -100,7 +100,7 @@ class EngineChoice:
         return replace(self, engine="inference", options=()) if self.engine == "row" else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, by name, for JSON."""
+        """The fields as a dict, for JSON."""
         return asdict(self)
 
     @classmethod
@@ -112,7 +112,7 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The times of a candidate: per point of a row, and for the setup; CPU seconds if it runs on a CPU.
+    """The seconds that a candidate takes per point of a row and for its setup; on a CPU, in CPU time.
 
     `error` is the largest relative difference of its losses from the row engine's.
     """
@@ -132,7 +132,7 @@ def candidates(
 ) -> list[EngineChoice]:
     """The engines worth timing besides the row engine, for rows of `columns` points; most promising first.
 
-    `point_s` is the row engine's time per point, `parameters` the number of elements that move. Engines with
+    `point_s` is the row engine's time per point, `parameters` the number of varied elements. Engines with
     chunks do not get channels_last: vmap makes grouped convolutions, which are slower in that layout.
     """
     layout = ("channels_last",) if has_pictures else ()
@@ -171,7 +171,7 @@ def compile_candidate(
 def chunks(columns: int, *, on_gpu: bool) -> list[int]:
     """The chunk sizes worth timing: each divides a row of `columns` points equally and is at most MAX_CHUNK.
 
-    The most promising size is first: on a CPU not a whole row, whose results often exceed the caches.
+    The most promising size is first. On a CPU it is not a whole row, as its results often exceed the caches.
     """
     parts = (1, 2) if on_gpu else (2, 3, 6, 1)
     least = math.ceil(columns / MAX_CHUNK)
@@ -208,6 +208,6 @@ def piece(choice: EngineChoice | None, least: int) -> int:
 
 
 def budget_s(points: int, point_s: float) -> float:
-    """The seconds that timing may take; 0 if the row engine is done before timing pays."""
+    """The seconds that timing may take; 0 if the landscape is too short for timing to pay."""
     total_s = points * point_s
     return max(LEAST_BUDGET_S, PLAN_SHARE * total_s) if total_s >= LEAST_PLAN_S else 0.0

@@ -22,7 +22,7 @@ def open_engine(
     evaluation: Evaluation | None = None,
     choice: EngineChoice | None = None,
 ) -> Engine:
-    """Open an engine for the framework of `model`; `names` are the parameters that move.
+    """Open an engine for the framework of `model`; `names` are the parameters that are varied.
 
     If `choice` is None, torch models get the row engine. Numpy models have only the naive engine. Raises
     CannotTraceError (a LandscapeError) for a graph engine on a model whose code cannot be recorded.

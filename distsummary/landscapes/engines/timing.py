@@ -62,7 +62,7 @@ def choose_engine(
     If reduced precision is requested, the choice holds the relative error of its losses.
 
     Args:
-        device: where the workers will compute; None: where the model is.
+        device: where the workers will compute; None means the model's device.
         points: the number of points to evaluate; None: all points of the task.
         threads: the number of torch's threads in each worker.
         can_compile: whether torch.compile may be timed too, if there are enough points for it to pay; None:
@@ -173,7 +173,7 @@ class _Bench:
         timings: dict[EngineChoice, Timing],
         refused: dict[EngineChoice, str],
     ) -> None:
-        """Time a candidate; refuse it if it raises. The user's code works, as the row engine has shown."""
+        """Time a candidate; refuse it if it raises: with the row engine, the user's code works."""
         start, engine = clock(), None
         try:
             engine = self._open(choice)
@@ -187,7 +187,7 @@ class _Bench:
                 engine.close()
 
     def _open(self, choice: EngineChoice, **evaluation: Any) -> Any:
-        """Open a torch engine and set its plane; `evaluation` changes fields of the task's."""
+        """Open a torch engine and set its plane; `evaluation` replaces fields of `task.evaluation`."""
         task = self._task
         engine: Any = open_engine(
             task.model, task.loss_fn, task.batches, names=self._plane.names, mode=task.mode,

@@ -1,7 +1,7 @@
 """Engines for torch models that run the user's code unchanged: the naive loop and the row engine.
 
 - naive: writes every parameter anew at every point. In float64 it is the reference for all other engines.
-- row: computes theta + y * v once per row in a flat buffer, and adds x * u once per point.
+- row: computes centre + y * direction_y once per row, in a flat buffer; adds x * direction_x at each point.
 
 Two more engines have modules of their own: `torch_graph_engine` records the user's code, and
 `torch_inference_engine` needs hardly more memory than the model.
@@ -64,7 +64,7 @@ class TorchEngine:
         model: moved to `device` if one is given; otherwise it stays where it is.
         loss_fn, batches: see `user_code.bind_loss`; `batches` may be data sets by name. They are kept on the
             model's device, or read again for each call of `row_values` (see `Evaluation.streamed`).
-        names: the parameters that move. All others, and the buffers, keep the values of the centre.
+        names: the parameters that are varied. All others, and the buffers, keep the values of the centre.
         mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
     """
 
@@ -142,7 +142,7 @@ class TorchEngine:
 
     @property
     def parameters(self) -> int:
-        """The number of elements in the parameters that move."""
+        """The number of elements in the parameters that are varied."""
         return sum(tensor.numel() for tensor in self._loan.moved.values())
 
     @property
@@ -155,7 +155,7 @@ class TorchEngine:
         return any(t.dim() == 4 for t in weights) and any(t.dim() == 4 for t in data)
 
     def _layout(self) -> None:
-        """Allocate the memory of the parameters that move."""
+        """Allocate the memory of the parameters that are varied."""
 
     def _on_device(self, name: str, source: Iterable[Any]) -> Iterator[Loaded]:
         return (self._loaded(batch, batch_name(number, name)) for number, batch in enumerate(source, 1))
@@ -252,11 +252,11 @@ class TorchEngine:
         return np.asarray(self._values(1, lambda _, batches: self._read_here(batches)[:, None])[0])
 
     def _values(self, count: int, read: Any) -> Array:
-        """The quantities of `count` points; `read(points, batches)` gives (batches, points, columns)."""
+        """The quantities at `count` points; `read(points, batches)` returns (batches, points, columns)."""
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, at points that need more
+        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, at points that need it
             for name, tally in tallies.items():
                 for loaded in self._batches(name):
                     points = tally.active

@@ -1,9 +1,9 @@
 """The graph engine: records the loss once, splits off what is affine in the point, and evaluates the rest.
 
 The affine values, the slots (see `graph.torch_affine`), are prepared once per plane and batch. A point then
-costs two additions per slot and one run of the rest of the graph. A chunk of points goes through that graph
+costs two additions per slot and one run of the rest of the graph. The points of a chunk go through that rest
 together, along a new axis (torch.func.vmap turns matrix products into batched products). The option "compile"
-compiles it with torch.compile. With streamed data, no slots depend on the data.
+compiles the rest with torch.compile. With streamed data, no slots depend on the data.
 """
 
 from collections.abc import Sequence
@@ -41,11 +41,11 @@ from distsummary.landscapes.model.torch_memory import is_full, plane_tensors
 from distsummary.landscapes.model.user_code import in_batch
 
 STEP = 0.5  # how far from the centre a recording is checked, relative to the norm of theta
-SLOT_BYTES = 1 << 30  # limit for slots that depend on data: moving larger ones costs what they save
+SLOT_BYTES = 1 << 30  # limit for slots that depend on data: updating larger ones costs the time they save
 
 
 class TorchGraphEngine(TorchRowEngine):
-    """See `Engine`. Evaluates checkpoints, and a single point left over by chunks, as the row engine does.
+    """See `Engine`. Evaluates checkpoints, and a last point left alone in a row, as the row engine does.
 
     Raises CannotTraceError if the loss cannot be recorded.
     """
@@ -86,7 +86,7 @@ class TorchGraphEngine(TorchRowEngine):
         points = [tuple(float(x) for x in xs[n : n + step]) for n in range(0, len(xs), step)]
         with torch.autocast(self._loan.device.type, enabled=False):  # the caller's; the model's is recorded
             bound = [in_batch(loaded.name, self._bind, loaded) for loaded in batches]
-            # A chunk is evaluated on all batches before the next chunk, so that shared slots move only once.
+            # A chunk is evaluated on all batches before the next chunk, so that shared slots change once.
             found = [torch.stack([one.read(float(y), chunk) for one in bound]) for chunk in points]
         return torch.cat(found, dim=1)
 
@@ -134,7 +134,7 @@ class TorchGraphEngine(TorchRowEngine):
         return graph
 
     def _cut(self, key: Any) -> CutGraph:
-        """Cut the graph for batches with the signature `key`; slots that depend on data must not be large."""
+        """Cut the graph for batches with the signature `key`; slots depend on data only if they are small."""
         graph = self._graphs[key]
         inputs = placeholders(graph)
         nodes = {id(tensor): node for (_, tensor), node in zip(self._unique, inputs, strict=False)}

@@ -25,7 +25,7 @@ from distsummary.landscapes.model.user_code import batch_name, bind_loss, in_bat
 
 
 class TorchHessian:
-    """Implements `hessian.Hessian`, at `centre`, for the parameters `names`.
+    """Implements `hessian.Hessian`: at the point `centre`, with respect to the parameters `names`.
 
     While it is open, the model has the values of `centre` and torch uses one thread. `close` (or leaving a
     `with` block) restores both, the model bit for bit. Mode "standard" differentiates in eval mode,
@@ -35,7 +35,7 @@ class TorchHessian:
         model, loss_fn: see `bind_loss`.
         batches: a list is kept on the device if it fits; any other iterable is read again for each group.
         centre: values by name; for names that are missing, the model keeps its own values.
-        device: the model is moved there; None: it stays where it is.
+        device: where to move the model; None leaves it where it is.
     """
 
     def __init__(

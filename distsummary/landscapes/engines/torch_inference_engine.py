@@ -1,9 +1,9 @@
 """The inference engine: needs hardly more memory than a forward pass; same losses, bit for bit, as "row".
 
-For each point (x, y), it writes theta + y * v + x * u into the user's own parameters, block by block, as MeZO
-does (Malladi et al. 2023). It reads theta from the checkpoint's file, or from a saved copy of the model's own
-values, and draws random directions again from their seeds. So any model that can be evaluated can have a
-landscape; the price is the time to draw the directions at every point.
+For each point (x, y), it writes theta + y * v + x * u (v, u: the directions) into the user's own parameters,
+block by block, as MeZO does (Malladi et al. 2023). It reads theta from the checkpoint's file, or from a saved
+copy of the model's own values, and draws random directions again from their seeds. So any model that can be
+evaluated can have a landscape; the price is the time to draw the directions at every point.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class TorchInferenceEngine(TorchEngine):
             self._loan.release(self._centre, name)
 
     def _remembering(self, name: str, rows: Rows) -> Rows:
-        """`rows` with a one-block cache: a block of theta just read is reused to scale the directions."""
+        """`rows` with a one-block cache: the block of theta read last is reused to scale directions."""
 
         def read(start: int, stop: int) -> Any:
             if self._block[0] != (name, start, stop):

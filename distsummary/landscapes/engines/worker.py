@@ -21,8 +21,8 @@ from distsummary.landscapes.model.quantities import Evaluation
 class Task:
     """The work of all workers: model, loss, data and the landscapes to evaluate.
 
-    All `planes` have the same `names`. `choice` is the engine; None means the row engine. Workers with the
-    same choice, on equal hardware, compute the same bits.
+    All `planes` vary the same parameters, `names`. `choice` is the engine; None means the row engine. Workers
+    with the same choice, on equal hardware, compute the same bits.
     """
 
     model: Any
@@ -119,7 +119,7 @@ class LandscapeWorker:
 
     @contextmanager
     def _within_memory(self, when: str) -> Iterator[None]:
-        """Turn an out-of-memory error into MemoryTooSmallError if there is a smaller engine."""
+        """Turn an out-of-memory error into MemoryTooSmallError if some engine needs less memory."""
         try:
             yield
         except Exception as error:  # of any kind: each device has its own error for full memory

@@ -1,13 +1,13 @@
 """Finds the part of a recorded loss that is affine in the point (x, y), and cuts the graph into three.
 
-The moved tensors are affine in (x, y): centre + x * u + y * v. So are the results of linear operations
-on them with fixed tensors and data: the output of a first Linear, Conv or Embedding, or weights into which a
-fixed BN was folded. The graph is cut where non-affine operations use affine values. The values at the cut
-are the *slots*. For each slot, the value at the centre and the changes along u and v are computed once per
-plane; two additions of these give its value at any point.
+A moved tensor is affine in (x, y): it is centre + x * u + y * v for directions u, v. So are the results of
+linear operations on it with fixed tensors and data: the output of a first Linear, Conv or Embedding, or
+weights into which a fixed BN was folded. The graph is cut where non-affine operations use affine values. The
+values at the cut are the *slots*. For each slot, the value at the centre and the changes along u and v are
+computed once per plane; two additions of these give its value at any point.
 
     constants:  fixed tensors, batch      -> inputs of the other two; runs once per plane and batch
-    affine:     moved tensors, constants  -> the slots for centre, u and v; runs as often, in float64
+    affine:     moved tensors, constants  -> slots for centre, u and v; once per plane and batch, in float64
     point:      slots, constants          -> the results; runs at every point
 
 A moved tensor that non-affine operations use directly (such as a tied weight) is a slot itself.

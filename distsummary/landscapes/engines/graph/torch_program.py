@@ -37,7 +37,7 @@ class Program:
         self._at: tuple[float, Sequence[float]] | None = None  # the points (y, xs) that the shared slots hold
 
     def bind(self, fixed: Sequence[Tensor]) -> "BoundProgram":
-        """Bind the program to a batch; `fixed` are the tensors that do not move, then the batch's tensors."""
+        """Bind the program to a batch; `fixed`: the model's fixed tensors, then the batch's tensors."""
         constants = self.cut.constants(*fixed)
         shared = self.cut.shared
         # Three lists, float64: the slots at the centre, and their changes along directions x and y.
@@ -58,13 +58,13 @@ class Program:
         return BoundProgram(self, own, step, prepare(*slots, *constants))
 
     def go(self, y: float, xs: Sequence[float]) -> None:
-        """Move the shared slots to the points (y, xs), unless they are there already."""
+        """Compute the shared slots at the points (y, xs), unless they hold these already."""
         if self.shared is None or self._at == (y, xs):
             return
         if self._at is None or self._at[0] != y:
             self.shared.set_row(y)
         self.shared.load(xs)
-        if self.captures is None:  # otherwise the captured graph moves the slots
+        if self.captures is None:  # otherwise the captured graph computes the slots
             self.shared.move()
         self._at = (y, xs)
 
@@ -136,7 +136,7 @@ class BoundProgram:
         return found.reshape(self.program.chunk, -1)[: len(xs)]
 
     def _readings(self, *moving: Flat | None) -> Tensor:
-        """Move the slots `moving`, then run `step`, which may overwrite the batch's own slots."""
+        """Compute the slots `moving`, then run `step`, which may overwrite the batch's own slots."""
         for flat in moving:
             if flat is not None:
                 flat.move()

@@ -104,7 +104,7 @@ def fold_batch_norms(graph: fx.Graph) -> None:
     """Fold BN with running statistics into the convolution or linear layer before it.
 
     With s = gamma / sqrt(var + eps), the weights of output channel c are multiplied by s[c], and the bias
-    becomes beta + (bias - mean) * s. If gamma does not move, BN costs nothing at a point.
+    becomes beta + (bias - mean) * s. If gamma is fixed, BN costs nothing at a point.
     """
     for norm in list(graph.nodes):
         if norm.op != "call_function" or norm.target not in BATCH_NORMS or not _is_foldable(norm):
@@ -150,9 +150,9 @@ def _is_foldable(norm: Node) -> bool:
 
 
 def turn_weights(graph: fx.Graph, moved: Collection[Node]) -> None:
-    """Store a moving weight transposed if its only use is, transposed, as the right factor of one product.
+    """Store a varied weight transposed if it is used only as the transposed right factor of one product.
 
-    This makes small matrix products up to 1.5 times faster. Weights that do not move are left as they are.
+    This makes small matrix products up to 1.5 times faster. Fixed weights are left as they are.
     """
     for node in list(graph.nodes):
         if node.target is not aten.t.default or node.args[0] not in moved or len(node.args[0].users) != 1:
@@ -173,7 +173,7 @@ REPEATING = (aten.expand.default, aten.unfold.default, aten.as_strided.default) 
 
 
 def in_place(graph: fx.Graph, shared: int, slots: int) -> None:
-    """Let `relu` and `add` overwrite an input that nothing else reads: less memory traffic, the same numbers.
+    """Let `relu` and `add` overwrite an input that nothing else reads: faster, with the same numbers.
 
     The graph's first `slots` inputs are the slots; the first `shared` slots are shared. Only values that are
     computed anew at every point are overwritten: the other slots, and results computed from any slots.

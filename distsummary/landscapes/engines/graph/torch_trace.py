@@ -58,7 +58,7 @@ def trace(
 ) -> fx.Graph:
     """Record `function(batch)`, which calls `model` and returns tensors.
 
-    The graph's placeholders are first `tensors` (the model's, by name), then the tensors of the batch, both
+    The graph's placeholders are first `tensors` (of the model, by name), then the batch's tensors, each group
     in order. Raises CannotTraceError if the function cannot be recorded, or if it both reads and writes a
     tensor of the model, since the next batch would then read what this batch wrote.
     """
@@ -232,7 +232,7 @@ def with_tensors(batch: Any, tensors: Sequence[Tensor]) -> Any:
 def signature(batch: Any) -> Any:
     """A key that is equal for batches that can share a graph: structure, tensor layouts and all other leaves.
 
-    Other leaves than PLAIN ones enter by their id, valid while they live, because the graph holds their
+    Leaves that are not PLAIN are identified by their id, while they live, because the graph holds their
     contents as constants. The key also says which tensors are the same, as in {"input_ids": x, "labels": x}.
     """
     looks: list[Any] = []
