@@ -98,7 +98,7 @@ def check_arguments(request: Request) -> None:
 
 
 def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice | None:
-    """The requested engine of a torch model; None with "auto" and for other models."""
+    """The engine requested for a torch model; None if none is requested, and for other models."""
     check_type("engine", engine, str)
     is_torch = framework_of(model).name == "torch"
     if memory is not None:
@@ -179,7 +179,7 @@ def check_runs(runs: Sequence[AnyAround]) -> None:
             "runs must be a list of at least two runs, checkpoint files or states, got "
             f"{repr(runs) if isinstance(runs, str) else len(runs)}; use around= for one"
         )
-    places = []  # a run and its ckpt_dir have the same place
+    places = []  # a run dir and its ckpt_dir count as one place
     for run in runs:
         named = run.ckpt_dir if isinstance(run, Trajectory) else run
         if isinstance(named, str | os.PathLike):

@@ -165,7 +165,7 @@ def tell_unweighted(batches: Iterable[Any] | Data) -> None:
 
 
 def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
-    """The batches that MindSpore takes: the first `num_samples // batch size` of them."""
+    """The batches that MindSpore would use: the first `num_samples // batch size`."""
     count = num_samples // max(1, batch_rows(batches[0]))
     if count < 1:
         raise InvalidValueError(

@@ -40,7 +40,7 @@ class Loan:
     attributes, the number of threads, the random number generators and the settings of GPU libraries.
 
     Args:
-        names: the parameters that move; raises InvalidValueError for unknown ones.
+        names: the parameters that the engine varies; raises InvalidValueError for unknown ones.
         training: whether the whole model is put into training mode, as MindSpore does; else into eval mode.
         threads: the number of torch's threads on the CPU.
         dtype: the dtype of floating point values during the loan; None: unchanged.
@@ -107,7 +107,7 @@ class Loan:
             raise
 
     def place(self, state: Weights) -> None:
-        """Write whole tensors by name; raises InvalidValueError for a wrong shape."""
+        """Write `state` into the tensors of the same names; raises InvalidValueError for a wrong shape."""
         for name, tensor in self.tensors.items():
             if name not in state:
                 continue
@@ -128,7 +128,7 @@ class Loan:
         state: Weights,
         name: str,
     ) -> None:
-        """Write `rows`, plus length * along for each pair (length, along) in `steps`, to a tensor, by blocks.
+        """Write to a tensor, block by block: `rows` + length * along for each (length, along) in `steps`.
 
         `rows` are the values of `name` in `state`. Sums are computed as in `Flat`: in float32 (float64 for
         float64 tensors); a tensor in half precision gets the sum rounded once.
@@ -230,7 +230,7 @@ def placed(
     If any of its tensors must move, a copy is returned, and the user's own function stays as it is. Tensors
     in modules and in the arguments of partials are found; a copy shares tensors and modules with the model if
     they are the model's. `dtype` is the new dtype of floating-point tensors. If the model lies on several
-    devices, the function's tensors stay on theirs.
+    devices, the function's tensors stay in place.
     """
     at = None if spread(model) else device
 
@@ -259,7 +259,7 @@ def placed(
 
 
 def run_as_written(model: nn.Module) -> None:
-    """Let compiled modules (by `module.compile()`, or parts by torch.compile) run their original code.
+    """Make modules compiled by `module.compile()` or torch.compile run their original code.
 
     `unwrap` does the same for a whole model. Compiled code may read parameters from the memory that they had
     when it was compiled, is compiled again for eval mode, and has no second derivatives.
@@ -275,7 +275,7 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
     """Model and batches that any process can unpickle: copies on the host if they are on another device.
 
     Parameters that share memory become one object in a copy, because pickle preserves shared objects but not
-    shared memory. A model over several GPUs stays on them, because its workers have as many GPUs.
+    shared memory. A model over several GPUs stays on them, because each worker has as many GPUs.
     """
     model = unwrap(model)
     tensors = named_tensors(model).values()

@@ -34,14 +34,14 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Measure:
     """Computes readings (see `quantities`) of the model in its current state.
 
-    `measure(batch)` returns a scalar tensor for each column, except that the sums by class are one tensor of
-    shape (classes,), the last. The call does not wait for a GPU. It raises LandscapeError for a loss or a
+    `measure(batch)` returns a scalar tensor for each column, except that the last tensor holds all sums by
+    class, of shape (classes,). The call does not wait for a GPU. It raises LandscapeError for a loss or a
     metric that is not a number.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
         def beside(targets: Any, outputs: Any) -> Any:
-            """The targets on the outputs' device: a model over several devices ends there."""
+            """The targets on the outputs' device, the last one of a model over several devices."""
             return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
 
         self._evaluation, self._device = evaluation, device

@@ -68,7 +68,7 @@ def doubts(grids: Mapping[str, Grid]) -> str:
 
 
 def ends_of_line(grid: Grid) -> tuple[str, str]:
-    """The names of the ends of a line: their runs, or else their checkpoint numbers."""
+    """The names of the two ends of a line: the run labels or, if there are none, checkpoint numbers."""
     start, end = grid.runs or [f"{grid.unit} {number}" for number in (grid.numbers[0], grid.numbers[-1])]
     return start, end
 

@@ -14,7 +14,7 @@ GAP = STAR  # from a checkpoint to its name, so that the name covers no star
 
 
 def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
-    """Move the names of checkpoints off the dots and off each other, or leave them out.
+    """Move the names of checkpoints so that they cover no dot and no other name, or leave them out.
 
     The first and the last name and those at the ends of a run are never left out.
     """

@@ -36,7 +36,7 @@ class LossGrid(Grid):
     Attributes:
         x, y: axes, float64 (n,) and (m,).
         z: losses, float64 (m, n); NaN and Inf stay what they are.
-        numbers: the checkpoints of the path by number; only the centre for a random plane.
+        numbers: the numbers of the path's checkpoints; for a random plane, only that of the centre.
         kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
             (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
         runs, run_lengths: if there are several runs, their labels and the number of checkpoints of each.
@@ -53,9 +53,9 @@ class LossGrid(Grid):
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
         centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
-        parameters: the patterns that selected the parameters that move; empty if all trainable ones move.
-        filter_axis: for filter normalization, the filter axes that are not 0, by parameter.
-        directions: a blake2b hash of the parameters that move and of the directions: the recipe (names, seed,
+        parameters: the patterns that selected the varied parameters; empty if all trainable ones are varied.
+        filter_axis: for filter normalization, {parameter name: filter axis} where the axis is not 0.
+        directions: a blake2b hash of the varied parameters and of the directions: the recipe (names, seed,
             normalization) of random ones, the arrays of all others. "" in older files.
         label: the part of the tag that is neither kind nor checkpoints, see `directions.prepare.label`.
         bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
@@ -68,8 +68,8 @@ class LossGrid(Grid):
             interpolated from others or is missing (NaN in `z`). Nothing is extrapolated.
         is_partial: whether requested points are missing, because the landscape was stopped or lost points.
         lost_points: the number of points without a value because their workers died too often.
-        worker_seconds: seconds spent on points, by worker; after a resume, those of the last call.
-        hardware: the hardware that computed the points; all kinds of it after a resume on another kind.
+        worker_seconds: the seconds that each worker spent on points; after a resume, in the last call only.
+        hardware: the hardware that computed the points; several kinds if a resume used another kind.
         precision_error: for a reduced precision, the largest relative error of the losses that were compared.
         rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
             {"x": share, "y": share}; see `directions.rounding`.

@@ -225,7 +225,7 @@ def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
 
 
 def draw_losses(axes: Any, grid: Grid) -> None:
-    """True and in-plane loss of the checkpoints, by number."""
+    """Draw each checkpoint's true loss and its loss in the plane over the checkpoint number."""
     true, in_plane = clipped(grid.true_loss), clipped(grid.path_loss)
     numbers = np.array(grid.numbers or range(len(grid.path)))
     for run, part in grid.parts.items():
@@ -257,7 +257,7 @@ def draw_text(axes: Any, lines: Sequence[str]) -> None:
 
 
 def open_azimuth(heights: Array) -> float:
-    """The angle, in degrees, that views the grid from its quarter with the lowest mean height."""
+    """The viewing angle in degrees, from the side of the quarter of the grid with the lowest mean height."""
     rows, columns = heights.shape[0] // 2, heights.shape[1] // 2
     corners = {
         30.0: heights[rows:, columns:],
@@ -284,7 +284,7 @@ def _colors(losses: Array, scale: LossScale) -> Any:
 
 
 def _courses(grid: Grid) -> dict[str, range]:
-    """The runs that have a path, by label."""
+    """The runs with several checkpoints: {label: path indices}; the path of any other run is a point."""
     return {run: part for run, part in grid.parts.items() if len(part) > 1}
 
 

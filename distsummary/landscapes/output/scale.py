@@ -51,7 +51,7 @@ class LossScale:
 
 
 def tick_labels(losses: Array) -> list[str]:
-    """Losses as text with the fewest digits, 3 to 12, that make all texts different; with 3 if none do."""
+    """Losses as text with the fewest digits, 3 to 12, that make all texts different, or else with 3."""
     texts = [[f"{loss:.{digits}g}" for loss in losses] for digits in DIGITS]
     return next((labels for labels in texts if len(set(labels)) == len(labels)), texts[0])
 
@@ -84,8 +84,8 @@ def scale_for(z: Array, *others: Array) -> LossScale:
 def contour_levels(z: Array) -> Array:
     """Rising levels over the finite losses.
 
-    Levels have equal steps; equal ratios if losses span more than a factor of 20; equal numbers of points
-    between them if losses span over 8 decades, or reach 0 and have most points at the bottom of a high range.
+    Levels rise in equal steps, or in equal ratios if losses span more than a factor of 20. If losses span
+    over 8 decades, or reach 0 with most points near the lowest loss, each level has equally many points.
     """
     surface = clipped(z)
     low, high = finite_bounds(surface)

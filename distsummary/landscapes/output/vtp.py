@@ -4,9 +4,9 @@ A file is XML. Arrays are float64 and int64, little endian, in base64 (text in V
 
     <DataArray type="Float64" format="binary">  base64(uint64 count of data's bytes | data)  </DataArray>
 
-The points are the grid's, row by row, then the checkpoints of the path, then points on the surface: between
-the checkpoints, and at the steps known from sketches. The cells are, in PolyData's order, a vertex for each
-checkpoint, lines (of each run, of the steps, of a grid of one row), and a quad for each grid cell.
+The points are those of the grid, row by row; then the checkpoints of the path; then points on the surface,
+between checkpoints and at training steps known from sketches. The cells are, in PolyData's order, a vertex
+for each checkpoint, lines (each run's path, the steps, a grid of one row), and a quad for each grid cell.
 """
 
 import base64
@@ -41,10 +41,10 @@ def to_vtp(grid: Grid) -> bytes:
         Each of the grid's quantities by its name, NaN outside grid points; with the prefix "quantity:" if an
         array above has the same name.
     Cell data: `part`, 0 for the surface, 1 for the path, 2 for the steps known from sketches.
-    Field data, each if there is a value: `explained_variance`, `precision_error`, `rounding` (along x and y),
+    Field data, left out if unknown: `explained_variance`, `precision_error`, `rounding` (along x and y),
         `hardware` (a string).
 
-    Losses that are not finite stay so in `loss` and `true_loss`, but a coordinate must be finite: the
+    Losses that are not finite are kept in `loss` and `true_loss`, but a coordinate must be finite: the
     z of such a point is the largest finite loss (for -Inf the smallest). Surface and lines leave the point
     out and have a hole or gap there.
     """

@@ -41,14 +41,14 @@ def write_landscapes(
     loss_of: RunDir | None = None,
     journal: Path | None = None,
 ) -> list[Path]:
-    """Write grids to `landscape/` of a run, replacing grids with the same tags; returns the files made.
+    """Write grids to `landscape/` of a run, replacing grids with the same tags; returns the files written.
 
     A grid without computed points is not written, and a partial grid does not replace a complete one with the
     same tag; both cases are logged.
 
-    The MindSpore dialect gets the planes (it has no lines) and a copy of a run's loss curve, because
-    MindInsight's page expects that scalar in the same job. The TensorBoard dialect gets the pictures. The
-    grids themselves are saved first, so that they are not lost if the rest fails.
+    The events for MindInsight are the planes (its format has no lines) and a copy of a run's loss curve,
+    which its landscape page expects in the same job. The events for TensorBoard are the pictures. The
+    grids themselves are saved first, so that they are not lost if a later step fails.
 
     Args:
         run_dir: the run to write to.
@@ -138,7 +138,7 @@ def is_complete(path: Path) -> bool:
 
 
 def beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
-    """The grid, with the names of its runs in the tag if a landscape of other runs has its usual tag."""
+    """The grid, with its runs' names added to its tag if a landscape of other runs already has that tag."""
     path = run_dir.landscape_file(grid.tag, ".npz")
     if grid.kind not in ("joint", "triangle", "line") or not path.is_file():
         return grid
@@ -155,9 +155,9 @@ def beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
 def landscape_record(grid: LossGrid) -> Landscape:
     """The grid as a record for event files.
 
-    Viewers cannot show NaN and Inf: these become the largest finite loss of grid and path (-Inf the smallest;
-    0 if no loss is finite), and all losses are clipped to the range of float32. Only the record of a PCA
-    plane has a path; with several runs it is the path of the last run.
+    Viewers cannot show NaN and Inf. NaN and +Inf become the largest finite loss of grid and path, -Inf the
+    smallest (0 if no loss is finite); all losses are clipped to the range of float32. Only the record of a
+    PCA plane has a path; with several runs it is the path of the last run.
     """
     is_path = grid.decomposition == "PCA" and grid.kind in ("", "pca", "joint")
     shown = slice(-grid.run_lengths[-1] if grid.run_lengths else 0, None)
@@ -190,7 +190,7 @@ def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
 
 
 def read_loss_curve(run_dir: RunDir) -> list[Event]:
-    """The run's loss by step, under MindInsight's tag: of the merged run, else of the first rank with one."""
+    """The merged run's loss curve or, if it has none, the first one of a rank; under MindInsight's tag."""
     for directory in (run_dir.base, *run_dir.rank_dirs().values()):
         try:
             events = list(read_directory(directory, mode="skip"))
@@ -198,7 +198,7 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
             _log.warning("no loss curve from %s: %s", directory, error)
             continue
         for tag in LOSS_TAGS:
-            curve = {  # by step: a later attempt repeats steps of an earlier one
+            curve = {  # the last event of each step: a later attempt repeats steps of an earlier one
                 event.step: Event(event.step, event.wall_time, [Value("scalar", SHOWN_LOSS_TAG, value.data)])
                 for event in events
                 for value in event.values
@@ -212,7 +212,7 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
 def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
     if not events:
         return
-    run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # MindSpore's runs have none
+    run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # runs of MindSpore have no id
     writer = RankWriter(WriterSpec(directory=run_dir.landscape_dir, run_id=run_id, formats=(dialect,)))
     try:
         first = writer.last_seq + 1  # segments of an older landscape are still there
@@ -223,6 +223,6 @@ def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
 
 
 def picture_tags(grid: LossGrid) -> dict[str, str]:
-    """The kind of each picture of a grid, by the picture's tag."""
+    """A dict from the tag of each picture of a grid to the picture's kind."""
     is_line = min(grid.z.shape) == 1
     return {grid.tag: "contour"} if is_line else {grid.tag: "contour", f"{grid.tag}/surface": "surface"}

@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 class RayWorkers:
-    """See `runner.Workers`; a context manager that at its end stops a local Ray cluster that it started.
+    """Implements `runner.Workers`; leaving the context stops the local Ray cluster, if it started one.
 
     Args:
-        count: the number of workers, fewer for few points; a worker without a free CPU runs unreserved, one
-            without a free GPU waits for it. None: one worker for each `gpus_each` free GPUs or, if there are
-            none, for each free CPU, at least one; workers are added when more becomes free.
-        gpus_each: GPUs of each worker, or its share of one; None: as many as a torch model is on, at least 1;
-            0 for other models.
+        count: the number of workers; few points get fewer. CPU workers beyond the free CPUs start without
+            reserving one; GPU workers beyond the free GPUs wait. None: one worker for each `gpus_each` free
+            GPUs or, if fewer are free, for each free CPU, at least one; more start when more become free.
+        gpus_each: GPUs per worker; a number below 1 is a share of one GPU. None: for a torch model, as many
+            as it is on, at least 1; for other models 0.
     """
 
     def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
@@ -59,7 +59,7 @@ class RayWorkers:
         self._stack.close()
 
     def choose_engine(self, task: Task) -> EngineChoice:
-        """See `runner.Workers`; the choice is made here, or on a worker if the workers use GPUs."""
+        """See `runner.Workers`; chooses in this process, or on a worker if the workers use GPUs."""
         resources = self._resources(task.model, 1)[:1]
         if not resources[0].get("num_gpus"):
             # Other nodes may lack a C++ compiler, or their compiled code may give different last bits.
@@ -110,7 +110,7 @@ class RayWorkers:
             yield RayCrew(crew)
 
     def _resources(self, model: Any, jobs: int) -> list[dict[str, float]]:
-        """The resources of each worker to start for so many jobs; the first call connects to a cluster."""
+        """The resources of each worker to start for `jobs` jobs; the first call connects to a Ray cluster."""
         if not self._is_connected:
             self._stack.enter_context(cluster())
             self._is_connected = True
@@ -128,20 +128,20 @@ class RayWorkers:
         return plan_workers(free_resources(), jobs, self._count, gpus_each=share)
 
     def _forgo_gpus(self) -> None:
-        """Use no GPUs from now on, so that one kind of hardware gives all results and no wait is repeated."""
+        """Use no GPUs from now on: all results come from one kind of hardware, without more waiting."""
         self._gpus_each = 0
 
     def _more(self, model: Any, points: int) -> list[dict[str, float]]:
-        """The resources of workers that could be added for so many waiting points."""
+        """The resources of each worker that could be added while `points` points are waiting."""
         found = self._planned(model, -(-points // LEAST_POINTS))
         return [one for one in found if any(one.values())] if points else []
 
 
 def send(value: Any) -> Any:
-    """Put model, loss and data into the object store; raises LandscapeError if that is impossible."""
+    """Put model, loss and data into Ray's object store; raises LandscapeError if that is impossible."""
     try:
         return ray.put(value)
-    except Exception as error:  # any error of the pickled object; Ray puts a long text before it
+    except Exception as error:  # pickling may raise any error; Ray puts a long text before it
         what = first_line(error.__cause__ or error)
         raise LandscapeError(
             f"the model, loss function or batches cannot be sent to workers ({what}); "
@@ -151,7 +151,7 @@ def send(value: Any) -> Any:
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """Connect to Ray: use an existing connection, else the cluster of this job, else start a local one.
+    """Connect to Ray unless connected: to the cluster of this job or, without one, to a new local cluster.
 
     A new connection or local cluster is closed at the end of the block.
     """
@@ -169,7 +169,7 @@ def cluster() -> Iterator[None]:
 
 
 class RayCrew:
-    """A `runner.Crew` whose actors are `ChunkWorker`."""
+    """Implements `runner.Crew` with `ChunkWorker` actors."""
 
     def __init__(self, crew: ActorCrew) -> None:
         self._crew, self._pace = crew, Pace()
@@ -181,7 +181,7 @@ class RayCrew:
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What the worker that began last reported about its engine."""
+        """The facts about its engine that the most recently started worker reported."""
         found: EngineFacts | None = self._crew.begun
         return found
 
@@ -196,7 +196,7 @@ class RayCrew:
 
 
 class RayHessian:
-    """A `hessian.Hessian` of HessianWorker actors; products have the same bits for any number of workers."""
+    """Implements `hessian.Hessian` with HessianWorker actors; their number changes no bit of a product."""
 
     def __init__(self, crew: ActorCrew) -> None:
         self._crew = crew
