@@ -214,7 +214,7 @@ def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]
 
 
 def _wait(running: list[Any]) -> list[Any]:
-    """The results of all ranks; raises RanksFailedError at most GRACE_S after a first failure."""
+    """The results of all ranks; raises RanksFailedError at most GRACE_S after the first failure."""
     rank_of = {reference: rank for rank, reference in enumerate(running)}
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}

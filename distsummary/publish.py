@@ -93,7 +93,7 @@ def _mark(pid_space: str) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the block a temporary path to write to, then rename it to `path`, durably; on failure remove it.
+    """Give the block a temporary path to write to, then rename it to `path`, durably; on failure, remove it.
 
     Raises RunDirError, with the path, if the operating system cannot write or rename the file.
     """

@@ -73,7 +73,7 @@ class RunDir:
         return self.base / "landscape"
 
     def landscape_journal(self, plan: Mapping[str, str]) -> Path:
-        """The journal of a landscape in progress, named by a hash of its identity `plan`."""
+        """The journal of a landscape in progress; its name holds a hash of the identity `plan`."""
         text = json.dumps(dict(plan), sort_keys=True)
         return self.landscape_dir / f"journal-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.bin"
 
@@ -95,7 +95,7 @@ class RunDir:
         return self.base / f"{prefix}rank_{rank:05d}"
 
     def rank_dirs(self, role: str = "train") -> dict[int, Path]:
-        """The existing directories of a role's ranks, by rank; empty for a run of one rank."""
+        """The existing directories of a role's ranks, as a dict rank -> path; empty for a run of one rank."""
         found = {}
         for path in self.base.iterdir() if self.base.is_dir() else ():
             match = _RANK_DIR.fullmatch(path.name)
@@ -162,7 +162,7 @@ class RunDir:
                 "another process of the run hangs; end it"
             ) from error
         except DistSummaryError:
-            raise  # not for the clause below: such an error may be an OSError
+            raise  # past the next clause: some of these errors are also OSErrors
         except OSError as error:
             raise RunDirError(
                 f"{self.manifest_path} cannot be written: {error.strerror}; free the path or its disk"
@@ -170,7 +170,7 @@ class RunDir:
 
     @contextmanager
     def locked(self, purpose: str) -> Iterator[None]:
-        """Hold the run's lock for `purpose`, not the manifest's; raises RunDirError if it cannot be taken."""
+        """Hold the run's lock named `purpose` for the block; raises RunDirError if it cannot be taken."""
         path = self.base / f".{purpose}.lock"
         lock = FileLock(path)
         try:

@@ -36,7 +36,7 @@ class SummaryLandscape:
         mode: "standard", or "mindspore" for MindSpore's numbers; as in `landscape`.
         seed: the seed of the random directions (MindSpore has none: its landscapes differ between calls).
 
-    Raises InvalidTypeError and InvalidValueError for bad arguments, NotADirectoryPathError if it is a file.
+    Raises InvalidTypeError, InvalidValueError (bad argument), NotADirectoryPathError (summary_dir is a file).
     """
 
     def __init__(self, summary_dir: str | os.PathLike[str], *, mode: str = "standard", seed: int = 0) -> None:
@@ -79,7 +79,7 @@ class SummaryLandscape:
             resume: True continues a stopped earlier call for the same landscapes; False starts again.
 
         Returns:
-            The grids by direction: "pca", or "pca[first, last]" for each of several intervals, and "random".
+            The grids; the keys are "pca", or "pca[first, last]" for each of several intervals, and "random".
 
         Raises:
             InvalidTypeError, InvalidValueError: bad arguments, a checkpoint number that was not saved, or a
@@ -122,7 +122,7 @@ class SummaryLandscape:
     def clean_ckpt(self) -> None:
         """Remove all checkpoints (`ckpt_dir`), also those of superseded attempts, and the sketches.
 
-        Landscapes that were drawn stay. Raises RunDirError if the directory cannot be removed.
+        Landscapes already drawn are kept. Raises RunDirError if the directory cannot be removed.
         """
         try:
             shutil.rmtree(self._run_dir.ckpt_dir)
@@ -177,9 +177,9 @@ def check_overrides(given: object) -> None:
 def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajectory:
     """The trajectory with the options in `given` (checked) instead of the recorded ones.
 
-    Intervals in `given` restrict the trajectory to their checkpoints; it then ends with the last of these.
-    Raises InvalidValueError if checkpoints that they name were not saved. `landscape` leaves out recorded
-    numbers that were not saved, for example because a training ended early, with a line in the log.
+    Intervals in `given` restrict the trajectory to their checkpoints; it then ends at the last of these.
+    InvalidValueError is raised if one of these was not saved. Recorded checkpoints that were not saved, for
+    example because a training ended early, raise nothing here: `landscape` logs them and leaves them out.
     """
     recorded = trajectory.spec
     merged = {

@@ -11,11 +11,11 @@ _MAX_GAPS = 1 << 16  # gaps that are remembered for one attempt
 
 
 class Seen:
-    """The events seen so far, by (run id, attempt, seq).
+    """Remembers which events, identified by (run id, attempt, seq), were seen.
 
-    A seq numbers an event of an attempt. Seqs rise, with gaps where a file has no frame for an event, so the
-    highest seq and the gaps are enough. Beyond 65536 gaps the oldest gap is forgotten: an event in it that is
-    read later counts as seen.
+    A seq is the number of an event in its attempt. Seqs rise, with gaps where a file has no frame for an
+    event, so the highest seq and the gaps are enough. Beyond 65536 gaps the oldest gap is forgotten: if an
+    event in it is read later, it counts as seen.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Seen:
 
 
 class _Attempt:
-    """The highest seq of one attempt, `last`, and the gaps below it: sorted, disjoint, ends included."""
+    """The highest seq of one attempt, `last`, and the sorted, disjoint gaps below it (ends included)."""
 
     __slots__ = ("first_missing", "last", "last_missing")
 

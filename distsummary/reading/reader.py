@@ -45,10 +45,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ReadEvent(NamedTuple):
-    """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another program wrote it.
+    """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another program wrote the event.
 
     `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, the bytes of a
-    graph, a lineage message. `wall_time`: seconds since the epoch. `offset`, `end`: the bytes of its frame.
+    graph, a lineage message. `wall_time`: seconds since the epoch. Its frame is bytes `offset` to `end`.
     """
 
     run_id: str
@@ -103,13 +103,13 @@ def read_file(
     Args:
         path: the file; its name says the dialect.
         mode: "strict" raises at damage. "skip" continues at the next intact frame, wherever it begins. "tail"
-            does the same, but reports damage only once something intact follows it: see `tail.Tail`.
+            does the same, but reports damage only when something intact follows it: see `tail.Tail`.
         start: the byte to begin at: 0, or the `end` of an event that was read before.
         skipped: receives the damage that was skipped, at most MAX_DAMAGE places; None logs it.
         max_payload: events larger than this (bytes) count as damage.
 
     Raises:
-        DamagedFileError: with the file and the offset. MissingFileError: there is no such file.
+        DamagedFileError: damage, with the file and the offset. MissingFileError: there is no such file.
     """
     check_choice("mode", mode, MODES)
     check_int("start", start, low=0)
@@ -164,7 +164,7 @@ def _events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
 
 
 def values_of(piece: Piece) -> Iterable[ReadValue]:
-    """The values of one event, or of events in columns, one by one."""
+    """The values of one event, or of all events of a ScalarColumns, one by one."""
     if isinstance(piece, ReadEvent):
         ids = (piece.attempt, piece.seq, piece.step, piece.wall_time)
         return [ReadValue(*ids, value.tag, value.data) for value in piece.values]
@@ -174,7 +174,7 @@ def values_of(piece: Piece) -> Iterable[ReadValue]:
 
 
 def decode_frame(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
-    """The event in a frame of a file of this dialect; None for a record without values.
+    """The event in a frame of a file in `dialect`; None for a record without values.
 
     Raises DamagedFileError.
     """
@@ -261,7 +261,7 @@ def read_directory(
 
 
 def read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[tuple[Path, Piece]]:
-    """Each event of the files once, with its file; long runs of scalar events come as columns."""
+    """Each different event of the files, with its file; long runs of scalar events come as columns."""
     seen = Seen()
     for file in files:
         for piece in _read_file(file, 0, _Skipping(file, mode, skipped)):
@@ -285,8 +285,8 @@ def read_values(
 
     Args:
         path: an event file, whose name says the dialect, or a directory.
-        dialect: the dialect of a directory's files; None reads MindSpore's if there are any, else
-            TensorBoard's.
+        dialect: the dialect of a directory's files; None reads MindSpore's files if there are any,
+            otherwise TensorBoard's.
         mode, skipped: as in `read_file`, which raises the same errors.
     """
     files = files_of(path, dialect, mode)
@@ -319,7 +319,7 @@ def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, 
             except ValueError:
                 break
             if ids[:2] != (run_id, attempt):
-                break  # the version record, the first frame, already tells that another attempt wrote it
+                break  # already the first frame, the version record, shows that another attempt wrote it
             last = max(last, ids.seq)
         if last:  # newer files have higher seqs
             return last
@@ -327,7 +327,7 @@ def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, 
 
 
 def read_last_step(directory: str | os.PathLike[str]) -> int:
-    """The highest step in the newest event file that has one, 0 if there is none; damage is skipped."""
+    """The highest step in the newest event file that has any step, 0 if none has; damage is skipped."""
     for dialect in DIALECTS:
         for segment in reversed(segments(_directory(directory), dialect)):
             pieces = read_once([segment], "skip", [])
@@ -338,7 +338,7 @@ def read_last_step(directory: str | os.PathLike[str]) -> int:
 
 
 def read_lineage(path: str | os.PathLike[str], mode: str = "skip") -> Lineage:
-    """The lineage in a file, or in all lineage files of a directory; an empty one if there is none.
+    """The lineage in a file, or in all lineage files of a directory; an empty Lineage if there is none.
 
     As in MindInsight, the last event of each kind counts and custom information is merged; a later file with
     the lineage of a training or a dataset graph replaces all earlier lineage. Errors are as in `read_file`.

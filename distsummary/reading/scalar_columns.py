@@ -24,13 +24,13 @@ from distsummary.format.scalar_decoder import (
     varints_at,
 )
 
-FEW = 64  # events; for fewer, reading frame by frame is faster
+FEW = 64  # events; fewer than this are read faster frame by frame
 _FIRST_LOOK = 4 * FEW  # frames that are first tried as columns
 _LONGEST_LOOK = 1 << 13  # the most frames that are tried as columns at once, after earlier successes
 _LONGEST_PAUSE = 1 << 17  # the most frames that are read one by one before columns are tried again
 _MAX_LENGTH = 1 << 12  # bytes of an event; larger ones are read frame by frame
 _MAX_HEADERS = 4096  # headers whose frame lengths are cached
-_MAX_GROUPS = 8  # different layouts among the frames of one length in a block
+_MAX_GROUPS = 8  # the most layouts among the frames of one length in a block
 _MIN_GROUP = 32  # frames per layout on average; with fewer, columns cost more than they save
 _HEADER = struct.Struct("<QI")
 
@@ -62,7 +62,7 @@ class ScalarColumns(NamedTuple):
         return map(self.tags.__getitem__, self.tag_numbers.tolist())
 
     def chosen(self, mask: Column) -> "ScalarColumns":
-        """The events where `mask`, bool (n,), is set."""
+        """The events where `mask`, bool (n,), is True."""
         values = np.repeat(mask, self.counts)
         return self._replace(
             seqs=self.seqs[mask],
@@ -110,7 +110,7 @@ def read_pieces(
                 offset, pause = base + starts[taken], FEW
             if taken < walked or walked < most:
                 # The next frame does not fit the columns: read it alone. If the columns held too few events,
-                # read more frames one by one: twice as many each time that columns do not pay.
+                # read more frames one by one: twice as many each time that this happens again.
                 count = 1
                 if taken < FEW:
                     count = max(walked, pause)
@@ -124,7 +124,7 @@ def read_pieces(
 
 
 class _Walker:
-    """Finds adjacent frames that may be scalar events by their headers; caches each header's length."""
+    """Finds, from headers, adjacent frames that may be scalar events; caches each header's frame length."""
 
     def __init__(self, dialect: str, max_length: int) -> None:
         self._dialect, self._max_length = dialect, max_length
@@ -159,9 +159,9 @@ class _Walker:
 
 
 class _Group(NamedTuple):
-    """Frames whose fields lie in the same places: their indices `places` (r,) and bytes `frames` (r, length).
+    """Frames with the same layout of fields. `places` (r,): their indices; `frames` (r, length): their bytes.
 
-    `tag_numbers`, (r, values), holds the number of the tag of each value.
+    `tag_numbers` (r, values): the number of the tag of each value.
     """
 
     fields: FieldPlaces
@@ -190,7 +190,7 @@ def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> 
     """The events of adjacent frames in `block`, up to the first one that does not fit.
 
     A frame does not fit if its CRC is wrong, if `decode_scalars` does not decode it, if it belongs to another
-    attempt than the first one, or if the frames have too many different layouts.
+    attempt than the first frame, or if the frames have too many different layouts.
 
     Args:
         base: where the block begins in the file.
@@ -235,7 +235,7 @@ def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> 
 
 
 def _groups(places: Column, frames: Octets, dialect: str, tags: _Tags) -> Iterator[_Group]:
-    """The intact frames among frames of one length, grouped by where their fields lie."""
+    """The intact ones of `frames`, which have equal lengths, grouped by their layout of fields."""
     for _ in range(_MAX_GROUPS):
         if not places.size:
             return

@@ -35,7 +35,7 @@ class SegmentName:
 
 
 def dialect_of(path: str | os.PathLike[str]) -> str:
-    """The dialect that the name of a file tells: "tensorboard", "lineage" or "mindspore"."""
+    """The dialect of a file, recognised from its name: "tensorboard", "lineage" or "mindspore"."""
     name = os.path.basename(path)
     if "tfevents" in name:
         return "tensorboard"

@@ -32,7 +32,7 @@ def read_scalars(
     *,
     skipped: list[Damage] | None = None,
 ) -> dict[str, ScalarSeries]:
-    """All scalars of a file, or of a directory's files in the order of their stamps, by tag.
+    """All scalars of a file, or of a directory's files in the order of their stamps: {tag: series}.
 
     The tags are in the order of their first values. The arguments, the errors and the choice of events are as
     in `reader.read_values`; values that are not scalars are skipped. The result takes 32 bytes of memory per
@@ -48,12 +48,12 @@ def read_scalars(
 
 
 class _Table:
-    """Collects the scalars of all tags in columns: the number of the tag, then those of a ScalarSeries."""
+    """Collects the scalars of all tags in five columns: the tag's number, then the four of a ScalarSeries."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._rows: list[tuple[Any, ...]] = []  # tag number, attempt, step, wall time, value
-        self._chunks: tuple[list[Array], ...] = ([], [], [], [], [])  # the same in columns
+        self._chunks: tuple[list[Array], ...] = ([], [], [], [], [])  # earlier rows, in columns
 
     def add_columns(self, columns: ScalarColumns) -> None:
         self._end_rows()

@@ -16,8 +16,8 @@ class Tail:
     """Reads a growing file, or the growing files of a directory, including files that appear later.
 
     It never waits: the caller decides when to poll. An incomplete event at the end of a file is left for the
-    next poll; damage is reported once something intact follows it. An event that was written twice is
-    returned once, as in `read_directory`. A path that does not exist yet has no events.
+    next poll; damage is reported when an intact event follows it. An event that was written twice is
+    returned only once, as in `read_directory`. A path that does not exist yet has no events.
 
     Args:
         path: an event file, whose name says the dialect, or a directory.
@@ -42,7 +42,7 @@ class Tail:
         self._seen = Seen()
 
     def poll(self) -> Iterator[ReadEvent]:
-        """The events since the last poll; those that the caller does not consume come with the next poll."""
+        """The events since the last poll; the next poll returns those that the caller has not taken."""
         if self.path.is_dir():
             files = segments(self.path, self.dialect)
         else:

@@ -211,7 +211,7 @@ class ActorCrew:
                 place = ray.get(self._workers[worker].place)
                 text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
                 _log.warning(text, self._name, worker, place, silent_s, then)
-        if started:  # START_S counts from now: if they die, other programs may take their resources
+        if started:  # wait START_S again if they die: others may take their resources
             self._patience_ends = now + START_S
             return
         if now < self._patience_ends:

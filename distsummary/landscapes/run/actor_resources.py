@@ -1,4 +1,4 @@
-"""Finds the free resources of a Ray cluster; waits until Ray has taken back those of killed actors."""
+"""Finds a Ray cluster's free resources; waits until Ray has taken back the resources of killed actors."""
 
 import time
 from collections import Counter
@@ -22,7 +22,7 @@ class _Returning:
     until: float = 0.0  # wait until this time at most
 
 
-_returning = _Returning()  # shared by all landscapes: one waits for the resources of the one before
+_returning = _Returning()  # shared by all landscapes: each waits for the resources of the one before it
 
 
 def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:

@@ -31,7 +31,7 @@ class Evaluated:
 class Gathered:
     """The q quantities of one landscape, float64, NaN where missing.
 
-    `grid` (m, n, q) has m rows and n columns; `path` and `checkpoint` are (k, q), a row per checkpoint.
+    `grid` (m, n, q) has m rows and n columns; `path` and `checkpoint` are (k, q), one row per checkpoint.
     `computed`, bool (m, n): which points of the grid have a result.
     """
 

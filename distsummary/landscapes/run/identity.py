@@ -28,7 +28,7 @@ from distsummary.landscapes.model.repeatable_loader import steady
 
 PLAIN = str | bytes | int | float | complex | None | slice | range | np.dtype | Enum
 TORCH_PLAIN = ("dtype", "device", "layout", "memory_format")
-FOREIGN = ("builtins", "numpy", "torch")  # packages whose code is hashed only by its name
+FOREIGN = ("builtins", "numpy", "torch")  # packages: of their functions and classes only the names are hashed
 MODULE_STATE = ("training", "_parameters", "_buffers", "_modules")  # hashed separately, or not at all
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 NO_ARRAY = (InvalidTypeError, InvalidValueError, RuntimeError, TypeError)  # for tensors NumPy cannot hold
@@ -70,7 +70,7 @@ def landscape_identity(task: Task, refine: float | None = None) -> dict[str, str
 
 
 def _first_batches(batches: Any) -> Any:
-    """The first batch and the number of batches (0: unknown), of each data set if there are several."""
+    """The first batch and the number of batches (0: unknown); for several data sets, those of each."""
     if isinstance(batches, Mapping):
         return {name: _first_batches(source) for name, source in batches.items()}
     return next(iter(steady(batches)), None), length_hint(batches)
@@ -118,7 +118,7 @@ class _Walk:
     """Hashes values together with their types, so that different values never feed the same bytes.
 
     Args:
-        known: the names of some objects by id; such an object is hashed only by its name.
+        known: id -> name of some objects; of such an object only the name is hashed.
         is_data: True hashes objects as pickle would store them; an object that cannot be pickled gets a new
             hash each time. False (for models and functions) hashes callable objects and dataclasses by their
             attributes, other objects only by their class.

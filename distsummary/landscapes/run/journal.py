@@ -9,9 +9,9 @@ The second frame is the choice of the engine, {"choice": {the engine, and where 
 frame is a chunk (JSON, a line feed and its quantities, little-endian float64 (points, quantities)) or a new
 choice, for example because memory was too small. A new choice voids the chunks before it: all losses of a
 landscape come from one engine. Each chunk has the hash of its choice: if the frame of a choice is damaged,
-its chunks are not taken for chunks of another choice. Opening the journal cuts off an incomplete last frame.
-If the frame of a chunk is damaged, this chunk is evaluated again; if the frame of a choice is, all its chunks
-are. Format 2, whose chunks do not have the hash of their choice, is refused.
+its chunks are not mistaken for chunks of another. Opening the journal cuts off an incomplete last frame.
+A chunk is evaluated again if its frame, or the frame of its choice, is damaged. Format 2, whose chunks do
+not have the hash of their choice, is refused.
 """
 
 import errno
@@ -54,7 +54,7 @@ class Journal:
 
     Attributes:
         results: the finished chunks, with their quantities float64 (points, quantities).
-        choice: the engine choice of the results, from `EngineChoice.to_dict`; None until one is entered.
+        choice: the engine choice of the results, from `EngineChoice.to_dict`; None until a choice is entered.
         hardware: the names of the hardware that computed the results, as far as workers reported them.
 
     Raises:
@@ -70,7 +70,7 @@ class Journal:
         self.results: dict[Chunk, Array] = {}
         self.choice: dict[str, Any] | None = None
         self.hardware: list[str] = []
-        self._hardware_now = ""  # hardware of the next chunks, if it differs from the choice's hardware
+        self._hardware_now = ""  # hardware of the next chunks if it is not that of the choice
         self._descriptor = -1
         try:
             refuse_unlike_files(self.path)
@@ -91,7 +91,7 @@ class Journal:
             raise
 
     def _lock(self) -> bool:
-        """Open and lock the file; False if its last holder removed it after the opening, before the lock."""
+        """Open and lock the file; False if its holder removed it before this process had the lock."""
         try:
             self._descriptor = os.open(self.path, _FLAGS, 0o666)
         except OSError as error:

@@ -28,7 +28,7 @@ class Progress:
         done, total: the number of points with a value, and of all points.
         seconds: the time since the first worker of this call began to evaluate.
         fresh: how many of `done` this call evaluated; the others were read from a journal.
-        by_worker: points per second of each worker; only the time that it worked counts.
+        by_worker: worker -> points per second of the time that it worked.
     """
 
     done: int
@@ -57,7 +57,7 @@ ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
 def line(progress: Progress) -> str:
-    """The text: `landscape: 512/2601 points, 41 points/s, 51 s left, 2 workers (20 + 21 points/s)`."""
+    """As text: `landscape: 512/2601 points, 41 points/s, 51 s left, 2 workers (20 + 21 points/s)`."""
     parts = [f"{progress.done}/{progress.total} points"]
     if progress.left_s is not None:
         parts.append(f"{_rate(progress.points_per_s)} points/s")

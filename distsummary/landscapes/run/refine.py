@@ -14,9 +14,9 @@ from distsummary.landscapes.directions.recipe import Array
 
 Mask = NDArray[np.bool_]
 
-COARSEST = 3  # the coarsest level is at most this one, with every 8th point
-LEAST = 4  # intervals per axis that the coarsest level has at least: fewer might miss too much
-_SHARE = 0.5  # of the surplus: taken as the error
+COARSEST = 3  # the coarsest level is at most this one, which has every 8th point
+LEAST = 4  # the fewest intervals per axis on the coarsest level: fewer might miss too much
+_SHARE = 0.5  # share of the surplus that is taken as the error
 _FLOOR = 0.1  # share of the median loss: the tolerance is relative to this where the loss is smaller
 
 
@@ -51,7 +51,7 @@ def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
 
 
 def interpolate(values: Array, computed: Mask) -> Array:
-    """Values (m, n), interpolated from coarser levels where not computed; needs `first_points` computed."""
+    """Values (m, n), those not computed interpolated from coarser levels; `first_points` must be known."""
     found = np.where(computed, values, np.nan)
     for level in range(coarsest(values.shape) - 1, 0, -1):
         fine = _predicted(found, level)
@@ -61,7 +61,7 @@ def interpolate(values: Array, computed: Mask) -> Array:
 
 
 def between_rows(values: Array, computed: Mask) -> Array:
-    """Values (m, n), interpolated in each column between its computed values; NaN above and below these."""
+    """Values (m, n), interpolated in each column between computed values; NaN above and below them all."""
     found, rows = np.where(computed, values, np.nan), np.arange(len(values))
     for column in range(values.shape[1]):
         known = computed[:, column]
@@ -89,7 +89,7 @@ def _predicted(values: Array, level: int) -> Array:
 
 
 def _weighted(weights: Array, values: Array) -> Array:
-    """weights @ values, where a weight of 0 ignores its value, even NaN."""
+    """weights @ values, where a value with weight 0 is ignored, even NaN."""
     with np.errstate(invalid="ignore"):  # Inf - Inf: between infinite losses nothing is known
         parts = np.where(weights[:, :, None] == 0, 0.0, weights[:, :, None] * values[None])
         return np.asarray(parts.sum(axis=1))

@@ -48,7 +48,7 @@ class Crew(Protocol):
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """The seconds spent on chunks, by worker."""
+        """The seconds that each worker has spent on chunks."""
 
     @property
     def facts(self) -> EngineFacts | None:
@@ -85,7 +85,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """The grids of a task; `was_cancelled`: an interrupt stopped the evaluation, so points are missing."""
+    """The grids of a task. `was_cancelled`: an interrupt stopped the evaluation, so points are missing."""
 
     grids: Sequence[LossGrid]
     was_cancelled: bool = False
@@ -103,7 +103,7 @@ def generate(
     """Evaluate all landscapes of the task. The losses are the same, bit for bit, whichever workers are used.
 
     Chunks in the journal are not evaluated again; every new chunk is added to the journal. Points whose
-    workers died repeatedly are NaN; they are counted in the grid and logged, but not added to the journal. If
+    workers died repeatedly are NaN; the grid counts them; they are logged, but not added to the journal. If
     memory is too small for the engine, evaluation starts again with a smaller engine. `refine`: the tolerance
     of `refine.next_points`; None evaluates all points.
     """
@@ -146,11 +146,11 @@ class _Drawing:
         self._results: dict[Chunk, Array] = {} if journal is None else dict(journal.results)
         self._abandoned: list[Chunk] = []
         self._started: float | None = None  # when the first chunk began: starting workers does not count
-        self._fresh = Counter[str]()  # points of this call, by worker
+        self._fresh = Counter[str]()  # worker -> points that it evaluated in this call
         self._has_reported_all = False
 
     def draw(self, workers: Workers) -> Drawn:
-        """Evaluate all points, or those that refinement selects; after an interrupt, return those so far."""
+        """Evaluate all points, or those that refinement selects; after an interrupt, return what is done."""
         shapes = [(len(plane.y), len(plane.x)) for plane in self._task.planes]
         with workers.crew(self._task) as crew:
             try:
@@ -213,7 +213,7 @@ class _Drawing:
         self._abandoned += scheduler.abandoned
 
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
-        """Report the progress. `total` includes points that refinement leaves out, except at its end."""
+        """Report progress. `total` counts points that refinement leaves out, except in the last report."""
         done = sum(map(len, self._results))
         if self._tell is None or (done == total and self._has_reported_all):
             return

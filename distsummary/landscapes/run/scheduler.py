@@ -23,8 +23,8 @@ LEAST_S = 0.005  # intended least duration, near the end
 def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int:
     """How many points to give a worker in one call; each takes `point_s` seconds (0.0: not known yet).
 
-    As many as take CALL_S, and fewer and fewer as `waiting` shrinks, so that all `workers` end together; at
-    least `least`, for engines whose points share a cost of each call.
+    As many as take CALL_S seconds, and fewer as `waiting` shrinks, so that all `workers` end together; never
+    fewer than `least`, for engines where all points of a call share a fixed cost.
     """
     if point_s <= 0:
         return least
@@ -33,10 +33,10 @@ def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int
 
 
 class Pace:
-    """The time that the points have taken so far.
+    """Measures the time that the points have taken so far.
 
     Attributes:
-        seconds: the seconds spent on chunks, by worker.
+        seconds: the seconds that each worker has spent on chunks.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Scheduler:
         chunks: all chunks.
         known: the chunks, or parts of chunks, that have a result already.
         quantities: the number of quantities per point.
-        align: parts of a chunk begin at multiples of this, the number of points that the engine does at once.
+        align: parts of a chunk begin at multiples of this: how many points the engine evaluates together.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Scheduler:
         return [min(open_, key=lambda entry: entry[0])[1]] if open_ else []
 
     def done(self, worker: str, chunk: Chunk, values: Array) -> bool:
-        """Take a chunk's quantities, float64 (points, quantities); False if the chunk had a result."""
+        """Take a chunk's quantities, float64 (points, quantities); False if it already had a result."""
         if np.shape(values) != (len(chunk), self._quantities):
             raise InvalidValueError(
                 f"{chunk} has {len(chunk)} points of {self._quantities} quantities, "

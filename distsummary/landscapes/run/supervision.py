@@ -17,8 +17,8 @@ def plan_workers(
 ) -> list[dict[str, float]]:
     """The resources (actor options) of each worker to start, at least one.
 
-    At most `jobs` workers: `asked`, or if None as many as fit on the free GPUs, else CPUs. `gpus_each`: the
-    GPUs of each worker, or its share of one GPU; 0, or too little free for one worker: CPUs only.
+    `asked` workers, but at most `jobs`; None: as many as fit on the free GPUs, or without these on the CPUs.
+    `gpus_each`: GPUs per worker, or a share of one; if it is 0 or not free for one worker, CPUs are used.
     """
     on_gpus = math.floor(free.get("GPU", 0) / gpus_each) if gpus_each else 0
     cpus = int(free.get("CPU", 0))
@@ -60,7 +60,7 @@ class Silences:
     """Tracks which workers have not answered for too long; all times are seconds of the same clock."""
 
     def __init__(self, limit_s: float = SILENT_S) -> None:
-        self._limit_s = limit_s  # of all workers; each report raises it: usual delays are reported once
+        self._limit_s = limit_s  # of all workers; reports raise it: a usual delay is reported once
         self._heard: dict[str, float] = {}
 
     def hear(self, worker: str, now: float) -> None:
@@ -83,7 +83,7 @@ class Silences:
 
 
 class Deaths:
-    """The causes of consecutive deaths of workers, without a result in between.
+    """The causes of the workers' deaths since the last result.
 
     Args:
         workers: the number of workers.

@@ -51,7 +51,7 @@ class ChunkWork(Work):
     """The chunks of a scheduler. A job is (chunks,), its result a list that ends before a chunk that raised.
 
     Args:
-        points: a function (waiting points, workers) -> how many points to give in one call.
+        points: a function (waiting points, workers) -> how many points to give a worker per call.
         keep: called with every chunk that has been evaluated.
     """
 

@@ -47,7 +47,7 @@ def own_device(model: Any, gpus: float) -> str | None:
 class EngineChooser:
     """Chooses the engine for a task on the device of this process.
 
-    In this class and those below, `begin` does the steps that may fail, and `work`, where there is one, does
+    In this class and the next two, `begin` does the steps that may fail, and `work`, where there is one, does
     a job. `gpus` is the number of GPUs of the process, or its share of one GPU.
     """
 
@@ -75,7 +75,7 @@ class ChunkWorker:
         return self._worker.facts
 
     def work(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        """The results of the chunks before the first chunk that raises; raises only if that is chunks[0]."""
+        """The results of the chunks before the first chunk that raises; raises only if chunks[0] raises."""
         if self._worker is None:
             raise LandscapeError(
                 "a landscape worker was asked before it began; this is a fault of distsummary"
