@@ -43,8 +43,8 @@ _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID"),
 }
 
-# Source of the rank -> tuples of variables; the values of a tuple name this start of the job, uniquely and
-# equally on all ranks. The first tuple whose variables are all set is used.
+# Source of the rank -> tuples of variables; the values of a tuple identify this start of the job and
+# are the same on all its ranks. The first tuple whose variables are all set is used.
 _JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "openmpi": (("OMPI_MCA_ess_base_jobid",), ("PMIX_NAMESPACE",)),
     "pmi": (("PMI_JOBID",), ("PMIX_NAMESPACE",)),
@@ -58,11 +58,11 @@ class Topology:
 
     Attributes:
         mesh: name of a mesh axis (dp, tp, pp ...) -> (coordinate of this rank, size of the axis).
-        source: where the rank was found, such as "torch.distributed".
+        source: where the rank was read from, such as "torch.distributed".
         incarnation: the launcher's name for this start of the job. It is the same on all ranks, differs after
             a restart, and is empty if the launcher gives none.
-        is_incarnation_unique: whether no other start can have the same name. An address and port, for
-            example, may serve many jobs one after the other.
+        is_incarnation_unique: whether no other start of a job can have the same name. An address and port,
+            for example, may serve many jobs one after the other.
         session: a random id that only this object and its copies have.
         pid_space: the namespace in which `pid` is unique. pid_start: when the process started. See
             `is_alive`.
@@ -182,7 +182,7 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
 
 
 def own_process() -> dict[str, Any]:
-    """The pid fields of this process, for `is_alive`; not cached, because a forked child has its own."""
+    """The pid fields of this process, for `is_alive`; not cached, because a forked child has other values."""
     return {"pid": os.getpid(), "pid_space": _pid_space(), "pid_start": _pid_start(os.getpid())}
 
 
@@ -213,8 +213,8 @@ def _sources(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> l
     """The fields of Topology from each source that knows the rank, the most trusted source first."""
     found: list[dict[str, Any]] = []
     if (train := modules.get("ray.train")) is not None:
-        # Outside a training function these calls fail, in each version of Ray in a different way; Ray then
-        # does not count as a source.
+        # Outside a training function these calls fail, in each version of Ray in a different way; Ray is then
+        # not a source.
         with suppress(Exception):
             context = train.get_context()
             fields = {
@@ -274,14 +274,14 @@ def _number(environ: Mapping[str, str], name: str, *, low: int) -> int:
 
 
 def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[str, bool]:
-    """The name of this start of the job, and whether no other start can have the same name."""
+    """The name of this start of the job, and whether no other start of a job can have the same name."""
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if environ.get(LAUNCH_ID):
         return f"{environ[LAUNCH_ID]}+{restarts}", True
     for source, choices in _JOB_IDS.items():
         numbers = tuple(environ.get(name) for name in _VARIABLES[source][:2])
         if numbers != (str(rank), str(world_size)):
-            continue  # the variables are not this rank's: the launcher of Ray's nodes may have set them
+            continue  # the variables describe another process: the launcher of Ray's nodes may have set them
         for names in choices:
             if all(name in environ for name in names):
                 job = ".".join(environ[name] for name in names)
@@ -303,7 +303,7 @@ def _pid_space() -> str:
 
 
 def _pid_start(pid: int) -> str:
-    """When the process began, in clock ticks since boot; empty if it does not exist."""
+    """When the process began, in clock ticks since boot; empty if the process is absent or hidden."""
     return _state_and_start(pid)[1]
 
 

@@ -59,7 +59,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertReport:
-    """What a conversion did; `already` lists the directories skipped because they have files of `to`."""
+    """What a conversion did; `already`: directories skipped because they have files in the dialect `to`."""
 
     to: str
     converted: tuple[Converted, ...]
@@ -109,13 +109,13 @@ def convert(
     Each directory gets one file, which appears complete or not at all. Times, steps and the identities of the
     events are kept. TensorBoard's dialect holds scalars, histograms and images; other values are left out and
     counted. Damaged places are skipped and listed. MindInsight drops histograms of more than 90 buckets: for
-    MindSpore's dialect, adjacent buckets of these are merged. A directory whose output directory already has
-    files of the target dialect is skipped, so nothing is duplicated.
+    MindSpore's dialect, adjacent buckets of such histograms are merged. A directory whose output directory
+    already has files of the target dialect is skipped, so nothing is duplicated.
 
     Args:
         path: a run dir or a rank's directory.
         to: the dialect to write, "tensorboard" or "mindspore".
-        out: the directory to write to; it gets the same children. None: write next to the source files.
+        out: the directory to write to, with children as in `path`. None: write next to the source files.
         files: the file operations to use; None means the real ones. Tests pass a test double.
 
     Raises:

@@ -26,11 +26,11 @@ from distsummary.reading.segments import all_event_files, dialect_of
 
 Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 
-_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make an encoder for each line
+_ENCODER = json.JSONEncoder(allow_nan=False)  # made once; json.dumps would make one for each line
 
 
 def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[str, Json]]:
-    """Yield one object for each value in an event file, or in those of a directory and its children.
+    """Yield one object for each value in an event file, or in the files of a directory and its children.
 
     Duplicates are included. A damaged place yields an object with the plugin "damage" and the byte offset of
     the place; reading continues after it. Numbers that JSON lacks become "NaN", "Infinity" and "-Infinity".
@@ -120,7 +120,7 @@ def _record(plugin: str, value: ReadValue, described: Json) -> dict[str, Json]:
 
 
 def _described(value: Value, full: bool) -> Json:
-    """The data of a value for JSON; docs/format.md lists the fields for each plugin."""
+    """Returns the data of a value in a form for JSON; docs/format.md lists the fields for each plugin."""
     data = value.data
     described: dict[str, Json]
     match value.plugin:
@@ -175,7 +175,7 @@ def _described(value: Value, full: bool) -> Json:
 
 
 def number(value: float | None) -> Json:
-    """The number for JSON; a non-finite number becomes a string."""
+    """Returns the number for JSON; NaN and infinities become strings."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -68,7 +68,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One problem; `offset` is its byte position in `file`, None if it concerns all of `file`."""
+    """One problem; `offset` is its byte position in `file`, None if the problem concerns the whole file."""
 
     file: Path
     kind: str
@@ -105,7 +105,7 @@ class Finding:
 def finding(
     file: Path, kind: str, message: str, *, offset: int | None = None, repairable: bool | None = None
 ) -> Finding:
-    """Make a finding of a kind from KINDS; `repairable=False` says that this one cannot be repaired."""
+    """Make a finding of a kind from KINDS; `repairable=False`: this finding cannot be repaired."""
     known = KINDS[kind]
     can_repair = known.is_repairable if repairable is None else repairable
     remedy = known.remedy

@@ -50,7 +50,7 @@ class FsckReport:
 
 @dataclass(slots=True)
 class _Tree:
-    """What was found below the checked path; `facts` describes each directory that has event files."""
+    """What was found in and below the checked path; `facts` describes each directory that has event files."""
 
     facts: dict[Path, DirectoryFacts] = field(default_factory=dict)
     journals: list[Path] = field(default_factory=list)
@@ -77,7 +77,7 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
 
     Raises:
         MissingFileError: there is no such directory, or it holds no event file, journal or manifest.
-            NotADirectoryPathError: `path` is a file. RunDirError: it cannot be read or repaired.
+            NotADirectoryPathError: `path` is a file. RunDirError: the directory cannot be read or repaired.
     """
     base = Path(path)
     tree = _check(base)
@@ -131,7 +131,7 @@ def _check(base: Path) -> _Tree:
         tree.findings += [*of_names, *of_files, *check_journals(found_journals)]
         if event_files:
             tree.facts[directory] = facts
-            # A viewer started on `base`, or on a run in it, looks into its direct children, but no deeper.
+            # A viewer started on `base`, or on a run in it, looks into the direct children, but no deeper.
             viewed = {Path(os.path.realpath(base)), *(run.base for run in tree.runs)}
             real = Path(os.path.realpath(directory))
             if real not in viewed and real.parent not in viewed:

@@ -17,7 +17,7 @@ from distsummary.tools.fsck_steps import StepOrder
 from distsummary.tools.fsck_values import LOSS_TAG, MAX_TAGS, MAX_TENSOR_TAGS, tag_key, value_problems
 
 MAX_FINDINGS = 20  # for each kind in one file; further findings are only counted
-MAX_KNOWN_TAGS = 100_000  # remembered for a directory; further tags are ignored
+MAX_KNOWN_TAGS = 100_000  # remembered per directory; further tags are ignored
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ def check_files(files: list[EventFile]) -> tuple[DirectoryFacts, list[Finding]]:
 
 
 def limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield at most MAX_FINDINGS findings of each kind, then one that counts the rest of that kind."""
+    """Yield at most MAX_FINDINGS findings of each kind, then one finding that counts the rest of the kind."""
     counts: dict[str, int] = {}
     for one in found:
         counts[one.kind] = counts.get(one.kind, 0) + 1
@@ -128,7 +128,7 @@ def is_live(path: Path) -> bool:
 
 
 def _check_directory(directory: Path, facts: DirectoryFacts) -> Iterator[Finding]:
-    """Yield what is wrong with the files together: too many tags, landscapes or lineage that is hidden."""
+    """Yield what is wrong with the directory as a whole: too many tags, hidden landscapes, hidden lineage."""
     tensors = sum(plugin == "tensor" for plugin, _ in facts.tags)
     if tensors > MAX_TENSOR_TAGS:
         text = f"{tensors} tensor tags: MindInsight shows {MAX_TENSOR_TAGS} per directory"

@@ -19,7 +19,7 @@ def journals(directory: Path) -> list[Path]:
 
 
 def check_journals(paths: list[Path]) -> list[Finding]:
-    """What is wrong with the journals; an empty journal counts as absent and gives no finding."""
+    """Returns what is wrong with the journals; an empty journal counts as absent and gives no finding."""
     findings: list[Finding] = []
     for path in paths:
         try:
@@ -30,7 +30,7 @@ def check_journals(paths: list[Path]) -> list[Finding]:
 
 
 def _check_journal(path: Path) -> Iterator[Finding]:
-    """What is wrong with one journal."""
+    """Yields what is wrong with one journal."""
     end = 0
     for frame in read_frames(path, resync=True):
         end = frame.end

@@ -27,7 +27,7 @@ class _Attempt(NamedTuple):
 
 
 def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[Finding]:
-    """What is wrong with the run's manifest; `directories`: real path -> the facts of that directory."""
+    """Returns what is wrong with the run's manifest; `directories`: real path -> that directory's facts."""
     path = run.manifest_path
     if not os.path.lexists(path):
         return [finding(path, "manifest_missing", "the run has rank directories but no manifest")]
@@ -45,7 +45,7 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
 def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
     """Rebuild the manifest, or add the missing attempts; the old file is kept as `run.json.<n>.bak`.
 
-    Raises RunDirError if it cannot be written.
+    Raises RunDirError if the manifest cannot be written.
     """
     attempts = _attempts(run, directories)
     path = run.manifest_path
@@ -67,9 +67,9 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
 
     def change(manifest: Manifest) -> None:
         missing = _missing(manifest, attempts)
-        if missing and manifest["run_id"] != missing[0].run_id:  # it is new or belongs to another run
+        if missing and manifest["run_id"] != missing[0].run_id:  # a new manifest, or another run's
             manifest |= {"run_id": missing[0].run_id, "attempts": []}
-        for one in missing:  # their states, hosts and processes are unknown
+        for one in missing:  # the ranks' states, hosts and processes are unknown
             incarnation = f"fsck {one.run_id} {one.role} {one.number}"
             ranks = {}
             for rank in sorted(one.first):
@@ -120,7 +120,7 @@ def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_
 
 
 def _missing(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
-    """The attempts that the manifest lacks; all of the newest run's if no file is of the manifest's run."""
+    """The attempts that the manifest lacks; if no file is of the manifest's run, all of the newest run."""
     if not attempts:
         return []
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}

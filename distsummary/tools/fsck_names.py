@@ -14,7 +14,7 @@ from distsummary.reading.segments import LINEAGE_SUFFIX, stamp_of
 from distsummary.tools.findings import Finding, finding
 
 LINEAGE = "lineage"
-_OWNERS = {  # what to say of a temporary file, by the result of `is_in_use`
+_OWNERS = {  # result of `is_in_use` -> what to say about the temporary file
     True: "its process is at work and will rename it",
     False: "its process ended before it renamed it",
     None: "it belongs to another machine, a container or another program",
@@ -54,9 +54,9 @@ def in_reading_order(files: list[EventFile]) -> list[EventFile]:
 
 
 def check_names(directory: Path) -> tuple[list[EventFile], list[Finding]]:
-    """The event files of a directory in reading order, and what is wrong with the names in it.
+    """Returns the event files of a directory in reading order, and what is wrong with the names there.
 
-    Symbolic links are reported and not followed. Raises OSError for a directory that cannot be read.
+    Symbolic links are reported, not followed. Raises OSError for a directory that cannot be read.
     """
     files: list[EventFile] = []
     findings: list[Finding] = []

@@ -9,7 +9,7 @@ from distsummary.reading.deduplicate import Seen
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_values import short
 
-_MAX_TAGS = 100_000  # of a directory; further tags are not compared
+_MAX_TAGS = 100_000  # in a directory; further tags are not compared
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _File:
 
 @dataclass(slots=True)
 class _Tag:
-    """The highest step of a tag's newest attempt: in its newest file, and (`old_*`) in all older files."""
+    """The highest step of a tag's newest attempt, in the tag's newest file and (`old_*`) in older files."""
 
     file: int
     attempt: int
@@ -36,7 +36,7 @@ class _Tag:
 
 @dataclass(slots=True)
 class _Clash:
-    """Values at steps reached before in this or an older file; `offset` to `reached` describe the first."""
+    """Values at steps that this or an older file had reached; `offset` to `reached` describe the first."""
 
     offset: int
     tag: str
@@ -88,8 +88,8 @@ class StepOrder:
                 self._tags[key] = _Tag(now, ids.attempt, step)
             return
         if tag.file != now:
-            # The tag's first value in this file: the step reached in the file before becomes the old step,
-            # unless the old step is higher.
+            # The tag's first value in this file: the step reached in the previous file becomes
+            # `old_step`, unless `old_step` is higher.
             if tag.old_file < 0 or (tag.attempt, tag.step) > (tag.old_attempt, tag.old_step):
                 tag.old_file, tag.old_attempt, tag.old_step = tag.file, tag.attempt, tag.step
             tag.file, tag.attempt, tag.step = now, ids.attempt, step
@@ -106,7 +106,7 @@ class StepOrder:
         clash.count += 1
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong with the files together."""
+        """Yield what is wrong with the order, writers and copies of the events."""
         for (older, newer), clash in self._clashes.items():
             old, new = self._files[older], self._files[newer]
             what = f"{clash.count} value(s), the first {short(clash.tag)} at step {clash.step}"

@@ -11,12 +11,12 @@ from google.protobuf.message import DecodeError
 from distsummary.format.records import Landscape, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
-MAX_BUCKETS = 90  # of a histogram; MindInsight drops a histogram that has more
+MAX_BUCKETS = 90  # per histogram; MindInsight drops a histogram that has more
 MAX_TENSOR_ELEMENTS = 10_000_000  # a larger tensor is shown empty
-MAX_TENSOR_TAGS = 6  # of a directory; beyond that, MindInsight forgets the oldest for good
-MAX_TAGS = 300  # tags of a directory
+MAX_TENSOR_TAGS = 6  # in a directory; with more, MindInsight forgets the oldest tags for good
+MAX_TAGS = 300  # tags that MindInsight shows per directory
 LOSS_TAG = "loss/auto"  # the scalar that the landscape page requires
-_HOSTILE = frozenset('<>"')  # one of them in the name of a node makes the whole graph disappear
+_HOSTILE = frozenset('<>"')  # one of these characters in a node's name makes the whole graph disappear
 
 
 class Problem(NamedTuple):
@@ -27,7 +27,7 @@ class Problem(NamedTuple):
 
 
 def value_problems(value: Value) -> Iterator[Problem]:
-    """What is wrong with a value of the MindSpore dialect or of a lineage file."""
+    """Yields what is wrong with a value of the MindSpore dialect or of a lineage file."""
     match value.plugin:
         case "histogram" if value.data.left.size > MAX_BUCKETS:
             text = f"the histogram {short(value.tag)} has {value.data.left.size} buckets"
@@ -61,7 +61,7 @@ def value_problems(value: Value) -> Iterator[Problem]:
 
 
 def metric_problems(metric: str) -> Iterator[Problem]:
-    """What is wrong with the metrics of an evaluation, given as JSON text; empty text means no metrics."""
+    """Yields what is wrong with the metrics of an evaluation, as JSON text; empty text means no metrics."""
     not_finite: list[str] = []
     try:
         parsed: Any = json.loads(metric or "{}", parse_constant=not_finite.append)  # Any: any JSON

@@ -81,7 +81,7 @@ class RunContext:
         return self._original_args
 
     def request_stop(self) -> None:
-        """Ask the loop to stop after this step; the epoch's and the training's end are still called."""
+        """Ask the loop to stop after this step; the end hooks of epoch and training are still called."""
         self.is_stop_requested = True
 
     def get_stop_requested(self) -> bool:
@@ -101,11 +101,11 @@ class Recorder(Protocol):
     failures: Failures
 
     def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
-        """Record what was logged at a step, by name."""
+        """Record `logged`, the values logged at `step`, by name."""
 
 
 class NoRecorder:
-    """The recorder of a callback that has none: a Run calls the hooks at every step."""
+    """The default recorder, which records no step: a Run calls the callback's hooks at every step."""
 
     plain_before = -math.inf
     failures = Failures(Health(), logger)
@@ -202,13 +202,13 @@ class Callback:
 
 
 class CallbackList:
-    """Several callbacks in their order, entered and left together.
+    """Callbacks in a fixed order, entered and exited together as context managers.
 
     `methods` maps each of `HOOKS` to the methods that override it; calling a hook means calling these.
     `at_steps` lists the callbacks with hooks for training steps.
 
     Args:
-        callbacks: one, several, or None.
+        callbacks: one callback, a list or tuple of callbacks, or None.
 
     Raises InvalidTypeError for anything but callbacks.
     """

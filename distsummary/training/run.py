@@ -70,13 +70,13 @@ class Run:
         >>> run.close()
 
     Each step of `steps` also logs `perf/step_s`, the seconds from requesting its batch to the end of the loop
-    body, and `perf/data_wait_s`, the seconds of these spent waiting for the loader. Neither includes the time
+    body, and `perf/data_wait_s`, the part of them spent waiting for the loader. Neither includes the time
     of callbacks or evaluations. A loop without a loader calls `next_step`.
 
     If `break`, `return` or an exception leaves the loop, the current step ends when Python releases the
-    iterator of `steps`; it counts if it has logged something. If a callback raises at that moment, the next
+    iterator of `steps`; it counts if a value was logged in it. If a callback raises at that moment, the next
     call on the run raises the exception. As long as a variable refers to the iterator, the step stays open
-    until the next `steps`, `next_step`, `epochs` or `close`. Its scalars are then recorded. Data read from
+    until `steps`, `next_step`, `epochs` or `close` is called. Its scalars are then recorded. Data read from
     the model are skipped and counted, as the model may have changed (the callbacks' parameters contain
     `ended_late`).
 
@@ -84,7 +84,7 @@ class Run:
     without `on_train_end`. In a forked child process, closing or leaving the run calls no callback.
 
     Args:
-        callbacks: one, several or None.
+        callbacks: one callback, a list or tuple of callbacks, or None.
         network, optimizer, loss_fn: passed on to the callbacks.
         topology: the place of this rank in the job; by default found by `topology.detect`.
         epochs: the number of epochs that callbacks see if the loop does not use `epochs()`.
@@ -129,7 +129,7 @@ class Run:
         self._lock = Lock()
         self._known_names: set[str] = set()  # names that have been checked
         self._data_wait_s = self._body_start_s = 0.0
-        # What began the current step: a token of one `steps` iterator, a ManualStep or BY_LOG; else None.
+        # What began the current step: a `steps` iterator's token, a ManualStep or BY_LOG; None between steps.
         self._opener: object | None = None
         self._recorder: Recorder = NoRecorder()  # records most steps
         self._error: BaseException | None = None  # the next call raises it
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """Which of the run's ranks this process is."""
+        """The rank of this process in the run."""
         return self.topology.rank
 
     @property
@@ -159,7 +159,7 @@ class Run:
         return self._context
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of the training, counted from 0 like `range(count)`; a resumed run continues.
+        """Yields the numbers of the epochs still to do, up to `count` - 1; the first epoch is 0.
 
         `count` is the total for the whole training, so a second phase must pass more than the first one did.
         """
@@ -254,7 +254,7 @@ class Run:
             self._settle_epoch()
 
     def next_step(self) -> contextlib.AbstractContextManager[None]:
-        """End the current step, if any, and begin a new one; in a `with` statement, the block's end ends it.
+        """End the current step, if any, and begin a new one; in a `with` statement, it ends with the block.
 
         For loops without a loader. The time of each step is logged as `perf/step_s`.
         """
@@ -284,18 +284,18 @@ class Run:
         commit: None = None,
         **named: object,
     ) -> None:
-        """Record scalars by name at the current step or, between two steps, at the last one.
+        """Record scalars by name at the current step or, between two steps, at the last step.
 
         If neither `steps` nor `next_step` was ever called, logging a name again begins the next step;
         otherwise the last value of a name is recorded. Other threads may call `log`: their values go to the
         current step. At steps that only `log` begins, data read from the model are not recorded.
 
         Args:
-            values: by name, for names that are not identifiers, such as {"train/accuracy": 0.9}.
+            values: scalars by name, for names that are not identifiers, such as {"train/accuracy": 0.9}.
             step: the step of these values; allowed only outside of `steps`. Values of a step before the last
                 one are dropped and counted. Ignored in other threads.
             commit: must be left out; values are recorded when their step ends.
-            named: int, float, or a tensor or array of one element. `log` does not wait for device tensors.
+            named: ints, floats, or tensors or arrays of one element. `log` does not wait for device tensors.
 
         Raises:
             InvalidTypeError: a value is not a number; the message names it. ClosedError: the run is closed.
@@ -493,7 +493,7 @@ class Run:
         """Record the values logged since the last step ended, at that step, before the next step begins.
 
         The values go to the next step instead if no callback has a recorder, or if a resumed training has
-        made no step yet: from its first record on, the merge drops the records of the previous attempt.
+        made no step yet: merging drops the old attempt's records from the new attempt's first record on.
         """
         recorders = self._recorders() if self._logged else []
         if not recorders or self.step == self._initial_step > 0:
@@ -527,7 +527,7 @@ class Run:
     def _call(
         self, hook: str, context: RunContext | None = None, *, logged: dict[str, Scalar] | None = None
     ) -> None:
-        """Call a hook of all callbacks; `logged`, only for end hooks, has the values logged until then."""
+        """Call a hook of all callbacks; `logged`, for end hooks only, holds the values logged so far."""
         if logged is not None:
             self._params["logged"] = logged
         self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
@@ -557,7 +557,7 @@ class Run:
         if self._opener is not None and not logged:
             self._params.cur_step_num -= 1
         self._opener = None
-        if logged:  # in the step that the error ended: callbacks see them in __exit__
+        if logged:  # values of the step that the error ended: callbacks see them in __exit__
             self._params.logged = logged
         if self._is_entered:
             self._callbacks.__exit__(

@@ -80,7 +80,7 @@ def scalar(name: str, value: object) -> Scalar:
 
 
 def scalars(given: object) -> dict[str, Scalar]:
-    """Check and convert logged values, by name; raises what `scalar` and `check_tag` raise."""
+    """Check and convert a mapping of names to logged values; raises what `scalar` and `check_tag` raise."""
     check_type("values", given, Mapping)
     assert isinstance(given, Mapping)
     return {check_tag(name): scalar(name, value) for name, value in given.items()}
@@ -89,7 +89,7 @@ def scalars(given: object) -> dict[str, Scalar]:
 def mean_of(outputs: object) -> Scalar | None:
     """The loss in a network's output: a number, or the mean of a tensor; None for anything else.
 
-    If the output is a list or tuple, its first item counts.
+    If the output is a list or tuple, its first item is used.
     """
     if isinstance(outputs, (list, tuple)):
         outputs = outputs[0] if outputs else None

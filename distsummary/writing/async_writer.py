@@ -41,14 +41,15 @@ CLOSE_S = 20.0  # how long `close` continues to try to write the remaining event
 
 
 class AsyncWriter:
-    """Numbers events, packs them into batches and passes these to `writer` from its own thread.
+    """Numbers events, packs them into batches and passes the batches to `writer` in a thread of its own.
 
     If `writer` raises OSError, the batch is kept and passed again with the same seq (sequence numbers) until
-    it is accepted. After another exception, or with the delivery "queued", it is dropped and counted.
+    `writer` accepts it. After any other exception (with the delivery "queued", after any exception), the
+    batch is dropped and counted.
 
     Args:
         writer: receives the batches; its `start()` returns the highest seq that it has already written.
-        spec: the identity of the batches, and how many bytes of events may wait for how long.
+        spec: the run, attempt and rank of the batches, and the settings of the queue.
     """
 
     def __init__(self, writer: Writer, spec: WriterSpec) -> None:
@@ -172,7 +173,7 @@ class AsyncWriter:
     def close(self) -> None:
         """Write the queued events, end the thread and close the inner writer; a second call does nothing.
 
-        Events that cannot be written within 20 s are dropped and counted. A signal handler may call it.
+        Events that cannot be written within 20 s are dropped and counted. A signal handler may call `close`.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
@@ -285,10 +286,7 @@ class AsyncWriter:
                     self._changed.wait(self._spec.retry_s)
 
     def _resolved(self, event: Event) -> Event:
-        """The event after waiting for its device copies; a value whose copy failed is dropped and counted.
-
-        The inner writer therefore never receives a copy in progress.
-        """
+        """Return the event with its device copies finished; drop and count a value whose copy failed."""
         values = []
         for value in event.values:
             if hasattr(value.data, "result"):
@@ -307,7 +305,7 @@ class AsyncWriter:
             self._count(reason, Counter(value.plugin for value in values))
 
     def _count(self, reason: str, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure and, by plugin, the values that were lost."""
+        """Count a failure; `dropped` maps each plugin to the number of its values that were lost."""
         self._failures.count(reason, dropped=dropped)
         if self._spec.raise_exception:
             self._fast_length = 0  # so that the next `write_row` raises the failure
@@ -322,7 +320,7 @@ _living: "weakref.WeakSet[AsyncWriter]" = weakref.WeakSet()
 
 
 def _check_in_child() -> None:
-    """Let no call in a forked child skip the checks, which find that the writer is the parent's."""
+    """Make every call in a forked child run the checks, which reject a writer of the parent process."""
     for writer in _living:
         writer._fast_length = 0
 

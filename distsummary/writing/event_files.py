@@ -22,14 +22,14 @@ MAX_BYTES = 64 << 20
 
 
 class Appended(NamedTuple):
-    """The bytes written, and the number of events that `max_file_size` had no room for."""
+    """The number of bytes written, and of events refused because of `max_file_size`."""
 
     nbytes: int = 0
     refused: int = 0
 
 
 class EventFiles:
-    """Appends the frames of one attempt to its own files; each event at most once per dialect.
+    """Appends the frames of one attempt to that attempt's files, each event at most once per dialect.
 
     Torn (incomplete) frames in the files of dead writers are cut off. With the delivery "synced", a thread
     makes appended data durable within about a second; data that a failed sync may have lost are written again
@@ -44,7 +44,7 @@ class EventFiles:
         paths: the newest file of each dialect; before the first file exists, the path that it will have
             unless another writer takes its stamp.
         last_seq: for each dialect, the highest seq that its files are known to hold.
-        name: what all names of the files share. ids: the run id and attempt of their events.
+        name: the parts that all file names share. ids: the run id and attempt of the events.
 
     Raises:
         RunDirError: the directory cannot be made or written.
@@ -73,7 +73,7 @@ class EventFiles:
         remove_leftovers(self._directory)
         cut_torn_tails(self._directory, files)
         self.last_seq = {dialect: self._last_seq_in_files(dialect) for dialect in self._formats}
-        self._named_at: float | None = files.now()  # None once files named after this time exist
+        self._named_at: float | None = files.now()  # for the first files' names; then None
         stamp = next_stamp(self._directory, self._named_at)
         self.paths = {
             dialect: self._directory / self.name.file_name(dialect, stamp) for dialect in self._formats
@@ -86,7 +86,7 @@ class EventFiles:
         """Append to each file the frames that it lacks, in one write; an OSError leaves only whole frames.
 
         Args:
-            framed: frames by dialect, in the order of seq.
+            framed: for each dialect its frames, in the order of seq.
             first_step: the step at which a new session starts for TensorBoard.
         """
         nbytes = refused = 0
@@ -142,14 +142,14 @@ class EventFiles:
         return fitting
 
     def _open(self, first_step: int) -> None:
-        """Make sure that each dialect has a live segment; a new one gets the frames that begin a file."""
+        """Make sure that each dialect has a live segment; a new segment gets the first frames of a file."""
         if any([segment.is_dead for segment in self._segments.values()]):
             self._retire()
         if self._segments:
             return
         ensure_directory(self._directory)
         if self._needs_repair:  # a file was given up: cut its torn frame off and note the last seq in it
-            self._rescue()  # must come first: it discards what the failed append may have written
+            self._rescue()  # must come first: rescuing drops what a failed append may have left
             cut_torn_tails(self._directory, self._files)
             for dialect in self._formats:
                 self.last_seq[dialect] = max(self.last_seq[dialect], self._last_seq_in_files(dialect))
@@ -174,7 +174,7 @@ class EventFiles:
                 segment.append(head)
         except OSError:
             self._needs_repair = True
-            discard(opened)  # a segment without its first frames would not show whose events it has
+            discard(opened)  # a segment without its first frames would not show whose events it holds
             raise
         self._segments, self._named_at = opened, None
         self.paths = {dialect: segment.path for dialect, segment in opened.items()}
@@ -182,7 +182,7 @@ class EventFiles:
     # --- durability
 
     def _sync_group(self) -> None:
-        """Runs in the background thread; a failure marks the file dead, and the next `append` replaces it."""
+        """Runs in the background thread; a failure marks the file dead, and `append` then replaces it."""
         for error in self._try_syncs():
             self._fail(f"not durable yet: {error}")
 
@@ -241,7 +241,7 @@ def _try_sync(segment: Segment) -> OSError | None:
 class GroupSync:
     """Calls `sync` in a thread, 1 s after the first unsynced write or as soon as 8 MiB are unsynced.
 
-    If the disk does not keep up, `wrote` waits at 64 MiB. `sync` must handle its own failures, not raise.
+    `wrote` blocks while 64 MiB or more are unsynced. `sync` must handle its own failures, not raise.
     The thread starts with the first write.
     """
 

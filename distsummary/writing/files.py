@@ -25,7 +25,7 @@ class Files:
         return descriptor
 
     def write(self, descriptor: int, parts: Sequence[bytes | memoryview]) -> int:
-        """Write up to MAX_PARTS parts by a writev(2); returns how many bytes were written, maybe not all."""
+        """One writev(2) of up to MAX_PARTS parts, maybe incomplete; returns the number of bytes written."""
         return os.writev(descriptor, parts)
 
     def truncate(self, descriptor: int, length: int) -> None:

@@ -21,7 +21,7 @@ class Failures:
     Args:
         health: the counters to update.
         logger: logs the reasons; each line begins with `prefix`.
-        raise_exception: `raise_last` and `call` also raise failures as WriteError.
+        raise_exception: whether `raise_last`, `call` and `fail` raise failures as WriteError.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Failures:
         self._raise_exception = raise_exception
 
     def count(self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure and, by plugin, the values that were lost; may be called from any thread."""
+        """Count a failure, and the `dropped` (lost) values of each plugin; may be called from any thread."""
         if reason not in self.health.errors:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
@@ -64,7 +64,7 @@ class Failures:
 
 
 class BoundedWait:
-    """Waits for room in a queue, but only once per stall: a dead disk must not slow down every step.
+    """Waits for room in a queue, once per stall (no item is processed): a dead disk must not delay each step.
 
     Args:
         changed: the condition that the thread making room notifies; the caller must hold it.

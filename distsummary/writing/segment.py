@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
     """Move incomplete last frames of files without a live writer to `torn-<n>.bin`; returns the cut files."""
-    # MindInsight would retry to read such a frame forever.
+    # MindInsight would try to read such a frame again and again, forever.
     return [path for path in all_event_files(directory) if cut_torn_tail(path, files)]
 
 
@@ -34,7 +34,7 @@ def cut_torn_tail(path: Path, files: Files) -> bool:
     if descriptor is None:
         return False
     try:
-        length = whole_length(path)  # measured again, now with the lock: the writer may have completed it
+        length = whole_length(path)  # measured again under the lock: a writer may have completed the frame
         tail = os.pread(descriptor, os.fstat(descriptor).st_size - length, length)
         if not tail:
             return False
@@ -111,9 +111,9 @@ class Segment:
         """Make appended data durable; after an OSError the file is dead: the kernel may have dropped data."""
         if self._lost is not None:
             raise self._lost  # another sync would succeed although data was lost
-        length, count = self.length, len(self._unsynced)  # more may be appended in the meantime
+        length, count = self.length, len(self._unsynced)  # more may be appended during the sync
         if length == self.synced_length and not self.is_dead:
-            return  # but sync a dead file: it may hold whole frames of the failed append
+            return  # nothing new; but a dead file is synced: it may hold whole frames of a failed append
         try:
             self._files.sync(self._descriptor)
         except OSError as error:
@@ -123,7 +123,7 @@ class Segment:
         del self._unsynced[:count]
 
     def rescue(self) -> None:
-        """After a failed sync, replace this file by a durable one with everything that was appended.
+        """After a failed sync, replace this file with a durable one that holds everything that was appended.
 
         At any time exactly one of the two files has the name `path`, so no event is lost or doubled.
         Raises OSError if the new file cannot be written; the call may be repeated, also after `close`.
@@ -173,7 +173,7 @@ def open_segments(
     named_at: float | None = None,
     keeps_unsynced: bool = False,
 ) -> dict[str, Segment]:
-    """Open a segment for each dialect; all get one stamp, the first free one from `named_at` or now on."""
+    """Open a segment per dialect, all with one stamp: the first free one from `named_at` (or now) on."""
     stamp = next_stamp(directory, files.now() if named_at is None else named_at)
     for attempt in range(_MAX_CLASHES):
         opened: dict[str, Segment] = {}

@@ -11,9 +11,9 @@ from distsummary.format.records import DIALECTS, WRITTEN
 class Limits:
     """How large and how old the files of a directory may become; None means no limit.
 
-    `max_file_size` (bytes) is MindSpore's option: once an event does not fit, the file takes no more
-    events. With `rotate_bytes` and `rotate_s` (seconds), the writer instead begins new files before it writes
-    a batch that would exceed these limits.
+    `max_file_size` (bytes) is MindSpore's option: after the first event that does not fit, the file accepts
+    no more events. With `rotate_bytes` and `rotate_s` (seconds), the writer instead begins new files before
+    it writes a batch that would exceed these limits.
     """
 
     max_file_size: int | None = None
@@ -34,19 +34,19 @@ class WriterSpec:
         directory: the directory of the files; created if absent.
         run_id: 16 hex digits, by default random. attempt: counts from 0. rank: the rank that recorded the
             events.
-        formats: which kinds of files to write: some of "mindspore" and "tensorboard".
-        prefix, suffix: of the file names. source: the part of a file name that distinguishes the writers of
-            one run, by default the rank.
+        formats: the kinds of files to write: "mindspore", "tensorboard" or both.
+        prefix, suffix: parts of the file names. source: the part that distinguishes the writers of one run,
+            by default the rank.
         limits: how large and how old the files may become.
-        delivery: the promise for an acknowledged event. "written": safe from the death of any process;
-            "synced": durable about a second later, and at once after a flush; "queued": as "written", but an
-            AsyncWriter drops and counts events that its inner writer does not accept at once.
+        delivery: the guarantee for an acknowledged event. "written": it survives the death of any process;
+            "synced": it is durable about a second later, or when a flush returns; "queued": as "written", but
+            an AsyncWriter drops and counts events that its inner writer does not accept at once.
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
         budget_bytes: how many bytes may wait in an AsyncWriter. When the budget is full, bulk values are
             dropped and counted; other events block the caller for at most 0.5 s, once per stall, and are then
             dropped and counted.
         interval_s: how long an AsyncWriter collects events before it writes them.
-        batch_bytes: a batch that reaches this size is written before `interval_s` is over.
+        batch_bytes: a batch that reaches this size is written without waiting for `interval_s`.
         retry_s: the pause before a failed write is tried again.
         raise_exception: after a failure in the background, the next call raises it as WriteError.
     """

@@ -21,11 +21,11 @@ from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_RESERVE = 256 << 20  # bytes of the disk that bulk values leave free, or 1/50 of the disk if that is less
+MAX_RESERVE = 256 << 20  # bulk values leave this many bytes free, or 1/50 of the disk if that is less
 
 
 class Writer(Protocol):
-    """Receives the batches of a rank and brings them to its files.
+    """Receives the batches of a rank and writes them, directly or indirectly, to the rank's files.
 
     `start`, `write` and `flush` may raise OSError for temporary failures (a full disk, a restarting
     collector): then nothing is lost, and the caller must repeat the call. All methods but `health` are called
@@ -33,10 +33,10 @@ class Writer(Protocol):
     """
 
     def start(self) -> int:
-        """Get ready; returns the highest seq in the files, 0 if there is none."""
+        """Get ready; returns the highest seq (sequence number of an event) in the files, 0 without events."""
 
     def write(self, batch: Batch) -> None:
-        """Accept a batch; on return its events are acknowledged or, in a buffering writer, on their way."""
+        """Accept a batch; on return its events are acknowledged or, in a buffering writer, still buffered."""
 
     def flush(self) -> None:
         """Return when everything accepted is in the files."""
@@ -75,7 +75,7 @@ class RankWriter:
     full, bulk values are dropped and counted, to leave room for scalars, lineage and the training itself.
 
     Args:
-        spec: where and how to write; `spec.delivery` is what is promised once `write` has returned.
+        spec: where and how to write; `spec.delivery` says what is guaranteed when `write` has returned.
         files: the file operations to use; None means the real ones. Tests pass a test double.
 
     Raises:
@@ -101,15 +101,15 @@ class RankWriter:
         return self._health.last_seq
 
     def path(self, dialect: str) -> Path:
-        """The newest file of a dialect, as in `EventFiles.paths`; may be called from any thread."""
+        """The newest file of a dialect (see `EventFiles.paths`); may be called from any thread."""
         return self._event_files.paths[dialect]
 
     def start(self) -> int:
-        """Return the highest seq in the files; the writer is ready since its construction."""
+        """Return the highest seq in the files; the constructor has already prepared the writer."""
         return self.last_seq
 
     def write(self, batch: Batch) -> None:
-        """Append the batch, one write for each file; after an OSError the files end in whole frames."""
+        """Append the batch with one write to each file; after an OSError the files end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
         events, spared = batch.events, self._bulk_to_spare(batch)
@@ -145,7 +145,7 @@ class RankWriter:
             self._failures.count(reason, appended.refused)
 
     def _bulk_to_spare(self, batch: Batch) -> list[Value]:
-        """The bulk values of the batch if the disk has no room for them, else none."""
+        """Returns the batch's bulk values if the disk has no room for them, otherwise an empty list."""
         bulk = [
             value
             for event in batch.events
@@ -163,7 +163,7 @@ class RankWriter:
         return bulk if free - incoming < min(MAX_RESERVE, size // 50) else []
 
     def _publish_lineage(self, values: Sequence[Value]) -> None:
-        """Replace the lineage file of the directory by one that also has these values."""
+        """Replace the lineage file of the directory with a new one that also contains `values`."""
         lineage = read_lineage(self.directory)
         for value in values:
             lineage = updated_lineage(lineage, value)
@@ -171,7 +171,7 @@ class RankWriter:
         path = self.directory / self._event_files.name.lineage_name(next_stamp(self.directory, now))
         payloads = encode_lineage(lineage, now, self._event_files.ids)
         publish(path, b"".join(frame(payload) for payload in payloads))
-        for path in older:  # the new file is durable, so the older ones may go
+        for path in older:  # the new file is durable, so the older files may be removed
             path.unlink(missing_ok=True)
 
     def flush(self) -> None:
