@@ -193,8 +193,8 @@ def choose_attempt(
 
     The attempt may have another world size: then the ranks disagree, and the caller raises. Several starts of
     a job may share one incarnation (an address and port), or have none. In that case only the newest attempt
-    is a candidate, and only while it can belong to the same start: not if it already has this rank, if one of
-    its processes died or failed, or if all its ranks have left it and it began long ago.
+    is a candidate, and only while it can belong to the same start: not if it already has this rank, if a
+    running rank's process died, or if all its ranks have left it and one failed or it began long ago.
 
     Args:
         attempts: the attempts of the rank's role, in the order of their numbers.

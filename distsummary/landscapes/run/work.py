@@ -19,7 +19,7 @@ Job = tuple[Any, ...]  # the arguments of one call of a worker's `work`
 
 
 class Work:
-    """Work without jobs, finished as soon as a worker has begun; the base class of all other work."""
+    """The base class of all work. By itself it has no jobs: the crew ends once a worker has begun."""
 
     @property
     def is_finished(self) -> bool:
