@@ -113,7 +113,7 @@ class Segment:
             raise self._lost  # another sync would succeed although data was lost
         length, count = self.length, len(self._unsynced)  # more may be appended during the sync
         if length == self.synced_length and not self.is_dead:
-            return  # nothing new; a dead file is synced all the same: a failed append may have left frames in it
+            return  # nothing new; a dead file is synced: a failed append may have left frames in it
         try:
             self._files.sync(self._descriptor)
         except OSError as error:

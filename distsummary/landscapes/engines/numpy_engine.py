@@ -39,7 +39,7 @@ class NumpyEngine:
     """
 
     name = "numpy-naive"
-    is_streamed = False  # no group of points shares a reading: each point reads streamed data anew
+    is_streamed = False  # points share no reading: each reads streamed data anew
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ def _numbers(what: str, found: Any) -> Array:
     """The values that the user's function returned, as float64."""
     try:
         values = np.asarray(found)
-        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # neither a number nor an array of numbers
+        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # no number or array of them
             raise TypeError(f"of dtype {values.dtype}")
         return values.astype(np.float64)
     except (TypeError, ValueError) as error:
