@@ -1,7 +1,7 @@
-"""How the ranks of a run join it and leave it: the Coordinator, and the attempts in the run's manifest.
+"""How ranks join and leave a run: the Coordinator, and the attempts in the run's manifest (a JSON file).
 
 An attempt is one start of the job; a restart gets the next number. A rank asks the run's coordinator for its
-attempt: the aggregator actor under Ray, else the LocalCoordinator, which works on the manifest alone.
+attempt. Under Ray, this is the aggregator actor; otherwise a LocalCoordinator, which uses only the manifest.
 """
 
 import time
@@ -40,10 +40,10 @@ class Coordinator(Protocol):
         """Report this rank's lineage (`Lineage.to_bytes`); raises StaleAttemptError for an older attempt."""
 
     def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-        """Leave the run after everything is written; the last rank's call may start the merge of the run."""
+        """Leave the run after everything is written; the last rank's call may start merging the files."""
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
-        """Report an evaluation that was added to a training's files without taking a new attempt."""
+        """Report that an evaluation was added to the files of a training's attempt, without a new attempt."""
 
 
 class LocalCoordinator:
@@ -51,8 +51,8 @@ class LocalCoordinator:
 
     Args:
         run_dir: the run.
-        first_attempt: called for a role that has no attempt in the manifest; returns the number of its first
-            attempt, above 0 if a manifest was removed and the event files hold earlier attempts.
+        first_attempt: called with a role ("train" or "eval") that has no attempt in the manifest; returns the
+            number of its first: above 0 if the event files hold attempts that the manifest has lost.
     """
 
     def __init__(self, run_dir: RunDir, first_attempt: Callable[[str], int] = lambda role: 0) -> None:
@@ -79,7 +79,7 @@ class LocalCoordinator:
         self.run_dir.update_manifest(lambda manifest: leave_attempt(manifest, topology, attempt, health))
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
-        """Note that the merged run, if there is one, lacks this rank's evaluation."""
+        """Note in the manifest that the merged run, if there is one, does not contain this evaluation."""
 
         def note(manifest: Manifest) -> None:
             entry = find_attempt(manifest, "train", attempt)
@@ -99,8 +99,8 @@ def refuse_reuse(
 ) -> None:
     """Raise RunDirError if another job records the run, or if it is finished and `refuse_finished` is set.
 
-    Only the role train is checked. Ranks of the same job, its restarts by the launcher, and other trainings
-    in the same process count as the same job.
+    Only the role train is checked. All ranks of a job, its restarts by the launcher, and other trainings in
+    the same process count as one job.
     """
     attempts = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
     if topology.role != "train" or not attempts or choose_attempt(attempts, topology, now=time.time()):
@@ -138,7 +138,7 @@ def job_of(incarnation: str) -> str:
 
 
 def next_run_dir(run_dir: RunDir, topology: Topology) -> RunDir:
-    """The first of the run dirs `a`, `a-2`, `a-3` ... in which this job may train; the same for all ranks."""
+    """The first of `run_dir` and its siblings (`-2`, `-3` ... appended) in which all ranks may train."""
     job, number, found = job_of(topology.incarnation), 1, run_dir
     is_free = False
 
@@ -191,10 +191,10 @@ def choose_attempt(
 ) -> Manifest | None:
     """The attempt that a rank belongs to, or None if it needs a new one.
 
-    The attempt may have another world size: then the ranks disagree, and the caller raises. Several starts of
-    a job may share one incarnation (an address and port), or have none. In that case only the newest attempt
-    is a candidate, and only while it can belong to the same start: not if it already has this rank, if a
-    running rank's process died, or if all its ranks have left it and one failed or it began long ago.
+    The attempt may have another world size: then the ranks disagree, and the caller raises. An incarnation is
+    the launcher's name for a start of the job. If it may be reused (an address and port) or is empty, only
+    the newest attempt is a candidate. It is not chosen if it already has this rank, if the process of a
+    running rank died, or if all its ranks have left and one failed or it began over JOIN_WINDOW_S ago.
 
     Args:
         attempts: the attempts of the rank's role, in the order of their numbers.
@@ -220,7 +220,7 @@ def choose_attempt(
     others = newest["ranks"].values()
     running = [alive(other) for other in others if other["state"] == "running"]
     if newest["world_size"] != topology.world_size:
-        may_join = True in running and False not in running  # else these are two jobs
+        may_join = True in running and False not in running  # otherwise these are two jobs
     elif running:
         may_join = False not in running
     else:
@@ -282,7 +282,7 @@ def rank_states(entry: Manifest) -> dict[str, str]:
 
 
 def is_complete(entry: Manifest) -> bool:
-    """Whether every rank of the attempt has joined it and then left it by itself."""
+    """Whether every rank of the attempt has joined and then reported its end (finished or failed)."""
     states = rank_states(entry).values()
     return len(states) == entry["world_size"] and all(state in ("finished", "failed") for state in states)
 

@@ -24,7 +24,7 @@ from distsummary.run_dir import RunDir
 
 BATCH = 16
 TEST = 297
-CHECKPOINT_EVERY = 6  # steps between the checkpoints on the path
+CHECKPOINT_EVERY = 6  # steps between the checkpoints of the training path
 LANDSCAPE_SIZE = 21
 
 
@@ -60,7 +60,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def train(run_dir: str, epochs: int) -> dict[str, float]:
-    """An ordinary DDP loop plus the four lines that a user of distsummary adds."""
+    """An ordinary DDP loop with the calls that a user of distsummary adds; returns loss and accuracy."""
     torch.manual_seed(0)
     train_set, test_set = digits()
     sampler: DistributedSampler[Any] = DistributedSampler(train_set, seed=0)
@@ -122,7 +122,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
             say(f"    {line(now)}")
 
     directory = RunDir(run_dir).create()
-    digits()  # raises for a missing extra, before Ray starts
+    digits()  # raises if scikit-learn is missing, before Ray starts
     say(f"1/3 starting Ray and {ranks} ranks")
     with connected(ranks, {"CPU": 1}):
         results = ds.launch(partial(train, str(directory.base), epochs), ranks=ranks)
@@ -156,7 +156,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
 
 
 def step_times(run_dir: RunDir) -> dict[int, float]:
-    """Rank -> the median seconds of a step in its newest attempt, read back from its files."""
+    """Rank -> the median duration (s) of a step in the newest attempt, read from the rank's files."""
     found = {}
     for rank, path in (run_dir.rank_dirs() or {0: run_dir.base}).items():
         events = list(read_directory(path))

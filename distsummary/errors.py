@@ -52,7 +52,7 @@ class RunDirError(DistSummaryError, OSError):
 
 
 class MissingExtraError(DistSummaryError, ImportError):
-    """An optional dependency is not installed; the message holds the pip line."""
+    """An optional dependency is not installed; the message names the pip command that installs it."""
 
 
 class MissingFileError(DistSummaryError, FileNotFoundError):
@@ -82,7 +82,7 @@ class StaleAttemptError(DistSummaryError, RuntimeError):
 
 
 class RanksFailedError(DistSummaryError, RuntimeError):
-    """Ranks of a launched job raised; errors that are equal share one line, which names the ranks."""
+    """Ranks of a launched job raised; the message lists each different error once, with its ranks."""
 
 
 class LandscapeError(DistSummaryError, RuntimeError):
@@ -90,7 +90,7 @@ class LandscapeError(DistSummaryError, RuntimeError):
 
 
 class CannotTraceError(LandscapeError):
-    """The loss cannot be recorded as a graph; the row engine can still evaluate it."""
+    """The loss cannot be recorded as a graph of operations; engine="row" needs no graph."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}; leave engine= out, or use engine='row'"

@@ -1,4 +1,4 @@
-"""Runs RankCollector as a Ray actor, and RemoteWriter, which sends batches to it until acknowledged."""
+"""Runs RankCollector as a Ray actor; RemoteWriter sends batches to that actor until acknowledged."""
 
 import contextlib
 import logging
@@ -26,8 +26,8 @@ def start_collector(spec: WriterSpec) -> Any:
     """Start the rank's collector as an actor on this node; it ends with this process, which owns it.
 
     It reserves 0 CPUs: on a full cluster, it would wait forever for even a fraction of a CPU. A label
-    selector places it, because Ray ignores soft node affinity for 0 CPUs. Ray's retries are off because they
-    reorder calls; RemoteWriter repeats calls instead.
+    selector chooses this node, because Ray ignores soft node affinity for actors with 0 CPUs. Ray's retries
+    are off because they reorder calls; RemoteWriter repeats calls instead.
     """
     node = ray.get_runtime_context().get_node_id()
     options = {
@@ -44,8 +44,8 @@ def start_collector(spec: WriterSpec) -> Any:
 class RemoteWriter:
     """Sends batches in order to the rank's collector and keeps each one until it is acknowledged.
 
-    If the collector dies or cannot write, all unacknowledged batches are sent to its next session, in the
-    same order and with the same sequence numbers; with the delivery QUEUED they are dropped instead. An
+    If the collector dies or cannot write, its session ends. All unacknowledged batches are then sent to its
+    next session, in the same order and with the same numbers; with the delivery QUEUED they are dropped. An
     OSError means that the caller must repeat the call (see `Writer`). Only the AsyncWriter's thread may use
     this object, except for `health`, which any thread may call.
 
@@ -62,7 +62,7 @@ class RemoteWriter:
         self._failed = Health()
 
     def health(self) -> Health:
-        """The collector's counters in its last answer, plus the batches that it never acknowledged."""
+        """The counters in the collector's last answer, plus the events of lost batches."""
         return self._health.plus(self._failed)
 
     def start(self) -> int:
@@ -107,7 +107,7 @@ class RemoteWriter:
         batch, reference = self._sent[0]
         try:
             self._health = self._answer(reference)
-        except StaleAttemptError:  # an earlier batch failed: it and this one go to the next session
+        except StaleAttemptError:  # an earlier batch failed: both go to the next session
             self._session = None
             return
         except OSError as error:
@@ -124,7 +124,7 @@ class RemoteWriter:
         try:
             return ray.get(reference, timeout=ANSWER_S)
         except GetTimeoutError as error:
-            # The collector hangs: kill it, so that Ray restarts it. Not one that is still starting.
+            # The collector hangs: kill it, so that Ray restarts it. If `host` is empty, it is still starting.
             host, pid = self._process
             if host == platform.node():  # a stopped process would not react to Ray's kill
                 with contextlib.suppress(ProcessLookupError):

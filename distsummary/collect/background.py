@@ -52,12 +52,12 @@ class Background:
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def submit(self, name: str, job: Callable[[], object], *, nbytes: int = 0, wait_s: float = 0.0) -> None:
-        """Queue `job()`; if it fails or is dropped, that is counted under `name`.
+        """Queue `job()`; a failed or dropped job is counted under `name`.
 
         Args:
             nbytes: the bytes that the job holds.
-            wait_s: the longest that the caller waits for room in the budget. If no room came, later calls
-                do not wait until another job is done.
+            wait_s: the longest time that the caller waits for room in the budget. After a failed wait,
+                later calls do not wait at all until a job has ended.
 
         Raises ClosedError after close, WriteError for an earlier failure if `raise_exception` is set.
         """

@@ -1,4 +1,4 @@
-"""Checks and copies a value that a user passes by name, before it is queued."""
+"""Checks and copies a value that a user records under a name, before it is queued."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ LINEAGE_CLASSES: dict[str, type] = {
     "eval_lineage": lineage.EvaluationLineage,
     "custom_lineage_data": lineage.UserDefinedInfo,
 }
-# An event keeps 8 KiB free for the tag, the shape, a shard's place (up to 64 axes) and its own fields.
+# The rest of an event, 8 KiB, is for the tag, the shape, a shard's position (up to 64 axes) and other fields.
 MAX_TENSOR_BYTES = MAX_PAYLOAD - (8 << 10)
 _REMEDIES = {  # kind of dtype -> advice for the user
     "f": "convert it to float64",
@@ -51,7 +51,7 @@ class OnlyExported:
 
 
 def checked_value(plugin: object, name: object, value: object, *, exports: bool = False) -> Value:
-    """A checked `Value` of a plugin, with arrays copied; copying from a device does not wait for it.
+    """A checked `Value` of a plugin (the kind of value), with arrays copied; does not wait for a device.
 
     Args:
         plugin: one of `records.PLUGINS`, in any case.
@@ -104,7 +104,7 @@ def checked_copy(
 
     Args:
         exports: also accept tensors that only a .npy file can hold (complex, long double, text, times,
-            records, and tensors too large for an event), as OnlyExported.
+            structs, and tensors too large for an event), as OnlyExported.
         mindspore_compat: histogram edges are in the dtype of the tensor, as in MindSpore; the histogram is
             therefore counted later on the host, not on the tensor's device.
 
@@ -143,7 +143,7 @@ def graph_bytes(value: object) -> bytes:
             f"a graph must be bytes of a ModelProto or GraphProto, got {type(value).__name__}; serialise it"
         )
     data = bytes(value)
-    # Field 1 is a number in a ModelProto, but the nodes in a GraphProto. So the bytes of a ModelProto never
+    # Field 1 is a number in a ModelProto, but holds the nodes in a GraphProto. So a ModelProto's bytes never
     # parse as a GraphProto with nodes.
     try:
         if anf_ir.GraphProto.FromString(data).node:

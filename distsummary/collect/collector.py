@@ -60,8 +60,8 @@ class SummaryCollector(Callback):
     records the lineage at the first step and completes it at the end. The metrics of an evaluation become
     scalars `eval/<name>`.
 
-    No hook raises into the training, except for bad arguments at its beginning: other failures are counted in
-    `health()` and logged once.
+    Hooks raise only for bad arguments and files that cannot be opened, when a training or evaluation begins,
+    or with `raise_exception`. Other failures are counted in `health()` and logged once.
 
     Args:
         summary_dir: the run dir, the same for all ranks; created if absent.
@@ -79,8 +79,8 @@ class SummaryCollector(Callback):
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
             default. If the disk is still busy with older checkpoints, a new checkpoint blocks the training
             for at most 5 s and is then dropped and counted.
-        mindspore_compat: record epoch ends twice, scale images and compute histograms as MindSpore does.
-        topology: this rank's place among the ranks; by default from the loop, else from the environment.
+        mindspore_compat: scale images, compute histograms, record an epoch's last step twice, like MindSpore.
+        topology: this rank's place among the ranks; by default from the loop or the environment.
         coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, the ranks use
             the manifest in the run dir.
         exists: if the run has finished, "attempt" adds an attempt; "refuse" raises unless the loop resumes.
@@ -134,7 +134,7 @@ class SummaryCollector(Callback):
         specified = with_landscape(collect_specified_data, collect_landscape)
         self._collected = check_specified(specified, keep_default_action, mindspore_compat=mindspore_compat)
         self._custom = check_custom_lineage(custom_lineage_data)
-        # What the specs of all writers share; the session adds the directory and the identity.
+        # The settings that all writers share; the session adds the directory, run id, attempt and rank.
         self._spec = WriterSpec(
             directory="",
             formats=DIALECTS if formats is None else check_formats(formats),
@@ -153,7 +153,7 @@ class SummaryCollector(Callback):
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
         self._evaluator_pid = 0
-        self._evaluator: Topology | None = None  # the rank of evaluations not yet recorded
+        self._evaluator: Topology | None = None  # set while evaluations wait to be recorded
         self._evaluations: list[tuple[int, list[Value], list[Value]]] = []  # step, scalars, lineage
         self._reset()
 
@@ -284,7 +284,7 @@ class SummaryCollector(Callback):
             session.keep_trajectory(self._collected.landscape, network, self._group, steps)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """Plan the steps that get whole parameters, if the length of the training is known."""
+        """Plan the steps at which whole parameters are recorded."""
         self._failures.call("steps of tensors", self._plan_tensors, run_context.original_args())
 
     def _plan_tensors(self, params: CallbackParams) -> None:
@@ -299,7 +299,7 @@ class SummaryCollector(Callback):
     def _plan_next(self) -> None:
         """Find the next steps at which more than the logged values are due; until then, steps are "plain".
 
-        Only a Run uses plain steps, and it always logs its loss, so the loss is not considered here.
+        Only a `Run` has a faster path for plain steps. It always logs its loss, so no loss is due here.
         """
         if self._last is None or self._session is None:
             return
@@ -461,7 +461,7 @@ class SummaryCollector(Callback):
 
     def _open_session(self) -> Session:
         if self._session is None:
-            raise ClosedError("the collector is not recording; its hooks are called between begin and end")
+            raise ClosedError("the collector is not recording; call a begin hook first, e.g. on_train_begin")
         return self._session
 
     def health(self) -> Health:
@@ -474,7 +474,7 @@ class SummaryCollector(Callback):
         evaluator, self._evaluator = self._evaluator, None
         if evaluator is not None and self._evaluator_pid == os.getpid():  # not in a forked child
             self._failures.call("evaluations", self._close_evaluations, evaluator)
-        self.plain_step_recorder = Callback.plain_step_recorder  # the session may hold the network
+        self.plain_step_recorder = Callback.plain_step_recorder  # frees the session and its network
         if session is not None:
             self._health = session.close(has_failed=has_failed)
 

@@ -88,7 +88,7 @@ def file_name(tag: str) -> str:
     """A tag as the beginning of a file name: at most MAX_NAME ASCII characters, different for each tag."""
     name = quote(tag, safe="", errors="surrogatepass")
     if name.startswith("."):
-        name = f"%2E{name[1:]}"  # quote() keeps dots, but this one would hide the file
+        name = f"%2E{name[1:]}"  # quote() keeps dots, but a leading dot would hide the file
     if len(name) > MAX_NAME:
         digest = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:16]
         name = f"{name[: MAX_NAME - len(_CUT) - len(digest)]}{_CUT}{digest}"

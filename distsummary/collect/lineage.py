@@ -114,10 +114,10 @@ def _parse_hyper_config(text: str) -> dict[str, str | int | float]:
 
 
 def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
-    """A loader and its data set as a chain: class names, sizes, batching and sampling.
+    """Describes a loader and its nested data sets as a chain: class names, sizes, batching and sampling.
 
     Args:
-        loader: any object; of a torch DataLoader the usual attributes are read, without importing torch.
+        loader: any object; the attributes of a torch DataLoader are read if present, without importing torch.
         steps: batches of the loader, 0 if unknown.
     """
     graph = pb.DatasetGraph()
@@ -171,7 +171,7 @@ def class_name(thing: object) -> str | None:
 
 
 def batch_size(loader: object, batch: object = None) -> int | None:
-    """Samples in one batch: the loader's `batch_size`, else the length of the first tensor of `batch`."""
+    """Samples in one batch: the loader's `batch_size` or, if unset, the length of `batch`'s first tensor."""
     for source in (loader, getattr(loader, "batch_sampler", None)):
         size = getattr(source, "batch_size", None)
         if isinstance(size, int) and not isinstance(size, bool):
@@ -225,5 +225,5 @@ def _put(message: Any, field: str, value: object) -> None:  # Any: one of severa
 
 
 def _text(value: str) -> str:
-    """The text with all that UTF-8 cannot encode escaped: odd bytes of paths, lone surrogates from JSON."""
+    """Escapes what UTF-8 cannot encode: undecodable bytes of paths, and lone surrogates from JSON."""
     return value.encode(errors="backslashreplace").decode()

@@ -36,9 +36,9 @@ _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 class Collected:
     """What a collector collects.
 
-    `histogram`: None for no histograms, "" for those of the first five parameters, else a pattern for the
-    beginning of the names. `tensor`: the same for recording whole parameters. `landscape`: None for no
-    trajectory.
+    `histogram`: None for no histograms, "" for those of the first five parameters, otherwise a regular
+    expression for the beginning of the names. `tensor`: the same for recording whole parameters. `landscape`:
+    None for no trajectory.
     """
 
     metric: bool = False
@@ -65,7 +65,7 @@ def check_specified(value: object, keep_default_action: bool, *, mindspore_compa
     """The checked `collect_specified_data`; `keep_default_action` adds defaults for missing keys.
 
     The defaults collect everything except whole parameters and a trajectory (with `mindspore_compat` also a
-    trajectory). Raises InvalidTypeError or InvalidValueError if MindSpore raises TypeError or ValueError.
+    trajectory). Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
     """
     check_type("keep_default_action", keep_default_action, bool)
     check_type("collect_specified_data", value, dict, optional=True)
@@ -151,18 +151,18 @@ def check_formats(value: object) -> tuple[str, ...]:
 
 
 def check_file_affix(field: str, value: object) -> str:
-    """The checked `file_prefix` or `file_suffix`: letters, digits and _, then also dots."""
+    """The checked `file_prefix` or `file_suffix`: letters, digits, _ and dots, but no dot first."""
     check_type(field, value, str)
     text = str(value)
     if not _AFFIX.fullmatch(text) or any(word in text for word in _RESERVED):
         raise InvalidValueError(
-            f"{field} must be letters, digits and _, then also dots, without {list(_RESERVED)}, got {text!r}"
+            f"{field} must be letters, digits, _, dots (not first), without {list(_RESERVED)}, got {text!r}"
         )
     return text
 
 
 def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | None:
-    """The limit in bytes or None; `negative_is_unlimited`: a negative limit means None, with a warning."""
+    """The checked limit in bytes, or None; `negative_is_unlimited`: if negative, warn and return None."""
     check_int("max_file_size", value, optional=True)
     if not isinstance(value, int):
         return None
@@ -174,7 +174,7 @@ def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | 
 
 
 def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: object) -> Limits:
-    """Limits of `rotate_bytes` (at least 4096), `rotate_s` (above 0) and a checked `max_file_size`."""
+    """The Limits, with `rotate_bytes` (at least 4096) and `rotate_s` (above 0) checked."""
     check_int("rotate_bytes", rotate_bytes, low=MIN_ROTATE_BYTES, optional=True)
     check_type("rotate_s", rotate_s, (int, float), optional=True)
     if isinstance(rotate_s, (int, float)) and not rotate_s > 0:

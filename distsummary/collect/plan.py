@@ -1,4 +1,4 @@
-"""Decides which rank records which values at which steps. Pure functions: all ranks reach the same plan.
+"""Decides which rank records which values at which steps. Its functions are pure, so all ranks agree.
 
 Which rank records a value depends on where the value is:
 
@@ -16,7 +16,7 @@ from distsummary.checks import check_int
 from distsummary.errors import InvalidValueError
 from distsummary.topology import DATA_AXES, Topology
 
-DEALS = ("parameters", "steps", "all")
+DEALS = ("parameters", "steps", "all")  # how ranks divide replicated parameters; see `SummaryCollector`
 
 
 def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range:
@@ -64,11 +64,11 @@ class Steps:
         return following if self.stop is None or following < self.stop else math.inf
 
     def due(self, last: int | None, step: int) -> bool:
-        """Whether one of the steps was reached after `last` (some may be skipped); True if `last` is None."""
+        """Whether one of these steps is after `last` and at most `step`; True if `last` is None."""
         return last is None or step >= self.after(last)
 
     def turn(self, step: int, group: "Group") -> bool:
-        """Whether it is this rank's turn: of W ranks, each takes every W-th of these steps, in turn.
+        """Whether it is this rank's turn: the ranks of `group` take these steps in turn.
 
         If some of these steps were skipped, the newest of them decides, so that exactly one rank records.
         """
@@ -89,7 +89,7 @@ def regular_steps(freq: int) -> Steps:
 
 
 def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -> Steps:
-    """The steps with tensors. If `total` is None: multiples of `tensor_freq`, or 1, 2, 4 ... times `freq`."""
+    """The steps for tensors. Without `total`: multiples of `tensor_freq`, or 1, 2, 4 ... times `freq`."""
     if total is not None:
         members = tensor_range(total, freq, tensor_freq)
         return Steps(every=members.step, stop=members.stop)
@@ -98,7 +98,7 @@ def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks that divide replicated values among them: how many there are, and this rank's index."""
+    """The ranks that divide replicated values among themselves: how many there are, and this rank's index."""
 
     index: int = 0
     size: int = 1
@@ -134,8 +134,8 @@ def dealing_group(topology: Topology) -> Group:
 def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:
     """The parameters that this rank records, balanced by bytes; each parameter belongs to exactly one rank.
 
-    Assigns the largest parameter first, each to the rank with the fewest bytes so far (Graham 1969: at most
-    4/3 of the optimum). A parameter never changes its rank, so each tag is in the files of one rank only.
+    Assigns the largest parameter first, each to the rank with the fewest bytes so far (Graham 1969: no rank
+    gets over 4/3 of the optimum). A parameter never changes its rank: each tag is in one rank's files only.
 
     Args:
         sizes: parameter name -> bytes; the order does not matter.

@@ -23,8 +23,8 @@ class Greeting(NamedTuple):
 class RankCollector:
     """Writes one rank's batches; `actor.py` runs it as a Ray actor.
 
-    `session` changes at every start and every failed write, so that no batch is written before one that
-    was sent earlier. An acknowledged batch is in the files: it survives the death of any process.
+    A session ends at a restart or a failed write. A batch that names an ended session is refused, so that
+    batches stay in order. An acknowledged batch is in the files: it survives the death of any process.
     """
 
     def __init__(self, spec: WriterSpec) -> None:

@@ -123,9 +123,9 @@ class SummaryRecord:
 
     @property
     def log_dir(self) -> str:
-        """The path of the event file, under MindSpore's name; the file exists once an event is written.
+        """The path of the event file (the name is MindSpore's); the file exists once an event is written.
 
-        The file is in the MindSpore dialect, if this dialect is written; after a rotation, it is the newest
+        If both formats are written, it is the file in the MindSpore format; after a rotation, the newest
         file. Until the file exists, the path may still change, if another writer takes that name first. If
         the argument `writer` was given, this is the directory instead.
         """

@@ -45,16 +45,16 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 # only once for a disk that does not respond.
 CHECKPOINT_WAIT_S = 5.0
 ENDED_LATE = (
-    "the end of a step was only seen at a later call on the run: nothing was read from the model; let `for` "
-    "hold the iterator of run.steps, or call run.next_step"
+    "the end of a step was noticed only at a later call on the run, so nothing was read from the model; "
+    "write `for ... in run.steps(...)` and keep no other reference to the iterator, or call run.next_step"
 )
 
 
 class Past(NamedTuple):
     """The newest attempt of a training that no process records any more, and this rank's files in it.
 
-    `formats` are the dialects that the training wrote. Nothing is added in another dialect, because a merge
-    reads only one dialect of an attempt.
+    `formats` are those that the training wrote. Nothing is added in another format, because a merge reads
+    only one format of an attempt.
     """
 
     registration: Registration
@@ -82,7 +82,7 @@ class Session:
 
     Args:
         run_dir, topology: the run and the rank in it.
-        spec: how to write the files; directory and identity are added after joining the run.
+        spec: how to write the files; directory, run id, attempt and rank are set after joining the run.
         collectors: see `open_writer`. exports_npy: whether tensors are also exported.
         coordinator: joins all ranks to one run; None: the ranks use the run dir's manifest.
         failures: counts the session's own failures.
@@ -133,7 +133,7 @@ class Session:
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
         self.keeps_checkpoints = False  # True also if it keeps sketches
-        self.plain_before = -math.inf
+        self.plain_before = -math.inf  # steps before this one record only logged values
         if topology.rank == 0 and not self._is_past:
             self._messages.submit("provenance", self._record_provenance)
 
@@ -175,7 +175,7 @@ class Session:
             self.failures.fail("step", error)
 
     def write(self, step: int, values: list[Value], logged: Mapping[str, object] = NOTHING) -> None:
-        """Record logged values by name and then other values as one event; without any, record nothing."""
+        """Record `logged` (name -> number) and `values` as one event; if both are empty, record nothing."""
         if not values:
             self.record_plain(step, logged)
             return
@@ -202,7 +202,7 @@ class Session:
     def keep_trajectory(
         self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
     ) -> None:
-        """From now on, keep checkpoints and sketches of the network.
+        """From now on, keep checkpoints and sketches (small random projections) of the network.
 
         Rank 0 keeps replicated parameters; each rank keeps its shards.
         """
@@ -305,7 +305,7 @@ class Session:
 
 
 def counters_of(health: Health) -> dict[str, int]:
-    """A rank's health as the numbers in the manifest."""
+    """A rank's health as a dict of numbers, for the manifest."""
     return {
         "events": health.events,
         "bytes": health.bytes,

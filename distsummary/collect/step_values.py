@@ -51,9 +51,9 @@ def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
 def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
     """The first images of a batch, from its first tensor; none if that tensor is not a picture.
 
-    A picture has the axes of one of `png.LAYOUTS`. An array with two axes must be uint8: one of floats would
-    hold features, and one of other integers tokens. `mindspore_compat` accepts only (N, C, H, W) and
-    takes all images of the batch.
+    A picture has the axes of one of `png.LAYOUTS`. An array with two axes must be uint8, since
+    floats are probably features, and other integers tokens. `mindspore_compat` accepts only
+    (N, C, H, W) and takes all images of the batch.
     """
     first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     framework = framework_of(first)
@@ -79,8 +79,8 @@ class Parameters:
 
     Args:
         pattern: a regular expression for the beginning of the wanted names; "" for the first five parameters.
-        deal: "parameters": each rank records its share at all steps; "steps": the ranks take turns, and
-            record all parameters; "all": each rank records all of them.
+        deal: "parameters": each rank records its share at all steps; "steps": the ranks take turns: at
+            each step, one rank records all parameters; "all": every rank always records all parameters.
         exports, mindspore_compat: see `checked_values.checked_copy`.
     """
 
@@ -101,7 +101,7 @@ class Parameters:
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
     def due(self, steps: Steps, step: int, failures: Failures) -> list[tuple[str, Any, Shard | None]]:
-        """This rank's parameters at a step: name, tensor, and the shard on this rank (None: whole)."""
+        """What this rank records at a step: name, tensor, and the shard on this rank (None: whole)."""
 
         def facts(tensor: Any) -> tuple[Shard | None, int]:
             """The shard (None: the tensor is whole here), and the bytes of the whole tensor."""

@@ -1,4 +1,4 @@
-"""Decides what this rank saves for the trajectory (the model, its shards or nothing), and copies it.
+"""Decides what this rank saves of each checkpoint (the model, its shards or nothing), and copies it.
 
 Each rank decides from the mesh alone, without communicating, and holds its copies in its own memory until
 they are written. So a model sharded over W ranks is copied once in total: a W-th of it on each rank.
@@ -28,7 +28,7 @@ Mesh: TypeAlias = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTrajectory:
-    """Copies the network when a checkpoint is due, for the writer."""
+    """Copies this rank's share of the network when a checkpoint is due; `writer` then saves it."""
 
     writer: TrajectoryWriter
     unit: str
@@ -44,8 +44,8 @@ class KeptTrajectory:
         """Copy what this rank saves; returns the function that writes it, and the bytes held until then.
 
         Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began,
-        or the other way round, because gathered values may be rounded or older than the shards. (Resharding
-        is left to the user: done here, it would not reach the ranks that keep no trajectory.)
+        or the other way round, because gathered values may be rounded or older than the shards. (The user
+        must reshard on all ranks; this method runs only on the ranks that keep a trajectory.)
         """
         state: dict[str, Array] = {}
         slices: dict[str, Shard] = {}
@@ -74,7 +74,7 @@ def keep_trajectory(
     *,
     step_per_epoch: int,
 ) -> KeptTrajectory | None:
-    """What keeps this rank's part of the trajectory; None if the rank has no part.
+    """The KeptTrajectory of this rank; None if the rank saves nothing.
 
     `group`: the ranks that hold the same whole tensors as this one. Raises what `share_of` raises.
     """
@@ -115,8 +115,8 @@ class Share:
 def share_of(network: Any, topology: Topology, group: Group, *, attempt: int) -> Share | None:
     """The share of the network that this rank saves; None if it saves nothing.
 
-    `group`: the ranks that hold the same whole tensors as this one. Raises InvalidValueError if copies and
-    parts of the model cannot be distinguished.
+    `group`: the ranks that hold the same whole tensors as this one. Raises InvalidValueError if it
+    is unknown which ranks hold copies of the model and which hold parts.
     """
     framework = framework_of(network)
     split = {

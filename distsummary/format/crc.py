@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Crc = TypeVar("Crc", int, NDArray[Any])
 
-_HEADER_BYTES = 12  # of a frame: u64 length | u32 masked crc32c of the length
+_HEADER_BYTES = 12  # a frame begins with u64 length | u32 masked crc32c of the length
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -25,19 +25,19 @@ def masked(crc: Crc) -> Crc:
 
 
 def unmasked(stored: NDArray[Any]) -> NDArray[np.uint32]:
-    """The CRC32Cs that frames store as `stored`; the inverse of `masked`."""
+    """The CRC32Cs before masking, from the form that frames store; the inverse of `masked`."""
     rotated = stored.astype(np.uint32) - np.uint32(_MASK_DELTA)
     return rotated << np.uint32(15) | rotated >> np.uint32(17)
 
 
-# CRCs are linear: crc(a ^ b) = crc(a) ^ crc(b) ^ crc(0) for byte strings of one length. So each byte that
-# differs changes the CRC by an amount that depends only on that byte and on how many bytes follow it.
+# For byte strings of equal length, crc(a ^ b) = crc(a) ^ crc(b) ^ crc(zeros). So each byte that differs
+# changes the CRC by an amount that depends only on that byte and on how many bytes follow it.
 
 
 def crc_changes(differences: NDArray[np.uint8], places: Iterable[int]) -> NDArray[np.uint32]:
-    """How the CRC of a byte string changes when some of its bytes change, for n changes: uint32 (n,).
+    """How a byte string's CRC changes when the string is XORed with each of n differences: uint32 (n,).
 
-    crc(a ^ d) = crc(a) ^ crc_changes(d), where each row of `differences`, uint8 (n, length), is one d.
+    Each row d of `differences`, uint8 (n, length), has one result c: crc(a ^ d) = crc(a) ^ c for any a.
 
     Args:
         places: the columns of `differences` that are not all zero; other columns are skipped.
@@ -51,7 +51,7 @@ def crc_changes(differences: NDArray[np.uint8], places: Iterable[int]) -> NDArra
 
 
 def byte_tables(length: int) -> NDArray[np.uint32]:
-    """Row k, column d: how the CRC changes if a byte with k bytes after it is XORed with d."""
+    """Row k, column d: the change of the CRC when a byte that k bytes follow is XORed with d."""
     return _byte_tables(1 << max(length - 1, 0).bit_length())  # a power of two: few tables serve all lengths
 
 
@@ -69,10 +69,10 @@ _CRC_OF_ZEROS = np.uint32(google_crc32c.value(bytes(8)))
 
 
 def find_headers(data: bytes, max_payload: int) -> list[tuple[int, int]]:
-    """Finds frame headers with a right CRC in `data`: their positions, and the payload lengths in them.
+    """Finds the frame headers in `data` whose CRC is right: (position, payload length) of each.
 
-    Lengths (bytes) above `max_payload` are left out. All positions are tried at once: the CRC of eight bytes
-    is the XOR of eight table entries and a constant.
+    Headers with a length above `max_payload` bytes are left out. NumPy checks all positions together, since
+    the CRC of eight bytes is the XOR of eight table entries and a constant.
     """
     count = len(data) - _HEADER_BYTES + 1
     if count <= 0:

@@ -1,4 +1,4 @@
-"""Encodes numbered events as frames of each format: scalars in columns, other values one by one.
+"""Encodes events as frames of each format: many scalar events at a time, other events one by one.
 
 Work that the formats share (PNG bytes, bin counts) is done once.
 """
@@ -63,13 +63,13 @@ def encode_event(
     """The payload of an event in each format (None if the format cannot show it), and the refused values.
 
     A bad value does not affect the others. A summary whose values were all refused is still written in the
-    MindSpore dialect, as MindSpore does, so that the numbering has no gaps. Lineage values are refused here,
-    because lineage is a state with a file of its own (`lineage.encode_lineage`). A graph must be the only
+    MindSpore format, as MindSpore does, so that the numbering has no gaps. Lineage values are refused here,
+    because lineage is written to a file of its own (`lineage.encode_lineage`). A graph must be the only
     value of its event (`records.split_event`).
 
     Args:
-        event: its values hold arrays or finished records; a writer thread has already waited for device
-            copies.
+        event: its values hold arrays on the host or records such as Histogram; copies from a device must have
+            ended.
         ids: written into each payload; with None the payload equals what MindSpore itself writes.
         formats: some of "mindspore" and "tensorboard".
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
@@ -222,9 +222,9 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The frames of some events in each dialect, in order; a dialect has none for events it cannot show.
+    """The frames of some events in each format, in order; events that a format cannot show have none in it.
 
-    Lineage has no frames: it is a state that is kept as a whole in a file of its own.
+    Lineage has no frames here: it is written as a whole to a file of its own.
     """
 
     framed: dict[str, list[Framed]]
@@ -236,7 +236,7 @@ class EventEncoder:
     """Encodes the events of one attempt as frames.
 
     Args:
-        run_id, attempt: the identity in every event.
+        run_id, attempt: written into every event, with its sequence number.
         formats: the formats of the frames.
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
     """

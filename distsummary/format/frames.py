@@ -1,4 +1,4 @@
-"""Encodes and reads TFRecord frames, the envelope of every event, and finds them again after damage."""
+"""Encodes and reads TFRecord frames, the envelope of every event, and finds intact frames after damage."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ import numpy as np
 
 from distsummary.format.crc import find_headers, masked, masked_crc
 
-# A part of what one system call writes; a memoryview (format "B") avoids copying a large array.
+# A part of the bytes that one system call writes; a memoryview (format "B") avoids copying a large array.
 Part: TypeAlias = bytes | memoryview
 
 MAX_PAYLOAD = 64 << 20  # bytes; the most that a reader allocates for one event
@@ -42,7 +42,7 @@ if google_crc32c.implementation != "c":
 class Frame(NamedTuple):
     """One frame of a file: where it starts and ends (bytes), and its payload.
 
-    `damage` says what is wrong with the frame; None: nothing is. A damaged frame whose length cannot be
+    `damage` says what is wrong with the frame, or is None. A damaged frame whose length cannot be
     trusted has no payload and extends to the end of the file.
     """
 
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """The equally long frames of `count` consecutive events from `first_seq` on; `nbytes` in total.
+    """Frames of equal length, `nbytes` in total, of `count` consecutive events numbered from `first_seq`.
 
     If there are several frames, they form one part; a single frame may consist of several parts.
     """
@@ -96,7 +96,7 @@ def frame_parts(payload: Iterable[Part]) -> list[Part]:
     parts = joined(payload)
     length = struct.pack("<Q", sum(map(len, parts)))
     crc = 0
-    for part in parts:  # google_crc32c accepts no memoryview, but a NumPy array over it
+    for part in parts:  # google_crc32c rejects a memoryview, but accepts a NumPy array that views it
         crc = google_crc32c.extend(crc, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8))
     return joined((length, _CRC.pack(masked_crc(length)), *parts, _CRC.pack(masked(crc))))
 
@@ -136,7 +136,7 @@ def read_frames(
 
 
 class FrameReader:
-    """Reads the frames of an open file from any byte on; caches the block that it read last."""
+    """Reads the frames of an open file from a given byte on; caches the block that it read last."""
 
     def __init__(self, file: BinaryIO, max_payload: int, *, resync: bool) -> None:
         self._file, self._max_payload = file, max_payload
@@ -145,9 +145,9 @@ class FrameReader:
         self._base, self._block = 0, b""
 
     def window(self, offset: int) -> tuple[int, bytes]:
-        """Where a block of the file begins, and its bytes.
+        """A block of the file that contains `offset`: the position where it begins, and its bytes.
 
-        The block holds at least a quarter of a MiB from `offset` on; less only if the file ends sooner.
+        It holds at least a quarter of a MiB from `offset` on, or all bytes up to the end of the file.
         """
         wanted_end = min(offset + _BLOCK // 4, self._size)
         if self._base <= offset and wanted_end <= self._base + len(self._block):
@@ -187,7 +187,7 @@ class FrameReader:
                 )
             elif end <= base + len(block):
                 payload = block[offset - base + _HEADER.size : end - base - _CRC.size]
-                found = crc_of(payload)  # masked_crc inlined: reading spends its time here
+                found = crc_of(payload)  # masked_crc, inlined because reading spends most of its time here
                 found = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
                 intact = _CRC.unpack_from(block, end - base - _CRC.size)[0] == found
                 if not intact and search is not None:
@@ -201,7 +201,7 @@ class FrameReader:
                     end = search.true_end(offset, end)
                 yield large._replace(end=end)
             elif base == offset:
-                return  # truncated in the meantime: otherwise the block, read from here, would hold the frame
+                return  # truncated meanwhile: otherwise the block, which starts here, would hold the frame
             else:
                 base, block = offset, b""  # the frame crosses the end of this block
                 continue
@@ -257,7 +257,7 @@ def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _length_crc(length: int) -> int:
-    """The CRC of a length, as the header stores it; cached, since most events have one of few lengths."""
+    """The CRC of a length, as the header stores it; cached, since most events share a few lengths."""
     return masked_crc(struct.pack("<Q", length))
 
 

@@ -13,7 +13,7 @@ from distsummary.format.records import Array, Histogram
 _BLOCK = 1 << 16  # elements; a multiple of 8192, see `count_histogram`
 SORT_BLOCK = 1 << 16  # elements
 PLACE_BLOCK = 1 << 15  # a block and its scratch arrays fit into the cache
-_MAX_DOUBT = 0.25  # in widths of a bin; see `_Placing`
+_MAX_DOUBT = 0.25  # in bin widths; see `_Placing`
 
 
 def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogram:
@@ -34,9 +34,9 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
     if flat.dtype.kind == "b":
         flat = flat.view(np.uint8)
     # One pass over the memory for the smallest value, the largest, the sum and the non-finite values. The sum
-    # equals NumPy's sum of the whole array to the last bit: NumPy sums values that it must convert in runs of
-    # 8192, one after the other, so blocks of a multiple of 8192 give the same result. It sums float64
-    # pairwise over the whole array, which therefore stays in one piece.
+    # equals NumPy's sum of the whole array to the last bit: NumPy converts other dtypes to float64 in buffers
+    # of 8192 values and sums these in order, so blocks of a multiple of 8192 give the same result. A float64
+    # array is not cut into blocks, since NumPy sums it pairwise as a whole.
     lows, highs = [], []
     total = -0.0  # NumPy's own initial value
     nan = pos_inf = neg_inf = 0
@@ -113,14 +113,14 @@ def bin_counts(flat: Array, edges: Array) -> Array:
 
 
 class _Placing(NamedTuple):
-    """x is `scale` * (x - first edge) bins above that edge, with a rounding error of up to `doubt` bins."""
+    """A number x lies `scale` * (x - first edge) bins above the first edge; rounding error <= `doubt`."""
 
     scale: float
     doubt: float
 
 
 def _placing(flat: Array, edges: Array) -> _Placing | None:
-    """How to place numbers into bins; None for one-byte numbers, an unsuited dtype, or too large a doubt."""
+    """How to compute bins; None for one-byte numbers, an unsuitable dtype, or if `doubt` is too large."""
     dtype = edges.dtype
     if flat.itemsize == 1 or dtype not in (np.float32, np.float64) or np.result_type(flat, dtype) != dtype:
         return None
@@ -148,7 +148,7 @@ def _count_sorted(flat: Array, edges: Array) -> Array:
 
 
 def _count_placed(flat: Array, edges: Array, placing: _Placing) -> Array:
-    """Count by computing each number's place; numbers too near to an edge are compared with it."""
+    """Count by computing each number's bin; numbers too near to an edge are compared with that edge."""
     bins = edges.size - 1
     counts = np.zeros(bins + 1, np.int64)  # one extra for numbers at the last edge
     scratch, nearest = np.empty((2, PLACE_BLOCK), edges.dtype)
@@ -175,7 +175,7 @@ def _count_placed(flat: Array, edges: Array, placing: _Placing) -> Array:
 
 
 def _blocks(flat: Array, size: int) -> Iterator[Array]:
-    """The array in pieces that fit into the cache; float16 as float32, which is three times as fast."""
+    """The array in pieces that fit into the cache; float16 becomes float32, which is three times as fast."""
     for start in range(0, flat.size, size):
         block = flat[start : start + size]
         yield block.astype(np.float32) if block.dtype == np.float16 else block
@@ -183,9 +183,9 @@ def _blocks(flat: Array, size: int) -> Iterator[Array]:
 
 @cache
 def _sorts_fast() -> bool:
-    """Whether sorting is faster than placing on this machine; measured once per process.
+    """Whether `_count_sorted` is faster than `_count_placed` on this machine; measured once per process.
 
-    Sorting takes 0.7 times as long as placing where AVX-512 is fast, and 8 times as long elsewhere.
+    Sorting takes 0.7 times as long where AVX-512 is fast, and 8 times as long elsewhere.
     """
     sample = np.random.default_rng(0).standard_normal(PLACE_BLOCK, np.float32)
     edges = np.linspace(sample.min(), sample.max(), 91, dtype=np.float32)
