@@ -1,4 +1,4 @@
-"""Handles Ctrl-C: repeats a KeyboardInterrupt that Python ignored; delays it while work must finish."""
+"""Handles Ctrl-C: repeats a KeyboardInterrupt that Python ignored, and delays one while work must finish."""
 
 import signal
 import sys
@@ -43,7 +43,7 @@ def heeds_interrupts() -> Iterator[None]:
         yield
         return
     main_ident = main.ident
-    lost: SimpleQueue[bool] = SimpleQueue()  # its put may be called in a destructor
+    lost: SimpleQueue[bool] = SimpleQueue()  # unlike that of Queue, its put is safe in a destructor
     before = sys.unraisablehook
 
     def note(ignored: "sys.UnraisableHookArgs") -> None:

@@ -1,4 +1,4 @@
-"""The lineage of a run: a state of up to four messages, and the events that store it."""
+"""The lineage of a run: up to four messages (data, training, evaluation, custom) and their events."""
 
 import io
 from collections.abc import Iterable
@@ -82,7 +82,7 @@ def updated_lineage(lineage: Lineage, value: Value) -> Lineage:
     """The lineage with the message of `value` in place of the older one; custom information is merged."""
     fields = _FIELDS.get(value.plugin)
     if fields is None:
-        raise InvalidTypeError(f"{value.plugin} is not lineage; it is one of {', '.join(_FIELDS)}")
+        raise InvalidTypeError(f"{value.plugin} is not a lineage plugin; use one of {', '.join(_FIELDS)}")
     message = value.data
     if value.plugin == "custom_lineage_data":
         message = merge_custom(lineage.custom, message)
@@ -93,7 +93,7 @@ def updated_lineage(lineage: Lineage, value: Value) -> Lineage:
 def merge_custom(
     older: lineage_pb2.UserDefinedInfo | None, newer: lineage_pb2.UserDefinedInfo
 ) -> lineage_pb2.UserDefinedInfo:
-    """Both messages as one that has an entry for each key, as in MindSpore; newer values win."""
+    """Merge both messages: one entry for each key, with the newer value, as in MindSpore."""
     entries: dict[str, lineage_pb2.UserDefinedInfo] = {}
     for info in (older, newer):
         if info is not None:

@@ -19,7 +19,7 @@ DATA_TYPES = {
     "bool": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint8": 6, "uint16": 7, "uint32": 8,
     "uint64": 9, "float16": 10, "float32": 11, "float64": 12,
 }  # fmt: skip
-# A bucket: 0x0a | rest's length | 0x09 | f64 left | 0x11 | f64 width | 0x18 | (varint count), little-endian
+# A bin: 0x0a | length of the rest | 0x09 | f64 left | 0x11 | f64 width | 0x18; the varint count follows
 _BUCKET = struct.Struct("<BBBdBdB")
 _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 
@@ -101,7 +101,7 @@ def _tensor_parts(array: Array) -> list[Part]:
     head = dims + wire.integer(2, data_type)
     if not array.size:
         return [head]
-    numbers = to_float32(array).reshape(-1).data.cast("B")  # reshape copies what is not in C order
+    numbers = to_float32(array).reshape(-1).data.cast("B")  # reshape copies an array that is not in C order
     return [head, *wire.message(3, [numbers])]
 
 
@@ -235,7 +235,7 @@ def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
 
 def _decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
     grid, path, end = message.landscape, message.loss_path.points, message.convergence_point
-    x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))  # each of 1 or 0 numbers
+    x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))  # each: 0 or 1 numbers
     return Landscape(
         x=decode_tensor(grid.x),
         y=decode_tensor(grid.y),

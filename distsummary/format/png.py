@@ -11,7 +11,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Array, Image
 
 COLUMNS = 8  # pictures per row of a canvas
-LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # N pictures, C channels; the first layout to fit is used
+LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # N pictures, C channels; the first layout that fits is used
 
 
 def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:

@@ -100,7 +100,7 @@ class Value(NamedTuple):
 class Event(NamedTuple):
     """The values of one `record()` call; `wall_time` is in seconds since the epoch.
 
-    A graph or lineage value is alone in its event, so that an event needs at most one frame in each file.
+    Before events are written, `split_event` gives each graph or lineage value an event of its own.
     """
 
     step: int

@@ -11,7 +11,7 @@ from distsummary.format.frames import HEADER_BYTES
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Value
 from distsummary.format.wire import read_varint
 
-# All writers give such an event this layout (fields in the order of their numbers):
+# All writers give such an event this layout (fields in the order of their numbers, keys in hexadecimal):
 #   09 f64 wall_time | 10 varint step | 2a length { 0a length { 0a length tag | 1d or 15 f32 } ... }
 #   and our writers add the identity: c1 3e u64 run_id | c8 3e varint attempt | d0 3e varint seq
 # An event that differs from this in any byte is left to protobuf.
@@ -22,7 +22,7 @@ _MAX_VARINT = 9  # bytes; a longer varint is a negative number
 _DOUBLE = struct.Struct("<d")
 _SINGLE = struct.Struct("<f")
 _new = tuple.__new__  # takes half the time of a NamedTuple's own constructor
-_NOBODY = ("", 0, 0)
+_NOBODY = ("", 0, 0)  # run id, attempt and seq of an event that has no identity
 _text = lru_cache(maxsize=4096)(bytes.decode)  # the same tags come again and again
 
 # Run id, attempt, seq, step, wall time, values: the fields of EventIds and Event, as one plain tuple.
@@ -30,7 +30,7 @@ Fields: TypeAlias = tuple[str, int, int, int, float, list[Value]]
 
 
 def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
-    """Decode an event of scalars in the usual layout, like the dialect's `decode_event`; else return None."""
+    """Decode an event of scalars as the dialect's `decode_event` does; None if it has another layout."""
     scalar_key = _SCALAR_KEYS.get(dialect)
     if scalar_key is None or payload[:1] != b"\x09" or len(payload) < 20:
         return None

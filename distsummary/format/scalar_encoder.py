@@ -17,7 +17,7 @@ from distsummary.format.scalar_rows import row_dtype, row_struct
 _FEW = 4  # events; fewer are encoded one by one, which is faster
 _MAX_LENGTH = 1 << 14  # bytes of an event; a larger or unusual event is left to `encode_event`
 _MAX_LAYOUTS = 1024
-_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # least number per varint length, from 2
+_LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # least numbers with varints of 2 .. 9 bytes
 _MINDSPORE_KEY, _TENSORBOARD_KEY = wire.key(3, wire.FIXED32), wire.key(2, wire.FIXED32)
 
 _Key: TypeAlias = tuple[tuple[str, ...], int, int]  # tags, bytes of the step, bytes of the seq
@@ -42,7 +42,7 @@ class _Layout(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Rows start .. stop-1; `framed` has their frames for each dialect; it is None for unusual rows."""
+    """Rows start .. stop-1; `framed` has their frames for each dialect, or is None for unusual rows."""
 
     start: int
     stop: int

@@ -1,4 +1,4 @@
-"""Packs scalar events in rows, the cheapest form between training loop and file, and unpacks queues."""
+"""Packs scalar events as rows of bytes, the cheapest form to queue, and turns queued items into batches."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +16,8 @@ Item: TypeAlias = tuple[Any, Any]  # an item of a queue: a Row, or (Event, its s
 ITEM_BYTES = 256  # bytes of a queue's memory budget that each item takes; a Row takes no more
 MAX_ROW_BYTES = 160  # a longer row is queued as an event
 SCALAR_BYTES = 64  # bytes of the budget that each value of an event takes, in addition to its array
-FLUSH = Event(0, 0.0, [])  # in a queue: flush the inner writer at this point
-MAX_PACKERS = 1024  # sets of tags whose packers are cached
+FLUSH = Event(0, 0.0, [])  # marks a place in a queue where the writer thread must flush its writer
+MAX_PACKERS = 1024  # the most sets of tags for which a caller caches `row_struct(...).pack`
 _NUMBERS = frozenset((float, int, bool, np.float64, np.float32))
 
 

@@ -84,7 +84,7 @@ def _head(step: int, wall_time: float) -> bytes:
 
 
 def _double(field: int, number: float) -> bytes:
-    """A double field; no bytes for zero, which proto3 omits (but not for minus zero)."""
+    """A double field; empty for 0.0, which proto3 omits, but not for -0.0."""
     encoded = wire.double(field, number)
     return encoded if any(encoded[-8:]) else b""
 
@@ -95,7 +95,7 @@ def _double(field: int, number: float) -> bytes:
 def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
     """The identity and values of a summary event; None for a version, session or graph record.
 
-    Leaves out values without a plugin in `records` (text, audio ...). Raises DamagedFileError.
+    Skips values of kinds that `records.Value` does not know (text, audio ...). Raises DamagedFileError.
     """
     try:
         message = tensorboard_pb2.Event.FromString(payload)

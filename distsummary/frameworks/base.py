@@ -1,4 +1,4 @@
-"""The Protocol that each framework implements, and the look-up of the framework that owns an object."""
+"""The interface that each framework (NumPy, PyTorch) implements; finds the framework that owns an object."""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -86,7 +86,7 @@ class Framework(Protocol):
     def watch(self, model: Any) -> Callable[[], bool]:
         """Return a quick check that the model still has the same tensors, shapes and trained parameters.
 
-        The check may return False for an unchanged model; the caller then lists its tensors again.
+        The check may return False for an unchanged model; the caller then lists the model's tensors again.
         """
 
     def state(self, model: Any) -> dict[str, Array]:
@@ -108,7 +108,7 @@ class Framework(Protocol):
 def check_state(
     expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], state: Mapping[str, Array]
 ) -> None:
-    """Raise InvalidValueError unless `state` has a model's names and shapes, and dtypes that can be cast.
+    """Raise InvalidValueError unless `state` has a model's names and shapes, and castable dtypes.
 
     `expected` maps the model's names to (shape, dtype). A cast may change the precision (float32 to float16)
     but not the kind (float to integer).
@@ -122,7 +122,7 @@ def check_state(
         if value.shape != shape:
             faults.append(f"{name} has the shape {value.shape} instead of {shape}")
         elif not np.can_cast(value.dtype, dtype, casting="same_kind"):
-            faults.append(f"{name} has the dtype {value.dtype}, which does not become {dtype}")
+            faults.append(f"{name} has the dtype {value.dtype}, which cannot be cast to {dtype}")
     if faults:
         more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
         raise InvalidValueError(
@@ -132,7 +132,7 @@ def check_state(
 
 
 def load(name: str) -> Framework:
-    """The framework called `name`; raises MissingExtraError with the pip line when it is not installed."""
+    """The framework called `name`; raises MissingExtraError with the pip command if it is not installed."""
     try:
         module = importlib.import_module(f"distsummary.frameworks.{name}")
     except ModuleNotFoundError as error:

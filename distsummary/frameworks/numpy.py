@@ -37,7 +37,7 @@ class HostCopy:
 
 
 class NumpyFramework:
-    """The methods are specified in `base.Framework`."""
+    """Implements `base.Framework`, where the methods are specified, for NumPy."""
 
     name = "numpy"
 

@@ -72,7 +72,7 @@ class _Pool:
 
 
 class _Lease:
-    """The base object of an array on a block; gives the block back once the array and its views are gone."""
+    """The object that owns an array's block; gives the block back once the array and its views are gone."""
 
     __slots__ = ("__array_interface__", "_block")
 

@@ -1,4 +1,4 @@
-"""PyTorch as a framework: plain, DDP, FSDP2, tensor parallel modules. No function runs a collective."""
+"""PyTorch as a framework: plain, DDP, FSDP2 and tensor-parallel modules. Runs no collective operations."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
-_UNCOUNTED_ON = ("cpu", "mps")  # MPS has no float64
+_UNCOUNTED_ON = ("cpu", "mps")  # devices whose tensors the writer thread counts; MPS has no float64
 
 
 class TorchCopy:
@@ -51,7 +51,7 @@ class TorchCopy:
 
 
 class TorchFramework:
-    """The methods are specified in `base.Framework`.
+    """Implements `base.Framework`, where the methods are specified, for PyTorch.
 
     For an FSDP2 or tensor parallel model, `state` and `load_state` see only this rank's local parts; call
     them between steps, when FSDP2 holds its parameters sharded.
@@ -67,7 +67,7 @@ class TorchFramework:
         """The shape of the local part, and the dtype that it gets on the host."""
         if tensor.is_nested or tensor.is_quantized:
             raise InvalidTypeError(
-                "a nested or quantized tensor is no array; use to_padded_tensor() or dequantize()"
+                "a nested or quantized tensor cannot become an array; use to_padded_tensor() or dequantize()"
             )
         if tensor.is_meta:
             raise InvalidValueError("a tensor on the device meta has no values; materialize it first")

@@ -1,4 +1,4 @@
-"""The model inside DDP and torch.compile, its tensors by name, and which of them share memory."""
+"""Finds the model inside DDP and torch.compile, its tensors by name, and tensors that share memory."""
 
 from collections.abc import Hashable, Iterator
 from typing import cast
@@ -35,7 +35,7 @@ def compiled_from(module: nn.Module) -> nn.Module | None:
 
 
 def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then persistent buffers; does not use state_dict(), whose hooks may be collectives."""
+    """Parameters, then persistent buffers; does not use state_dict(), whose hooks may run collectives."""
     module = unwrap(model)
     yield from module.named_parameters()
     transient = {

@@ -17,13 +17,13 @@ BLOCK = 1 << 18  # elements that are read at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """An array read by rows: `rows(start, stop)` has shape (stop - start, *shape[1:]). A scalar has one row.
+    """An array read by rows: rows(start, stop) has shape (stop - start, *shape[1:]). A scalar has one row.
 
     Attributes:
         shape: the shape of the whole array.
         read: returns NumPy arrays, or tensors on a device (see `torch_rows`).
         is_zero: all elements are 0, so the array need not be read.
-        draw: draws the normals of `random_normals` on the device of these rows.
+        draw: returns the numbers of `random_normals`, on the device of these rows.
         block: elements that are read at once.
     """
 

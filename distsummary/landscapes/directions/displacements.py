@@ -2,8 +2,8 @@
 
 Products run in BLAS on one thread. Two threads that synchronise after every block wait by spinning, so that
 40 checkpoints would cost five times the CPU of one thread and take no less time. BLAS libraries start threads
-for products above a certain size, so the wide axis is cut into strips with smaller products. As a result the
-sums are also the same for any number of threads.
+for products above a certain size, so large products are computed in strips of the longer axis. As a
+result the sums are also the same for any number of threads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ BLOCK_BYTES = 1 << 23  # limit for the float64 blocks of all checkpoints togethe
 # The largest product, in multiplications, for which OpenBLAS uses one thread (interface/gemm.c:
 # SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD).
 _SERIAL = 1 << 18
-_NARROWEST = 32  # least width of a strip: with narrower ones, calls cost more than avoiding threads saves
+_NARROWEST = 32  # least width of a strip; for narrower strips, the calls cost more than threads would
 
 
 def displacements(

@@ -10,9 +10,9 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.array_rows import rows_of
 from distsummary.landscapes.directions.recipe import Array, Weights
 
-STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused where it computes them per batch
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused if it computes them for each batch
 EARLIER = (
-    "choose checkpoints from before the training diverged: around= the file of one, or runs= those of several"
+    "choose checkpoints from before the training diverged, with around= (one file) or runs= (several files)"
 )
 
 
@@ -35,7 +35,7 @@ def refuse_not_finite(
     for state, names in ((centre, held), (own, [name for name in rest if name not in centre])):
         if name := _first(state, names, lambda array: ~np.isnan(array)):
             whose = "the centre" if state is centre else "the model, where the checkpoint has none,"
-            more = "; or leave running statistics out by ds.Evaluation(bn_mode='recompute')"
+            more = "; or recompute the running statistics with ds.Evaluation(bn_mode='recompute')"
             raise LandscapeError(
                 f"{label}: {name} of {whose} holds NaN, so every loss would be NaN though it does not move; "
                 f"set it to numbers, or {EARLIER}{more if name.endswith(STATISTICS) else ''}"

@@ -1,8 +1,8 @@
-"""The eigenvectors of a Hessian's largest eigenvalues, using only Hessian-vector products. Pure functions.
+"""Computes a Hessian's largest eigenvalues and eigenvectors from Hessian-vector products. Pure functions.
 
-Lanczos' iteration (Golub & Van Loan 2013, section 10.3) from p start vectors at once, one product at a
-time (the band form of Ruhe 1979, Math. Comp. 33). Each new vector is orthogonalised twice against all
-earlier ones:
+The method is Lanczos' iteration (Golub & Van Loan 2013, section 10.3) in the band form of Ruhe 1979 (Math.
+Comp. 33): it begins with p start vectors and multiplies one vector at a time by the Hessian H. Each product
+is orthogonalised twice against all earlier vectors; what remains is a new vector. After m products:
 
     H V_m = V_(m+p) T     V_m: the first m vectors, orthonormal; T: (m + p, m), its upper m rows symmetric
 
@@ -28,12 +28,12 @@ from distsummary.landscapes.directions.recipe import Array, Weights
 Multiply: TypeAlias = Callable[[Array], Array]  # v -> H v, both float64 (D,)
 
 MAX_PRODUCTS = 120
-GROUPS = 8  # of batches; more workers than groups would have nothing to do
+GROUPS = 8  # groups of batches; at most this many workers can share the work
 TOLERANCE = 1e-4
 SMALLEST = 1e-3  # of the largest |eigenvalue|: rounding limits the accuracy of smaller eigenvalues
 MAX_ASYMMETRY = 1e-2
-_AXIS = 2  # the axis of `random_normals` for the start vectors; random directions use 0 and 1
-_DEFLATED = 1e-13  # of the largest product; a vector with a shorter orthogonal part depends on earlier ones
+_AXIS = 2  # the argument `axis` of `random_normals` for start vectors; random directions use 0 and 1
+_DEFLATED = 1e-13  # times the norm of the largest product; a shorter orthogonal part is only rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def mean_product(hessian: Hessian) -> Multiply:
 
 
 def members(batches: Iterable[Any], group: int) -> Iterator[Any]:
-    """The batches of group number `group` of GROUPS; each worker gets the same sum for a group."""
+    """The batches of group number `group` of GROUPS; the sum over a group is the same on any worker."""
     return islice(batches, group, None, GROUPS)
 
 

@@ -20,9 +20,9 @@ from distsummary.landscapes.directions.rounding import is_rounding
 
 
 def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
-    """The directions x = end - start, float32, and y = 0: the coordinate x = -1 is `start`, x = 0 is `end`.
+    """The directions x = end - start and y = 0, float32. Around `end`, x = -1 is `start` and x = 0 is `end`.
 
-    Raises LandscapeError, naming the labels, if both states are the same point, or one holds NaN or Inf.
+    Raises LandscapeError, naming the labels, if both states are equal, or if one holds NaN or Inf.
     """
     length = float(_products([start, end], names, labels)[0, 0])
     if length <= 0:
@@ -38,7 +38,7 @@ def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[st
 
 
 def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
-    """The plane of corners A, B, C: unit directions, float32, x along B - A, y orthogonal to x, towards C.
+    """The plane through corners A, B, C. Unit vectors, float32: x along B - A; y orthogonal to x, towards C.
 
     Raises LandscapeError, naming the labels, if the corners lie on a line, or one holds NaN or Inf.
     """

@@ -1,4 +1,4 @@
-"""Scales directions to the weights that they will move, one parameter at a time.
+"""Scales directions to the norms of the weights, one parameter at a time.
 
 "filter" (Li et al. 2018, section 4): each filter of the direction gets the norm of the weights' filter, and
 tensors with less than two dimensions become 0 (the `biasbn` rule of their code). The filters of each layer:
@@ -31,7 +31,7 @@ from distsummary.landscapes.directions.normals import Array
 
 NORMALIZATIONS = ("none", "filter", "layer", "mindspore")
 
-FilterAxis: TypeAlias = int | tuple[int, int]  # the axis of outputs, or (that axis, groups of axis 0)
+FilterAxis: TypeAlias = int | tuple[int, int]  # the axis of outputs, or (that axis, number of groups)
 FilterAxisHook: TypeAlias = (
     Mapping[str, FilterAxis] | Callable[[str, tuple[int, ...]], FilterAxis | None] | None
 )
@@ -127,7 +127,7 @@ def resolve_filter_axes(
 
 
 def mindspore_moves(name: str) -> bool:
-    """Whether MindSpore's landscape moves a parameter, which depends on its name."""
+    """Whether MindSpore's landscape varies a parameter that has this name."""
     return ("weight" in name or "bias" in name) and "moment" not in name
 
 

@@ -4,9 +4,9 @@
     u, w     = words 2j and 2j+1 of the block as (w >> 11) / 2^53, u shifted to (0, 1]
     normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)                            elements 2j and 2j+1, in float64
 
-These normals do not depend on workers, sharding, device or NumPy's own normals. Cosine and sine are read
-from a table of 1,024 angles and rotated by the remaining angle, with series up to the fifth power. The error
-is at most 7e-16, as with NumPy's functions for angles in float64, which take three times as long.
+philox is NumPy's generator Philox. The normals do not depend on workers, sharding, device or NumPy's own
+method for normals. Cosine and sine are read from a table of 1,024 angles and rotated by the remaining angle,
+with series up to the fifth power. The error is at most 7e-16; NumPy takes three times as long.
 """
 
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ Array: TypeAlias = NDArray[Any]
 RNG = "philox-bm-v1"
 BLOCK = 1 << 16
 _PIECE = 1 << 14  # words per step; intermediate results then stay in the cache, which halves the time
-_ALIGNED = 64  # elements; parts begin and end at multiples: a SIMD loop's tail can round log differently
+_ALIGNED = 64  # elements; whole multiples are computed, as log may round otherwise in a SIMD loop's tail
 _UNIT = 2.0**-53
 _TURN = 2.0 * np.pi
 _ANGLES = 1 << 10
@@ -81,7 +81,7 @@ def _cosine_and_sine(words: Array) -> tuple[Array, Array]:
     nearest = (words >> np.uint64(_REST)).view(np.int64)
     cosines, sines = _COSINES.take(nearest), _SINES.take(nearest)
     rest = (words & np.uint64((1 << _REST) - 1)).astype(np.float64)
-    rest -= float(1 << (_REST - 1))  # an angle of the table is in the middle of its interval
+    rest -= float(1 << (_REST - 1))  # the table holds the angle in the middle of each interval
     rest *= _TURN * _UNIT
     square = rest * rest
     sine = square * (1 / 120)  # sin(rest): ((square / 120 - 1 / 6) square + 1) rest

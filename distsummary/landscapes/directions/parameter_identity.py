@@ -1,4 +1,4 @@
-"""Finds names that differ only by prefixes of wrappers, and parameters that share memory. Pure functions."""
+"""Removes the prefixes of wrappers from names, and refuses parameters that share memory. Pure functions."""
 
 import re
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -17,8 +17,8 @@ _COMPILED = "_orig_mod."
 def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
     """`state` under the given names, if its own names differ only by prefixes of wrappers.
 
-    Wrappers add a prefix to all names; torch.compile may also add its prefix within the names of single
-    layers. Two names of the state never get the same new name.
+    Wrappers such as DDP add a prefix to all names; torch.compile may also add one within the names of
+    single layers. Two names of the state never get the same new name.
     """
     if all(name in names for name in state):
         return state
@@ -51,10 +51,10 @@ def common_prefix(names: Iterable[str]) -> str:
 
 
 def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
-    """Raise InvalidValueError for two parameters that share elements, if at least one of them moves.
+    """Raise InvalidValueError if a parameter in `moved` shares elements with another parameter.
 
-    A landscape would move them independently. `arrays` hold each parameter once; only their addresses are
-    used.
+    A landscape would vary the two independently. `arrays` holds each parameter once; only the addresses of
+    the arrays are used.
     """
     begun: list[tuple[int, str]] = []  # (end, name) of earlier arrays that may overlap the next one
     bounds = []  # (address of the first byte, address after the last byte, name)

@@ -67,9 +67,9 @@ class Moving:
         return canonical(what, weights, self.tied)
 
     def check(self, what: str, state: Weights) -> Weights:
-        """`state` under canonical names; raises InvalidValueError if a moving parameter is missing or unfit.
+        """`state` under canonical names; raises InvalidValueError if it does not fit the model.
 
-        Buffers and frozen parameters may be missing, but must fit if they are present.
+        Parameters that move must be present; buffers and frozen parameters may be missing.
         """
         named = self.named(what, state)
         nothing = np.zeros((), np.float32)
@@ -99,7 +99,7 @@ class Moving:
 def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: FilterAxisHook = None) -> Moving:
     """The parameters that move: the trainable ones, or those that match a pattern.
 
-    Mode "mindspore" moves what MindSpore moves, frozen parameters too. Raises InvalidValueError for a pattern
+    Mode "mindspore" chooses them as MindSpore does, even frozen ones. Raises InvalidValueError for a pattern
     without a match and for different parameters that share memory, LandscapeError for a model without
     trainable parameters.
     """
@@ -132,8 +132,8 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
     for name, precision in precisions.items():
         if not precision.startswith(("float", "bfloat")):
             raise InvalidTypeError(
-                f"only parameters of floating point can move, {name} is {precision}; convert it, freeze it "
-                "(in numpy models: make it a buffer), or choose others by parameters="
+                f"only floating-point parameters can move, but {name} is {precision}; convert it, freeze it "
+                "(in numpy models: make it a buffer), or choose others with parameters="
             )
     if isinstance(filter_axis, Mapping):  # use the first names of tied parameters
         by_first: dict[str, FilterAxis] = {}
@@ -222,7 +222,7 @@ def select(
                 f"parameters={pattern!r} matches no trainable parameter"
                 + (f", only frozen parameters or buffers: {', '.join(fixed[:SHOWN])}" if fixed else "")
                 + f"; similar names are {', '.join(near(pattern, names))}"
-                + ("; a frozen one moves when it requires gradients" if fixed else "")
+                + ("; to move a frozen parameter, let it require gradients" if fixed else "")
             )
         chosen.update(found)
     if not chosen:
@@ -249,7 +249,7 @@ def _search(pattern: object, names: Iterable[str]) -> list[str]:
     check_type("an item of parameters", pattern, str)
     if not pattern:
         raise InvalidValueError(
-            "an item of parameters must not be empty, since that matches every name; leave parameters= out"
+            "an item of parameters must not be empty, since '' matches every name; leave parameters= out"
         )
     try:
         expression = re.compile(str(pattern))

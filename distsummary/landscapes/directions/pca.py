@@ -1,10 +1,10 @@
-"""The PCA plane of a trajectory, from a Gram matrix streamed in float64.
+"""Computes the PCA plane of a trajectory from a Gram matrix, which is summed block by block in float64.
 
 Notation: theta_1 .. theta_n are the checkpoints, theta_n is the centre, and d (n x D) has the rows
 d_k = theta_k - theta_n. The last checkpoint is subtracted BEFORE anything is multiplied: the Gram matrix of
 the checkpoints themselves loses all digits when the path is short compared with the weights. G = d d^T and
-s_k = sum_i d_ki are sums over parameters, so they add up over blocks and over shards (`add_grams`). For each
-centering, the centred matrix G' follows from the same G and s. With G' q = sigma^2 q:
+s_k = sum_i d_ki are sums over parameters, so those of blocks or shards add up (`add_grams`). Each centering
+derives its matrix G' from G and s. An eigenvector q, with G' q = sigma^2 q, gives a direction v:
 
     "last"       G' = G                          directions v = d^T q / sigma
     "mean"       G' = J G J, J = I - 1 1^T / n    directions v = d^T J q / sigma
@@ -31,7 +31,7 @@ from distsummary.landscapes.directions.finite import refuse_diverged
 from distsummary.landscapes.directions.recipe import ONE_ROW, Array, Directions, Weights, check_fit
 from distsummary.landscapes.directions.rounding import is_rounding
 
-RANK_TOLERANCE = 1e-14  # times the largest eigenvalue and the number of checkpoints
+RANK_TOLERANCE = 1e-14  # times number of checkpoints times largest eigenvalue; smaller eigenvalues count as 0
 NARROW = 0.1  # of the first singular value: a smaller second singular value may be due to rounding
 
 
@@ -75,7 +75,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormalEquations:
-    """The normal equations of a path in a plane, float64; the columns of A (D, 2) are its directions."""
+    """The normal equations of a path in a plane, float64; A (D, 2) holds the plane's directions."""
 
     axes: Array  # A^T A (2, 2)
     rights: Array  # A^T d^T (2, n)

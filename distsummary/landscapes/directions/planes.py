@@ -1,4 +1,4 @@
-"""Makes planes to evaluate from checkpoints: their centre, directions, axes and path. Pure functions."""
+"""Plans a landscape's plane from checkpoints: its centre, directions, axes and path. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -206,7 +206,7 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
     if not any(moves):
         raise LandscapeError(
             f"normalization={normalization!r} leaves random directions without any parameter to move; "
-            "use normalization='none', or parameters that it moves and that are not zero"
+            "use normalization='none', or choose parameters that it moves and that are not all zero"
         )
     known = {
         "kind": "random",
@@ -221,9 +221,9 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
 def prepare_given(
     state: Weights, number: int | None, names: Sequence[str], settings: Settings, given: Directions
 ) -> Prepared:
-    """The plane of the user's directions, which this normalizes; parameters without a direction stay fixed.
+    """The plane of the user's directions, normalized; parameters without a direction stay fixed.
 
-    Raises InvalidValueError for values that are not finite in float32, InvalidTypeError if not real.
+    Raises InvalidValueError for values not finite in float32, InvalidTypeError for values that are not real.
     """
     normalization = settings.pick_normalization("filter")
     centre = {name: state[name] for name in names}
@@ -329,6 +329,6 @@ def path_axes(points: Array, size: int) -> tuple[Array, Array]:
 
 
 def unit_axes(size: int) -> tuple[Array, Array]:
-    """The axes (size,) around one checkpoint: -1 to 1, as random directions are as long as the weights."""
+    """The axes (size,) around one checkpoint: -1 to 1, since random directions are as long as the weights."""
     axis = np.linspace(-1.0, 1.0, size)
     return axis, axis.copy()
