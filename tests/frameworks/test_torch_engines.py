@@ -372,7 +372,7 @@ def test_data_without_room_for_slots_is_gone_through_at_every_point(monkeypatch:
 def test_parameters_of_mixed_precision_are_refused_by_the_graph_engine_only() -> None:
     net = make_net(Mlp)
     net.layers[2].to(torch.float64)
-    with pytest.raises(CannotTraceError, match="all float32 or all float64"):
+    with pytest.raises(CannotTraceError, match="in float32 or all in float64"):
         engine_at(net, net.batches(), EngineChoice(engine="graph"))
 
 

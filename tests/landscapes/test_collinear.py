@@ -66,7 +66,7 @@ def test_a_path_loses_its_plane_where_normalization_leaves_one_number(tmp_path: 
     model = One()
     model.parameters["bias"] = np.ones(1, np.float32)
     more: dict[str, Any] = {"model": model, "batch_loss": lambda model, _: 0.0, "around": run}
-    with pytest.raises(LandscapeError, match=r"after normalization='filter', in all that moves \(weight\)"):
+    with pytest.raises(LandscapeError, match=r"after normalization='filter', in all that varies \(weight\)"):
         draw(normalization="filter", **more)
     assert draw(**more).kind == "pca"
 

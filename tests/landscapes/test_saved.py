@@ -106,7 +106,7 @@ def test_what_is_not_the_values_by_name_is_told_with_what_to_give(tmp_path: Path
     values = Mlp().parameters
     with pytest.raises(InvalidValueError, match=r"mappings under 'state_dict'; .*such as"):
         draw(around={"epoch": np.int64(3), "state_dict": values})
-    with pytest.raises(InvalidTypeError, match=r"got a Mlp; of a model give model\.state_dict\(\)"):
+    with pytest.raises(InvalidTypeError, match=r"got a Mlp; for a model, give model\.state_dict\(\)"):
         draw(around=Mlp())
     (tmp_path / "checkpoint-500").mkdir()
     with pytest.raises(MissingFileError, match=r"by their numbers: around=\{100: file"):

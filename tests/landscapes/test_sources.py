@@ -95,6 +95,6 @@ def test_of_planned_paths_what_was_saved_is_drawn_where_it_spans_a_plane(
         assert not caplog.messages
         assert saved_intervals([[1, 2, 3, 9], [3, 4, 9]], [1, 2, 3, 4]) == ((1, 2, 3),)
         assert saved_intervals([[1, 2, 9]], [1, 2]) == ((1, 2),)
-    assert caplog.messages[0] == "of the interval [1, 2, 3, 9] only [1, 2, 3] were saved"
+    assert caplog.messages[0] == "of the interval [1, 2, 3, 9], only [1, 2, 3] were saved"
     with pytest.raises(LandscapeError, match="the trajectory has no checkpoints yet"):
         saved_intervals([[1, 2, 3]], [])

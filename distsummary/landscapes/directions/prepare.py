@@ -1,4 +1,4 @@
-"""Makes the planes of a request from the checkpoints, with labels that make their tags unique."""
+"""Makes the planes that a user requests from checkpoints, with labels that make the planes' tags unique."""
 
 import hashlib
 import logging
@@ -145,7 +145,7 @@ def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Seq
     is_of_another = sketches.header.parameters != digest(moving.shapes)
     if is_of_another or not scale:
         reason = (
-            "the sketches cover other parameters than those that this model varies; is one frozen since?"
+            "the sketches cover other parameters than those that this model varies; was one frozen since?"
             if is_of_another
             else "the training did not know the number of steps in an epoch; give step_per_epoch="
         )

@@ -1,4 +1,4 @@
-"""Directions: the two axes of a loss grid, as data or as a recipe that any worker repeats bit for bit."""
+"""The two directions that span a loss grid: as arrays, or a recipe that gives every worker the same bits."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,8 +41,8 @@ class Directions:
             check_fit(f"the {axis} direction", direction, centre)
         if self.x.keys() != self.y.keys():
             raise InvalidValueError(
-                "the directions must move the same parameters; "
-                f"{sorted(self.x.keys() ^ self.y.keys())} are in one of them only; give the other zeros there"
+                "the directions must hold the same parameters; "
+                f"{sorted(self.x.keys() ^ self.y.keys())} are in only one; add zeros for these to the other"
             )
         return self
 
@@ -160,6 +160,6 @@ def refuse_parallel(recipe: Recipe, centre: Weights, names: Iterable[str], norma
     more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
     raise LandscapeError(
         f"the x direction is {products[0, 1] / products[1, 1]:.4g} times the y direction{after}, in all that "
-        f"moves ({', '.join(moved[:SHOWN])}{more}), so they span no plane; use directions that are not "
+        f"varies ({', '.join(moved[:SHOWN])}{more}), so they span no plane; use directions that are not "
         f"parallel, another normalization, or more parameters; {ONE_ROW}"
     )

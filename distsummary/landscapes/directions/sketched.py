@@ -34,8 +34,8 @@ class SketchedPath:
 
     Attributes:
         steps: the training step of each point, ascending (n,).
-        points: coordinates float64 (n, 2). `sketched_path` makes the last (0, 0) and chooses the signs of the
-            axes from the sketches, so an axis may be opposite to the one found from whole checkpoints.
+        points: coordinates float64 (n, 2). `sketched_path` puts the last one at (0, 0) and takes the signs
+            of the axes from the sketches, so an axis may be opposite to the one found from whole checkpoints.
         residuals: how much of each displacement lies outside the plane, (n,), see `pca.Path`.
         explained_variance: the share of the variance along each direction, (2,); empty unless found by PCA.
         diverged: steps that are left out because their parameters were not finite, ascending.
@@ -54,7 +54,7 @@ class SketchedPath:
 
 
 def sketched_path(sketches: Sketches, *, centering: str = "last") -> SketchedPath:
-    """The PCA coordinates of all steps, in the plane of at most `MAX_ROWS` evenly spread steps.
+    """The coordinates of all steps in the plane that PCA finds from at most `MAX_ROWS` evenly spread steps.
 
     Steps whose parameters were not finite are left out, with a warning in the log. Raises LandscapeError if
     the remaining steps span no plane.
@@ -113,9 +113,9 @@ def training_path(around: str | os.PathLike[str], *, centering: str = "last") ->
 def path_in_plane(
     sketches: Sketches, directions: Directions, centre: Weights, names: Sequence[str]
 ) -> SketchedPath:
-    """Where the steps lie in the plane through `centre` along `directions`, neither of them sketched.
+    """Where the steps lie in the plane through `centre` along `directions` (both are given as arrays).
 
-    A step's component in the plane is found exactly, however small; the one outside adds the sketch's error.
+    A step's component in the plane is found exactly. Only its component outside causes errors of sketching.
     """
     sketcher = Sketcher(sketches.header.seed)
     axes = np.stack([sketcher.sketch(axis, names) for axis in (directions.x, directions.y)])
@@ -129,7 +129,7 @@ def path_in_plane(
 
 
 def _locate(sketches: Sketches, axes: Array, centre: Array) -> Path:
-    """Coordinates of S theta_k - `centre` by least squares; `centre` and `axes` (2, BUCKETS) are sketched."""
+    """Coordinates of S theta_k - `centre` by least squares; `centre` and `axes` (2, BUCKETS) are sketches."""
     rights, squares = [np.empty((2, 0))], [np.empty(0)]
     together = _BLOCK_BYTES // (8 * BUCKETS)
     for first in range(0, len(sketches.steps), together):

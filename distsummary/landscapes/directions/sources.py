@@ -187,7 +187,7 @@ def is_single(around: AnyAround) -> bool:
 
 
 def _refuse_files(around: object) -> None:
-    """Raise InvalidValueError for a file of another format: unpickling torch.save's may run code."""
+    """Raise InvalidValueError for a file of another format: unpickling files of torch.save may run code."""
     if not isinstance(around, str | os.PathLike):
         return
     if not os.fspath(around).strip():
@@ -201,8 +201,8 @@ def _refuse_files(around: object) -> None:
     if Path(around).suffix in PICKLES or is_zip:
         raise InvalidValueError(
             f"files of torch.save are not read here, got {os.fspath(around)}; load it yourself and give the "
-            "values by name: around=torch.load(path, weights_only=True), where that is the state_dict, or "
-            'what it has under "state_dict"'
+            "values by name: around=torch.load(path, weights_only=True) if that is a state_dict, otherwise "
+            'its entry under "state_dict"'
         )
     if is_single(around):
         return
@@ -249,18 +249,18 @@ def _limits_open_files() -> Iterator[None]:
             raise
         raise LandscapeError(
             "the path has more checkpoints than this process may have files open; raise the limit "
-            "(ulimit -n) above their number, use Python 3.13, which need not have them open, or choose fewer"
+            "(ulimit -n) above their number, use Python 3.13, which does not keep them open, or choose fewer"
         ) from error
 
 
 def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path], bool]) -> Path:
-    """The checkpoint directory: `around` itself if `is_one(around)`, else that of the run `around`."""
+    """The checkpoint directory: `around` itself if `is_one(around)`, otherwise that of the run."""
     if isinstance(around, RunDir):
         return around.ckpt_dir
     if not isinstance(around, str | os.PathLike):
         raise InvalidTypeError(
             "around must be a run, a checkpoint file, values by name or checkpoints by their numbers, got a "
-            f"{type(around).__name__}; of a model give model.state_dict()"
+            f"{type(around).__name__}; for a model, give model.state_dict()"
         )
     return Path(around) if is_one(Path(around)) else RunDir(around).ckpt_dir
 
@@ -270,7 +270,7 @@ def _has_metadata(directory: Path) -> bool:
 
 
 def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The planned paths with 3 or more saved checkpoints, reduced to these; if none, one path of all numbers.
+    """The planned paths, without unsaved checkpoints, if 3 or more are left; or else one path of all numbers.
 
     Raises LandscapeError if there are no checkpoints.
     """
@@ -282,7 +282,7 @@ def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) ->
     for interval in planned:
         saved = tuple(number for number in interval if number in numbers)
         if len(saved) < len(interval):
-            _log.warning("of the interval %s only %s were saved", list(interval), list(saved))
+            _log.warning("of the interval %s, only %s were saved", list(interval), list(saved))
         if len(saved) >= MIN_INTERVAL:
             found.append(saved)
     return tuple(found) or (tuple(numbers),)

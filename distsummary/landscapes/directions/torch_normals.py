@@ -35,7 +35,7 @@ def device_normals(seed: int, axis: int, name: str, start: int, stop: int, devic
 
 
 def _words(seed: int, axis: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four words of each of `steps`, which are numbered through all blocks of the parameter."""
+    """Four random words for each counter step; `steps` are numbered across all blocks of the parameter."""
     keys = [int(word) for word in philox(seed, axis, name, 0).state["state"]["key"]]
     blocks = steps // (BLOCK // _WORDS)
     a = steps % (BLOCK // _WORDS) + 1  # NumPy increments its counter before it draws
@@ -63,7 +63,7 @@ def _upper(x: Tensor) -> Tensor:
 
 
 def _signed(word: int) -> int:
-    """The int64 that has the last 64 bits of a number."""
+    """The int64 with the same lowest 64 bits as a number."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

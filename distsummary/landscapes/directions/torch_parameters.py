@@ -116,7 +116,7 @@ class OwnState(Mapping[str, Array]):
 
     @classmethod
     def of(cls, model: nn.Module) -> "OwnState":
-        """The model's tensors that the framework's `state` copies; tied tensors only under their first name.
+        """The model's parameters and persistent buffers; tied tensors only under their first name.
 
         Raises for a parameter or buffer that has no values yet, or that is sparse.
         """

@@ -1,4 +1,4 @@
-"""Rows on the device of a torch model: they are read, drawn and scaled there, without copies to the host."""
+"""Rows of weights and directions on a torch model's device: read, drawn and scaled there, not on the host."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,1 +1,1 @@
-"""Points -> losses: the model's code evaluated along rows of a plane."""
+"""Engines, which evaluate a model's loss at the points of a plane, row by row."""

@@ -18,8 +18,8 @@ PATH_CHUNK = 8  # points or checkpoints of a path
 class Chunk:
     """The unit of work: some points of a grid row or of a path, in the landscape with the number `plane`.
 
-    `columns` are the indices of the points, ascending. For `kind` "grid" they lie in the row number `row`;
-    for "path" they are projections of checkpoints; for "checkpoint", the checkpoints themselves.
+    `columns` are the indices of the points, ascending. For `kind` "grid" the points lie in row number `row`;
+    for "path" they are checkpoints projected onto the plane; for "checkpoint", the checkpoints themselves.
     """
 
     plane: int

@@ -1,4 +1,4 @@
-"""The choice of an engine: the candidates, their timings, and the engine to use. Pure functions."""
+"""Lists the engines (ways to evaluate losses) worth timing, and picks one by the timings. Pure functions."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from distsummary.errors import InvalidValueError, LandscapeError
 ENGINES = ("naive", "row", "graph", "inference")
 OPTIONS = ("channels_last", "compile", "cuda_graph")
 EXACT = 5e-6  # the relative error that an engine may have
-LOOSE = 1e-2  # the relative error that it may have if reduced precision is requested
+LOOSE = 1e-2  # the same if the user requests reduced precision, such as bf16
 MAX_CHUNK = 64
 MAX_CHUNKED_S = 0.02  # on a CPU, evaluating points together gains nothing if a point takes longer
-MAX_RECORDED = 100_000_000  # parameters; above, the graph engine takes 40 bytes for each and saves little
+MAX_RECORDED = 100_000_000  # elements; with more, the graph engine, at 40 bytes each, saves little
 LEAST_GAIN = 0.08  # the share of time that a candidate must save to replace a simpler one
 NOISE = 0.3  # relative difference of two timings of equal work, seconds apart, on a shared machine
 LEAST_PLAN_S = 1.0  # for landscapes shorter than this, timing engines does not pay
@@ -37,11 +37,11 @@ class MemoryTooSmallError(LandscapeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """An engine and its settings, as a journal stores them; with equal hardware they fix the results' bits.
+    """An engine and its settings. On equal hardware, equal choices give the same results, bit for bit.
 
     Attributes:
         engine: "naive", "row", "graph" or "inference", see `torch_engines`.
-        chunk: points evaluated together; parts of a row must begin at multiples of it.
+        chunk: points evaluated together; a row may be divided only at multiples of this number.
         options: some of OPTIONS, in that order.
         threads: the number of torch's CPU threads in a worker.
         hardware: the hardware that the engine was timed on.
@@ -112,7 +112,7 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The seconds that a candidate takes per point of a row and for its setup; on a CPU, in CPU time.
+    """The seconds that a candidate takes per point and for its setup; CPU time if it computes on a CPU.
 
     `error` is the largest relative difference of its losses from the row engine's.
     """
@@ -133,7 +133,7 @@ def candidates(
     """The engines worth timing besides the row engine, for rows of `columns` points; most promising first.
 
     `point_s` is the row engine's time per point, `parameters` the number of varied elements. Engines with
-    chunks do not get channels_last: vmap makes grouped convolutions, which are slower in that layout.
+    chunk > 1 do not get channels_last: vmap makes grouped convolutions, which are slower in that layout.
     """
     layout = ("channels_last",) if has_pictures else ()
     if parameters > MAX_RECORDED:
@@ -169,9 +169,9 @@ def compile_candidate(
 
 
 def chunks(columns: int, *, on_gpu: bool) -> list[int]:
-    """The chunk sizes worth timing: each divides a row of `columns` points equally and is at most MAX_CHUNK.
+    """The chunk sizes worth timing: each divides a row of `columns` points evenly and is at most MAX_CHUNK.
 
-    The most promising size is first. On a CPU it is not a whole row, as its results often exceed the caches.
+    The most promising size is first. On a CPU this is not the whole row: its results often exceed the caches.
     """
     parts = (1, 2) if on_gpu else (2, 3, 6, 1)
     least = math.ceil(columns / MAX_CHUNK)
@@ -190,7 +190,7 @@ def choose(timings: Mapping[EngineChoice, Timing], points: int, *, tolerance: fl
         if timing.error <= tolerance and total_s < best_s * (1 - LEAST_GAIN):
             best, best_s = choice, total_s
     if best is None:
-        raise InvalidValueError(f"timings must hold a candidate within {tolerance:g}, got {list(timings)}")
+        raise InvalidValueError(f"timings need a candidate with error <= {tolerance:g}, got {list(timings)}")
     return best
 
 

@@ -33,13 +33,13 @@ NO_NUMBERS = "cOSUMm"  # refused dtype kinds: complex, objects (such as None), s
 
 
 class NumpyEngine:
-    """The reference for the other engines. Writes to the model's own arrays, computing in their dtypes.
+    """See `Engine`. Writes each point to the model's own arrays, computing in their dtypes.
 
     `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`.
     """
 
     name = "numpy-naive"
-    is_streamed = False  # points share no reading: each reads streamed data anew
+    is_streamed = False  # each point reads streamed data anew
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ def _numbers(what: str, found: Any) -> Array:
     """The values that the user's function returned, as float64."""
     try:
         values = np.asarray(found)
-        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # no number or array of them
+        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # not a number or array
             raise TypeError(f"of dtype {values.dtype}")
         return values.astype(np.float64)
     except (TypeError, ValueError) as error:

@@ -173,7 +173,7 @@ class _Bench:
         timings: dict[EngineChoice, Timing],
         refused: dict[EngineChoice, str],
     ) -> None:
-        """Time a candidate; refuse it if it raises: with the row engine, the user's code works."""
+        """Time a candidate; refuse it if it raises, since the user's code works with the row engine."""
         start, engine = clock(), None
         try:
             engine = self._open(choice)
@@ -202,7 +202,7 @@ class _Bench:
         return engine
 
     def _time(self, engine: Any, clock: Callable[[], float], start: float) -> Timing:
-        """Time an engine that was opened at time `start`; the first call must be for the row engine."""
+        """Time an engine that was opened at time `start`; the first call sets the losses to compare with."""
         losses = self._losses(engine)
         if not len(self._base):
             self._base = losses
@@ -221,7 +221,7 @@ class _Bench:
 
     def _losses(self, engine: Any) -> Array:
         """The losses of each data set at the probe points of the first and last row, (data sets, points)."""
-        each = len(self._task.evaluation.quantities())  # per data set; the first is its loss
+        each = len(self._task.evaluation.quantities())  # per data set; the first one is the loss
         return np.concatenate([engine.row_values(y, self._probes)[:, ::each] for y in self._rows]).T
 
     def precision_error(self, choice: EngineChoice) -> float:
@@ -250,8 +250,8 @@ def _largest_difference(losses: Array, base: Array) -> float:
 def relative_difference(losses: Array, base: Array) -> float:
     """The largest |losses - base|, relative to |base| or to a tenth of the largest |base| if that is more.
 
-    The tenth is for losses near 0, which have no digits to compare. Infinite if at some point only one of the
-    two losses is finite; points where both have diverged are left out.
+    The tenth is for losses near 0, which may be only rounding errors. The result is infinite if at some point
+    only one of the two losses is finite; points where neither is finite are left out.
     """
     finite = np.isfinite(base)
     if not (finite == np.isfinite(losses)).all():

@@ -62,8 +62,8 @@ class TorchEngine:
 
     Args:
         model: moved to `device` if one is given; otherwise it stays where it is.
-        loss_fn, batches: see `user_code.bind_loss`; `batches` may be data sets by name. They are kept on the
-            model's device, or read again for each call of `row_values` (see `Evaluation.streamed`).
+        loss_fn, batches: see `user_code.bind_loss`; `batches` may be data sets by name. Batches are kept on
+            the model's device, or read again for each call of `row_values` (see `Evaluation.streamed`).
         names: the parameters that are varied. All others, and the buffers, keep the values of the centre.
         mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
     """
@@ -172,7 +172,7 @@ class TorchEngine:
         return self._on_device(name, self._data[name]) if self.is_streamed else self._data[name]
 
     def _begin(self, name: str, first: Iterable[Any]) -> int:
-        """Probe the loss with the first batch of `first`, the data set `name`; returns the set's rows."""
+        """Probe the loss with the first batch of the data set `first`; returns its number of rows."""
         rows = 0
         for batch in first:
             if not rows:
@@ -191,7 +191,7 @@ class TorchEngine:
         differs each time although torch draws the same numbers, or if channels-last memory changes it.
         """
         tensors = list(self._loan.tensors.values())
-        versions = [tensor._version for tensor in tensors]  # counts writes to the tensor, as in torch 2.13
+        versions = [tensor._version for tensor in tensors]  # counts writes to a tensor (seen in torch 2.13)
         self._measure.probe(batch)
 
         def repeats() -> bool:
@@ -252,11 +252,11 @@ class TorchEngine:
         return np.asarray(self._values(1, lambda _, batches: self._read_here(batches)[:, None])[0])
 
     def _values(self, count: int, read: Any) -> Array:
-        """The quantities at `count` points; `read(points, batches)` returns (batches, points, columns)."""
+        """The quantities at `count` points; `read(points, batches)` gives (batches, points, columns)."""
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, at points that need it
+        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, at the points that need more
             for name, tally in tallies.items():
                 for loaded in self._batches(name):
                     points = tally.active
@@ -325,7 +325,7 @@ class TorchNaiveEngine(TorchEngine):
 
 
 class TorchRowEngine(TorchEngine):
-    """Moves all parameters that have the same dtype and device with one operation, see `Flat`."""
+    """Changes all parameters of one dtype and device with one operation, see `Flat`."""
 
     def _layout(self) -> None:
         groups: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}

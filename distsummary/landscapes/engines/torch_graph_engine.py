@@ -1,9 +1,9 @@
-"""The graph engine: records the loss once, splits off what is affine in the point, and evaluates the rest.
+"""The graph engine: records the loss once as a graph, and splits off its part that is affine in the point.
 
-The affine values, the slots (see `graph.torch_affine`), are prepared once per plane and batch. A point then
-costs two additions per slot and one run of the rest of the graph. The points of a chunk go through that rest
-together, along a new axis (torch.func.vmap turns matrix products into batched products). The option "compile"
-compiles the rest with torch.compile. With streamed data, no slots depend on the data.
+The results of that part, the slots (see `graph.torch_affine`), are prepared once per plane and batch. A point
+then costs two additions per slot and one run of the rest of the graph. All points of a chunk go through the
+rest together, along a new axis (torch.func.vmap turns matrix products into batched products). The option
+"compile" compiles the rest with torch.compile. With streamed data, no slots depend on the data.
 """
 
 from collections.abc import Sequence
@@ -40,12 +40,12 @@ from distsummary.landscapes.model.torch_measure import on_host
 from distsummary.landscapes.model.torch_memory import is_full, plane_tensors
 from distsummary.landscapes.model.user_code import in_batch
 
-STEP = 0.5  # how far from the centre a recording is checked, relative to the norm of theta
+STEP = 0.5  # distance from the centre at which a recording is checked, relative to the centre's norm
 SLOT_BYTES = 1 << 30  # limit for slots that depend on data: updating larger ones costs the time they save
 
 
 class TorchGraphEngine(TorchRowEngine):
-    """See `Engine`. Evaluates checkpoints, and a last point left alone in a row, as the row engine does.
+    """See `Engine`. Evaluates checkpoints, and a single point left over in a row, as the row engine does.
 
     Raises CannotTraceError if the loss cannot be recorded.
     """
@@ -57,7 +57,7 @@ class TorchGraphEngine(TorchRowEngine):
         kinds = {tensor.dtype for tensor in self._loan.moved.values()}
         if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
             raise CannotTraceError(
-                f"the graph engine moves parameters all float32 or all float64, not {kinds}"
+                f"the graph engine needs all varied parameters in float32 or all in float64, got {kinds}"
             )
         if len(places := {tensor.device for tensor in self._loan.tensors.values()}) > 1:
             raise CannotTraceError(f"the graph engine computes on one device, not on {places}")
@@ -84,14 +84,15 @@ class TorchGraphEngine(TorchRowEngine):
             alone = super()._readings(y, xs[-1:], batches)
             return torch.cat([self._readings(y, xs[:-1], batches), alone], dim=1) if len(xs) > 1 else alone
         points = [tuple(float(x) for x in xs[n : n + step]) for n in range(0, len(xs), step)]
-        with torch.autocast(self._loan.device.type, enabled=False):  # the caller's; the model's is recorded
+        # This switches off the caller's autocast; the model's own autocast is part of the recorded graph.
+        with torch.autocast(self._loan.device.type, enabled=False):
             bound = [in_batch(loaded.name, self._bind, loaded) for loaded in batches]
-            # A chunk is evaluated on all batches before the next chunk, so that shared slots change once.
+            # All batches are evaluated for one chunk before the next, so that shared slots are computed once.
             found = [torch.stack([one.read(float(y), chunk) for one in bound]) for chunk in points]
         return torch.cat(found, dim=1)
 
     def _bind(self, loaded: Loaded) -> BoundProgram:
-        """The program bound to a batch. New programs are checked; all are kept unless data is streamed."""
+        """Bind the program to a batch. A new program is checked. Results are kept unless data is streamed."""
         if loaded in self._bound:
             return self._bound[loaded]
         key = signature(loaded.batch)
@@ -122,7 +123,7 @@ class TorchGraphEngine(TorchRowEngine):
         # vmap can batch attention that is written as products and a softmax, but not fused kernels.
         attention = sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext()
         with attention, preserved(self._loan.model):  # no fake tensor may stay in the model
-            self._before.restore()  # what a batch left in attributes would become a constant
+            self._before.restore()  # values that a batch left in attributes would be recorded
             graph = trace(
                 self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
             )
@@ -155,9 +156,8 @@ class TorchGraphEngine(TorchRowEngine):
             for tensors in zip(*self._plane.values(), strict=True)
         )
         step = STEP * (centre / max(along) if centre and max(along) else 1.0)
-        points = (
-            (0.0, step) if self.choice.chunk > 1 else (step,)
-        )  # two points, to find out whether a chunk mixes them up
+        # Two points show whether evaluating a chunk mixes up its points.
+        points = (0.0, step) if self.choice.chunk > 1 else (step,)
         try:
             found = on_host(bound.read(step, points)[-1])
         except RuntimeError as error:  # torch.compile's errors are RuntimeErrors too

@@ -1,8 +1,8 @@
 """Exact Hessian-vector products of a torch model's loss at a checkpoint, by differentiating twice.
 
-H v = d/dtheta (g . v) for a fixed vector v and the gradient g (Pearlmutter 1994), batch by batch. Products
-are summed in float64, first over the batches of a group (see `hessian.members`), then over the groups, so
-that the sum has the same bits whichever worker computes a group.
+H v = d/dtheta (g . v), with the Hessian H, the gradient g and a fixed vector v (Pearlmutter 1994). Products
+of the batches are summed in float64, first within a group of batches (see `hessian.members`), then over the
+groups, so that the sum has the same bits whichever worker computes a group.
 """
 
 from collections.abc import Iterable, Sequence

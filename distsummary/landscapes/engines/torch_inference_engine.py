@@ -1,4 +1,4 @@
-"""The inference engine: needs hardly more memory than a forward pass; same losses, bit for bit, as "row".
+"""The inference engine: the row engine's losses, bit for bit, with hardly more memory than a forward pass.
 
 For each point (x, y), it writes theta + y * v + x * u (v, u: the directions) into the user's own parameters,
 block by block, as MeZO does (Malladi et al. 2023). It reads theta from the checkpoint's file, or from a saved

@@ -21,7 +21,7 @@ from distsummary.landscapes.model.quantities import Evaluation
 class Task:
     """The work of all workers: model, loss, data and the landscapes to evaluate.
 
-    All `planes` vary the same parameters, `names`. `choice` is the engine; None means the row engine. Workers
+    All `planes` vary the same parameters. `choice` is the engine; None means the row engine. Workers
     with the same choice, on equal hardware, compute the same bits.
     """
 
@@ -38,7 +38,7 @@ class Task:
 class EngineFacts:
     """What a grid records about its engine; `quantities` names the columns of `ChunkResult.measured`.
 
-    `is_streamed`: the engine reads the data anew for each group of points that it evaluates together.
+    `is_streamed`: the engine reads the data anew in each call of `row_values`.
     """
 
     name: str

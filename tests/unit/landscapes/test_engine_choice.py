@@ -53,7 +53,7 @@ def test_candidates_that_are_close_are_timed_again_but_not_one_alone() -> None:
 
 
 def test_no_exact_candidate_is_an_error() -> None:
-    with pytest.raises(InvalidValueError, match="within 5e-06"):
+    with pytest.raises(InvalidValueError, match="error <= 5e-06"):
         choose({ROW: Timing(point_s=1.0, error=float("inf"))}, 10)
 
 

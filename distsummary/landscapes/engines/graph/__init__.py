@@ -1,1 +1,1 @@
-"""The loss as a graph: recorded, rewritten, cut where it is no longer affine in the point, and run."""
+"""Records a loss as a graph, rewrites it, splits off its part that is affine in the point, runs the rest."""

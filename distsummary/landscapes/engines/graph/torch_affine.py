@@ -1,10 +1,10 @@
 """Finds the part of a recorded loss that is affine in the point (x, y), and cuts the graph into three.
 
-A moved tensor is affine in (x, y): it is centre + x * u + y * v for directions u, v. So are the results of
-linear operations on it with fixed tensors and data: the output of a first Linear, Conv or Embedding, or
-weights into which a fixed BN was folded. The graph is cut where non-affine operations use affine values. The
-values at the cut are the *slots*. For each slot, the value at the centre and the changes along u and v are
-computed once per plane; two additions of these give its value at any point.
+A moved tensor (varied parameter) is affine in (x, y): centre + x * u + y * v, with directions u and v. So are
+the results of linear operations on it with fixed tensors and data: the output of a first Linear, Conv or
+Embedding, or weights into which a fixed BN was folded. The graph is cut where non-affine operations use
+affine values. The values at the cut are the *slots*. For each slot, the value at the centre and the changes
+along u and v are computed once per plane; two additions of these give the slot's value at any point.
 
     constants:  fixed tensors, batch      -> inputs of the other two; runs once per plane and batch
     affine:     moved tensors, constants  -> slots for centre, u and v; once per plane and batch, in float64
@@ -59,7 +59,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutGraph:
-    """A graph cut into three graphs; each takes its inputs in the order stated.
+    """A graph cut into three graphs; each takes its inputs in the order given below.
 
     Attributes:
         constants: (fixed tensors, batch) -> the tensors that `affine` and `point` need.
@@ -79,7 +79,7 @@ class CutGraph:
 def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_data: bool = True) -> CutGraph:
     """Cut a graph. Its placeholders `moved` are the moved tensors, the placeholders `batch` are data.
 
-    `with_data=False` allows no slots that depend on data: every batch would need its own copy of them.
+    With `with_data=False` no slot depends on data. Otherwise, every batch needs its own copy of such slots.
     """
     moving, data = set(moved), depends_on(graph, batch)
     kinds: dict[Node, int] = {}
@@ -147,7 +147,7 @@ def _keeps_affine(node: Node, kinds: dict[Node, int]) -> bool:
 
 
 class InDouble(fx.Interpreter):
-    """Runs a graph in float64, even where it names a narrower dtype."""
+    """Runs a graph in float64, even where the graph names a narrower dtype."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the operation with float64 in place of every floating-point dtype."""

@@ -12,7 +12,7 @@ WARM_UPS = 3  # runs before a capture; in them libraries choose their kernels
 
 
 class DeviceFlat(Flat):
-    """The slots (see `torch_affine`) of one point; captured work needs to read x from device memory."""
+    """The slots (see `torch_affine`) at a point; x is in device memory, where captured work can read it."""
 
     def __init__(self, outlines: Mapping[str, Tensor], device: torch.device) -> None:
         super().__init__(outlines, device)

@@ -57,7 +57,7 @@ def depends_on(graph: fx.Graph, sources: Iterable[Node]) -> set[Node]:
 def between(
     graph: fx.Graph, outputs: Iterable[Node], is_given: Callable[[Node], bool]
 ) -> tuple[list[Node], set[Node]]:
-    """(nodes needed to compute `outputs` from the given nodes, in graph order; the given nodes needed)."""
+    """(the nodes that compute `outputs` from given nodes, in graph order; the given nodes that they use)."""
     wanted: set[Node] = set()
     given: set[Node] = set()
     waiting = list(outputs)

@@ -22,7 +22,7 @@ Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # for each moved tensor: centre
 
 
 class Program:
-    """A cut graph for one kind of batch in one plane, and the slots that all its batches share."""
+    """A cut graph for one plane and for batches of equal layout, and the slots that these batches share."""
 
     def __init__(self, cut: CutGraph, plane: Plane, chunk: int, options: Sequence[str]) -> None:
         self.cut, self.chunk = cut, chunk
@@ -58,7 +58,7 @@ class Program:
         return BoundProgram(self, own, step, prepare(*slots, *constants))
 
     def go(self, y: float, xs: Sequence[float]) -> None:
-        """Compute the shared slots at the points (y, xs), unless they hold these already."""
+        """Compute the shared slots at the points (y, xs), unless they were last computed there."""
         if self.shared is None or self._at == (y, xs):
             return
         if self._at is None or self._at[0] != y:

@@ -55,7 +55,7 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
 
 
 def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
-    """Selects and sums with weights, so that what depends only on the targets need not be computed again."""
+    """A weighted sum of selected elements; its weights depend only on the targets and are computed once."""
     if x.dim() != 2 or weight is not None:
         return NotImplemented
     is_counted = target != ignore_index
@@ -101,10 +101,10 @@ BATCH_NORMS: dict[Any, tuple[int, int | None]] = {
 
 
 def fold_batch_norms(graph: fx.Graph) -> None:
-    """Fold BN with running statistics into the convolution or linear layer before it.
+    """Fold BN (batch norm) with running statistics into the convolution or linear layer before it.
 
-    With s = gamma / sqrt(var + eps), the weights of output channel c are multiplied by s[c], and the bias
-    becomes beta + (bias - mean) * s. If gamma is fixed, BN costs nothing at a point.
+    With s = gamma / sqrt(var + eps), the layer's weights for output channel c are multiplied by s[c], and its
+    bias becomes beta + (bias - mean) * s (gamma, beta: BN's weight and bias). If gamma is fixed, BN is free.
     """
     for norm in list(graph.nodes):
         if norm.op != "call_function" or norm.target not in BATCH_NORMS or not _is_foldable(norm):

@@ -148,7 +148,7 @@ class _Held:
 def reason(error: Exception) -> str:
     """Why recording failed, in one line. Torch's own message for code that reads values helps no user."""
     if type(error).__name__ in ON_VALUES:
-        return "it decides on values, or has shapes that depend on them"
+        return "it branches on values of tensors, or has shapes that depend on such values"
     return first_line(error)
 
 
@@ -232,8 +232,8 @@ def with_tensors(batch: Any, tensors: Sequence[Tensor]) -> Any:
 def signature(batch: Any) -> Any:
     """A key that is equal for batches that can share a graph: structure, tensor layouts and all other leaves.
 
-    Leaves that are not PLAIN are identified by their id, while they live, because the graph holds their
-    contents as constants. The key also says which tensors are the same, as in {"input_ids": x, "labels": x}.
+    Leaves that are not PLAIN are identified by their id (valid while they live), because the graph holds
+    their contents as constants. The key also says which tensors are the same object, as in {"a": x, "b": x}.
     """
     looks: list[Any] = []
     for leaf in leaves(batch):
