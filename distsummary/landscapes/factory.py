@@ -68,7 +68,7 @@ def named_parts(parts: object) -> dict[str, Any] | None:
 
 @contextmanager
 def _raises_landscape_error(name: str) -> Iterator[None]:
-    """Turn an error in the user's module or function into a LandscapeError; its one line says where."""
+    """Turn an error in the user's module or function into a one-line LandscapeError that says where."""
     try:
         yield
     except DistSummaryError:

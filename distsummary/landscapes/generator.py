@@ -372,7 +372,7 @@ def read_batches(
             "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
             "use mode='standard'"
         )
-    # called before anything is read, as it raises if two quantities have the same name
+    # before reading any data: this raises if two quantities have the same name
     quantity_names(evaluation, list(batches) if isinstance(batches, Mapping) else [""])
     needs_all = samples is not None or evaluation.bn_mode == "recompute"
     asked = bool(evaluation.streamed) if needs_all else evaluation.streamed

@@ -89,7 +89,7 @@ def check_arguments(request: Request) -> None:
     check_type("resume", request.resume, bool)
     if request.batches is None:
         raise InvalidTypeError("batches is required: pass the data, a list of batches or a DataLoader")
-    for field in ("model", "loss_fn", "batch_loss"):  # such as nn.MSELoss instead of nn.MSELoss()
+    for field in ("model", "loss_fn", "batch_loss"):  # a user may pass nn.MSELoss instead of nn.MSELoss()
         given = getattr(request, field)
         if isinstance(given, type):
             raise InvalidTypeError(
@@ -105,19 +105,19 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
         check_choice("memory", memory, ("inference",))
         if engine != "auto":
             raise InvalidValueError(
-                f"memory='inference' is an engine of its own, got engine={engine!r}; leave it out"
+                f"memory='inference' chooses the engine, got engine={engine!r} too; leave engine out"
             )
         if not is_torch:
             raise InvalidValueError(
                 f"memory={memory!r} is for torch models, got a {type(model).__name__}; leave it out: "
-                "other models are moved in place anyway"
+                "other models are changed in place anyway"
             )
         engine = "inference"
     if is_torch and engine != "auto":
         try:
             return EngineChoice.from_label(engine)
         except InvalidValueError as error:
-            raise InvalidValueError(f"engine must be 'auto' or one that a grid names: {error}") from error
+            raise InvalidValueError(f"engine must be 'auto' or a LossGrid.engine: {error}") from error
     if not is_torch and engine.removeprefix("numpy-") not in ("auto", "naive"):
         raise InvalidValueError(
             f"engine must be 'auto' or 'naive' for a model that is not torch's, got {engine!r}"

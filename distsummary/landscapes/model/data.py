@@ -72,7 +72,7 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
 
 
 def data_sets(batches: Iterable[Any] | Data, *, streamed: bool | None = False) -> dict[str, Iterable[Any]]:
-    """The data sets by name ("" for a single one) as lists; if `streamed`, as sources to read repeatedly."""
+    """The data sets by name ("" for a single one): lists or, if `streamed`, sources to read repeatedly."""
     named = _named(batches)
     if not named:
         raise InvalidValueError("batches must hold at least one data set, got none")
@@ -196,7 +196,7 @@ def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a ba
     if len(outside):
         raise LandscapeError(
             f"with classes={classes} labels must be in [0, {classes - 1}], got {outside[0]} in {name}; "
-            "raise classes, or leave such rows out"
+            "increase classes, or leave out the rows with other labels"
         )
     class_rows = (labels[None] == np.arange(classes)[:, None]).sum(axis=1).astype(np.float64)
     return BatchFacts(weight=weight, rows=rows, class_rows=class_rows)

@@ -1,15 +1,15 @@
 """The quantities computed at a point: the options (`Evaluation`) and the sums over batches (`Tally`).
 
-A batch gives one *reading* per point: a row of numbers, see `Tally`. A data set's quantities follow
-from the weighted sums of its readings. All points see the batches in the same order, so two points differ
-only in their parameters (a paired comparison), even if the sums stop early.
+For each point, a batch gives one *reading*: a row of numbers, see `Tally`. The quantities of a data set are
+computed from the weighted sums of its readings. All points see the batches in the same order, so two points
+differ only in their parameters (a paired comparison), even if the sums stop early.
 
-The standard error of the loss (sums go over batches; l and w are a batch's loss and weight; m is the mean
-loss, sum w l / sum w) is computed
+In the formulas below, sums go over batches; l and w are a batch's loss and weight; m is the mean loss,
+sum w l / sum w. The standard error of the loss is computed
 
 - from rows, if the loss of every row is known: sqrt(sum w (v + (l - m)^2) / sum w / (n - 1)), where v is the
   variance of the losses of the batch's rows, and n the number of rows of all batches;
-- from batches, if only their losses are known or rows have different weights (class weights, rows left out):
+- from batches, if losses of rows are unknown or rows have different weights (class weights, rows left out):
   sqrt(B/(B-1) sum w^2 (l - m)^2) / sum w, where B is the number of batches.
 
 `Tally` sums differences from the first batch's loss, because sums of the squares of l would lose digits.
@@ -104,7 +104,7 @@ class Evaluation:
 
     @property
     def wants_rows(self) -> bool:
-        """Whether the loss of every row is needed."""
+        """Whether the loss of each single row is needed."""
         return self.stderr or self.tolerance is not None or self.classes > 0
 
     def quantities(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
-    """The weight of a batch in a point's loss, its number of rows, and the number of rows of each class."""
+    """A batch's weight in the loss of a point, its number of rows, and its number of rows of each class."""
 
     weight: float
     rows: int
@@ -153,7 +153,7 @@ class Tally:
     """The sums over the batches of one data set, for a block of points.
 
     `readings` are float64 (points, columns). The columns are: the loss; if `has_rows`, the unweighted means,
-    in float64, of the rows' losses and of their squares; the metrics; per class the SUM of its rows' losses.
+    in float64, of the rows' losses and of their squares; the metrics; each class's SUM of its rows' losses.
     """
 
     def __init__(self, evaluation: Evaluation, points: int, *, has_rows: bool) -> None:

@@ -1,7 +1,7 @@
 """Makes a loader that shuffles and augments give the same batches each time, by fixing its random numbers.
 
-The points of a landscape are compared with each other, so all must see the same data, in every worker and
-when another process resumes the landscape.
+The points of a landscape are compared with each other, so all points must see the same data, in every
+worker and when another process resumes the landscape.
 """
 
 import random

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-_cudnn: Any = torch.backends.cudnn  # both are Any: torch puts objects in place of these modules
+_cudnn: Any = torch.backends.cudnn  # Any, because torch replaces these modules by objects
 _backends: Any = torch.backends
 
 
 @contextmanager
 def backends(*, tf32: bool) -> Iterator[None]:
-    """Within the block, round float32 products to TF32 or not, and fix the choice of algorithms.
+    """During the block, allow or forbid rounding float32 products to TF32, and fix the choice of algorithms.
 
     cudnn.benchmark would choose algorithms by timing, so that processes might differ; cudnn.deterministic
     excludes algorithms that add in an undefined order.
@@ -39,7 +39,7 @@ class _Settings(NamedTuple):
     """The TF32 settings in torch's old and new API; None where reading an old setting raises.
 
     Torch before 2.9 has only the old API. Since 2.9, reading an old setting raises if a program has set only
-    the new ones, as many programs do. Therefore this module sets both, to the same values.
+    new settings, as many programs do. Therefore this module sets both, to the same values.
     """
 
     matmul: str | None

@@ -27,7 +27,7 @@ from distsummary.landscapes.model.torch_saved import SavedValues, can_stay
 from distsummary.landscapes.model.user_code import BatchLoss
 
 DROPOUT_SEED = 0
-RELEASED = 16  # after so many blocks `write` releases the memory that reading saved values took
+RELEASED = 16  # blocks after which `write` releases the memory that reading saved values took
 _NOTHING = np.empty(0)
 
 
@@ -40,8 +40,8 @@ class Loan:
     attributes, the number of threads, the random number generators and the settings of GPU libraries.
 
     Args:
-        names: the parameters that the engine varies; raises InvalidValueError for unknown ones.
-        training: whether the whole model is put into training mode, as MindSpore does; else into eval mode.
+        names: the parameters that the engine varies; raises InvalidValueError for unknown names.
+        training: True puts the whole model into training mode, as MindSpore does; False into eval mode.
         threads: the number of torch's threads on the CPU.
         dtype: the dtype of floating point values during the loan; None: unchanged.
         tf32: whether a GPU may round products to TF32.
@@ -73,7 +73,7 @@ class Loan:
             for name, tensor in self.moved.items():
                 if not tensor.is_floating_point():
                     raise InvalidTypeError(
-                        f"only floating point parameters can move, {name} is {tensor.dtype}"
+                        f"only floating point parameters can be varied, {name} is {tensor.dtype}"
                     )
             self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
             self._gpus = gpus_of(self.tensors.values())
@@ -161,13 +161,13 @@ class Loan:
             torch.cuda.default_generators[gpu.index].manual_seed(DROPOUT_SEED)
 
     def give_back(self) -> None:
-        """Restore the model as it was; a second call does nothing. Ctrl-C waits until it is done."""
+        """Restore the model; a second call does nothing. Ctrl-C takes effect after the model is restored."""
         with uninterrupted():
             self._restore.close()
 
 
 class Attributes:
-    """A snapshot of the modules' attributes and of the contents of lists, dicts and sets among them.
+    """A snapshot of the modules' attributes, with the contents of those that are lists, dicts or sets.
 
     Code that runs a model may leave data in it: counts, caches, the last activations.
     """
@@ -250,7 +250,7 @@ def placed(
     own = [t for t in (*function.parameters(), *function.buffers()) if id(t) not in shared]
     if all(moved(tensor) is tensor for tensor in own):
         return function
-    other = copy.deepcopy(function, dict(shared))  # a model that it holds is not copied
+    other = copy.deepcopy(function, dict(shared))  # does not copy a model that the function holds
     for part in other.modules():
         if id(part) not in shared:
             # Module.to uses this method, which has had this form since torch 2.1 (last checked: 2.13).
@@ -262,7 +262,7 @@ def run_as_written(model: nn.Module) -> None:
     """Make modules compiled by `module.compile()` or torch.compile run their original code.
 
     `unwrap` does the same for a whole model. Compiled code may read parameters from the memory that they had
-    when it was compiled, is compiled again for eval mode, and has no second derivatives.
+    when it was compiled. It is also compiled again for eval mode, and has no second derivatives.
     """
     for module in model.modules():
         if getattr(module, "_compiled_call_impl", None) is not None:  # as in torch 2.13
@@ -275,7 +275,7 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
     """Model and batches that any process can unpickle: copies on the host if they are on another device.
 
     Parameters that share memory become one object in a copy, because pickle preserves shared objects but not
-    shared memory. A model over several GPUs stays on them, because each worker has as many GPUs.
+    shared memory. A model over several GPUs stays on them: each worker has the same number of GPUs.
     """
     model = unwrap(model)
     tensors = named_tensors(model).values()

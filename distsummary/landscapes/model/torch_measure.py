@@ -1,4 +1,4 @@
-"""Readings of a torch model for a batch: the loss, metrics and class sums of an `Evaluation`, as tensors."""
+"""Computes a torch model's loss, metrics and sums by class for a batch, as an `Evaluation` requests them."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -32,16 +32,15 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Measure:
-    """Computes readings (see `quantities`) of the model in its current state.
+    """Computes readings (rows of numbers, see `quantities`) of the model with its current values.
 
-    `measure(batch)` returns a scalar tensor for each column, except that the last tensor holds all sums by
-    class, of shape (classes,). The call does not wait for a GPU. It raises LandscapeError for a loss or a
-    metric that is not a number.
+    `measure(batch)` returns a scalar tensor for each number; the sums by class are one tensor (classes,), the
+    last. It does not wait for a GPU, and raises LandscapeError if a loss or metric is not a number.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
         def beside(targets: Any, outputs: Any) -> Any:
-            """The targets on the outputs' device, the last one of a model over several devices."""
+            """The targets on the outputs' device; for a model over several devices that is the last one."""
             return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
 
         self._evaluation, self._device = evaluation, device
@@ -53,7 +52,7 @@ class Measure:
 
     @torch.inference_mode()
     def probe(self, batch: Any) -> None:
-        """Use a batch to find out whether each row's loss is available, if need be with reduction "none"."""
+        """Find out with a batch whether each row's loss is available, perhaps through reduction "none"."""
         if self._evaluation.wants_rows:
             found, outputs, targets = self._loss(batch)
             if self._by_rows is not None:
@@ -109,6 +108,7 @@ class Measure:
         return losses, rows.reshape(count, -1).mean(1) if has_rows else None
 
     def _tensor(self, what: str, found: Any) -> Tensor:
+        """What the user's function `what` returned, as a real tensor; raises LandscapeError if impossible."""
         try:
             if isinstance(found, tuple):  # a tuple is a loss and its parts, not one loss per row
                 raise TypeError("several values")

@@ -1,4 +1,4 @@
-"""Memory of a landscape's tensors: points in flat vectors, copies between devices, and limits of memory."""
+"""Memory for tensors of a landscape: flat vectors of parameters, copies to devices, and memory limits."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,18 +15,18 @@ from distsummary.landscapes.directions.torch_rows import draws, rows_on, whole
 from distsummary.landscapes.model.batches import mapped
 from distsummary.landscapes.model.data import batch_bytes
 
-ALIGNMENT_BYTES = 64  # as torch's allocator aligns: libraries choose kernels by alignment
-DEVICE_SHARE = 0.5  # of a GPU's memory may hold batches; the model and its activations need the rest
-# Parts of messages about full memory in errors of other types, from the CPU, CUDA and its libraries.
+ALIGNMENT_BYTES = 64  # torch's allocator aligns to this; libraries choose kernels by alignment
+DEVICE_SHARE = 0.5  # the share of a GPU's memory for batches; the model and activations need the rest
+# If an error's message contains one of these, memory ran out, whatever the type of the error.
 FULL = "can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"
 
 
 class Flat:
-    """Tensors of one dtype and device as one vector, so that one operation moves all of them to a point.
+    """Parameters of one dtype and device in one vector, so that one addition computes all at a grid point.
 
     Sums are computed in float32 (float64 for float64 tensors); for half precision the sum is rounded once.
-    Each tensor has a view of the vector, with strides in the order of the tensor's own but without holes or
-    overlaps. The tensors passed in may be on the device "meta".
+    Each parameter is a view of the vector. The view's strides have the same order as those of the tensor
+    passed in, but no holes or overlaps. The tensors passed in may be on the device "meta".
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -95,14 +95,14 @@ def as_channels_last(batch: Any) -> Any:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides without holes or overlaps, in the order of the tensor's own; kernels depend on that order."""
+    """Strides without holes or overlaps, in the same order as the tensor's; kernels depend on that order."""
     return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def plane_tensors(
     centre: Weights, recipe: Recipe, moved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """(centre, x, y) of the parameters as tensors by name, on the host; a GPU keeps x and y that it drew."""
+    """(centre, x, y), each a dict of tensors by name, on the host; x and y drawn on a GPU stay there."""
     here = {name: as_tensor(centre[name]) for name in moved}
     if isinstance(recipe, RandomDirections) and any(draws(tensor.device) for tensor in moved.values()):
         x, y = (
@@ -126,21 +126,21 @@ def as_tensor(array: Array) -> Tensor:
 def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
     """The batch with its tensors (also in lists, tuples, mappings and dataclasses) on the device.
 
-    An object with a method `to` is copied, and the method moves the copy; anything else stays as it is.
+    An object with a method `to` is copied, and its method moves the copy. Other objects stay as they are.
     `dtype` is the new dtype of floating-point tensors, except for tensors inside objects.
     """
 
     def moved(part: Any) -> Any:
         if isinstance(part, Tensor):
             return part.to(device)
-        return copy.copy(part).to(device) if _moves_itself(part) else part  # many `to` change the object
+        return copy.copy(part).to(device) if _moves_itself(part) else part  # some `to` change the object
 
     there = mapped(batch, moved, is_leaf=_moves_itself)
     return there if dtype is None else in_dtype(there, dtype)
 
 
 def _moves_itself(part: Any) -> bool:
-    """Whether the object's class has a method `to`, as in PyG, DGL, transformers and packed sequences."""
+    """Whether the object's class has a method `to`, as batches of PyG, DGL and transformers do."""
     return callable(getattr(type(part), "to", None)) and not isinstance(part, type)
 
 
@@ -185,7 +185,7 @@ def device_bytes(device: torch.device) -> int | None:
     """The memory of a GPU that this process may use, in bytes; None for the CPU."""
     if device.type != "cuda":
         return None
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # torch 2.6 lacks it
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # torch 2.6 has none
     return int(torch.cuda.get_device_properties(device).total_memory * share(device))
 
 

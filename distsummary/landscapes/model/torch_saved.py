@@ -1,7 +1,7 @@
 """Saves a model's own values while its parameters hold other values, and restores them bit for bit.
 
-Values on the host are saved in an unnamed file in the directory for temporary files (TMPDIR), because the
-memory that reading a mapped file takes can be released. Values on a GPU are saved in the host's memory.
+Values on the host are saved in an unnamed file in the directory for temporary files (TMPDIR). The file is
+memory-mapped, so the memory that reading it takes can be released. Values on a GPU are saved in host memory.
 """
 
 import ctypes
@@ -25,11 +25,11 @@ PIECE = 1 << 22  # elements that `restore` writes at once
 
 
 def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[str]:
-    """The names of the parameters that can keep their memory without changing any bit of the results.
+    """The names of the parameters whose memory engines can write to without changing any bit of the results.
 
     The memory must be dense, aligned as torch's allocator aligns it, and shared with no other parameter.
-    Floating-point values must have the dtype `dtype` unless that is None. Buffers never stay because models
-    write to them.
+    Floating-point values must have the dtype `dtype` unless that is None. Buffers are never among them,
+    because models write to buffers.
     """
     spans = []
     for name, tensor in tensors.items():
@@ -48,7 +48,7 @@ def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[st
 
 
 class SavedValues:
-    """Saves the values that tensors have at its construction; `restore` writes them back.
+    """The constructor saves the current values of tensors; `restore` writes them back.
 
     Raises LandscapeError if there is no room for the file, or if a tensor is in read-only memory.
     """
@@ -111,12 +111,12 @@ class SavedValues:
         self._map = None  # releases the disk space of the file
 
     def release(self) -> None:
-        """Release the memory that reading the file took; views of the file read it again when used."""
+        """Release the memory that reading the file took; views of the file then read the file again."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def state(self, state: Weights) -> Weights:
-        """The state, with arrays that view the tensors' memory replaced by views of the saved values."""
+        """The state; views of the saved values replace its arrays that share memory with the tensors."""
         if isinstance(state, StoredState):
             return state
         if isinstance(state, OwnState):
@@ -124,7 +124,7 @@ class SavedValues:
         return {name: self._array_as_saved(np.asarray(array)) for name, array in state.items()}
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe, with arrays of directions replaced as in `state`; other recipes unchanged."""
+        """Explicit directions with their arrays replaced as in `state`; any other recipe unchanged."""
         if not isinstance(recipe, Directions):
             return recipe
         return Directions(x=self.state(recipe.x), y=self.state(recipe.y))
@@ -143,7 +143,7 @@ class SavedValues:
         return np.ndarray(array.shape, array.dtype, found.numpy().data, strides=array.strides)
 
     def _copy_of(self, place: int) -> Tensor | None:
-        """The saved bytes from the address `place` to the end of the tensor there; None for no tensor."""
+        """The saved bytes from the address `place` to the end of its tensor; None if no tensor is there."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place >= (start := self._starts[number]) + self._tensors[start].nbytes:
             return None

@@ -12,8 +12,8 @@ IN = "in batch "  # the prefix of the note that `in_batch` adds
 AS_BATCH_LOSS = "pass a function of (model, batch) as batch_loss=, not as loss_fn="
 AS_LOSS_FN = "batch_loss is called with (model, batch); pass a criterion of (output, target) as loss_fn="
 OWN_LOSS = (
-    "the model returns more than a criterion takes; where it computes the loss itself, pass batches of its "
-    "arguments and batch_loss=lambda model, batch: model(**batch).loss"
+    "the model's output is not the tensor that a criterion takes; if the model computes the loss, pass "
+    "batches that are dicts of its arguments, and batch_loss=lambda model, batch: model(**batch).loss"
 )
 NO_OUTPUTS = "metrics need a batch_loss that returns (loss, outputs)"
 CLASSES_NEED_ROWS = (
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """A loss that is called with (model, batch); a loss that is not wrapped in this class is a criterion."""
+    """A loss that is called with (model, batch); a loss not in this class is a criterion(output, target)."""
 
     function: Callable[[Any, Any], Any]
 
@@ -73,9 +73,9 @@ def bind_loss(
 
     With a `BatchLoss` the user's function gets (model, batch) and returns the loss or (loss, outputs); the
     batch itself is returned as the targets. Any other `loss` is a criterion: each batch is a pair
-    (inputs, targets), and the loss is `loss(model(inputs), targets)`. A loss is the mean over the rows of the
-    batch, or one number for each row. `beside(targets, outputs)` moves a criterion's targets to the device
-    of the outputs.
+    (inputs, targets), and the loss is `loss(model(inputs), targets)`. The returned loss is the mean over the
+    rows of the batch, or one number for each row. `beside(targets, outputs)` returns a criterion's targets
+    on the device of the outputs.
     """
     if isinstance(loss, BatchLoss):
         function = loss.function
@@ -140,7 +140,7 @@ def batch_name(number: int, data_set: str) -> str:
 
 
 def in_batch(name: str, read: Callable[..., T], *arguments: Any) -> T:
-    """Call `read` for a batch; an error gets a note with the name of the batch."""
+    """Call `read(*arguments)`; an error gets a note with the name of the batch."""
     try:
         return read(*arguments)
     except Exception as error:  # of any kind: it is the user's code

@@ -1,1 +1,1 @@
-"""Grids -> files and pictures."""
+"""Turns loss grids into files and pictures."""

@@ -1,4 +1,4 @@
-"""The grid as a surface: which cells have a height, and heights between the points. Pure functions."""
+"""The grid as a surface: cells with finite corners, and heights between grid points. Pure functions."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ def whole_cells(heights: Array) -> Array:
 
 
 def loose_points(heights: Array) -> Array:
-    """The finite points (k, 2) of a grid (m, n) that are in no whole cell: a surface does not show them."""
+    """(row, column) of each finite point that no surface shows, as (k, 2): no cell around it is whole."""
     loose = np.isfinite(heights)
     rows, columns = whole_cells(heights).T
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -24,7 +24,7 @@ def loose_points(heights: Array) -> Array:
 
 
 def touched_cells(points: Array) -> Array:
-    """Which cells of a grid, bool (m - 1, n - 1), have a corner that is marked in `points`, bool (m, n)."""
+    """bool (m - 1, n - 1): whether a cell of the grid has a corner where `points`, bool (m, n), is True."""
     return points[:-1, :-1] | points[1:, :-1] | points[:-1, 1:] | points[1:, 1:]
 
 
@@ -40,7 +40,7 @@ def thinned(size: int, most: int) -> Array:
 
 
 def drape(x: Array, y: Array, heights: Array, points: Array, per_leg: int = 16) -> Array:
-    """The path through `points` (k, 2) laid onto the surface, float64 (count, 3).
+    """The points (x, y, height) of the path through `points` (k, 2), laid onto the surface: (count, 3).
 
     The path takes `per_leg` steps from each point to the next. Heights are interpolated bilinearly; they are
     NaN outside the grid and in cells with a corner that is not finite.

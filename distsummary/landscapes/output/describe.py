@@ -1,4 +1,4 @@
-"""A loss grid in words: a one-line summary, warnings about losses, and checkpoint names. Pure functions."""
+"""Texts about a loss grid: a one-line summary, warnings about losses, checkpoint names. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,9 +29,9 @@ def in_a_line(grid: Grid) -> str:
 
 
 def shortened(names: Sequence[str], most: int) -> tuple[str, ...]:
-    """The names, each in at most `most` letters; longer names lose their middle.
+    """The names with at most `most` letters each; an ellipsis replaces the middle of longer names.
 
-    If two of the results would be equal, every name gets its number in front.
+    If two shortened names would be equal, each name is preceded by its number in the list.
     """
     found = tuple(_without_middle(name, most) for name in names)
     if len(set(found)) == len(found):
@@ -54,7 +54,7 @@ def not_finite(grid: Grid) -> int:
 
 
 def doubts(grids: Mapping[str, Grid]) -> str:
-    """A warning that names grids with losses that are not finite, and what to check; "" if all are finite."""
+    """A warning that names the grids with NaN or Inf losses and says what to check; "" if all are finite."""
     said, checks = [], []
     for name, grid in grids.items():
         bad, computed = not_finite(grid), int(grid.computed.sum())

@@ -1,4 +1,4 @@
-"""A picture of a loss grid: contours, a surface or a curve, with the path on it and a table beside it."""
+"""Draws a loss grid: contours, a surface or a curve, with the training path and a table of its losses."""
 
 import importlib
 import io
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 KINDS = ("contour", "surface")
 FORMATS = ("png", "pdf", "svg")
-MAX_ROWS = 12  # of checkpoints in the table
+MAX_ROWS = 12  # checkpoints in the table
 MAX_NAME = 16  # letters of a run's name: the table has no room for more
 MAX_TITLE = 60  # letters in a line of the title
 MAX_NAMES = 120  # letters of all names in the title
-MUCH_ROUNDING = 0.1  # a larger share of steps lost in rounding is noted in the picture
+MUCH_ROUNDING = 0.1  # the picture has a note if rounding loses a larger share of the steps
 
 
 def draw(grid: Grid, kind: str = "contour", format: str = "png") -> bytes:
-    """The bytes of a picture file of the grid; raises as `figure_of` does, also for an unknown format."""
+    """The bytes of a picture file. Raises InvalidValueError for an unknown format; see also `figure_of`."""
     check_choice("format", format, FORMATS)
     buffer = io.BytesIO()
     figure_of(grid, kind).savefig(buffer, format=format)
@@ -43,7 +43,7 @@ def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
     check_choice("kind", kind, KINDS)
     runs = (
         grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)
-    )  # the names of a line's runs are wrapped instead
+    )  # draw_curve wraps the names of a line's runs
     runs = tuple(run.replace("$", r"\$") for run in runs)  # matplotlib reads text between two $ as a formula
     grid = replace(grid, runs=runs)
     has_path = len(grid.path) > 1 and grid.kind != "line"
@@ -56,7 +56,7 @@ def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
             name="matplotlib",
         ) from error
     figure: Any = panels.empty_figure(12.0 if has_path else 6.8)
-    # The figure's own text goes below both parts and their legends.
+    # Notes belong to the whole figure, so that they are below both subfigures and their legends.
     beside = None
     if has_path:
         main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
@@ -99,7 +99,7 @@ def title(grid: Grid) -> str:
 
 
 def notes(grid: Grid) -> list[str]:
-    """Notes on losses that were not computed or are not finite, and on steps lost in rounding."""
+    """Notes for the picture: losses not computed or not finite, and steps lost in rounding."""
     found = []
     left, missing = int((~grid.computed).sum()), int(grid.missing.sum())
     if left:
@@ -119,7 +119,7 @@ def checkpoint_lines(grid: Grid) -> list[str]:
     """A table of the path: true loss, loss in the plane, distance from the plane."""
     lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
     run_of = {k: run for run, part in grid.parts.items() for k in part}
-    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # 13 rows rather than 12 and "12 of 13"
+    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # 13 rows, not 12 and a row "12 of 13"
     shown = thinned(len(grid.path), rows)
     for k in shown:
         number = str(grid.numbers[k]) if grid.numbers else "-"
@@ -131,7 +131,7 @@ def checkpoint_lines(grid: Grid) -> list[str]:
 
 
 def plane_lines(grid: Grid) -> list[str]:
-    """Lines of text: the explained variance or the eigenvalues, and what "outside" means in the table."""
+    """Lines below the table: the explained variance or the eigenvalues, and the meaning of "outside"."""
     lines = [""]
     if grid.explained_variance.size:
         shares = " + ".join(f"{share:.1%}" for share in grid.explained_variance)

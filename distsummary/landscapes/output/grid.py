@@ -1,9 +1,9 @@
 """A loss grid as data, and its NumPy archive (.npz), which can be loaded again.
 
-An archive holds the arrays of the grid by name and everything else as JSON under the key `meta`. If
-the grid is square, it also holds two arrays for Landscaper 1.3 (`LossLandscape.load_from_npz`): the axes,
-`coordinates` (2, n), and `loss` (n, n), in which `make_finite` has replaced NaN and Inf, because Landscaper
-sorts all points by loss.
+An archive holds each array of the grid under its name, and all other fields as JSON under the key `meta`.
+For a square grid, it also holds two arrays that the package Landscaper 1.3 reads with
+`LossLandscape.load_from_npz`: `coordinates` (2, n), the axes, and `loss` (n, n), in which `make_finite` has
+replaced NaN and Inf, because Landscaper sorts all points by loss.
 """
 
 import io
@@ -32,8 +32,8 @@ ARRAYS = (
     "step_path",
     "computed",
 )
-LATER = ("step_path", "computed")  # older files lack these
-NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # kinds that are part of the tag
+LATER = ("step_path", "computed")  # older files do not have these
+NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # these kinds are part of a grid's tag
 FORMAT = 1  # version of the archives
 ZIP = b"PK"  # the first bytes of an archive
 QUANTITY = "quantity:"  # prefix of the name of a quantity in an archive
@@ -99,10 +99,10 @@ class Grid:
 
     @property
     def tag(self) -> str:
-        """The tag in event files as in MindSpore: `landscape_[first, last]` for PCA, else `landscape_[last]`.
+        """The tag in event files, as in MindSpore: `landscape_[first, last]` for PCA, or `landscape_[last]`.
 
-        The kinds in NAMED_KINDS are part of the tag. So is the label, such as the one of a
-        landscape of selected parameters: `landscape_only_lora_[1, 9]`.
+        `first` and `last` are checkpoint numbers. Kinds in NAMED_KINDS and the label are part of the tag; for
+        example, if only some parameters are varied: `landscape_only_lora_[1, 9]`.
         """
         kind = self.kind if self.kind in NAMED_KINDS else ""
         name = "_".join(word for word in ("landscape", kind, self.label) if word)
@@ -112,7 +112,7 @@ class Grid:
 
     @property
     def stderr(self) -> Array | None:
-        """The standard error of the loss on the first data set, (m, n); None unless requested."""
+        """The standard error of the loss on the first data set, (m, n); None if it was not requested."""
         first = self.data_sets[0] if self.data_sets else ""
         return self.quantities.get(f"{first}/stderr" if first else "stderr")
 
@@ -123,10 +123,10 @@ class Grid:
 
     @property
     def missing(self) -> Array:
-        """The points without a loss because none was computed there or around them, bool (m, n).
+        """bool (m, n): True where there is no loss, neither computed nor interpolated.
 
-        All False for a complete grid: points that its refinement skipped count as interpolated, even where
-        the losses around them are not finite.
+        All False for a complete grid. Points that refinement skipped count as interpolated, even if their
+        value is NaN because the losses around them are not finite.
         """
         return np.logical_and(self.is_partial, ~self.computed & ~np.isfinite(self.z))
 
@@ -134,7 +134,7 @@ class Grid:
     def barrier(self) -> float:
         """How far the loss on a line rises above the straight line between the losses at its ends.
 
-        See `interpolate.barrier`; NaN while points are missing. Raises LandscapeError unless this is a line.
+        See `interpolate.barrier`. NaN if points are missing. Raises LandscapeError unless the grid is a line.
         """
         if self.kind != "line":
             raise LandscapeError("only a line has a barrier; draw one with directions='line'")
@@ -152,7 +152,7 @@ class Grid:
         }
 
     def meta(self) -> dict[str, Any]:
-        """Every field that is not an array, in types that JSON has."""
+        """Every field that is not an array, as a dict that JSON can hold."""
         apart = {*ARRAYS, "quantities"}
         meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         mappings = ("worker_seconds", "rounding", "filter_axis")
@@ -172,7 +172,7 @@ class Grid:
     @classmethod
     def from_npz(cls, data: bytes) -> Self:
         """The grid in an archive that `to_npz` made; raises DamagedFileError for anything else."""
-        if not data.startswith(ZIP):  # NumPy would take it for a pickle and suggest loading it as one
+        if not data.startswith(ZIP):  # NumPy's error would suggest loading it as a pickle
             raise DamagedFileError(
                 "it is not an .npz file, the only format that loads; save as .npz, or compute it again"
             )

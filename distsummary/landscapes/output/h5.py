@@ -1,23 +1,23 @@
 """A loss grid as HDF5 (.h5) in the layout that the plot scripts of Li et al. (2018) read. Pure functions.
 
-One file takes the place of their surface, direction and projection files:
+Their scripts use a surface, a direction and a projection file; this one file holds the contents of all:
 
-    surface     xcoordinates (n,)  ycoordinates (m,)  train_loss (m, n)  train_acc (m, n), if there is one
+    surface     xcoordinates (n,)  ycoordinates (m,)  train_loss (m, n)  train_acc (m, n), if computed
                 test_loss (m, n)  test_acc (m, n), if there is a data set "test"
-    directions  explained_variance_ratio_ (2,), if there is one
+    directions  explained_variance_ratio_ (2,), if known
     projection  proj_xcoord (k,)  proj_ycoord (k,), the path
 
-Data sets called "train" and "test" have these names in the file. If none is called "train", `train_loss` is
-the loss of the grid, whatever its data. `train_acc` and `test_acc` are the quantity "accuracy" in percent, as
-in their evaluation.py: if no value is above 1, the values are shares and are multiplied by 100. A grid of one
-row gets their 1-D layout: no ycoordinates, and arrays (n,); a missing accuracy is filled with NaN, because
-plot_1D.py needs one for each loss.
+train_* and test_* come from the user's data called "train" and "test". If none is called "train",
+`train_loss` is the grid's loss. The quantity "accuracy" becomes `train_acc` and `test_acc`, in percent as in
+Li et al.'s evaluation.py: if no value is above 1, the values are multiplied by 100. A grid of one row has
+the layout of their 1-D plots: no ycoordinates, and arrays (n,). A missing accuracy is filled with NaN,
+because plot_1D.py needs an accuracy for each loss.
 
-Additional data sets are checkpoints, path_loss, true_loss and residuals, each (k,), steps (s,) and step_path
-(s, 2) if known from sketches, computed (m, n), and the group `quantities` with each quantity unchanged, (m,
-n). The attribute `distsummary` holds the other fields of the grid as JSON. HDF5 splits paths at a slash, so
-in the name of a quantity's data set "/" is "%2F" and "%" is "%25"; its attribute `name` has the original
-name. Numbers that are not finite are kept.
+The file also has the HDF5 data sets checkpoints, path_loss, true_loss and residuals, each (k,), and computed
+(m, n); steps (s,) and step_path (s, 2), if the grid has them; and the group `quantities` with all quantities,
+each (m, n). The attribute `distsummary` holds the other fields of the grid as JSON. HDF5 splits names at
+slashes, so in the names within `quantities` "%" is written as "%25" and "/" as "%2F"; the attribute `name` of
+each has the original name. Numbers that are not finite are kept.
 """
 
 import importlib
@@ -91,6 +91,6 @@ def _named(data_set: str, quantity: str) -> str:
 
 
 def link_name(name: str) -> str:
-    """An HDF5 link name, different for each `name`; a slash would split it, and "." would mean the group."""
+    """A name without a slash, at which HDF5 would split it, and other than ".", which means the group."""
     quoted = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return {"": "%", ".": "%2E"}.get(quoted, quoted)

@@ -35,7 +35,7 @@ class LossGrid(Grid):
 
     Attributes:
         x, y: axes, float64 (n,) and (m,).
-        z: losses, float64 (m, n); NaN and Inf stay what they are.
+        z: losses, float64 (m, n); NaN and Inf are kept.
         numbers: the numbers of the path's checkpoints; for a random plane, only that of the centre.
         kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
             (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
@@ -45,11 +45,11 @@ class LossGrid(Grid):
         true_loss: the loss of the checkpoints themselves, (k,).
         residuals: the share of each checkpoint's offset d from the centre that lies outside the plane,
             |d - A c| / |d|, (k,); A holds the two directions, c the coordinates.
-        steps, step_path: training steps between the checkpoints, and their coordinates (s, 2), from sketches.
+        steps, step_path: steps between checkpoints, and their coordinates (s, 2); see `training_path`.
         explained_variance: each direction's share of the path's variance, (2,); empty for a random plane.
         eigenvalues, eigenvalue_errors: the two algebraically largest eigenvalues of the Hessian, and an upper
             bound of the error of each, apart from rounding in the Hessian-vector products.
-        decomposition: the kind as event files name it: "PCA", "Random" or "Hessian".
+        decomposition: the name of the kind in event files: "PCA", "Random" or "Hessian".
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
         centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
@@ -71,8 +71,8 @@ class LossGrid(Grid):
         worker_seconds: the seconds that each worker spent on points; after a resume, in the last call only.
         hardware: the hardware that computed the points; several kinds if a resume used another kind.
         precision_error: for a reduced precision, the largest relative error of the losses that were compared.
-        rounding: the share of the moved parameters whose step between neighbours of the grid is below an ulp,
-            {"x": share, "y": share}; see `directions.rounding`.
+        rounding: the share of the varied parameters whose change from one grid point to the next is below an
+            ulp, {"x": share, "y": share}; see `directions.rounding`.
     """
 
     def __repr__(self) -> str:

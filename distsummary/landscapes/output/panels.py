@@ -232,10 +232,10 @@ def draw_losses(axes: Any, grid: Grid) -> None:
         color, shadow = 2 * (_line_color(grid, run),) if run else ("C0", "C1")
         label = run or "true loss of the checkpoint"
         axes.plot(numbers[part], true[part], "-o", color=color, markersize=4, label=label)
-        label = "" if run else "loss of its shadow in the plane"
+        label = "" if run else "loss in the plane"
         axes.plot(numbers[part], in_plane[part], "--s", color=shadow, markersize=4, label=label)
     if grid.runs:
-        axes.plot([], [], "--s", color="0.4", markersize=4, label="loss of the shadows in the plane")
+        axes.plot([], [], "--s", color="0.4", markersize=4, label="losses in the plane")
     low, high = finite_bounds(true, in_plane)
     if low > 0 and high > WIDE / 2 * low:
         axes.set_yscale("log")
@@ -257,7 +257,7 @@ def draw_text(axes: Any, lines: Sequence[str]) -> None:
 
 
 def open_azimuth(heights: Array) -> float:
-    """The viewing angle in degrees, from the side of the quarter of the grid with the lowest mean height."""
+    """The viewing angle in degrees: from the corner around which the mean height of the surface is lowest."""
     rows, columns = heights.shape[0] // 2, heights.shape[1] // 2
     corners = {
         30.0: heights[rows:, columns:],

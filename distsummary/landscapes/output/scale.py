@@ -12,7 +12,7 @@ LEVELS = 25
 LARGEST = 1e30  # well below 1e250, up to which matplotlib can fill contours
 WIDE = 20.0  # if losses span a larger ratio, equal steps would hide the valley
 DIGITS = range(3, 13)  # numbers of digits to try for a printed loss
-DECADES = 8.0  # if losses span more decades, equal ratios would hide the valley too
+DECADES = 8.0  # if losses span more decades, equal ratios would also hide the valley
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class LossScale:
 
 
 def tick_labels(losses: Array) -> list[str]:
-    """Losses as text with the fewest digits, 3 to 12, that make all texts different, or else with 3."""
+    """Losses as text with the fewest digits, 3 to 12, that make all texts different; with 3 if none do."""
     texts = [[f"{loss:.{digits}g}" for loss in losses] for digits in DIGITS]
     return next((labels for labels in texts if len(set(labels)) == len(labels)), texts[0])
 

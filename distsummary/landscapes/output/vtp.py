@@ -1,11 +1,11 @@
-"""A loss grid as VTK PolyData (.vtp) for ParaView: the surface and the path on it. Pure functions.
+"""Encodes a loss grid as VTK PolyData (.vtp) for ParaView: surface and path. Pure functions.
 
 A file is XML. Arrays are float64 and int64, little endian, in base64 (text in VTK's "ascii" cannot hold NaN):
 
     <DataArray type="Float64" format="binary">  base64(uint64 count of data's bytes | data)  </DataArray>
 
 The points are those of the grid, row by row; then the checkpoints of the path; then points on the surface,
-between checkpoints and at training steps known from sketches. The cells are, in PolyData's order, a vertex
+between checkpoints and at training steps (`LossGrid.steps`). The cells are, in PolyData's order, a vertex
 for each checkpoint, lines (each run's path, the steps, a grid of one row), and a quad for each grid cell.
 """
 
@@ -45,11 +45,11 @@ def to_vtp(grid: Grid) -> bytes:
         `hardware` (a string).
 
     Losses that are not finite are kept in `loss` and `true_loss`, but a coordinate must be finite: the
-    z of such a point is the largest finite loss (for -Inf the smallest). Surface and lines leave the point
-    out and have a hole or gap there.
+    z of such a point is the largest finite loss (for -Inf the smallest). The surface and the
+    lines leave out such points.
     """
     is_line = min(grid.z.shape) == 1
-    stride = 1 if is_line else STEPS  # rows of a path from one checkpoint to the next
+    stride = 1 if is_line else STEPS  # points of a path from one checkpoint to the next
     runs = [list(part) for part in grid.parts.values()]
 
     # The path of each run with the points between its checkpoints, then the steps known from sketches: each

@@ -29,7 +29,7 @@ from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 LOSS_TAGS = ("loss", "loss/auto")  # distsummary's tag and MindSpore's
-SHOWN_LOSS_TAG = "loss/auto"  # the only one that MindInsight's landscape page asks for
+SHOWN_LOSS_TAG = "loss/auto"  # the only tag that MindInsight's landscape page reads
 
 _log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
 
 
 def read_loss_curve(run_dir: RunDir) -> list[Event]:
-    """The merged run's loss curve or, if it has none, the first one of a rank; under MindInsight's tag."""
+    """The loss curve, with MindInsight's tag, of the merged run or else of the first rank that has one."""
     for directory in (run_dir.base, *run_dir.rank_dirs().values()):
         try:
             events = list(read_directory(directory, mode="skip"))

@@ -1,1 +1,1 @@
-"""Chunks -> grids: workers in this process or on Ray, the division of work, and the journal of results."""
+"""Evaluates the points of grids: workers (in this process or on Ray), scheduling, journal of results."""

@@ -128,7 +128,7 @@ class RayWorkers:
         return plan_workers(free_resources(), jobs, self._count, gpus_each=share)
 
     def _forgo_gpus(self) -> None:
-        """Use no GPUs from now on: all results come from one kind of hardware, without more waiting."""
+        """Use no GPUs from now on, so that no worker waits for one and all use one kind of hardware."""
         self._gpus_each = 0
 
     def _more(self, model: Any, points: int) -> list[dict[str, float]]:
@@ -141,7 +141,7 @@ def send(value: Any) -> Any:
     """Put model, loss and data into Ray's object store; raises LandscapeError if that is impossible."""
     try:
         return ray.put(value)
-    except Exception as error:  # pickling may raise any error; Ray puts a long text before it
+    except Exception as error:  # pickling may raise any error; Ray adds a long text in front
         what = first_line(error.__cause__ or error)
         raise LandscapeError(
             f"the model, loss function or batches cannot be sent to workers ({what}); "
