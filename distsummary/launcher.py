@@ -46,13 +46,13 @@ def launch(
     Each process gets the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
     MASTER_PORT, as torchrun would set them, and an initialised torch.distributed (unless `backend` is None),
     so that `ds.init` finds the rank by itself. If this process is not connected to Ray, it connects to the
-    cluster in RAY_ADDRESS, or else starts a local one that is large enough; at the end it disconnects. A Run
-    that `train_fn` leaves open is closed when its process ends.
+    cluster at RAY_ADDRESS, or starts a local one that is large enough if this variable is not set; at the end
+    it disconnects. A Run that `train_fn` leaves open is closed when its process ends.
 
     Args:
         train_fn: takes no arguments; bind them with functools.partial. It and its result must be picklable.
         ranks: how many processes to start, >= 1; this is their world size.
-        resources_per_rank: Ray resources of each rank, default {"CPU": 1}, for nccl {"CPU": 1, "GPU": 1}.
+        resources_per_rank: Ray resources of each rank, default {"CPU": 1}, with nccl {"CPU": 1, "GPU": 1}.
         backend: "gloo", "nccl" or None.
 
     Raises:
@@ -182,7 +182,7 @@ def plan_environments(hosts: list[tuple[str, str, int]], launch_id: str) -> list
 def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
     """Connect to a Ray cluster for the block, if this process is not connected yet.
 
-    The cluster is the one that the Ray job was submitted to, or a new local one with room for the ranks.
+    The cluster is the one at RAY_ADDRESS (in a submitted Ray job), or a new local one that fits the ranks.
     """
     if ray.is_initialized():
         yield

@@ -40,7 +40,7 @@ def check_writable(path: Path) -> None:
 
 
 def refuse_unlike_files(path: Path) -> None:
-    """Raise RunDirError if `path` exists and is no regular file but a directory, a FIFO or a device."""
+    """Raise RunDirError if `path` exists and is not a regular file, for example a directory or a FIFO."""
     if os.path.exists(path) and not os.path.isfile(path):  # Path.exists would raise if access is denied
         kind = "a directory" if path.is_dir() else "no regular file"
         raise RunDirError(f"{path} cannot be written: it is {kind}; choose another name, or move it away")
@@ -56,9 +56,9 @@ def temporary_name(directory: Path) -> Path:
 def is_in_use(path: Path) -> bool | None:
     """Whether the process named in a temporary file or directory still runs; None if unknown.
 
-    The answer is known for processes on this machine (or in this container). For a file of another machine it
-    is False once the file is older than `STALE_S`: no process takes that long between creating a file and
-    renaming it. For names in another form it is None.
+    The answer is known for processes on this machine (or in this container). A file of another machine gives
+    None, and after `STALE_S` False: no process takes that long between creating a file and renaming it. A
+    name that `temporary_name` did not make gives None.
     """
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
@@ -93,7 +93,7 @@ def _mark(pid_space: str) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the block a temporary path to write to, then rename it to `path`, durably; on failure, remove it.
+    """Give the block a temporary path; on success, sync the file and rename it to `path`; else remove it.
 
     Raises RunDirError, with the path, if the operating system cannot write or rename the file.
     """

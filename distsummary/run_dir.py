@@ -1,4 +1,4 @@
-"""A run on disk: the path of everything in it, its manifest and its locks."""
+"""A run on disk: the paths of its files, its manifest (run.json, the list of its attempts) and its locks."""
 
 import hashlib
 import itertools
@@ -36,8 +36,8 @@ class RunDir:
     """The directory of one run.
 
     A run of one rank keeps its files in the run dir itself. A run of several ranks keeps the files of each
-    rank in `rank_00000/`, `rank_00001/` and so on, and the files of the merged run in the run dir. Every role
-    except train has its own directories.
+    rank in `rank_00000/`, `rank_00001/` and so on, and the files of the merged run in the run dir. These are
+    for training; other roles of processes (eval, landscape) have their own directories.
 
     Args:
         path: the directory. It need not exist before `create`. `~` is expanded; a URL raises
@@ -73,7 +73,7 @@ class RunDir:
         return self.base / "landscape"
 
     def landscape_journal(self, plan: Mapping[str, str]) -> Path:
-        """The journal of a landscape in progress; its name holds a hash of the identity `plan`."""
+        """The journal of a landscape in progress; its name has a hash of `plan`, its identity."""
         text = json.dumps(dict(plan), sort_keys=True)
         return self.landscape_dir / f"journal-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.bin"
 
@@ -165,7 +165,7 @@ class RunDir:
             raise  # past the next clause: some of these errors are also OSErrors
         except OSError as error:
             raise RunDirError(
-                f"{self.manifest_path} cannot be written: {error.strerror}; free the path or its disk"
+                f"{self.manifest_path} cannot be written: {error.strerror}; free space or fix permissions"
             ) from error
 
     @contextmanager
@@ -216,5 +216,5 @@ def dated_run_dir(path: str | os.PathLike[str], job: str) -> RunDir:
 
 
 def export_dir(directory: Path, stamp: int) -> Path:
-    """Where a record opened in `directory` at `stamp` (seconds since the epoch) exports its tensors."""
+    """The directory for the tensors exported by a record opened at `stamp` (seconds since the epoch)."""
     return directory / f"export_{stamp}" / "tensor"

@@ -1,4 +1,4 @@
-"""SummaryLandscape draws landscapes of a run's trajectory, with the interface of MindSpore's class."""
+"""SummaryLandscape draws loss landscapes from a run's checkpoints; its interface is that of MindSpore."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ _RESULT = (
 
 
 class SummaryLandscape:
-    """Draws the landscapes that a training's `collect_landscape` requested, or others from its checkpoints.
+    """Draws the landscapes that `collect_landscape` requested in the training, or others.
 
         landscapes = ds.SummaryLandscape("runs/digits")
         landscapes.gen_landscapes_with_multi_process(lambda: (model, loss_fn, batches))
@@ -33,7 +33,7 @@ class SummaryLandscape:
 
     Args:
         summary_dir: the run dir. Nothing is created in it until landscapes are drawn.
-        mode: "standard", or "mindspore" for MindSpore's numbers; as in `landscape`.
+        mode: "standard", or "mindspore" for the same numbers as MindSpore's; see `landscape`.
         seed: the seed of the random directions (MindSpore has none: its landscapes differ between calls).
 
     Raises InvalidTypeError, InvalidValueError (bad argument), NotADirectoryPathError (summary_dir is a file).
@@ -56,8 +56,8 @@ class SummaryLandscape:
     ) -> dict[str, LossGrid]:
         """Compute the landscapes and write them as events for MindInsight and TensorBoard, .npz and .png.
 
-        Finished points are kept in a journal until the landscapes are complete: after an interruption, such
-        as Ctrl-C, the same call resumes there.
+        A journal file keeps the finished points until the landscapes are complete: after an interruption,
+        such as Ctrl-C, the same call continues from them.
 
         Args:
             callback_fn: a function without arguments that makes the model and the data. It returns
@@ -71,9 +71,9 @@ class SummaryLandscape:
                 of the collector, all optional: landscape_size, unit, num_samples, intervals, create_landscape
                 (with both "train" and "result").
             device_ids: different numbers >= 0 (MindSpore allows 0 to 7). There is one worker for each number;
-                Ray chooses the devices. None: one worker for each free GPU, or without GPUs for each free
-                core, of the connected Ray cluster or else of a local one. An empty list, or one number
-                without a connection to Ray: this process computes.
+                Ray chooses the devices. None: one worker for each free GPU, or each free core if there are no
+                GPUs, in the connected Ray cluster or in a new local one. An empty list: this process computes
+                the landscapes, as it also does for one number if it is not connected to Ray.
             output: the run dir to write to, `summary_dir` by default; the loss curve beside the landscapes is
                 always that of `summary_dir`.
             resume: True continues a stopped earlier call for the same landscapes; False starts again.
@@ -159,7 +159,7 @@ def check_overrides(given: object) -> None:
     """Raise unless `given` is None or a `collect_landscape` in which every key may be missing.
 
     Two checks are stricter than the collector's: `create_landscape` must have both keys, as in MindSpore, and
-    `num_samples` must be a number of rows, because it is used here.
+    `num_samples` must be >= 1, because this call uses it.
     """
     check_type("collect_landscape", given, dict, optional=True)
     if not isinstance(given, dict) or not given:
@@ -177,9 +177,9 @@ def check_overrides(given: object) -> None:
 def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajectory:
     """The trajectory with the options in `given` (checked) instead of the recorded ones.
 
-    Intervals in `given` restrict the trajectory to their checkpoints; it then ends at the last of these.
-    InvalidValueError is raised if one of these was not saved. Recorded checkpoints that were not saved, for
-    example because a training ended early, raise nothing here: `landscape` logs them and leaves them out.
+    If `given` has intervals, the trajectory keeps only their checkpoints and ends at the last of these;
+    InvalidValueError is raised if one was not saved. Recorded checkpoints that were not saved, for example
+    because a training ended early, raise no error here: `landscape` logs them and leaves them out.
     """
     recorded = trajectory.spec
     merged = {

@@ -13,9 +13,9 @@ _MAX_GAPS = 1 << 16  # gaps that are remembered for one attempt
 class Seen:
     """Remembers which events, identified by (run id, attempt, seq), were seen.
 
-    A seq is the number of an event in its attempt. Seqs rise, with gaps where a file has no frame for an
-    event, so the highest seq and the gaps are enough. Beyond 65536 gaps the oldest gap is forgotten: if an
-    event in it is read later, it counts as seen.
+    An attempt is one start of the run; a seq is the number of an event in it. Seqs rise, with gaps where a
+    file lacks an event, so the highest seq and the gaps are enough. Beyond 65536 gaps the oldest gap is
+    forgotten: an event that belongs there counts as seen.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Seen:
 
 
 class _Attempt:
-    """The highest seq of one attempt, `last`, and the sorted, disjoint gaps below it (ends included)."""
+    """The highest seq of one attempt, `last`, and the first and last missing seq of each gap below it."""
 
     __slots__ = ("first_missing", "last", "last_missing")
 

@@ -1,4 +1,4 @@
-"""Reads the events of one file or of all event files of a directory, and their lineage."""
+"""Reads events and lineage (what a model was made from) from one event file or all files of a directory."""
 
 import logging
 import os
@@ -48,7 +48,7 @@ class ReadEvent(NamedTuple):
     """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another program wrote the event.
 
     `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, the bytes of a
-    graph, a lineage message. `wall_time`: seconds since the epoch. Its frame is bytes `offset` to `end`.
+    graph, a lineage message. `wall_time`: seconds since the epoch. `offset`, `end`: its bytes in the file.
     """
 
     run_id: str
@@ -101,7 +101,7 @@ def read_file(
     An incomplete last frame does not count as damage: the file may be growing.
 
     Args:
-        path: the file; its name says the dialect.
+        path: the file; its name determines the dialect, see `segments.dialect_of`.
         mode: "strict" raises at damage. "skip" continues at the next intact frame, wherever it begins. "tail"
             does the same, but reports damage only when something intact follows it: see `tail.Tail`.
         start: the byte to begin at: 0, or the `end` of an event that was read before.
@@ -249,10 +249,10 @@ def read_directory(
     *,
     skipped: list[Damage] | None = None,
 ) -> Iterator[ReadEvent]:
-    """The events of all files of one dialect in a directory, in the order of their stamps.
+    """The events of a directory's files in one dialect, in the order of the stamps (seconds) in the names.
 
-    An event that was written twice, with the same (run id, attempt, seq), is returned once; events of other
-    programs have no seq and are all returned. Errors and `skipped` are as in `read_file`.
+    An event that was written twice, with the same (run id, attempt, seq), is returned once; all events of
+    other programs are returned, since these have no seq. Errors and `skipped` are as in `read_file`.
     """
     check_choice("dialect", dialect, DIALECTS)
     check_choice("mode", mode, MODES)
@@ -261,7 +261,7 @@ def read_directory(
 
 
 def read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[tuple[Path, Piece]]:
-    """Each different event of the files, with its file; long runs of scalar events come as columns."""
+    """The events of the files without repetitions, with their files; many scalar events come as columns."""
     seen = Seen()
     for file in files:
         for piece in _read_file(file, 0, _Skipping(file, mode, skipped)):
@@ -319,7 +319,7 @@ def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, 
             except ValueError:
                 break
             if ids[:2] != (run_id, attempt):
-                break  # already the first frame, the version record, shows that another attempt wrote it
+                break  # the first frame, the version record, already shows that it is another attempt's
             last = max(last, ids.seq)
         if last:  # newer files have higher seqs
             return last

@@ -25,12 +25,12 @@ from distsummary.format.scalar_decoder import (
 )
 
 FEW = 64  # events; fewer than this are read faster frame by frame
-_FIRST_LOOK = 4 * FEW  # frames that are first tried as columns
+_FIRST_LOOK = 4 * FEW  # frames that are tried as columns at first
 _LONGEST_LOOK = 1 << 13  # the most frames that are tried as columns at once, after earlier successes
 _LONGEST_PAUSE = 1 << 17  # the most frames that are read one by one before columns are tried again
 _MAX_LENGTH = 1 << 12  # bytes of an event; larger ones are read frame by frame
 _MAX_HEADERS = 4096  # headers whose frame lengths are cached
-_MAX_GROUPS = 8  # the most layouts among the frames of one length in a block
+_MAX_GROUPS = 8  # the most layouts of fields in a block's frames of the same length
 _MIN_GROUP = 32  # frames per layout on average; with fewer, columns cost more than they save
 _HEADER = struct.Struct("<QI")
 
@@ -171,7 +171,7 @@ class _Group(NamedTuple):
 
 
 class _Tags(dict[bytes, int]):
-    """The number of each tag, in the order of their first appearance; -1 for bytes that are not UTF-8."""
+    """Encoded tag -> its number, in order of first appearance; -1 for bytes that are not UTF-8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,18 +187,18 @@ class _Tags(dict[bytes, int]):
 
 
 def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> ScalarColumns | None:
-    """The events of adjacent frames in `block`, up to the first one that does not fit.
+    """The events of adjacent frames in `block`, up to the first frame that does not fit.
 
     A frame does not fit if its CRC is wrong, if `decode_scalars` does not decode it, if it belongs to another
     attempt than the first frame, or if the frames have too many different layouts.
 
     Args:
         base: where the block begins in the file.
-        starts: where each frame begins in the block, and where the last one ends; all headers are right.
+        starts: where each frame begins in the block, and where the last one ends; headers must be valid.
         dialect: the dialect of the file.
 
     Returns:
-        None if the first frame does not fit, or if the frames are so different that columns would not pay.
+        None if the first frame does not fit, or if the frames differ so much that columns save no time.
     """
     bounds = np.array(starts, np.int64)
     lengths = np.diff(bounds)
@@ -235,7 +235,7 @@ def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> 
 
 
 def _groups(places: Column, frames: Octets, dialect: str, tags: _Tags) -> Iterator[_Group]:
-    """The intact ones of `frames`, which have equal lengths, grouped by their layout of fields."""
+    """Groups the intact frames among `frames`, which have equal lengths, by their layout of fields."""
     for _ in range(_MAX_GROUPS):
         if not places.size:
             return
@@ -269,7 +269,7 @@ def _groups(places: Column, frames: Octets, dialect: str, tags: _Tags) -> Iterat
 
 
 def _where(mask: Column, *columns: Column) -> tuple[Column, ...]:
-    """The columns where the mask is set; nothing is copied if it is set everywhere."""
+    """The entries of the columns where the mask is True; nothing is copied if it is True everywhere."""
     return columns if mask.all() else tuple(column[mask] for column in columns)
 
 

@@ -1,4 +1,4 @@
-"""The event files of a directory, called segments: their names, their stamps and their order."""
+"""The event files of a directory, called segments: their names, stamps (seconds) and order."""
 
 import os
 import re

@@ -48,12 +48,12 @@ def read_scalars(
 
 
 class _Table:
-    """Collects the scalars of all tags in five columns: the tag's number, then the four of a ScalarSeries."""
+    """Collects the scalars of all tags in five columns: the tag's number and the fields of a ScalarSeries."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._rows: list[tuple[Any, ...]] = []  # tag number, attempt, step, wall time, value
-        self._chunks: tuple[list[Array], ...] = ([], [], [], [], [])  # earlier rows, in columns
+        self._chunks: tuple[list[Array], ...] = ([], [], [], [], [])  # earlier rows: arrays, by column
 
     def add_columns(self, columns: ScalarColumns) -> None:
         self._end_rows()

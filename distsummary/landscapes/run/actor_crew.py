@@ -31,7 +31,7 @@ UNRESERVED = {"num_cpus": 0.0}
 IN_CREATION = "error raised in its creation task"  # part of Ray's message, for example if an import failed
 SHOWN = 120  # characters of Ray's message that are shown
 LOOK = (
-    "look into the memory they need and whether they can import what the model is made of "
+    "check that there is enough memory for them and that they can import the model's code "
     "(runtime_env of ray.init), or use workers=0"
 )
 # One thread per worker. The MALLOC variables make glibc keep the memory that one layer of a model frees, so
@@ -70,14 +70,14 @@ class _Call:
 class ActorCrew:
     """Actors of the class `kind`, all created with `arguments`. A context manager that kills them on exit.
 
-    `do` raises what a worker raised: a DistSummaryError unchanged, another error of a job as
-    `work.failure` makes it, and another error of `begin` as LandscapeError.
+    `do` raises a worker's DistSummaryError unchanged. For any other error in a job it raises the error that
+    `work.failure` returns, and for any other error in `begin` a LandscapeError.
 
     Args:
         kind: has `begin()` and `work(*job)`. Its constructor also gets `gpus`, the actor's number of GPUs.
         resources: for each actor to start, its resources as Ray's actor options.
         name: the name of the crew in messages.
-        beginning: the end of messages about errors in `begin`, such as `failures.OPENING`.
+        beginning: the last words of messages about errors in `begin`, such as `failures.OPENING`.
         more: given the number of waiting points, returns the resources of each actor that could be added
             now; None: no actors are added.
         forgo: called when the crew stops waiting for GPUs and goes on without them.
@@ -222,9 +222,9 @@ class ActorCrew:
         on_gpus = [worker for worker, one in self._workers.items() if one.options.get("num_gpus")]
         if on_gpus and self._has_results:
             _log.warning(
-                "no %s worker got its GPU in %g s; one is waited for, as GPUs computed the finished points "
-                "and CPUs give other last bits; free one, or stop this call: with run_dir= the next one "
-                "goes on",
+                "no %s worker got its GPU in %g s; still waiting for one, because GPUs computed the finished "
+                "points and CPUs round differently; free a GPU, or stop this call: with run_dir= the next "
+                "call continues",
                 self._name,
                 START_S,
             )
@@ -259,7 +259,7 @@ class ActorCrew:
         self._workers.clear()
         self._calls.clear()
         for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
-            with suppress(RayError):  # read only because Ray would print an error that nobody reads
+            with suppress(RayError):  # without this, Ray would print the error of the killed actor
                 ray.get(call)
 
 
@@ -268,7 +268,7 @@ def original_errors() -> Iterator[None]:
     """Replace Ray's error in the block by the error that the worker raised; Ray's error becomes its cause.
 
     Ray's error has the worker's traceback. An error that cannot be unpickled becomes a RuntimeError that
-    quotes it. A RayError that leaves the block means that the worker itself failed.
+    quotes it. A RayError that leaves the block means that the worker's process failed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Assembles the quantities of all chunks into a LossGrid. Pure functions."""
+"""Assembles the quantities (losses and metrics) of all chunks into a LossGrid. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class Evaluated:
 class Gathered:
     """The q quantities of one landscape, float64, NaN where missing.
 
-    `grid` (m, n, q) has m rows and n columns; `path` and `checkpoint` are (k, q), one row per checkpoint.
-    `computed`, bool (m, n): which points of the grid have a result.
+    `grid` (m, n, q) has m rows and n columns. `checkpoint` (k, q): at each checkpoint; `path` (k, q): at its
+    projection onto the plane. `computed`, bool (m, n): which points of the grid have a result.
     """
 
     grid: Array
@@ -44,8 +44,8 @@ class Gathered:
 def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: str = "") -> LossGrid:
     """The grid of landscape `number` from the quantities of its chunks.
 
-    Points that were not evaluated are interpolated if they lie between evaluated points, else NaN; points
-    that were given up are NaN. `LossGrid.computed` is False for both.
+    Points that were not evaluated are interpolated if they lie between evaluated points, otherwise NaN;
+    points of abandoned chunks are NaN. `LossGrid.computed` is False for all of these.
     """
     plane, known = prepared.plane, prepared.known
     found = gather(evaluated.results, number, plane)

@@ -20,7 +20,7 @@ HESSIAN = "in a product with the Hessian; fix the error"
 
 
 class ChunkFailedError(Exception):
-    """Internal: `chunk` raised `cause` in a worker. The runner reports it and says which points are kept."""
+    """Internal: evaluating `chunk` raised `cause`. The runner reports it and says which points are kept."""
 
     def __init__(self, chunk: Chunk, cause: Exception) -> None:
         super().__init__(chunk, cause)
@@ -39,7 +39,7 @@ def user_errors(where: str, *, who: str = CODE) -> Iterator[None]:
 
 
 def raised(error: Exception, who: str = CODE) -> str:
-    """One line that says what raised which error, with hints, for a new error that has `error` as cause."""
+    """One line for the message of a new error caused by `error`: what raised `error`, its text, hints."""
     line = first_line(error)
     notes = getattr(error, "__notes__", ())
     hints = "".join(f" ({note})" for note in notes if note.startswith(HINT))

@@ -1,4 +1,4 @@
-"""Hashes everything that a landscape's losses depend on (its identity), to recognise the right journal.
+"""Hashes everything that a landscape's losses depend on (its identity), to find its journal again.
 
 Code is hashed as compiled (bytecode, constants, names), not as source text: a file may have been edited since
 it was imported, and two lambdas may share a line. Hashes are the same in another process, since addresses,
@@ -31,7 +31,7 @@ TORCH_PLAIN = ("dtype", "device", "layout", "memory_format")
 FOREIGN = ("builtins", "numpy", "torch")  # packages: of their functions and classes only the names are hashed
 MODULE_STATE = ("training", "_parameters", "_buffers", "_modules")  # hashed separately, or not at all
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-NO_ARRAY = (InvalidTypeError, InvalidValueError, RuntimeError, TypeError)  # for tensors NumPy cannot hold
+NO_ARRAY = (InvalidTypeError, InvalidValueError, RuntimeError, TypeError)  # if NumPy cannot hold a tensor
 DIGEST = 16  # bytes of a hash
 PICKLE = 4  # the pickle protocol
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -70,7 +70,7 @@ def landscape_identity(task: Task, refine: float | None = None) -> dict[str, str
 
 
 def _first_batches(batches: Any) -> Any:
-    """The first batch and the number of batches (0: unknown); for several data sets, those of each."""
+    """The first batch and the number of batches (0: unknown); for several data sets, a dict with both."""
     if isinstance(batches, Mapping):
         return {name: _first_batches(source) for name, source in batches.items()}
     return next(iter(steady(batches)), None), length_hint(batches)
@@ -82,7 +82,7 @@ def digest(value: object) -> str:
     walk.take(value)
     if walk.unreadable:
         _log.warning(
-            "batches hold %s, which cannot be read: a landscape that is stopped does not go on; "
+            "batches hold %s, which cannot be hashed: a landscape that is stopped cannot be resumed; "
             "give tensors, arrays, or objects that can be pickled",
             ", ".join(sorted(walk.unreadable)),
         )
@@ -115,7 +115,7 @@ def _globals(function: FunctionType) -> list[Any]:
 
 
 class _Walk:
-    """Hashes values together with their types, so that different values never feed the same bytes.
+    """Hashes values, their types and all that they hold; different values give the hash different bytes.
 
     Args:
         known: id -> name of some objects; of such an object only the name is hashed.
@@ -129,7 +129,7 @@ class _Walk:
         self, known: Mapping[int, str] | None = None, *, is_data: bool = False, hashes: bool = True
     ) -> None:
         self.known, self._is_data, self._hashes = known or {}, is_data, hashes
-        self.met: dict[int, tuple[int, object]] = {}  # id -> (number, object); it keeps ids unique
+        self.met: dict[int, tuple[int, object]] = {}  # id -> (number, object); a kept object keeps its id
         self.unreadable: set[str] = set()
         self._digest = hashlib.blake2b(digest_size=DIGEST)
         self.hexdigest = self._digest.hexdigest
@@ -142,7 +142,7 @@ class _Walk:
         self._text(type(value).__name__ + "(")
         if is_plain(value):
             self._text(repr(value))
-        elif type(value) is tuple:  # before `met`, as equal tuples may or may not be one object
+        elif type(value) is tuple:  # not in `met`: equal tuples may be one object or two
             self._all(value)
         elif isinstance(value, np.ndarray) or framework_of(value).is_tensor(value):
             self._array(value)

@@ -1,17 +1,16 @@
 """The journal of a landscape: keeps every finished chunk on disk, so that no point is evaluated twice.
 
-The file is a sequence of frames (`format.frames`) and is only ever appended to. The first frame is the
-header, JSON:
+A journal is an append-only file of frames (see `format.frames`), each of which holds one entry:
 
-    {"format": 3, "plan": {part of the landscape's identity: its hash}}
+- First the header, JSON: {"format": 3, "plan": {part of the landscape's identity: its hash}}.
+- Then the chosen engine, JSON: {"choice": {the engine, and where it computes}}.
+- Then one entry for each finished chunk of points: JSON, a line feed, and the losses and metrics, as
+  little-endian float64 (points, quantities). Among them may be new choices, for example after an engine ran
+  out of memory. A new choice voids all chunks before it: one engine must compute the whole landscape.
 
-The second frame is the choice of the engine, {"choice": {the engine, and where it computes}}. Every later
-frame is a chunk (JSON, a line feed and its quantities, little-endian float64 (points, quantities)) or a new
-choice, for example because memory was too small. A new choice voids the chunks before it: all losses of a
-landscape come from one engine. Each chunk has the hash of its choice: if the frame of a choice is damaged,
-its chunks are not mistaken for chunks of another. Opening the journal cuts off an incomplete last frame.
-A chunk is evaluated again if its frame, or the frame of its choice, is damaged. Format 2, whose chunks do
-not have the hash of their choice, is refused.
+Each chunk has a hash of its choice: if the frame of a choice is damaged, its chunks are not mistaken for
+chunks of another choice. A chunk is evaluated again if its frame, or that of its choice, is damaged. Opening
+a journal cuts off an incomplete last frame. Format 2, whose chunks have no such hash, is refused.
 """
 
 import errno
@@ -91,7 +90,7 @@ class Journal:
             raise
 
     def _lock(self) -> bool:
-        """Open and lock the file; False if its holder removed it before this process had the lock."""
+        """Open and lock the file; False if another process removed it before the lock was taken."""
         try:
             self._descriptor = os.open(self.path, _FLAGS, 0o666)
         except OSError as error:
@@ -210,8 +209,8 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._descriptor, end)
             raise RunDirError(
-                f"{self.path} cannot be written: {error.strerror or error}; make room for it, or fix what "
-                f"is wrong, and the same call goes on from the {sum(map(len, self.results))} points finished"
+                f"{self.path} cannot be written: {error.strerror or error}; free disk space or fix the "
+                f"cause; the same call then continues from the {sum(map(len, self.results))} finished points"
             ) from error
 
     def remove(self) -> None:
@@ -267,6 +266,6 @@ def leftover_journals(own: Path, identity: Mapping[str, str]) -> str:
         return ""
     return (
         f"{own.parent} also holds points of other landscapes that were stopped (in brackets what differs "
-        f"from this one): {', '.join(found)}; each goes on when it is asked for with its own arguments, "
+        f"from this one): {', '.join(found)}; each is resumed by a call with its own arguments, "
         "and resume=False does not remove it; if it is not wanted, delete the file"
     )

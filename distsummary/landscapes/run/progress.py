@@ -28,7 +28,7 @@ class Progress:
         done, total: the number of points with a value, and of all points.
         seconds: the time since the first worker of this call began to evaluate.
         fresh: how many of `done` this call evaluated; the others were read from a journal.
-        by_worker: worker -> points per second of the time that it worked.
+        by_worker: worker -> its points per second, over the time that it worked.
     """
 
     done: int
@@ -132,7 +132,7 @@ class _Paced:
 
 
 class _TerminalLine:
-    """A line of a terminal that each call overwrites; blanks erase the rest of a longer previous text."""
+    """A line of a terminal that each call overwrites; spaces hide the end of a longer earlier text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._width = stream, 0

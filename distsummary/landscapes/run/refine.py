@@ -3,8 +3,8 @@
 Level k of an axis has every 2^k-th point and the last point. The loss at each point of a level is predicted
 from the next coarser level, by linear interpolation along each axis. The loss minus this prediction is the
 point's surplus (Bungartz & Griebel 2004, Acta Numerica 13, section 3.1: hierarchical surplus). For a smooth
-loss, interpolation between the points of a level has an error of a quarter of their surplus. If half of a
-point's surplus exceeds the tolerance, the cells around it are evaluated on the next finer level.
+loss, interpolation between the points of a level has an error of about a quarter of their surplus. If half
+of a point's surplus exceeds the tolerance, the next finer level is evaluated in the cells around the point.
 """
 
 import numpy as np
@@ -51,7 +51,7 @@ def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
 
 
 def interpolate(values: Array, computed: Mask) -> Array:
-    """Values (m, n), those not computed interpolated from coarser levels; `first_points` must be known."""
+    """Interpolates the values (m, n) that are not computed; those at `first_points` must be computed."""
     found = np.where(computed, values, np.nan)
     for level in range(coarsest(values.shape) - 1, 0, -1):
         fine = _predicted(found, level)
@@ -61,7 +61,7 @@ def interpolate(values: Array, computed: Mask) -> Array:
 
 
 def between_rows(values: Array, computed: Mask) -> Array:
-    """Values (m, n), interpolated in each column between computed values; NaN above and below them all."""
+    """Interpolates in each column of values (m, n) between computed ones; NaN above and below these."""
     found, rows = np.where(computed, values, np.nan), np.arange(len(values))
     for column in range(values.shape[1]):
         known = computed[:, column]
@@ -90,7 +90,7 @@ def _predicted(values: Array, level: int) -> Array:
 
 def _weighted(weights: Array, values: Array) -> Array:
     """weights @ values, where a value with weight 0 is ignored, even NaN."""
-    with np.errstate(invalid="ignore"):  # Inf - Inf: between infinite losses nothing is known
+    with np.errstate(invalid="ignore"):  # Inf - Inf gives NaN: the loss is not known there
         parts = np.where(weights[:, :, None] == 0, 0.0, weights[:, :, None] * values[None])
         return np.asarray(parts.sum(axis=1))
 

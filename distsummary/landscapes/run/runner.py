@@ -103,7 +103,7 @@ def generate(
     """Evaluate all landscapes of the task. The losses are the same, bit for bit, whichever workers are used.
 
     Chunks in the journal are not evaluated again; every new chunk is added to the journal. Points whose
-    workers died repeatedly are NaN; the grid counts them; they are logged, but not added to the journal. If
+    workers died repeatedly are NaN, counted in the grid and logged, but not added to the journal. If
     memory is too small for the engine, evaluation starts again with a smaller engine. `refine`: the tolerance
     of `refine.next_points`; None evaluates all points.
     """
@@ -173,7 +173,7 @@ class _Drawing:
         """Have the workers evaluate the points `wanted` of each grid, and all points of the paths."""
         task, total = self._task, count_points(self._task.planes)
         size, align = piece(task.choice, GRID_CHUNK), piece(task.choice, 1)
-        if align > 1 and task.evaluation.stops_early:  # points that continue move together in a chunk
+        if align > 1 and task.evaluation.stops_early:  # unfinished points of a chunk are regrouped
             align = size
         data_sets = list(task.batches) if isinstance(task.batches, Mapping) else [""]
         scheduler = Scheduler(

@@ -1,4 +1,4 @@
-"""Decides which worker evaluates which chunk; starts no processes and reads no clock."""
+"""Decides which worker evaluates which chunk of points; starts no processes and reads no clock."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -17,14 +17,14 @@ Keep: TypeAlias = Callable[[str, Chunk, ChunkResult], None]  # called with every
 MAX_ATTEMPTS = 3
 IN_FLIGHT = 2  # calls per worker: when one ends, the next one is already waiting at the worker
 CALL_S = 0.5  # intended duration of a call, long against the milliseconds that calling costs
-LEAST_S = 0.005  # intended least duration, near the end
+LEAST_S = 0.005  # intended least duration of a call, near the end
 
 
 def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int:
     """How many points to give a worker in one call; each takes `point_s` seconds (0.0: not known yet).
 
-    As many as take CALL_S seconds, and fewer as `waiting` shrinks, so that all `workers` end together; never
-    fewer than `least`, for engines where all points of a call share a fixed cost.
+    A call has the points that take CALL_S seconds. When few points are `waiting`, it has fewer, so that all
+    `workers` end together, but at least `least`: with some engines each call has a fixed cost.
     """
     if point_s <= 0:
         return least
@@ -93,12 +93,12 @@ class Scheduler:
         self.results: dict[Chunk, Array] = {}  # received so far
         self._waiting = deque(rest for rest in rests if rest)
         self._held: dict[str, list[list[Chunk]]] = {}  # worker -> its calls -> chunks without a result
-        self._losses: dict[Chunk, int] = {}  # chunk that is given alone -> deaths of workers
+        self._losses: dict[Chunk, int] = {}  # suspect, see `lost` -> deaths of workers that held it alone
         self.missing = self.waiting  # points without a result
         self.abandoned: list[Chunk] = []
 
     def next_chunks(self, worker: str, points: int = 1) -> list[Chunk]:
-        """The chunks of a call of about `points` points; if none, ask again after `done` or `lost`."""
+        """The chunks of the worker's next call, about `points` points; if none, ask after `done`/`lost`."""
         if not self._waiting:
             call = self._shared(worker)
         else:
@@ -135,7 +135,7 @@ class Scheduler:
         return [min(open_, key=lambda entry: entry[0])[1]] if open_ else []
 
     def done(self, worker: str, chunk: Chunk, values: Array) -> bool:
-        """Take a chunk's quantities, float64 (points, quantities); False if it already had a result."""
+        """Take a chunk's losses and metrics, (points, quantities); False if it already had a result."""
         if np.shape(values) != (len(chunk), self._quantities):
             raise InvalidValueError(
                 f"{chunk} has {len(chunk)} points of {self._quantities} quantities, "
@@ -158,8 +158,8 @@ class Scheduler:
     def lost(self, worker: str, *, was_at_it: bool = True) -> None:
         """Return the chunks of a dead worker to the queue, or give up the chunk that kills workers.
 
-        Only the worker's current call is suspected, because its later calls cannot have killed it. No call is
-        suspected if `was_at_it` is False: the worker was still busy with the calls of an earlier scheduler.
+        The suspects are the chunks of the worker's current call, since later calls cannot have killed it.
+        There are none if `was_at_it` is False: the worker was still busy with an earlier scheduler's calls.
         """
         calls = self._held.pop(worker, [])
         elsewhere = {chunk for others in self._held.values() for call in others for chunk in call}

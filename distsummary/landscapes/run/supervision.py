@@ -17,8 +17,8 @@ def plan_workers(
 ) -> list[dict[str, float]]:
     """The resources (actor options) of each worker to start, at least one.
 
-    `asked` workers, but at most `jobs`; None: as many as fit on the free GPUs, or without these on the CPUs.
-    `gpus_each`: GPUs per worker, or a share of one; if it is 0 or not free for one worker, CPUs are used.
+    There are `asked` workers, but at most `jobs`. If `asked` is None, there are as many as the free GPUs can
+    hold, or the free CPUs. `gpus_each`: GPUs per worker, or a share of one; if 0, or not free, CPUs are used.
     """
     on_gpus = math.floor(free.get("GPU", 0) / gpus_each) if gpus_each else 0
     cpus = int(free.get("CPU", 0))
@@ -38,7 +38,7 @@ def spread(model: Any) -> list[int]:
 
 
 def default_gpus(model: Any) -> float:
-    """The default number of GPUs of each worker: as many as a torch model lies on, at least 1; else 0."""
+    """The default number of GPUs per worker: for a torch model those it is on, at least 1; otherwise 0."""
     return float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
 
 
@@ -46,8 +46,8 @@ def check_spread(own: list[int], given: float) -> None:
     """Raise InvalidValueError if workers with `given` GPUs cannot hold a model on the GPUs `own`."""
     if own and own != list(range(len(own))):
         raise InvalidValueError(
-            f"a model over several GPUs must lie on the first ones for workers, got numbers {own}; "
-            "put it there, or use workers=0"
+            f"a model on several GPUs must be on the first ones (0, 1, ...) to use workers, got {own}; "
+            "move it there, or use workers=0"
         )
     if given < len(own):
         raise InvalidValueError(
@@ -60,7 +60,7 @@ class Silences:
     """Tracks which workers have not answered for too long; all times are seconds of the same clock."""
 
     def __init__(self, limit_s: float = SILENT_S) -> None:
-        self._limit_s = limit_s  # of all workers; reports raise it: a usual delay is reported once
+        self._limit_s = limit_s  # for all workers; raised by each report, to report a usual delay once
         self._heard: dict[str, float] = {}
 
     def hear(self, worker: str, now: float) -> None:
@@ -107,6 +107,6 @@ class Deaths:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether `limit` is reached, or before that all workers (at least two) failed to begin alike."""
+        """Whether `limit` is reached, or all workers failed to begin in the same way (at least two did)."""
         end_alike = len(set(self._ways)) == 1 and self._ways[0].startswith(NOT_BEGUN)
         return len(self) >= (min(max(2, self._workers), self._limit) if end_alike else self._limit)

@@ -78,7 +78,7 @@ class ChunkWorker:
         """The results of the chunks before the first chunk that raises; raises only if chunks[0] raises."""
         if self._worker is None:
             raise LandscapeError(
-                "a landscape worker was asked before it began; this is a fault of distsummary"
+                "a landscape worker was called before it had begun; this is a bug in distsummary"
             )
         results: list[ChunkResult] = []
         for chunk in chunks:

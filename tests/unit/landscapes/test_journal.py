@@ -309,7 +309,7 @@ def test_a_full_disk_is_told_with_what_is_kept_and_costs_nothing_of_it(
     content = path.read_bytes()
     with Journal(path, PLAN) as journal:
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(RunDirError, match=r"No space left.* make room .* goes on from the 8 points"):
+        with pytest.raises(RunDirError, match=r"No space left.* free disk .* continues from the 8 finished"):
             journal.enter(chunk(2), measured(2))
         assert path.read_bytes() == content
     monkeypatch.undo()

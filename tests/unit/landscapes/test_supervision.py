@@ -44,7 +44,7 @@ def test_workers_start_with_what_is_free(
     [
         ([0, 1], 1, "must have the 2 GPUs that the model lies on, got 1"),
         ([0, 1], 0, "got 0; free as many"),
-        ([1, 2], 2, r"must lie on the first ones for workers, got numbers \[1, 2\]"),
+        ([1, 2], 2, r"must be on the first ones \(0, 1, ...\) to use workers, got \[1, 2\]"),
     ],
 )
 def test_a_model_over_several_gpus_needs_as_many_in_each_worker(
