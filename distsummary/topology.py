@@ -159,7 +159,7 @@ def in_notebook(modules: Mapping[str, ModuleType] | None = None) -> bool:
     ipython = (sys.modules if modules is None else modules).get("IPython")
     get_ipython = getattr(ipython, "get_ipython", None)
     shell = get_ipython() if get_ipython else None
-    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)  # or a subclass
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)  # incl. subclasses
 
 
 def is_alive(process: Mapping[str, Any]) -> bool | None:

@@ -194,7 +194,7 @@ class _Conversion:
         self._to = to
 
     def payloads(self, events: Iterable[ReadEvent]) -> Iterator[bytes]:
-        """Yield a version record, then the events; nothing if the dialect can hold none of the values."""
+        """Yield a version record, then the encoded events; nothing if the dialect can hold no value."""
         attempts: dict[str, int] = {}  # run id -> the highest attempt so far
         for event in events:
             kept: list[Value] = []

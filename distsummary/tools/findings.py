@@ -55,7 +55,7 @@ KINDS = {
     "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
     "lineage_custom_only": Kind(WARNING, "write the lineage of the training into the same file"),
     "lineage_wiped": Kind(WARNING, "keep one lineage file in a directory, replaced as a whole"),
-    # journals of unfinished landscapes
+    # journals: the losses evaluated so far, from which an unfinished landscape resumes
     "journal_torn": Kind(WARNING, REPAIR, True),
     "journal_damaged": Kind(WARNING, "resume the landscape: the lost points are evaluated again"),
     "journal_foreign": Kind(ERROR, "remove it, or restart its landscape with resume=False"),

@@ -135,7 +135,7 @@ def _check(base: Path) -> _Tree:
             viewed = {Path(os.path.realpath(base)), *(run.base for run in tree.runs)}
             real = Path(os.path.realpath(directory))
             if real not in viewed and real.parent not in viewed:
-                text = f"{len(event_files)} event file(s) more than one level below a run or a base of runs"
+                text = f"{len(event_files)} event file(s) more than one level below a run or the checked path"
                 tree.findings.append(finding(directory, "too_deep", text))
     if not (tree.facts or tree.journals or tree.runs or tree.findings):
         raise MissingFileError(f"there is no event file in {base}; name a run dir or a rank's directory")

@@ -1,4 +1,4 @@
-"""Checks the frames and headers of the landscape journals in a directory, but not the losses in them."""
+"""Checks the frames and headers of landscape journals, from which unfinished landscapes resume."""
 
 import json
 import os
@@ -38,8 +38,8 @@ def _check_journal(path: Path) -> Iterator[Finding]:
             if frame.damage:
                 yield finding(path, "journal_damaged", frame.damage, offset=frame.offset)
             continue
-        # The first frame is the header. It holds the plan, and the file is named after a digest of the plan.
-        # If the two do not match, the landscape cannot be resumed.
+        # The first frame is the header. It holds the plan (the landscape's settings); the file's name holds a
+        # digest of the plan. If the two do not match, the landscape cannot be resumed.
         if frame.damage:
             yield finding(path, "journal_foreign", f"its header is damaged: {frame.damage}", offset=0)
             continue
@@ -50,7 +50,7 @@ def _check_journal(path: Path) -> Iterator[Finding]:
             continue
         named = RunDir(path.parent).landscape_journal(plan).name
         if named != path.name:
-            yield finding(path, "journal_foreign", f"its header is that of {named}", offset=0)
+            yield finding(path, "journal_foreign", f"its header belongs to {named}", offset=0)
     size = path.stat().st_size
     if size > end and is_live(path):
         text = "its landscape is being evaluated: the last frame is not complete yet"

@@ -16,7 +16,7 @@ from distsummary.tools.findings import Finding, finding
 LINEAGE = "lineage"
 _OWNERS = {  # result of `is_in_use` -> what to say about the temporary file
     True: "its process is at work and will rename it",
-    False: "its process ended before it renamed it",
+    False: "its process ended before renaming it",
     None: "it belongs to another machine, a container or another program",
 }
 _MINDINSIGHT = re.compile(r"summary\.(\d+)")  # used with search: it matches anywhere in a name
@@ -81,7 +81,7 @@ def check_names(directory: Path) -> tuple[list[EventFile], list[Finding]]:
                 findings += _name_findings(path, file)
                 files += [file] if file else []
             elif file is not None and not entry.is_dir(follow_symlinks=False):
-                findings.append(finding(path, "misnamed", "named like an event file, but no regular file"))
+                findings.append(finding(path, "misnamed", "named like an event file, but not a regular file"))
     ordered = in_reading_order(files)
     by_stamp = sorted(files, key=lambda file: (file.kind, file.stamp, file.path.name))
     for (kind, stamp), group in groupby(by_stamp, key=lambda file: (file.kind, file.stamp)):

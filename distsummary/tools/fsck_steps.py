@@ -36,7 +36,7 @@ class _Tag:
 
 @dataclass(slots=True)
 class _Clash:
-    """Values at steps that this or an older file had reached; `offset` to `reached` describe the first."""
+    """Counts values at steps that this or an older file had already reached, and describes the first one."""
 
     offset: int
     tag: str
@@ -56,7 +56,7 @@ class StepOrder:
         self._dialect = dialect
         self._files: list[_File] = []
         self._tags: dict[tuple[str, str], _Tag] = {}
-        self._clashes: dict[tuple[int, int], _Clash] = {}  # by (older, newer) index in _files
+        self._clashes: dict[tuple[int, int], _Clash] = {}  # (older, newer) index in _files -> clash
         self._copies: dict[int, tuple[int, int]] = {}  # index in _files -> (count, first offset)
         self._seen = Seen()
         self._run_ids: dict[str, int] = {}  # run id -> index in _files of its first file
@@ -124,7 +124,7 @@ class StepOrder:
             else:
                 yield finding(new.path, "step_back", text, offset=clash.offset)
         for number, (count, offset) in self._copies.items():
-            text = f"{count} event(s) with the run id, attempt and seq of earlier ones"
+            text = f"{count} event(s) with the run id, attempt and seq of earlier events"
             yield finding(self._files[number].path, "duplicate", text, offset=offset)
         if len(self._run_ids) > 1:
             *_, (run_id, number) = self._run_ids.items()

@@ -69,7 +69,7 @@ def length(loader: object) -> int:
 
 
 class RunContext:
-    """What every hook is called with: the loop's parameters, and a way to stop the loop."""
+    """The argument of every hook: gives access to the loop's parameters, and can stop the loop."""
 
     def __init__(self, original_args: CallbackParams) -> None:
         check_type("original_args", original_args, dict)
@@ -90,7 +90,7 @@ class RunContext:
 
 
 class Recorder(Protocol):
-    """Records those training steps at which its callback would only store the logged values.
+    """Spares a callback the calls of its hooks at training steps where it would only store the logged values.
 
     At a step before `plain_before`, a Run calls `record_plain` instead of the step's hooks, if no other
     callback has hooks for steps. It also calls `record_plain` for values that were logged after the end of a
@@ -118,8 +118,8 @@ class Callback:
     """Base of all callbacks: override the hooks you need; the others cost nothing.
 
     A Run calls `on_train_*` and `on_eval_*`. By default each of these calls the method with the older name
-    (`begin`, `step_end` ...), which serves both phases. A callback is also a context manager: it is entered
-    before the first hook and exited after the last one, also after an exception.
+    (`begin`, `step_end` ...), which serves training and evaluation. A callback is also a context manager: it
+    is entered before the first hook and exited after the last one, also after an exception.
 
     A callback may set `plain_step_recorder`, see Recorder.
     """
@@ -181,7 +181,7 @@ class Callback:
         self.begin(run_context)
 
     def on_eval_epoch_begin(self, run_context: RunContext) -> None:
-        """Called before the one pass of an evaluation."""
+        """Called before the single pass over an evaluation's data."""
         self.epoch_begin(run_context)
 
     def on_eval_step_begin(self, run_context: RunContext) -> None:
@@ -193,7 +193,7 @@ class Callback:
         self.step_end(run_context)
 
     def on_eval_epoch_end(self, run_context: RunContext) -> None:
-        """Called after the one pass of an evaluation."""
+        """Called after the single pass over an evaluation's data."""
         self.epoch_end(run_context)
 
     def on_eval_end(self, run_context: RunContext) -> None:

@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
-NOTHING: dict[str, Scalar] = {}  # the logged values of a step that has none yet; must not be changed
-ENDLESS: Iterable[Any] = iter(())  # the default loader of `steps`, which then counts without end
-BY_LOG = object()  # the `_opener` of steps that only `log` begins
+NOTHING: dict[str, Scalar] = {}  # shared by all steps without logged values; must not be changed
+ENDLESS: Iterable[Any] = iter(())  # stands for the default loader of `steps`, which counts without end
+BY_LOG = object()  # the value of `Run._opener` during a step that `log` began
 
 
 class ManualStep:
-    """The step that `Run.next_step` began; the end of its `with` block ends the step."""
+    """Context manager for a step that `Run.next_step` began; leaving the `with` block ends the step."""
 
     __slots__ = ("_end",)
 
@@ -70,18 +70,18 @@ class Run:
         >>> run.close()
 
     Each step of `steps` also logs `perf/step_s`, the seconds from requesting its batch to the end of the loop
-    body, and `perf/data_wait_s`, the part of them spent waiting for the loader. Neither includes the time
-    of callbacks or evaluations. A loop without a loader calls `next_step`.
+    body, and `perf/data_wait_s`, the part of this time spent waiting for the loader. Both exclude the time
+    of callbacks and evaluations. A loop without a loader calls `next_step`.
 
     If `break`, `return` or an exception leaves the loop, the current step ends when Python releases the
     iterator of `steps`; it counts if a value was logged in it. If a callback raises at that moment, the next
-    call on the run raises the exception. As long as a variable refers to the iterator, the step stays open
-    until `steps`, `next_step`, `epochs` or `close` is called. Its scalars are then recorded. Data read from
-    the model are skipped and counted, as the model may have changed (the callbacks' parameters contain
-    `ended_late`).
+    call on the run raises the exception. While a variable still refers to the iterator, the step stays open
+    until `steps`, `next_step`, `epochs` or `close` is called. That call records the step's scalars. Data read
+    from the model are skipped and counted, as the model may have changed since (callbacks then find the
+    parameter `ended_late`).
 
-    If an exception leaves the `with` block, or a hook raises, the callbacks are exited as context managers,
-    without `on_train_end`. In a forked child process, closing or leaving the run calls no callback.
+    If an exception leaves the `with` block, or a hook raises, `__exit__` of the callbacks is called, but
+    `on_train_end` is not. In a forked child process, closing or leaving the run calls no callback.
 
     Args:
         callbacks: one callback, a list or tuple of callbacks, or None.
@@ -125,7 +125,7 @@ class Run:
         self._steps_before_epoch = initial_step
         self._initial_step = initial_step
         self._logged = NOTHING
-        self._logged_elsewhere: dict[str, Scalar] = {}  # by other threads; guarded by _lock
+        self._logged_elsewhere: dict[str, Scalar] = {}  # by other threads; protected by _lock
         self._lock = Lock()
         self._known_names: set[str] = set()  # names that have been checked
         self._data_wait_s = self._body_start_s = 0.0
@@ -161,7 +161,7 @@ class Run:
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the numbers of the epochs still to do, up to `count` - 1; the first epoch is 0.
 
-        `count` is the total for the whole training, so a second phase must pass more than the first one did.
+        `count` is the total for the whole training, so a second call must pass a larger number.
         """
         check_int("count", count, low=1)
         self._require_open()
@@ -201,14 +201,14 @@ class Run:
         return self._steps(loader, accumulate)
 
     def _steps(self, loader: Iterable[Any], accumulate: int) -> Iterator[Any]:
-        """Yield the batches; between two of them, end the step, wait for a batch, and begin its step."""
+        """Yield the batches; before each step's first batch, end the previous step and begin the new one."""
         clock, params, context = self._clock, self._params, self._context
         opener = object()
         batches: Iterator[Any] | None = None
         missing = 0  # the number of batches still to come in the current step
         while True:
             asked_s = clock()
-            if self._opener is not opener:  # the step is not begun yet, or another call ended it
+            if self._opener is not opener:  # no step has begun yet, or another call ended it
                 missing = 0
                 self._settle_step()
             elif not missing:
@@ -217,7 +217,7 @@ class Run:
             if not missing and (self._is_closed or context.is_stop_requested):
                 break
             if batches is None:
-                batches = iter(loader)  # not earlier, because starting its workers counts as waiting for data
+                batches = iter(loader)  # only now, because starting the loader's workers counts as waiting
             try:
                 batch = next(batches)
             except StopIteration:
@@ -254,7 +254,7 @@ class Run:
             self._settle_epoch()
 
     def next_step(self) -> contextlib.AbstractContextManager[None]:
-        """End the current step, if any, and begin a new one; in a `with` statement, it ends with the block.
+        """End the current step, if any, and begin a new one, which a `with` statement ends with its block.
 
         For loops without a loader. The time of each step is logged as `perf/step_s`.
         """
@@ -287,8 +287,8 @@ class Run:
         """Record scalars by name at the current step or, between two steps, at the last step.
 
         If neither `steps` nor `next_step` was ever called, logging a name again begins the next step;
-        otherwise the last value of a name is recorded. Other threads may call `log`: their values go to the
-        current step. At steps that only `log` begins, data read from the model are not recorded.
+        otherwise the new value replaces the old one. Other threads may call `log`: their values go to the
+        current step. At steps that `log` itself begins, data read from the model are not recorded.
 
         Args:
             values: scalars by name, for names that are not identifiers, such as {"train/accuracy": 0.9}.
@@ -344,7 +344,7 @@ class Run:
             self._params["net_outputs"] = given["loss"]
 
     def _go_to(self, step: int, count: int) -> bool:
-        """Make `step` the current step; if it is in the past, count `count` dropped values, return False."""
+        """Make `step` the current step; if it is past, count `count` dropped values and return False."""
         check_int("step", step, low=0)
         if self._opener not in (None, BY_LOG) and not isinstance(self._opener, ManualStep):
             raise InvalidValueError(
@@ -436,7 +436,7 @@ class Run:
         self._body_start_s = self._clock()
 
     def _begin_step_by_log(self, step: int, *, with_pending: bool = False) -> None:
-        """End the current step and begin `step`, which ends only when the next step begins."""
+        """End the current step and begin `step`; if `with_pending`, the values logged so far go to `step`."""
         self._settle_step()
         if not self._is_epoch_begun:
             self._begin_epoch(())
@@ -446,7 +446,7 @@ class Run:
         self._begin_step(BY_LOG)
 
     def _end_step(self, ended_s: float | None, *, is_whole: bool = False) -> None:
-        """End the current step; if it is not whole and has logged nothing, it does not count.
+        """End the current step; a step that was left early (not `is_whole`) without logging does not count.
 
         `ended_s` is None if the loop body ended earlier, at an unknown time.
         """
@@ -492,8 +492,8 @@ class Run:
     def _record_pending(self) -> None:
         """Record the values logged since the last step ended, at that step, before the next step begins.
 
-        The values go to the next step instead if no callback has a recorder, or if a resumed training has
-        made no step yet: merging drops the old attempt's records from the new attempt's first record on.
+        If no callback has a recorder, or a resumed training has made no step yet, the values go to the next
+        step instead: a merge drops the old attempt's records from the new attempt's first recorded step on.
         """
         recorders = self._recorders() if self._logged else []
         if not recorders or self.step == self._initial_step > 0:

@@ -1,4 +1,4 @@
-"""Scalars of a training loop: floats, or copies of device tensors that are still in progress."""
+"""Scalars of a training loop: floats, or device tensors whose copies to the host are still in progress."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ Scalar: TypeAlias = float | Pending
 
 
 class Mean:
-    """The mean over all elements of a pending array, as a pending float."""
+    """The mean over all elements of a pending array, computed when `result` is called."""
 
     __slots__ = ("_pending",)
 
@@ -49,7 +49,7 @@ def check_tag(tag: object) -> str:
 
 
 def scalar(name: str, value: object) -> Scalar:
-    """A logged value as a float, or as a pending copy of a device tensor.
+    """Convert a logged value to a float, or to a pending copy of a device tensor.
 
     Args:
         name: the name of the value in error messages.
@@ -107,7 +107,7 @@ def mean_of(outputs: object) -> Scalar | None:
 
 
 def resolve(value: Scalar) -> float:
-    """The value as a float; waits for a copy from a device that is still in progress."""
+    """The value as a float; waits if its copy from the device is still in progress."""
     return value if isinstance(value, float) else float(np.mean(value.result()))
 
 

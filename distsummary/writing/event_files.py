@@ -1,4 +1,4 @@
-"""The open event files of a directory, one for each dialect: opened, rotated and synced together."""
+"""The open event files of a directory, one for each dialect (format); opened, rotated and synced together."""
 
 import contextlib
 import threading
@@ -29,7 +29,7 @@ class Appended(NamedTuple):
 
 
 class EventFiles:
-    """Appends the frames of one attempt to that attempt's files, each event at most once per dialect.
+    """Appends the frames (encoded events) of one attempt to its files, each event at most once per dialect.
 
     Torn (incomplete) frames in the files of dead writers are cut off. With the delivery "synced", a thread
     makes appended data durable within about a second; data that a failed sync may have lost are written again
@@ -42,7 +42,7 @@ class EventFiles:
 
     Attributes:
         paths: the newest file of each dialect; before the first file exists, the path that it will have
-            unless another writer takes its stamp.
+            unless another writer takes the time stamp in its name.
         last_seq: for each dialect, the highest seq that its files are known to hold.
         name: the parts that all file names share. ids: the run id and attempt of the events.
 
@@ -83,11 +83,11 @@ class EventFiles:
         return read_last_seq(self._directory, dialect, self.ids.run_id, self._attempt)
 
     def append(self, framed: Mapping[str, Sequence[Framed]], first_step: int) -> Appended:
-        """Append to each file the frames that it lacks, in one write; an OSError leaves only whole frames.
+        """Append to each file, in one write, the frames that it does not have; a failed write is undone.
 
         Args:
             framed: for each dialect its frames, in the order of seq.
-            first_step: the step at which a new session starts for TensorBoard.
+            first_step: from this step on, TensorBoard shows this attempt instead of earlier ones.
         """
         nbytes = refused = 0
         now = self._files.now()
@@ -148,8 +148,8 @@ class EventFiles:
         if self._segments:
             return
         ensure_directory(self._directory)
-        if self._needs_repair:  # a file was given up: cut its torn frame off and note the last seq in it
-            self._rescue()  # must come first: rescuing drops what a failed append may have left
+        if self._needs_repair:  # a file was abandoned: cut off its torn frame and find its last seq
+            self._rescue()  # first: it rewrites files without the remains of failed appends
             cut_torn_tails(self._directory, self._files)
             for dialect in self._formats:
                 self.last_seq[dialect] = max(self.last_seq[dialect], self._last_seq_in_files(dialect))
@@ -274,7 +274,7 @@ class GroupSync:
 
     def _run(self) -> None:
         while True:
-            with self._changed:  # sleep until a group is due
+            with self._changed:  # sleep until a sync is due
                 self._changed.wait_for(lambda: self._pending or self._is_closed)
                 self._changed.wait_for(
                     lambda: self._pending >= GROUP_BYTES or self._is_closed, timeout=self._interval_s

@@ -19,13 +19,13 @@ class Files:
     """The file operations of the operating system; a test double makes single operations fail."""
 
     def create(self, path: Path) -> int:
-        """Create a file for appending and lock it as its live writer; the umask determines its mode."""
+        """Create a file for appending, locked to show that it has a live writer; the umask sets its mode."""
         descriptor = os.open(path, _CREATE, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor
 
     def write(self, descriptor: int, parts: Sequence[bytes | memoryview]) -> int:
-        """One writev(2) of up to MAX_PARTS parts, maybe incomplete; returns the number of bytes written."""
+        """Call writev(2) with at most MAX_PARTS parts; returns the number of bytes written, maybe not all."""
         return os.writev(descriptor, parts)
 
     def truncate(self, descriptor: int, length: int) -> None:
@@ -41,7 +41,7 @@ class Files:
         os.fdatasync(descriptor)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename a file over another one and make the change of the directory durable."""
+        """Rename a file over another one and make the renaming durable."""
         os.replace(source, target)
         publish.sync(target.parent)
 
@@ -50,7 +50,7 @@ class Files:
         os.close(descriptor)
 
     def open_dead(self, path: Path) -> int | None:
-        """Open and lock a segment for repair; None if a live writer has locked it."""
+        """Open and lock an event file for repair; None if a live writer has locked it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ class Files:
         return descriptor
 
     def free_space(self, directory: Path) -> tuple[int, int]:
-        """The free bytes that this user may use on the file system, and its size."""
+        """The bytes that are free for this user on the file system, and the size of the file system."""
         found = os.statvfs(directory)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 

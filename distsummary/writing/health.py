@@ -1,4 +1,4 @@
-"""Keeps recording failures out of the training: counts them, logs each once, and bounds waits."""
+"""Keeps failures of the recording from stopping the training: counts them, logs each once, bounds waits."""
 
 import logging
 import threading
@@ -33,7 +33,7 @@ class Failures:
         self._raise_exception = raise_exception
 
     def count(self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure, and the `dropped` (lost) values of each plugin; may be called from any thread."""
+        """Count a failure; `dropped`: plugin (kind of value) -> lost values. Any thread may call `count`."""
         if reason not in self.health.errors:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
@@ -48,7 +48,7 @@ class Failures:
             raise WriteError(f"not recorded: {reason}") from cause
 
     def call(self, what: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
-        """Call the function and return its result; if it raises, do what `fail` does and return None."""
+        """Call the function and return its result; if it raises, call `fail` and return None."""
         try:
             return function(*args, **named)
         except Exception as error:
@@ -64,7 +64,7 @@ class Failures:
 
 
 class BoundedWait:
-    """Waits for room in a queue, once per stall (no item is processed): a dead disk must not delay each step.
+    """Waits for room in a queue, once per stall (no progress): a dead disk must not delay every step.
 
     Args:
         changed: the condition that the thread making room notifies; the caller must hold it.
@@ -76,7 +76,7 @@ class BoundedWait:
         self._stalled_at = -1  # the value of `done` when a caller last waited in vain
 
     def wait_for(self, has_room: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds, or not at all in a known stall; returns whether there is room."""
+        """Wait up to `timeout_s` seconds, at most once per stall; returns whether there is room."""
         patience_s = 0.0 if self._stalled_at == self._done() else timeout_s
         if self._changed.wait_for(has_room, timeout=patience_s):
             return True

@@ -27,7 +27,7 @@ def cut_torn_tails(directory: Path, files: Files) -> list[Path]:
 
 
 def cut_torn_tail(path: Path, files: Files) -> bool:
-    """Move the incomplete last frame of a file to `torn-<n>.bin`; False if it has none or a live writer."""
+    """Move a file's incomplete last frame to `torn-<n>.bin`; False if it has none or has a live writer."""
     if whole_length(path) == path.stat().st_size:
         return False
     descriptor = files.open_dead(path)
@@ -113,7 +113,7 @@ class Segment:
             raise self._lost  # another sync would succeed although data was lost
         length, count = self.length, len(self._unsynced)  # more may be appended during the sync
         if length == self.synced_length and not self.is_dead:
-            return  # nothing new; a dead file is synced: a failed append may have left frames in it
+            return  # nothing new; but a dead file must be synced: a failed append may have left frames in it
         try:
             self._files.sync(self._descriptor)
         except OSError as error:
@@ -173,7 +173,7 @@ def open_segments(
     named_at: float | None = None,
     keeps_unsynced: bool = False,
 ) -> dict[str, Segment]:
-    """Open a segment per dialect, all with one stamp: the first free one from `named_at` (or now) on."""
+    """Open a segment per dialect; all names get the first free time stamp from `named_at` (or now) on."""
     stamp = next_stamp(directory, files.now() if named_at is None else named_at)
     for attempt in range(_MAX_CLASHES):
         opened: dict[str, Segment] = {}
@@ -187,7 +187,7 @@ def open_segments(
         except OSError as error:
             discard(opened)
             raise RunDirError(
-                f"no event file can be made in {directory}: {error.strerror}; fix that or choose another"
+                f"no event file can be made in {directory}: {error.strerror}; fix that or choose another path"
             ) from error
     raise RunDirError(
         f"{_MAX_CLASHES} stamps from {stamp} on are taken in {directory}; remove files of other writers"

@@ -21,7 +21,7 @@ from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_RESERVE = 256 << 20  # bulk values leave this many bytes free, or 1/50 of the disk if that is less
+MAX_RESERVE = 256 << 20  # bytes that bulk values (images ...) leave free; 1/50 of the disk if that is less
 
 
 class Writer(Protocol):

@@ -167,7 +167,7 @@ def damaged_header(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (foreign_plan, "its header is that of journal-"),
+        (foreign_plan, "its header belongs to journal-"),
         (no_header, "its first frame is not the header of a journal"),
         (no_plan, "its first frame is not the header of a journal"),
         (no_frames, "its header is damaged: the length has a wrong CRC"),
