@@ -299,7 +299,7 @@ def test_numbers_that_were_never_saved_are_left_out_and_named(
         grids = draw(around=run)
     assert list(grids) == ["pca[1, 3]", "pca[1, 4]"]
     assert grids["pca[1, 4]"].numbers == (1, 3, 4)
-    assert "[3, 4, 5, 6] only [3, 4]" in caplog.text
+    assert "[3, 4, 5, 6], only [3, 4] were saved" in caplog.text
 
 
 def test_one_landscape_is_one_grid_and_several_are_refused_by_the_way_to_them() -> None:

@@ -51,7 +51,7 @@ def test_what_is_done_before_a_chunk_that_raises_is_returned_and_then_it_raises(
 
 
 def test_a_worker_that_has_not_begun_says_whose_fault_that_is() -> None:
-    with pytest.raises(LandscapeError, match="a fault of distsummary"):
+    with pytest.raises(LandscapeError, match="a bug in distsummary"):
         ChunkWorker(task()).work([])
 
 
