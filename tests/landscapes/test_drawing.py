@@ -115,7 +115,7 @@ def test_what_is_asked_wrongly_is_named() -> None:
         random_plane(refine=2)
     with pytest.raises(InvalidValueError, match="gpus_per_worker must be a share in"):
         random_plane(gpus_per_worker=1.5)
-    with pytest.raises(InvalidValueError, match="leave it out"):
+    with pytest.raises(InvalidValueError, match="leave engine out"):
         random_plane(memory="inference", engine="row")
     with pytest.raises(InvalidValueError, match="'auto' or 'naive'"):
         random_plane(engine="row")
