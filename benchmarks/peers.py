@@ -51,7 +51,6 @@ UNITS = {
     "h1e6": Unit("histogram", 10, lambda: _numbers(10**6)),
     "h1e7": Unit("histogram", 1, lambda: _numbers(10**7)),
     "t1MB": Unit("tensor", 20, lambda: _numbers(2**18)),
-    # 64e6 bytes: an event, and the queue, hold 64 MiB at most
     "t64MB": Unit("tensor", 1, lambda: _numbers(16_000_000)),
     "img": Unit("image", 5, _pictures),
 }

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 WINDOW = 4  # batches sent and not yet acknowledged
 ANSWER_S = 30.0
+SLOW_BYTES_S = 4 << 20  # bytes that even a slow disk takes in a second: a large batch gets more time
 
 
 def start_collector(spec: WriterSpec) -> Any:
@@ -71,8 +72,11 @@ class RemoteWriter:
         return self._health.last_seq
 
     def write(self, batch: Batch) -> None:
-        """Send a batch; waits only if WINDOW batches are unacknowledged. An OSError means: not accepted."""
-        while len(self._sent) >= WINDOW:
+        """Send a batch; an OSError means: not accepted.
+
+        Waits while WINDOW batches, or the bytes of the budget, are unacknowledged.
+        """
+        while len(self._sent) >= WINDOW or (self._sent and self._exceeds_budget(batch)):
             self._settle_oldest()
         if self._session is None:
             self._resume()
@@ -96,6 +100,9 @@ class RemoteWriter:
             if ray.is_initialized():
                 ray.kill(self._actor, no_restart=True)
 
+    def _exceeds_budget(self, batch: Batch) -> bool:
+        return batch.nbytes + sum(sent.nbytes for sent, _ in self._sent) > self._spec.budget_bytes
+
     def _send(self, batch: Batch) -> Any:
         _require_ray()
         return self._actor.write.remote(self._session, batch)
@@ -106,7 +113,7 @@ class RemoteWriter:
             self._resume()
         batch, reference = self._sent[0]
         try:
-            self._health = self._answer(reference)
+            self._health = self._answer(reference, ANSWER_S + batch.nbytes / SLOW_BYTES_S)
         except StaleAttemptError:  # an earlier batch failed: both go to the next session
             self._session = None
             return
@@ -119,10 +126,11 @@ class RemoteWriter:
             self._count_lost(batch, _reason(error))
         self._sent.popleft()
 
-    def _answer(self, reference: Any) -> Any:
+    def _answer(self, reference: Any, timeout_s: float | None = None) -> Any:
         """Wait for the collector's answer; raises OSError if it died, hangs or cannot write to its disk."""
+        timeout_s = ANSWER_S if timeout_s is None else timeout_s
         try:
-            return ray.get(reference, timeout=ANSWER_S)
+            return ray.get(reference, timeout=timeout_s)
         except GetTimeoutError as error:
             # The collector hangs: kill it, so that Ray restarts it. If `host` is empty, it is still starting.
             host, pid = self._process
@@ -131,7 +139,7 @@ class RemoteWriter:
                     os.kill(pid, signal.SIGKILL)
             elif host:
                 ray.kill(self._actor, no_restart=False)
-            raise TimeoutError(f"no answer from the collector for {ANSWER_S:g} s") from error
+            raise TimeoutError(f"no answer from the collector for {timeout_s:g} s") from error
         except ActorDiedError as error:  # permanently: Ray does not restart an actor whose constructor failed
             self._actor = start_collector(self._spec)
             raise ConnectionError(f"the collector died and is started again: {_reason(error)}") from error

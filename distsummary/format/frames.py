@@ -18,7 +18,7 @@ from distsummary.format.crc import find_headers, masked, masked_crc
 # A part of the bytes that one system call writes; a memoryview (format "B") avoids copying a large array.
 Part: TypeAlias = bytes | memoryview
 
-MAX_PAYLOAD = 64 << 20  # bytes; the most that a reader allocates for one event
+MAX_PAYLOAD = 256 << 20  # bytes; the largest event that is written or read
 OVERHEAD = 16  # bytes of a frame around its payload
 HEADER_BYTES = 12  # bytes of the frame before the payload
 _HEADER = struct.Struct("<QI")
@@ -28,6 +28,7 @@ _BLOCK_OF_HEADERS = 1 << 16  # bytes read at a time when only headers are read a
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 _WRONG_LENGTH = "the length has a wrong CRC"
 _WRONG_PAYLOAD = "the payload has a wrong CRC"
+_FALSE_HEADERS = 64 << 20  # bytes that a search may read in vain, however small the file is
 _LARGE = 1 << 14  # bytes; copying a smaller part costs less than writing it separately
 
 _logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def read_frames(
 
     With `resync`, a damaged frame whose length cannot be trusted ends where the next intact frame begins, if
     there is one, and a torn frame followed by an intact one is reported as damage. The work of the search
-    is bounded by the size of the file and `max_payload`.
+    is bounded by the size of the file.
     """
     with opened(source) as file:
         yield from FrameReader(file, max_payload, resync=resync).frames(start)
@@ -209,11 +210,11 @@ class FrameReader:
 
 
 class _Search:
-    """Finds the next intact frame after damage; reads at most 2 * size + max_payload bytes of payloads."""
+    """Finds the next intact frame after damage; reads at most 2 * size + 64 MiB of payloads."""
 
     def __init__(self, file: BinaryIO, size: int, max_payload: int) -> None:
         self._file, self._size, self._max_payload = file, size, max_payload
-        self._budget_bytes = 2 * size + max_payload
+        self._budget_bytes = 2 * size + _FALSE_HEADERS
         self._base = self._end = 0  # the byte range that was searched last
         self._found: list[tuple[int, int]] = []  # offset and payload length for each valid header there
 

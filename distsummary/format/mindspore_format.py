@@ -218,13 +218,13 @@ def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
     do not fill the shape.
     """
     flat = np.array(tensor.float_data, dtype=np.float32)
-    shape = tuple(tensor.dims) if tensor.ByteSize() else (0,)
+    shape = tuple(tensor.dims) if flat.size or tensor.ByteSize() else (0,)
     if min(shape, default=0) < 0 or flat.size != math.prod(shape):
         raise DamagedFileError(f"a tensor of the shape {shape} has {flat.size} numbers")
     dtype = _DTYPES.get(tensor.data_type, flat.dtype)
     if dtype.kind not in "iu":
         with np.errstate(over="ignore"):
-            return flat.astype(dtype).reshape(shape)
+            return flat.astype(dtype, copy=False).reshape(shape)
     limits = np.iinfo(dtype)  # a plain cast would wrap a maximum that float32 rounded up
     inside = (flat > float(limits.min)) & (flat < float(limits.max))
     whole = np.where(inside, flat, 0).astype(dtype)

@@ -162,6 +162,16 @@ class Batch:
             )
         return 0
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the arrays and rows in bytes."""
+        return sum(
+            sum(int(getattr(value.data, "nbytes", 0)) for value in item.values)
+            if isinstance(item, Event)
+            else len(item.rows)
+            for item in self.events
+        )
+
     def plugins(self) -> Counter[str]:
         """The number of values of each plugin."""
         counted: Counter[str] = Counter()

@@ -8,12 +8,13 @@ from google.protobuf.message import DecodeError
 
 from distsummary.errors import DamagedFileError
 from distsummary.format import wire
-from distsummary.format.frames import MAX_PAYLOAD, Part
+from distsummary.format.frames import Part
 from distsummary.format.mindspore_format import image_parts
 from distsummary.format.records import Array, Event, EventIds, Histogram, Image, Value
 from distsummary.pb import tensorboard_pb2
 
 VERSION = "brain.Event:2"
+_MAX_FILLED = 8 << 20  # elements that a single number of a tensor may fill: a small file needs little memory
 _START = 1  # SessionLog.START, see `encode_session_start`
 
 
@@ -164,7 +165,7 @@ def _decode_tensor(tensor: tensorboard_pb2.TensorProto) -> Array | None:
     dtype, numbers = stored
     flat = np.frombuffer(tensor.tensor_content, dtype) if tensor.tensor_content else np.array(numbers, dtype)
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if flat.size == 1 and 0 <= math.prod(shape) <= MAX_PAYLOAD // 8:  # a single number fills the whole shape
+    if flat.size == 1 and 0 <= math.prod(shape) <= _MAX_FILLED:  # a single number fills the whole shape
         return np.broadcast_to(flat.reshape(()), shape)
     if flat.size != math.prod(shape):
         raise DamagedFileError(f"a tensor of the shape {shape} has {flat.size} numbers")

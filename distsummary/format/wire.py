@@ -168,7 +168,7 @@ def parse_run_id(run_id: str) -> int:
 def refuse_bombs(payload: bytes, message: Descriptor) -> None:
     """Raise DamagedFileError for a payload that the parser would turn into more than MAX_OBJECTS objects.
 
-    Two bytes can encode an empty message, which takes fifty bytes once parsed: 64 MiB would fill gigabytes.
+    Two bytes can encode an empty message, which takes fifty bytes once parsed: 256 MiB would fill gigabytes.
     A payload that is not a message passes this check, since the parser will refuse it.
     """
     if len(payload) < SMALL:

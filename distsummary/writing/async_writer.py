@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 BUDGET_FULL = "the queue's budget was full"
 MANY = 1 << 14  # this many items in the queue wake the writer thread early
+RESERVE = 16  # 1/16 of the budget is left for other events while an event larger than the budget waits
 AT_ONCE = 1 << 11  # items processed in one go; more would make the training thread wait for the GIL
 BLOCK_S = 0.5  # how long a caller waits when the budget is full
 FLUSH_S = 30.0
@@ -110,7 +111,9 @@ class AsyncWriter:
 
     def _queue_event(self, event: Event) -> None:
         """Queue as much of the event as the budget has room for; the lock must be held."""
-        size = size_of(event)
+        # An event counts with at most 15/16 of the budget: even the largest is taken if little else waits,
+        # and the scalars of the following steps find room while it is written.
+        size = min(size_of(event), self._spec.budget_bytes - self._spec.budget_bytes // RESERVE)
         if not self._has_room(size):
             if self._is_stopped:
                 self._drop(event.values, self._stop_reason)

@@ -44,7 +44,8 @@ class WriterSpec:
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
         budget_bytes: how many bytes may wait in an AsyncWriter. When the budget is full, bulk values are
             dropped and counted; other events block the caller for at most 0.5 s, once per stall, and are then
-            dropped and counted.
+            dropped and counted. A sixteenth is kept for these other events: an event that needs more than the
+            rest, even more than the whole budget, is taken when hardly anything else waits.
         interval_s: how long an AsyncWriter collects events before it writes them.
         batch_bytes: a batch that reaches this size is written without waiting for `interval_s`.
         retry_s: the pause before a failed write is tried again.
@@ -62,7 +63,7 @@ class WriterSpec:
     limits: Limits = Limits()
     delivery: str = WRITTEN
     mindspore_compat: bool = False
-    budget_bytes: int = 64 << 20
+    budget_bytes: int = 256 << 20
     interval_s: float = 0.1
     batch_bytes: int = 1 << 20
     retry_s: float = 0.2

@@ -5,13 +5,14 @@ import shutil
 import signal
 import threading
 
+import numpy as np
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from distsummary.collect.actor import RemoteWriter
 from distsummary.errors import WriteError
-from distsummary.format.records import DIALECTS, Event, Value
+from distsummary.format.records import DIALECTS, Batch, Event, Value
 from distsummary.reading.reader import read_directory
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
@@ -23,6 +24,15 @@ def open_remote(path) -> tuple[RemoteWriter, AsyncWriter]:
     spec = WriterSpec(directory=str(path), run_id=RUN_ID, interval_s=0.01)
     remote = RemoteWriter(spec)
     return remote, AsyncWriter(remote, spec)
+
+
+def batch_of(seq: int, array: np.ndarray) -> Batch:
+    event = Event(seq, 0.0, [Value("tensor", "t", array)])
+    return Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=seq, events=[event])
+
+
+def values(path):
+    return ((event, value) for event in read_directory(path) for value in event.values)
 
 
 def collector_pid(remote: RemoteWriter) -> int:
@@ -123,6 +133,22 @@ def test_a_collector_that_cannot_write_gets_the_same_batches_again(tmp_path):
     for dialect in DIALECTS:
         assert steps(tmp_path / "run", dialect) == list(range(1, 50))
     assert writer.health().dropped == {}
+
+
+def test_the_largest_events_arrive_and_only_the_budget_is_on_its_way(tmp_path):
+    spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, formats=("mindspore",))
+    remote = RemoteWriter(spec)
+    remote.start()
+    elements = (255 << 20) // 4
+    for seq in (1, 2):
+        array = np.zeros(elements, np.float32)
+        array[-1] = seq
+        remote.write(batch_of(seq, array))
+        assert len(remote._sent) == 1
+    remote.flush()
+    remote.close()
+    found = [(event.seq, value.data.size, value.data[-1]) for event, value in values(tmp_path)]
+    assert found == [(1, elements, 1.0), (2, elements, 2.0)]
 
 
 def test_a_stopped_collector_is_replaced_and_nobody_hangs(tmp_path, monkeypatch):

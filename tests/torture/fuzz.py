@@ -29,7 +29,7 @@ from tests.torture.judge import ROOT, Verdict
 from tests.torture.mutate import mutate
 
 LARGEST = 60_000  # bytes of a file of the corpus; longer ones are cut
-MEMORY = 128 << 20  # bytes that reading may take beside what the interpreter has: a cap of 64 MiB, twice
+MEMORY = 128 << 20  # bytes that reading may take beside what the interpreter has: the files are small
 VERBS = (
     ["fsck"], ["fsck", "--repair"], ["dump"], ["dump", "--full"],
     ["convert", "--to", "tensorboard"], ["convert", "--to", "mindspore"],

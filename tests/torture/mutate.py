@@ -8,7 +8,10 @@ import google_crc32c
 
 from tests.torture.reader import records
 
-LENGTHS = (0, 1, 15, 1 << 20, (64 << 20) + 1, 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 17, (1 << 64) - 1)
+LENGTHS = (
+    0, 1, 15, 1 << 20, (64 << 20) + 1, 256 << 20, (256 << 20) + 1, 1 << 31, 1 << 40,
+    (1 << 63) - 1, (1 << 64) - 17, (1 << 64) - 1,
+)  # fmt: skip
 
 
 def mutate(data: bytes, other: bytes, generator: random.Random) -> bytes:

@@ -68,8 +68,8 @@ def test_a_tensor_larger_than_an_event_is_refused_with_its_size_and_the_remedies
     with pytest.raises(InvalidValueError) as refused:
         checked_value("tensor", "layer.1", large())
     assert str(refused.value) == (
-        "the tensor 'layer.1' of shape (16775169,) takes 67100676 bytes, more than the 67100672 of an event; "
-        "record a part of it or its histogram, or export tensors with "
+        "the tensor 'layer.1' of shape (67106817,) takes 268427268 bytes, more than the 268427264 of an "
+        "event; record a part of it or its histogram, or export tensors with "
         'export_options={"tensor_format": "npy"}'
     )
     assert checked_value("histogram", "x", large(1 << 20)).data.nbytes == 1 << 20

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distsummary.format.crc import masked_crc
-from distsummary.format.frames import OVERHEAD, frame, read_frames, whole_length
+from distsummary.format.frames import MAX_PAYLOAD, OVERHEAD, frame, read_frames, whole_length
 
 PAYLOADS = [b"first", b"", b"third" * 1000]
 
@@ -83,6 +84,33 @@ def test_an_absurd_length_is_damage_and_allocates_nothing(length: int):
     frames = list(read_frames(io.BytesIO(frame(b"one") + a_header(length) + b"x" * 100)))
     assert [f.payload for f in frames] == [b"one", b""]
     assert str(length) in str(frames[1].damage)
+
+
+@pytest.mark.parametrize("resync", [False, True])
+def test_a_small_file_that_claims_the_largest_event_takes_no_memory(resync: bool):
+    data = io.BytesIO(frame(b"one") + a_header(MAX_PAYLOAD) + b"x" * 100)
+    tracemalloc.start()
+    frames = list(read_frames(data, resync=resync))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [f.payload for f in frames] == [b"one"]
+    assert peak < 1 << 20
+
+
+def test_a_search_reads_false_headers_only_so_often():
+    class Counted(io.BytesIO):
+        read_bytes = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            self.read_bytes += size or 0
+            return super().read(size)
+
+    size, count = 1 << 20, 1000
+    headers = b"".join(a_header(size // 2 + number) for number in range(count))
+    data = Counted(b"x" + headers + bytes(size - len(headers)))
+    [damaged] = read_frames(data, resync=True)
+    assert damaged.payload == b""
+    assert data.read_bytes < (64 << 20) + 4 * size < count * size // 2
 
 
 def test_an_event_above_the_cap_is_passed_over():

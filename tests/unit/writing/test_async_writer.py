@@ -112,6 +112,28 @@ def test_a_full_budget_drops_bulk_values_and_counts_them():
     assert dropped > 0
 
 
+def test_an_event_above_the_budget_is_taken_alone_and_leaves_room_for_scalars():
+    sink = Sink()
+    sink.gate.clear()
+    writer = start(sink, budget_bytes=100_000, interval_s=3600.0)
+    large = Value("tensor", "t", np.zeros(100_000, np.float64))
+    writer.write_row(LOSS, row(1, 0.5))  # a scalar that waits is no hindrance
+    writer.write(event(2, large))
+    for step in range(3, 20):
+        writer.write_row(LOSS, row(step, 0.5))
+    writer.write(event(20, large, Value("scalar", "loss", 1.0)))  # a second large one finds the budget full
+    sink.gate.set()
+    writer.flush()
+    writer.write(event(21, large))
+    writer.close()
+    assert [(e.step, v.plugin) for e in sink.events for v in e.values if v.plugin == "tensor"] == [
+        (2, "tensor"),
+        (21, "tensor"),
+    ]
+    assert sink.steps == list(range(1, 22))
+    assert writer.health().dropped == {"tensor": 1}
+
+
 def test_a_failed_device_copy_costs_its_value():
     class Copy:
         def __init__(self, value: float | None) -> None:

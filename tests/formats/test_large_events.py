@@ -1,0 +1,124 @@
+"""Events up to the bound of 256 MiB: written through every writer, read by every reader, with few copies."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import distsummary as ds
+from distsummary.coordination import LocalCoordinator
+from distsummary.format.frames import frame
+from distsummary.format.records import Event, Value
+from distsummary.pb import tensorboard_pb2
+from distsummary.reading.reader import read_directory
+from distsummary.reading.tail import Tail
+from distsummary.run_dir import RunDir
+from distsummary.tools.convert import convert
+from distsummary.tools.dump import dump
+from distsummary.tools.fsck import fsck
+from distsummary.topology import Topology
+from distsummary.writing.async_writer import AsyncWriter
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
+from tests.formats.test_memory import peak_kib
+from tests.unit.reading.test_reader import TENSORBOARD
+
+MIB = 1 << 20
+LARGEST = 255 * MIB
+COPIES = 1.25  # the writer's copy of the tensor, and what the interpreter takes meanwhile
+
+
+def tensor(nbytes: int) -> np.ndarray:
+    """Numbers at both ends of pages that the system has not filled yet."""
+    array = np.zeros(nbytes // 4, np.float32)
+    array[[0, -1]] = 1.5, -2.5
+    return array
+
+
+def is_tensor(found: np.ndarray, nbytes: int) -> bool:
+    return found.shape == (nbytes // 4,) and (found[0], found[-1], found[1:-1].any()) == (1.5, -2.5, False)
+
+
+@pytest.mark.parametrize("nbytes", [64 * MIB, 100 * MIB, LARGEST])
+def test_a_large_tensor_is_recorded_beside_other_values(tmp_path: Path, nbytes: int):
+    with ds.SummaryRecord(tmp_path) as record:
+        for step in (1, 2, 3):
+            record.scalars(step, {"loss": 0.5})
+            if step == 2:
+                record.add_value("tensor", "t", tensor(nbytes))
+                record.record(step)
+        record.flush()
+        assert record.health().dropped == {}
+    found = [(event.step, value) for event in read_directory(tmp_path) for value in event.values]
+    assert [(step, value.tag) for step, value in found] == [(1, "loss"), (2, "loss"), (2, "t"), (3, "loss")]
+    assert is_tensor(found[2][1].data, nbytes)
+
+
+def test_the_largest_event_goes_through_every_tool(tmp_path: Path):
+    run_dir = RunDir(tmp_path / "run").create()
+    for rank in range(2):
+        topology = Topology(rank=rank, world_size=2, incarnation="job", source="test")
+        joined = LocalCoordinator(run_dir).register(topology)
+        spec = WriterSpec(
+            directory=run_dir.writer_dir("train", rank, 2), run_id=joined.run_id, rank=rank,
+            formats=("mindspore",),
+        )  # fmt: skip
+        writer = AsyncWriter(RankWriter(spec), spec)
+        if rank == 0:
+            writer.write(Event(1, 1.0, [Value("tensor", "t", tensor(LARGEST))]))
+        writer.write(Event(1, 1.0, [Value("scalar", "loss", float(rank))]))
+        writer.close()
+        LocalCoordinator(run_dir).finish(topology, joined.attempt, {})
+    merged = ds.merge_run(run_dir.base)
+    assert not merged.refused
+    [event] = [e for e in Tail(run_dir.base).poll() if e.values[0].plugin == "tensor"]
+    assert is_tensor(event.values[0].data, LARGEST)
+    del event
+    lines = list(dump(run_dir.base))
+    assert [line["value"]["shape"] for line in lines if line["plugin"] == "tensor"] == [[LARGEST // 4]] * 2
+    assert {finding.kind for finding in fsck(run_dir.base).findings} == {"tensor_elements"}
+
+
+def test_the_largest_tensor_of_another_program_is_converted(tmp_path: Path):
+    event = tensorboard_pb2.Event(wall_time=1.0, step=1)
+    stored = event.summary.value.add(tag="t").tensor
+    stored.dtype = 1  # float32
+    stored.tensor_shape.dim.add(size=LARGEST // 4)
+    stored.tensor_content = tensor(LARGEST).tobytes()
+    (tmp_path / TENSORBOARD.format(1)).write_bytes(frame(event.SerializeToString()))
+    del event, stored
+    [converted] = convert(tmp_path, to="mindspore").converted
+    assert (converted.events, converted.refused, converted.damage) == (1, 0, ())
+    [found] = read_directory(tmp_path)
+    assert is_tensor(found.values[0].data, LARGEST)
+
+
+def copies() -> None:
+    """Print how many times the largest tensor lies in memory, besides the caller's, while it is written."""
+    array = np.ones(LARGEST // 4, np.float32)
+    with ds.SummaryRecord(sys.argv[1]) as record:
+        record.scalars(0, {"loss": 0.5})
+        record.flush()
+        before = peak_kib()
+        record.add_value("tensor", "t", array)
+        record.record(1)
+        record.flush()
+    print((peak_kib() - before) * 1024 / LARGEST)
+
+
+def test_the_largest_tensor_is_copied_once(tmp_path: Path):
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.formats.test_large_events", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(child.stdout) < COPIES
+
+
+if __name__ == "__main__":
+    copies()
