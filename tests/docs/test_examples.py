@@ -31,7 +31,10 @@ def tags(directory: Path) -> dict[str, set[int]]:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES} == {"own_loop.py", "many_ranks.py", "landscape.py"}
+    assert {path.name for path in EXAMPLES} == {
+        "own_loop.py", "reinforcement.py", "accumulate.py", "summary_record.py",
+        "many_ranks.py", "landscape.py",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -48,6 +51,34 @@ def test_the_own_loop_records_everything(tmp_path: Path) -> None:
     lineage = read_lineage(tmp_path / "run").train
     assert lineage is not None
     assert lineage.algorithm.network == "Sequential"
+
+
+def test_each_episode_is_one_step(tmp_path: Path) -> None:
+    said = run("reinforcement.py", str(tmp_path / "run"))
+    episodes = int(said.split()[0])
+    found = tags(tmp_path / "run")
+    for tag in ("loss", "episode/reward", "episode/baseline", "perf/step_s"):
+        assert found[tag] == set(range(1, episodes + 1))
+    assert episodes < 500, "the corridor was not learned"
+
+
+def test_a_step_is_four_batches_and_the_last_of_an_epoch_two(tmp_path: Path) -> None:
+    run("accumulate.py", str(tmp_path / "run"))
+    found = tags(tmp_path / "run")
+    assert found["loss"] == found["perf/step_s"] == set(range(1, 17))
+    assert found["weight/auto"] == {1, 10}
+
+
+def test_the_fourth_way_of_the_tutorial(tmp_path: Path) -> None:
+    run("summary_record.py", str(tmp_path / "run"))
+    found = {(value.plugin, value.tag): 0 for e in read_directory(tmp_path / "run") for value in e.values}
+    assert found.keys() == {
+        ("scalar", "loss"),
+        ("tensor", "weight"),
+        ("histogram", "weight"),
+        ("image", "inputs"),
+    }
+    assert tags(tmp_path / "run")["loss"] == set(range(1, 21))
 
 
 def test_the_landscape_has_its_path(tmp_path: Path) -> None:
