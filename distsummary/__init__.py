@@ -1,4 +1,4 @@
-"""Many ranks, one training run: summaries, lineage and loss landscapes of Ray jobs.
+"""Records a training run of many ranks (summaries and lineage) and draws its loss landscapes.
 
 Public names are loaded on first use: importing this package imports neither Ray nor a framework.
 """
@@ -58,7 +58,7 @@ __all__ = [
     "training_path",
 ]
 
-_NAMES_OF = {  # public names by module, as in the imports above, which only type checkers read
+_NAMES_OF = {  # module -> its public names, as above: only type checkers run those imports
     "distsummary._init": ("init",),
     "distsummary.aggregate.merge": ("MergeReport", "merge_run"),
     "distsummary.collect.collector": ("SummaryCollector",),

@@ -1,4 +1,4 @@
-"""`python -m distsummary`."""
+"""Runs the command line as `python -m distsummary`."""
 
 import sys
 

@@ -48,22 +48,22 @@ def init(
 
     Args:
         run_dir: the directory of the whole run, the same for all ranks. `~` is expanded. "runs/{time}" is a
-            new directory for each job, named by its start; several ranks need a launcher with a job id
-            (ds.launch, torchrun with --standalone or --rdzv-id, SLURM).
+            new directory for each job, named after the time of its start; several ranks then need a launcher
+            that gives them a job id (ds.launch, torchrun with --standalone or --rdzv-id, SLURM).
         watch: the model whose parameters get histograms; a distributed model also provides `mesh`.
         optimizer: provides the learning rate. Like `loss_fn`, it is also recorded in the lineage, the summary
             of a training's settings and results that MindInsight lists.
         callbacks: one or several, called before the collector that `init` creates.
-        role: "train" or "eval"; an eval job in the run dir of a training replaces no attempt.
+        role: "train" or "eval"; an eval job replaces nothing that a training recorded in the run dir.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
         mesh: the device mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
         initial_step, initial_epoch: how many steps and epochs were completed in the checkpoint from which the
-            training resumes, >= 0. The merged run keeps what an earlier attempt recorded up to that step.
+            training resumes, >= 0. The merged run keeps what earlier attempts (starts) recorded up to it.
         exists: what a training from step 0 does if `run_dir` holds a finished training. "refuse": its first
-            step raises RunDirError. "attempt": it is the next attempt, which viewers show in place of that
-            training. "new": it goes to the next free directory, such as runs/a-2. A training that failed or
-            was interrupted always gets a next attempt; a run that only evaluates is no attempt: its metrics
-            are recorded at the last step of the training.
+            step raises RunDirError. "attempt": it becomes the next attempt, which viewers show instead of the
+            finished one. "new": it goes to the next free directory, such as runs/a-2. A training that failed
+            or was interrupted always gets a next attempt. A run that only evaluates is not an attempt: its
+            metrics are recorded at the last step of the training.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
@@ -86,8 +86,8 @@ def init(
         directory = dated_run_dir(run_dir, job)
     else:
         raise InvalidValueError(
-            f"run_dir must not hold {TIME} here, got {fspath(run_dir)!r}: no launcher gives the "
-            f"{topology.world_size} ranks a job id from which they could know the same time; start them by "
+            f"run_dir must not hold {TIME} here, got {fspath(run_dir)!r}: the {topology.world_size} ranks "
+            "need a job id from a launcher to agree on the time, but found none; start them by "
             "ds.launch, by torchrun with --standalone or --rdzv-id, or under SLURM, or name the directory"
         )
     if exists == "new" and role == "train" and initial_step == 0:
@@ -95,7 +95,7 @@ def init(
         if directory.base != given.base and topology.rank == 0:
             logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
     refuse_reuse(directory.read_manifest(), topology, directory, refuse_finished=False)
-    if watch is None and topology.rank == 0:  # it records the values that all ranks share
+    if watch is None and topology.rank == 0:  # rank 0 records the values that all ranks share
         refuse_unwatched(collector_options)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():

@@ -13,7 +13,7 @@ R = TypeVar("R")
 def check_type(
     field: str, value: object, expected: type | tuple[type, ...], *, optional: bool = False
 ) -> None:
-    """Raise InvalidTypeError unless `value` is an `expected` (a bool is not an int)."""
+    """Raise InvalidTypeError unless `value` is an instance of `expected` (a bool is not an int)."""
     kinds = expected if isinstance(expected, tuple) else (expected,)
     if optional and value is None:
         return

@@ -1,4 +1,4 @@
-"""The command line: one verb for each task that needs no Python.
+"""The command line: one subcommand (a verb) for each task.
 
 The docstring of a verb is its help text, and its decorator lists its arguments. A verb imports what it needs
 when it is called, so that `distsummary merge` loads neither Ray nor torch.
@@ -22,8 +22,8 @@ from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
 if TYPE_CHECKING:
     from distsummary.landscapes.output.loss_grid import LossGrid
 
-# Messages name arguments of Python functions; here they are options. Inside a message, an argument is
-# recognised by its "=" (ARGUMENTS); at the beginning, as the field that the message is about (FIELDS).
+# Messages name arguments of Python functions; the command line names its options instead. An argument is
+# recognised by the "=" after it (ARGUMENTS), or at the beginning of a message as its subject (FIELDS).
 WORDS = {
     "resume=False": "--anew",
     "gpus_per_worker": "--gpus-per-worker",
@@ -41,7 +41,7 @@ class Argument(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A function that takes the parsed options and returns the exit code (None: 0), and its arguments."""
+    """A verb's arguments, and its function, which takes the options and returns the exit code (None: 0)."""
 
     run: Callable[[argparse.Namespace], int | None]
     arguments: tuple[Argument, ...]
@@ -208,18 +208,18 @@ def refuse_centring(value: str) -> None:
         "--parameters",
         metavar="PATTERN",
         action="append",
-        help="move only parameters with this in their name (such as lora; a regular expression); may be "
+        help="vary only parameters whose name contains this regular expression, such as lora; may be "
         "repeated",
     ),
     argument("--centring", type=refuse_centring, help=argparse.SUPPRESS),
-    argument("--centering", choices=CENTERINGS, help="of the PCA (last; mean with --runs)"),
+    argument("--centering", choices=CENTERINGS, help="centering of the PCA (last; mean with --runs)"),
     argument("--size", type=int, default=51, help="points along each side, 3 to 256 (51)"),
-    argument("--seed", type=int, default=0, help="of the random directions (0)"),
+    argument("--seed", type=int, default=0, help="seed of the random directions (0)"),
     argument(
         "--refine",
         type=float,
         metavar="SHARE",
-        help="interpolate points where this share of the loss is the expected error at most, such as 0.01",
+        help="interpolate points whose expected error is at most this share of the loss, such as 0.01",
     ),
     argument(
         "--workers",
@@ -228,7 +228,7 @@ def refuse_centring(value: str) -> None:
         help="a number of Ray workers, or auto for as many as fit; 0 computes in this process",
     ),
     argument("--gpus-per-worker", type=float, help="GPUs of each worker, or a share of one (1)"),
-    argument("--engine", default="auto", help="auto, row, or the engine that a grid names"),
+    argument("--engine", default="auto", help="auto, row, or an engine that a LossGrid names"),
     argument("--memory", choices=("inference",), help="inference: write points to the model's own memory"),
     argument("--anew", action="store_true", help="start again instead of resuming an interrupted landscape"),
 )

@@ -44,7 +44,7 @@ def actor_name(run_dir: RunDir) -> str:
 
 
 def _get_or_start(run_dir: RunDir) -> Any:
-    """The run's aggregator, started if there is none; detached, because it must outlive each rank."""
+    """The run's aggregator, started if there is none; it is detached, because it must outlive each rank."""
     options = {
         "name": actor_name(run_dir),
         "namespace": NAMESPACE,
@@ -62,7 +62,7 @@ def _get_or_start(run_dir: RunDir) -> Any:
 
 
 class AggregatorClient:
-    """A Coordinator that calls the aggregator actor and renews the run's lease while this process lives.
+    """A Coordinator that calls the aggregator actor, and keeps telling it that this process is alive.
 
     If the actor does not answer in time, or after `ray.shutdown()`, the client uses the run dir without the
     actor: nothing is lost, but the merged run may have to be written by `distsummary merge`.
@@ -138,7 +138,7 @@ class AggregatorClient:
 
 
 def settle(launch_id: str) -> None:
-    """Have the aggregators of a launch whose ranks have all ended write their merged runs now.
+    """Make the aggregators of a launch write their merged runs now; call it once all its ranks have ended.
 
     Never raises. Waits at most SERVES_S for the aggregators of other jobs to answer, and MERGE_S for the
     aggregators of this launch to merge.

@@ -38,13 +38,13 @@ class Aggregator:
     """A Coordinator that outlives the ranks; the data that they record does not pass through it.
 
     All its lasting state is in the run's manifest, so that a restarted aggregator continues where the last
-    one stopped. A role ("train" or "eval") is open until its newest attempt has been merged after all its
-    ranks reached their final state. The attempt is merged when every rank has finished, when `settle` is
-    called for its launch, or when no rank has called for `lease_s` seconds. Ranks that have not finished are
-    then marked lost; a lost rank that comes back reopens its role.
+    one stopped. A role ("train" or "eval") is open until every rank of its newest attempt (start) is finished
+    or lost and the attempt has been merged after that. The attempt is merged when every rank has finished,
+    when `settle` is called for its launch, or when no rank has called for `lease_s` seconds. Ranks that have
+    not finished are then marked lost; a lost rank that comes back reopens its role.
 
     When no role is open, the aggregator ends and calls `on_end`, either `grace_s` seconds after the last call
-    of a rank or at once after `settle`. It also ends if the merge after `lease_s` silent seconds fails.
+    of a rank or at once after `settle`. It also ends if the merge after `lease_s` quiet seconds fails.
 
     Args:
         run_dir: the run dir.
@@ -178,7 +178,7 @@ class Aggregator:
                     if not open_attempts(self._run_dir.read_manifest()):
                         break
                 except DistSummaryError:
-                    logger.exception("%s: nothing is left to wait for", self._run_dir)
+                    logger.exception("%s: the manifest cannot be read; the aggregator ends", self._run_dir)
                     break
                 if silent_s < self._lease_s:
                     self._changed.wait(self._lease_s - silent_s)

@@ -184,8 +184,8 @@ def refuse_foreign_files(target: Path) -> None:
     if foreign:
         names = ", ".join(path.name for path in foreign[:3])
         raise RunDirError(
-            f"{target} holds event files that no merge wrote ({names}), where the merged run of several "
-            "ranks belongs; viewers would mix them: move them to a directory of their own, then try again"
+            f"{target} holds event files that no merge wrote ({names}); the merged run of several ranks is "
+            "written there; viewers would mix both: move them to a directory of their own, then try again"
         )
 
 

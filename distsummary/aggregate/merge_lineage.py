@@ -1,4 +1,4 @@
-"""Merge the lineages of the ranks into the lineage of the run."""
+"""Merge the ranks' lineages (records of a training's settings and results) into the lineage of the run."""
 
 import json
 import math
@@ -39,10 +39,10 @@ class Conflict(NamedTuple):
 def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lineage, list[Conflict]]:
     """The lineage of the run, and the conflicts between the lineages of its ranks.
 
-    - Names, paths, learning rate and epochs must agree; otherwise the lowest rank's value is taken.
+    - Names, paths, learning rate and epochs should agree; if they differ, the lowest rank's value is taken.
     - `device_num` is the world size.
     - Batch and dataset sizes are summed if the dataset is split over the ranks (`is_split`); if every rank
-      reads it whole, the sizes must agree. A sum above int32 is left out, because the file cannot hold it.
+      reads it whole, they are treated like names. A sum above int32 does not fit the file and is left out.
     - The loss and each evaluation metric become their mean over the ranks that have a value.
     - The model comes from the lowest rank that saved it, the dataset graph from the lowest rank that has one.
     - Users' own entries are joined; if ranks give a key different values, the lowest rank's value is taken.

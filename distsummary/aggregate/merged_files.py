@@ -1,4 +1,4 @@
-"""The event files of a merged run: written to a staging directory, then put in place of the older ones."""
+"""The event files of a merged run: written to a staging directory, then replacing the older ones."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Reads the files of a run's ranks: scalars into memory; other (bulk) values are indexed, then streamed."""
+"""Reads the files of a run's ranks; keeps scalars in memory, reads other (bulk) values again when needed."""
 
 from array import array
 from collections import defaultdict
@@ -26,7 +26,7 @@ _TENSORBOARD_AT = 1 << 40  # ordinals from this one on count events in TensorBoa
 
 
 class BulkKey(NamedTuple):
-    """The identity of a bulk value (not a scalar); the merged run needs one value per key, from any rank."""
+    """Identifies a bulk value (any value but a scalar); the merged run holds one value for each key."""
 
     plugin: str
     tag: str
@@ -34,7 +34,7 @@ class BulkKey(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a value was read; `ordinal` is the number of its event among the rank's, in reading order."""
+    """Where a value was read; `ordinal` numbers the events of its rank in reading order."""
 
     attempt: int
     rank: int
@@ -43,7 +43,7 @@ class Origin(NamedTuple):
     def gives_way_to(self, other: "Origin") -> bool:
         """Whether `other`, which was read later, takes the place of this one.
 
-        Ranks are read in rising order: a later attempt wins, then the lower rank, then the later event.
+        A later attempt wins, then the lower rank (ranks are read in rising order), then the later event.
         """
         return other.attempt > self.attempt or (other.attempt, other.rank) == (self.attempt, self.rank)
 
@@ -64,7 +64,7 @@ class Graph(NamedTuple):
 
 
 class _Columns:
-    """Four columns with one entry per scalar of a tag (or per event) of all ranks, in reading order."""
+    """Four arrays with one entry for each scalar of a tag (or each event) of all ranks, in reading order."""
 
     __slots__ = ("attempts", "numbers", "ranks", "steps")
 
@@ -87,7 +87,7 @@ class _Columns:
 
 
 class RankFiles:
-    """The rank directories of one role, read at construction; damage is skipped and listed.
+    """The data in the rank directories of one role; damaged parts are skipped and listed in `damage`.
 
     After a restart, the steps of an attempt count only if they lie before the first step of every later
     attempt, since later attempts repeat the rest. If a rank recorded a value twice for a step, the last one

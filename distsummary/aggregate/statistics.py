@@ -90,7 +90,7 @@ def named_series(
 ) -> dict[str, Floats]:
     """The series to write, name -> float64 (S,): the mean as `tag`; for a key tag also `<tag>/min` etc.
 
-    A further name is left out if it is in `recorded`, the tags that the ranks themselves recorded.
+    A name such as `<tag>/min` is left out if it is in `recorded`, the tags that the ranks recorded.
     """
     series = {tag: statistics.mean}
     if is_key:

@@ -14,12 +14,12 @@ _KEYS = ("landscape_size", "unit", "num_samples", "create_landscape", "intervals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapeSpec:
-    """Which checkpoints to save (`intervals` of steps or epochs, from 1), and which landscapes to draw.
+    """Which checkpoints to save (those at `intervals`: groups of steps or epochs) and landscapes to draw.
 
-    A landscape has `landscape_size` points along each side; each point takes `num_samples` samples of the
-    data set. `create_train` requests one landscape per interval, `create_result` one around the last
+    A landscape has `landscape_size` points along each side; each point is evaluated on `num_samples` samples
+    of the data set. `create_train` requests one landscape per interval, `create_result` one around the last
     checkpoint. `sketch` is the number of steps from one sketch (64 kB that stand for a checkpoint) to the
-    next; 0 means as often as is cheap enough, None means no sketches.
+    next; 0 means as often as a hundredth of the training's time allows, None means no sketches.
     """
 
     intervals: tuple[tuple[int, ...], ...]
@@ -45,7 +45,7 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
 
     A missing `create_landscape`, or a missing key in it, means True. Raises InvalidTypeError or
     InvalidValueError where MindSpore raises TypeError or ValueError. `sketch` is our own key: True saves
-    as many sketches as cost a hundredth of the training's time, a number n saves a sketch every n steps. With
+    sketches for at most a hundredth of the training's time, a number n saves a sketch every n steps. With
     `sketch`, `intervals` may be missing; then no whole checkpoint is saved.
     """
     check_type("collect_landscape", value, dict, optional=True)

@@ -49,7 +49,7 @@ class StoredArray:
 
 
 class StoredState(Mapping[str, Array]):
-    """Arrays by name that stay in files; each access to an array reads it from its file."""
+    """A mapping from names to arrays that stay in files; each access to an array reads it from its file."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:

@@ -134,9 +134,9 @@ def read_metadata(ckpt_dir: Path) -> TrainMetadata:
     if not path.is_file():
         refuse_absent_run(ckpt_dir)
         raise MissingFileError(
-            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} to have one, at "
-            "least up to its first number, or give a landscape checkpoints that were saved otherwise by "
-            "their numbers: around={100: file, ...}"
+            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} at least "
+            "up to its first number; to draw a landscape from checkpoints that were saved in another way, "
+            "pass them with their numbers: around={100: file, ...}"
         )
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)

@@ -159,7 +159,7 @@ def _value(data: mmap.mmap, start: int, stop: int) -> tuple[str, StoredArray]:
             tensor = first, last
         elif number == 3:
             raise InvalidValueError(
-                f"{name!r} is a map parameter, which has no array; leave it out when saving"
+                f"{name!r} is a map parameter, which NumPy cannot hold; leave it out when saving"
             )
     if name is None or tensor is None:
         raise DamagedFileError(f"the value at byte {start} has no name or no tensor")
@@ -178,7 +178,7 @@ def _value(data: mmap.mmap, start: int, stop: int) -> tuple[str, StoredArray]:
         elif (number, wire) == (3, 2):
             content = first, last
     if kind == "Int4":
-        raise InvalidValueError(f"{name!r} is Int4, which has no array; save it as Int8")
+        raise InvalidValueError(f"{name!r} is Int4, which NumPy cannot hold; save it as Int8")
     if kind not in _DTYPES:
         raise DamagedFileError(f"{name!r} has the unknown type {kind!r}")
     if kind == "str":

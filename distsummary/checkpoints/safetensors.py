@@ -107,7 +107,7 @@ def writable(name: object, value: object) -> Array:
 
 
 def _stored_arrays(header: dict[str, dict[str, object]], begin: int, size: int) -> dict[str, StoredArray]:
-    """The arrays in a header whose offsets count from byte `begin` of a file of `size` bytes."""
+    """The arrays that a header lists; its offsets count from byte `begin` of a file of `size` bytes."""
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise DamagedFileError(f"it names more than {MAX_TENSORS} arrays")
@@ -115,7 +115,7 @@ def _stored_arrays(header: dict[str, dict[str, object]], begin: int, size: int) 
     for name, entry in header.items():
         dtype, shape, offsets = str(entry["dtype"]), entry["shape"], entry["data_offsets"]
         if dtype not in _DTYPES:
-            raise InvalidValueError(f"{name!r} is {dtype}, which has no array; save it as F32")
+            raise InvalidValueError(f"{name!r} is {dtype}, which NumPy cannot hold; save it as F32")
         if not isinstance(shape, list) or not isinstance(offsets, list):
             raise DamagedFileError(f"{name!r} has no shape")
         start, stop = (begin + int(offset) for offset in offsets)

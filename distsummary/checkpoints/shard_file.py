@@ -5,9 +5,9 @@ Its metadata has one entry of our own, in JSON:
     "distsummary.shards": {"format": 1, "run_id", "attempt", "unit", "number", "rank", "ranks",
         "slices": {name: {"global_shape": [...], "offset": [...]}}, "sha256"}
 
-Only ranks that write a file are counted: `ranks` of them, with `rank` from 0 to `ranks` - 1; a rank that
-only holds copies of other ranks' slices writes no file. `slices` has the order of the model's parameters. The
-sha256 covers this entry (with an empty sha256) and the bytes of the arrays, sorted by name.
+`ranks` counts only the ranks that write a file, and `rank` numbers them from 0; a rank that only holds copies
+of other ranks' slices writes no file. `slices` lists the parameters in the order of the model. The sha256
+covers this entry (with an empty sha256) and the bytes of the arrays, sorted by name.
 """
 
 import hashlib
@@ -170,7 +170,7 @@ def read_shards(path: Path) -> ShardFile:
         check_int("ranks", header.ranks, low=1, high=MAX_SHARDS)
         check_int("rank", header.rank, low=0, high=header.ranks - 1)
         if arrays.keys() != slices.keys():
-            raise DamagedFileError("its header does not have the slices of its arrays")
+            raise DamagedFileError("its arrays and the slices in its header have different names")
         for name, array in arrays.items():
             _check_slice(name, slices[name], array.shape)
             shape = slices[name].global_shape

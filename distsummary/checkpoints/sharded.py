@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedArray:
-    """An array in shards. `one` is any of its slices (it gives the dtype); `boxes` are all, by offset."""
+    """An array in shards. `one` is any slice (for its dtype); `boxes` are the non-empty slices by offset."""
 
     shape: tuple[int, ...]
     one: StoredArray
@@ -97,7 +97,7 @@ def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequenc
         s s s s s s
         s s . . . .
 
-    A row (one index of the first axis) is an array with one axis less, which parts of these boxes cover.
+    A row (one index of the first axis) is an array with one axis less; the rows of the boxes cover it.
     """
     if start >= stop:
         return
@@ -123,7 +123,7 @@ def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequenc
 def _fill_row(
     out: Array, row: int, start: int, stop: int, shape: Sequence[int], boxes: Sequence[Box]
 ) -> None:
-    """Read elements start .. stop-1 of an array into `out`; all of them lie in row `row` of the array."""
+    """Read elements start .. stop-1 of an array into `out`; these elements all lie in row `row`."""
     before = row * math.prod(shape[1:])
     rows = [box.row(row, out.itemsize) for box in _overlapping(boxes, row, row + 1)]
     fill(out, start - before, stop - before, shape[1:], rows)
@@ -143,7 +143,7 @@ def _overlapping(boxes: Sequence[Box], low: int, high: int) -> Sequence[Box]:
 def _sharded_array(name: str, files: Sequence[ShardFile]) -> ShardedArray:
     """The array `name`, whose slices these files hold.
 
-    Raises DamagedFileError unless the slices are the cells of a grid, as they are for every mesh of ranks.
+    Raises DamagedFileError unless the slices form a grid without gaps, as every mesh of ranks makes them.
     """
     seen = {(f.header.slices[name].global_shape, f.arrays[name].dtype) for f in files}
     if len(seen) > 1:
@@ -172,7 +172,7 @@ def _sharded_array(name: str, files: Sequence[ShardFile]) -> ShardedArray:
     )
     if not are_cells or len({box.offset for box in boxes}) != len(boxes) or len(boxes) != cells:
         raise DamagedFileError(
-            f"the slices of {name!r} in {files[0].version.path} and its siblings do not cover the whole, "
-            f"{shape or (1,)}, each element once; train again or choose another number"
+            f"the slices of {name!r} in {files[0].version.path} and its siblings do not cover the whole "
+            f"array of shape {shape or (1,)}, each element once; train again or choose another number"
         )
     return ShardedArray(shape=shape, one=files[0].arrays[name], boxes=tuple(boxes))

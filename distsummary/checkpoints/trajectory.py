@@ -88,7 +88,7 @@ class Trajectory:
         return path
 
     def shards(self, number: int) -> list[ShardFile]:
-        """The shard files of a checkpoint in rank order; none if it is a single file. Reads no array.
+        """The shard files of a checkpoint in rank order; an empty list for a single file. Reads no array.
 
         Raises the errors of `path`; also MissingFileError for a file of another run, attempt or number of
         ranks, and DamagedFileError for a file without shards.
@@ -104,8 +104,8 @@ class Trajectory:
             if file.header.rank != rank or not file.header.is_beside(expected):
                 raise MissingFileError(
                     f"the shard of rank {rank} of {self.unit} {number} was not saved: {file.version.path} is "
-                    f"from another run, attempt or world than its siblings; train again or choose another "
-                    "number"
+                    "from another run, attempt or world size than its siblings; train again or choose "
+                    "another number"
                 )
         return found
 

@@ -41,7 +41,7 @@ _WRITE: dict[str, Callable[[Path, Mapping[str, Array]], None]] = {
 
 
 class TrajectoryWriter:
-    """Saves the checkpoints of one training; after each, rewrites the metadata file that lists them.
+    """Saves whole checkpoints or one rank's shards, and keeps the metadata file up to date.
 
     If the directory was used before, the metadata names only files of this run: entries of other runs are
     removed before any of their files is replaced. A resumed run keeps its own checkpoints with numbers below

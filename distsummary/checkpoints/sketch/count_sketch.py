@@ -1,4 +1,4 @@
-"""The count sketch `philox-cs-v1`: 31,907 numbers that preserve distances between sets of parameters.
+"""The count sketch `philox-cs-v1`: 31,907 numbers that approximately preserve distances between models.
 
 The sketch S theta of parameters theta has K = 31,907 buckets b. Each element theta_i is added, with a random
 sign, to one bucket (Charikar, Chen & Farach-Colton 2002):
@@ -16,7 +16,7 @@ parameter takes a few passes over contiguous memory. With chunk c = i // (16 K) 
     offset_c, shift_c = w mod 2^18, (w >> 32) mod K     w: word c of Philox (seed, axis 3, name, block 0)
     signs[j] = 2 bit_j - 1                              bits of Philox (seed, axis 3, "signs", block 0)
 
-K is prime, so that no row length of a matrix maps a whole column to one bucket.
+K is prime, so that a column of a matrix is spread over buckets unless the row length is a multiple of K.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class Sketcher:
             sketch[: len(folded) - first] += folded[first:]
 
     def pieces(self, name: str, values: Any, start: int = 0) -> Iterator[tuple[Any, int, Array, slice]]:
-        """Cut `values` at chunk borders; yields (piece, first bucket, signs, their slice in the table)."""
+        """Cut `values` at chunk borders; yields (piece, first bucket, signs, slice of the table of signs)."""
         at = 0
         while at < len(values):
             chunk, place = divmod(start + at, CHUNK)

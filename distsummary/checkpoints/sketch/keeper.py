@@ -27,7 +27,7 @@ class Submit(Protocol):
 
 
 class Pace:
-    """Decides which steps get a sketch: every n-th; n is the least power of two that costs at most `share`.
+    """Decides that every n-th step gets a sketch; n is the least power of two that keeps to `share`.
 
     n is a power of two because ranks sketch their parts of a model without communicating: the steps that
     the slowest rank sketches are then a subset of the steps that any other rank sketches.
@@ -36,7 +36,7 @@ class Pace:
         every: a fixed n, whatever the sketches cost; 0 means that n is chosen from the measured costs.
         share: the part of the training's time that sketches may take.
 
-    The first step always gets a sketch, because an attempt replaces earlier ones from its first sketch on.
+    The first step always gets a sketch: an attempt replaces earlier attempts only from its first sketch on.
     """
 
     def __init__(self, every: int = 0, share: float = SHARE) -> None:
@@ -103,7 +103,7 @@ class SketchKeeper:
         cost_s = None
         if self._pace.is_due(number):
             self._rows.append((number, self._sketching.take()))
-            if len(self._rows) >= ROWS or not self._has_file:  # the first one at once: a crash may follow
+            if len(self._rows) >= ROWS or not self._has_file:  # write the first one at once
                 self.flush()
             cost_s = self._clock() - start
         self._pace.learn(step_s, cost_s)

@@ -13,7 +13,7 @@ from distsummary.frameworks.base import Framework
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchedPart:
-    """A parameter or this rank's shard; `runs`: (index in the flat parameter, slice of the flat tensor)."""
+    """A parameter or this rank's shard; `runs` lists its contiguous pieces as `contiguous` yields them."""
 
     name: str
     tensor: Any
@@ -21,7 +21,7 @@ class SketchedPart:
 
 
 class ModelParts:
-    """The trained parameters or shards that `is_mine` selects, given the mesh axes that split each.
+    """The trained parameters or shards for which `is_mine(mesh axes that split the parameter)` is true.
 
     Each iteration gives the tensors that the model holds at that time, for the names that were trainable when
     this object was made. A parameter that FSDP2 has gathered since then is still given as its shard.

@@ -51,7 +51,7 @@ class _HostSketcher:
     A prepared addition is a view of a parameter's memory; it is prepared again when the parameter
     moves to other memory or has another shape or dtype. A parameter that must be copied to be read (bfloat16,
     channels_last) is copied and prepared each time. Sums are float64 if any parameter is float64, because
-    rounding to float32 would lose small steps.
+    rounding to float32 would lose small changes.
     """
 
     def __init__(self, sketcher: Sketcher, table: Tensor) -> None:

@@ -192,7 +192,7 @@ def test_shards_of_different_starts_do_not_make_a_checkpoint(ckpt_dir, caplog, o
     behind = "rank 3" if "run_id" in other else "rank 0"  # of two attempts the later counts
     assert f"the shard of {behind} of step 2 was not saved" in caplog.text
     with pytest.raises(
-        MissingFileError, match=r"from another run, attempt or world than its siblings; train ag"
+        MissingFileError, match=r"from another run, attempt or world size than its siblings; train ag"
     ):
         found.open(2)
 
