@@ -15,6 +15,7 @@ from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.training.callbacks import Callback
+from distsummary.training.finite import WARN
 from distsummary.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ def init(
     initial_step: int = 0,
     initial_epoch: int = 0,
     exists: str = "refuse",
+    on_nan: str = WARN,
+    strict: bool = False,
     **collector_options: Any,
 ) -> Run:
     """Join or start the run in `run_dir` and return the Run that records this rank.
@@ -64,6 +67,9 @@ def init(
             finished one. "new": it goes to the next free directory, such as runs/a-2. A training that failed
             or was interrupted always gets a next attempt. A run that only evaluates is not an attempt: its
             metrics are recorded at the last step of the training.
+        on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
+        strict: whether values that cannot be recorded raise, instead of being dropped, counted in
+            `run.health()` and named once in the log.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
@@ -115,6 +121,8 @@ def init(
         topology=topology,
         initial_step=initial_step,
         initial_epoch=initial_epoch,
+        on_nan=on_nan,
+        strict=strict,
     )
 
 

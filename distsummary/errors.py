@@ -11,6 +11,7 @@ DistSummaryError
 ├── DamagedFileError          (ValueError)          bytes on disk do not follow their format
 ├── MissingParameterError     (AttributeError, KeyError)  a callback asks for what the loop does not give
 ├── ClosedError               (RuntimeError)        a closed record, writer or run was used
+├── NonFiniteError            (ArithmeticError)     a logged value is NaN or infinite, with on_nan="stop"
 ├── WriteError                (RuntimeError)        recording failed in the background
 ├── StaleAttemptError         (RuntimeError)        a message came from an attempt that was superseded
 ├── RanksFailedError          (RuntimeError)        ranks of a launched job raised
@@ -71,6 +72,10 @@ class MissingParameterError(DistSummaryError, AttributeError, KeyError):
 
 class ClosedError(DistSummaryError, RuntimeError):
     """A record, writer or run was used after it was closed."""
+
+
+class NonFiniteError(DistSummaryError, ArithmeticError):
+    """A logged value is NaN or infinite; raised if a run has `on_nan="stop"`."""
 
 
 class WriteError(DistSummaryError, RuntimeError):

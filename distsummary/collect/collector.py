@@ -24,6 +24,7 @@ from distsummary.collect.options import (
     with_landscape,
 )
 from distsummary.collect.plan import DEALS, Group, Steps, dealing_group, regular_steps, tensor_steps
+from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.session import ENDED_LATE, Past, Session, find_past
 from distsummary.collect.step_values import (
     Parameters,
@@ -159,9 +160,17 @@ class SummaryCollector(Callback):
 
     def _reset(self) -> None:
         """Reset the state for the next training."""
+        self._is_over = False
         self._evaluations.clear()
         self._health = Health()
         self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
+        self.recorder: RunRecorder = RunRecorder(
+            self.run_dir.base,
+            exports=self._exports_npy,
+            health=self.health,
+            record=self._keep,
+            failures=self._failures,
+        )
         self._group = Group()
         self._regular = regular_steps(self._freq)
         self._tensors = tensor_steps(None, self._freq, self._tensor_freq)
@@ -174,6 +183,14 @@ class SummaryCollector(Callback):
         self._recorded: object = None  # the `logged` dict that was recorded last
         self._rate: list[Value] = []  # the learning rate of the current step
 
+    def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
+        """Keep the values of a run that only evaluates, to record them with its evaluations."""
+        if self._evaluator is not None:
+            kept = [Value("scalar", tag, number) for tag, number in numbers.items()]
+            self._evaluations.append((step, [*kept, *values], []))
+        else:
+            self._failures.fail("step", ClosedError("the collector is not recording"))
+
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
@@ -184,8 +201,8 @@ class SummaryCollector(Callback):
             self._evaluator = None
             self._record_evaluations(self._session)
         session = self._session
+        self.recorder.record = session.record
         self._params = params
-        self.plain_step_recorder = session
         network = params.get("network")
         if network is not None:
             self._failures.call("the parameters", self._watch, session, network, params)
@@ -199,6 +216,7 @@ class SummaryCollector(Callback):
         topology = self._begin(params, "eval")
         if self._session is None and topology.role == "eval":
             self._session = self._open(topology)
+            self.recorder.record = self._session.record
         elif self._session is None:
             self._evaluator, self._evaluator_pid = topology, os.getpid()
 
@@ -216,7 +234,7 @@ class SummaryCollector(Callback):
             )
         if self._session is not None:
             return self._session.topology
-        if self._evaluator is None:
+        if self._is_over:
             self._reset()
         topology = self._evaluator or self._topology or params.get("topology") or topologies.detect()
         network = params.get("network")
@@ -246,8 +264,8 @@ class SummaryCollector(Callback):
 
     def _record_evaluations(self, session: Session, last_step: int = 0) -> None:
         """Record the evaluations that ended before the session was opened."""
-        for step, scalars, lineage in self._evaluations:
-            session.write(step or last_step, scalars)
+        for step, values, lineage in self._evaluations:
+            session.record(step or last_step, {}, values)
             session.report(step or last_step, lineage)
         self._evaluations.clear()
 
@@ -318,7 +336,7 @@ class SummaryCollector(Callback):
             self._tensors_at = self._tensors.after(self._last)
             plain_before = min(plain_before, self._tensors_at)
         is_plain = is_own and not self._session.keeps_checkpoints
-        self._session.plain_before = plain_before if is_plain else -math.inf
+        self.recorder.plain_before = plain_before if is_plain else -math.inf
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Keep the learning rate of this step: when the step ends, a scheduler may have set the next rate."""
@@ -348,11 +366,11 @@ class SummaryCollector(Callback):
             self._record_step(params, int(params.cur_epoch_num))
             return
         self._recorded = logged = params.get("logged", {})
-        values, step = [], int(params.cur_step_num)
+        values, step = list(params.get("values", ())), int(params.cur_step_num)
         if self._compat:  # MindSpore records the last step of an epoch twice if it was due
             values += self._regular_values(params, step) if self._regular.holds_multiple(step) else []
             values += self._tensor_values(params, step) if self._tensors.holds_multiple(step) else []
-        self._open_session().write(step, values, logged)
+        self._open_session().record(step, logged, values)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the complete lineage."""
@@ -369,19 +387,19 @@ class SummaryCollector(Callback):
         """Record a step (in sink mode an epoch) at which more than the logged values may be due."""
         self._recorded = logged = params.get("logged", {})
         last, self._last = self._last, number
-        values: list[Value] = []
+        values: list[Value] = list(params.get("values", ()))
         if number >= self._regular_at:
             values += self._regular_values(params, number)
         if self._whole is not None and number >= self._tensors_at:
             values += self._tensor_values(params, number)
         self._plan_next()
-        self._open_session().write(int(params["cur_step_num"]), values, logged)
+        self._open_session().record(int(params["cur_step_num"]), logged, values)
         if last is None:
             self._failures.call("lineage", self._record_lineage, params, is_final=False)
 
     def _record_rest(self, params: CallbackParams) -> None:
         self._recorded = logged = params.get("logged", {})
-        self._open_session().write(int(params.cur_step_num), [], logged)
+        self._open_session().record(int(params.cur_step_num), logged, params.get("values", ()))
 
     def _regular_values(self, params: CallbackParams, number: int) -> list[Value]:
         call, values = self._failures.call, []
@@ -451,7 +469,7 @@ class SummaryCollector(Callback):
         if self._evaluator is not None:
             self._evaluations.append((step, values, lineage))
             return
-        self._open_session().write(step, values)
+        self._open_session().record(step, {}, values)
         self._open_session().report(step, lineage)
 
     def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
@@ -474,7 +492,8 @@ class SummaryCollector(Callback):
         evaluator, self._evaluator = self._evaluator, None
         if evaluator is not None and self._evaluator_pid == os.getpid():  # not in a forked child
             self._failures.call("evaluations", self._close_evaluations, evaluator)
-        self.plain_step_recorder = Callback.plain_step_recorder  # frees the session and its network
+        self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
+        self._is_over = True
         if session is not None:
             self._health = session.close(has_failed=has_failed)
 
@@ -488,7 +507,7 @@ class SummaryCollector(Callback):
         if (
             kind is not None
             and params is not None
-            and params.get("logged")
+            and (params.get("logged") or params.get("values"))
             and params.logged is not self._recorded
         ):
             self._failures.call("values", self._record_rest, params)  # logged in the step that failed

@@ -1,10 +1,9 @@
 """Session: everything that a collector keeps open while it records, such as files and lineage."""
 
-import math
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from distsummary.coordination import (
 )
 from distsummary.errors import WriteError
 from distsummary.format.lineage import Lineage, updated_lineage
-from distsummary.format.records import DIALECTS, Event, Health, Value
+from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
 from distsummary.reading.segments import segments
@@ -133,7 +132,6 @@ class Session:
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
         self.keeps_checkpoints = False  # True also if it keeps sketches
-        self.plain_before = -math.inf  # steps before this one record only logged values
         if topology.rank == 0 and not self._is_past:
             self._messages.submit("provenance", self._record_provenance)
 
@@ -149,42 +147,46 @@ class Session:
         if any((entry["role"], entry["attempt"]) == (role, attempt) for entry in known):
             self._run_dir.update_manifest(change)
 
-    def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
-        """Record logged values (if any) as one event, quickly: without creating an object for each number.
+    def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
+        """Record numbers by name and other values as one event; without any, record nothing.
 
-        A failure is counted, or raised as WriteError if `raise_exception` is set.
+        Numbers alone take the quick way, without an object for each of them. A failure is counted, or raised
+        as WriteError if `raise_exception` is set.
         """
         try:
+            if values:
+                self._write(step, numbers, values)
+                return
             try:
-                tags, pack = self._packers[(*logged,)]
+                tags, pack = self._packers[(*numbers,)]
             except KeyError:
-                if not logged:
+                if not numbers:
                     return
                 if len(self._packers) >= MAX_PACKERS:
                     self._packers.clear()
-                tags = (*logged,)
+                tags = (*numbers,)
                 _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
             try:
-                row = pack(time.time(), step, *logged.values())
+                row = pack(time.time(), step, *numbers.values())
             except (struct.error, OverflowError):  # some values are not host numbers
-                scalars = [Value("scalar", tag, number) for tag, number in logged.items()]
+                scalars = [Value("scalar", tag, number) for tag, number in numbers.items()]
                 self._writer.write(Event(step, time.time(), scalars))
             else:
                 self._writer.write_row(tags, row)
         except Exception as error:
             self.failures.fail("step", error)
 
-    def write(self, step: int, values: list[Value], logged: Mapping[str, object] = NOTHING) -> None:
-        """Record `logged` (name -> number) and `values` as one event; if both are empty, record nothing."""
-        if not values:
-            self.record_plain(step, logged)
+    def _write(self, step: int, numbers: Mapping[str, object], values: Sequence[Value]) -> None:
+        """Write numbers and values, of which lineage also goes to the coordinator."""
+        more = {value.tag: value.data for value in values if value.plugin == "scalar"}
+        if len(numbers.keys() | more.keys()) == len(numbers) + len(values):  # only scalars, of different tags
+            self.record(step, {**numbers, **more})
             return
-        numbers = {**logged, **{value.tag: value.data for value in values if value.plugin == "scalar"}}
-        if len(numbers) == len(logged) + len(values):
-            self.record_plain(step, numbers)
-            return
-        scalars = [Value("scalar", tag, number) for tag, number in logged.items()]
-        write_values(self._writer, self._exports, step, [*scalars, *values])
+        scalars = [Value("scalar", tag, number) for tag, number in numbers.items()]
+        lineage = [value for value in values if value.plugin in LINEAGE_PLUGINS]
+        others = [value for value in values if value.plugin not in LINEAGE_PLUGINS]
+        write_values(self._writer, self._exports, step, [*scalars, *others])
+        self.report(step, lineage)
 
     def report(self, step: int, values: list[Value]) -> None:
         """Record lineage, and send its new state to the coordinator, in the order of the calls."""
@@ -269,7 +271,6 @@ class Session:
 
         In a process forked from the one that joined the run, it writes and closes nothing.
         """
-        self.plain_before = -math.inf
         if os.getpid() != self._pid:
             return self.failures.health
         errors: list[WriteError] = []

@@ -4,16 +4,15 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from distsummary.checks import check_int, check_type
 from distsummary.errors import InvalidValueError, MissingParameterError
-from distsummary.format.records import Health
 from distsummary.topology import DATA_AXES, Topology
+from distsummary.training.recorder import Recorder
 from distsummary.training.values import mean_of, resolve
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,7 @@ def common_params(callbacks: object, network: object, topology: Topology) -> dic
         "device_number": topology.world_size,
         "list_callback": callbacks,
         "logged": {},
+        "values": [],
         "net_outputs": None,
         "network": network,
         "parallel_mode": parallel_mode(topology),
@@ -89,31 +89,6 @@ class RunContext:
         return self.is_stop_requested
 
 
-class Recorder(Protocol):
-    """Spares a callback the calls of its hooks at training steps where it would only store the logged values.
-
-    At a step before `plain_before`, a Run calls `record_plain` instead of the step's hooks, if no other
-    callback has hooks for steps. It also calls `record_plain` for values that were logged after the end of a
-    step. `failures` counts the values that the Run itself drops.
-    """
-
-    plain_before: float
-    failures: Failures
-
-    def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
-        """Record `logged`, the values logged at `step`, by name."""
-
-
-class NoRecorder:
-    """The default recorder, which records no step: a Run calls the callback's hooks at every step."""
-
-    plain_before = -math.inf
-    failures = Failures(Health(), logger)
-
-    def record_plain(self, step: int, logged: Mapping[str, object]) -> None:
-        """Never called."""
-
-
 class Callback:
     """Base of all callbacks: override the hooks you need; the others cost nothing.
 
@@ -121,10 +96,9 @@ class Callback:
     (`begin`, `step_end` ...), which serves training and evaluation. A callback is also a context manager: it
     is entered before the first hook and exited after the last one, also after an exception.
 
-    A callback may set `plain_step_recorder`, see Recorder.
     """
 
-    plain_step_recorder: Recorder = NoRecorder()
+    recorder: Recorder | None = None  # of a callback that records the values which the user gives to the Run
 
     def __enter__(self) -> Self:
         return self

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from distsummary.checks import check_type
 from distsummary.errors import ClosedError
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
-from distsummary.training.values import Scalar, resolve, scalars
+from distsummary.training.values import Scalar, resolve
 
 
 class EvaluationRun:
@@ -16,6 +17,7 @@ class EvaluationRun:
         dataset: the data to be evaluated, if known beforehand.
         train: the parameters of the training that the evaluation belongs to.
         call: takes the name of a hook and a context, and calls that hook of all callbacks.
+        numbers: checks and converts a mapping of names to metrics.
     """
 
     def __init__(
@@ -26,9 +28,10 @@ class EvaluationRun:
         topology: Topology,
         train: CallbackParams,
         call: Callable[[str, RunContext], None],
+        numbers: Callable[[Mapping[str, object]], dict[str, Scalar]],
     ) -> None:
-        self._call = call
-        self._logged: dict[str, Scalar] = {}
+        self._call, self._numbers = call, numbers
+        self.logged: dict[str, Scalar] = {}
         self._is_over = False
         self.metrics: dict[str, float] = {}
         self._params = CallbackParams(
@@ -49,8 +52,8 @@ class EvaluationRun:
         """Log metrics by name, like `Run.log`; raises ClosedError after the evaluation's `with` block."""
         if self._is_over:
             raise ClosedError("the evaluation is over; log inside its `with run.eval()` block")
-        given = {**values, **named} if isinstance(values, Mapping) else values or named
-        self._logged |= scalars(given)
+        check_type("values", values, Mapping, optional=True)
+        self.logged |= self._numbers({**(values or {}), **named})
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a loader; each batch is one step of the evaluation."""
@@ -65,7 +68,7 @@ class EvaluationRun:
     def settle(self) -> None:
         """Wait until the metrics are known and put them into the callbacks' parameters."""
         self._is_over = True
-        self.metrics = {name: resolve(value) for name, value in self._logged.items()}
+        self.metrics = {name: resolve(value) for name, value in self.logged.items()}
         self._params.metrics = self.metrics
 
     def call(self, *hooks: str) -> None:

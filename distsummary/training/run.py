@@ -4,37 +4,38 @@ import atexit
 import contextlib
 import itertools
 import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from threading import Lock, get_ident
+from math import hypot
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
 from distsummary.checks import check_int, check_type
-from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
-from distsummary.format.records import Health
+from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
+from distsummary.format.records import Value
 from distsummary.topology import Topology, detect
 from distsummary.training.callbacks import (
     Callback,
     CallbackList,
     CallbackParams,
-    NoRecorder,
-    Recorder,
     RunContext,
     common_params,
     length,
 )
 from distsummary.training.evaluation import EvaluationRun
-from distsummary.training.values import Scalar, scalars
-from distsummary.writing.health import Failures
+from distsummary.training.finite import LARGEST, WARN
+from distsummary.training.recorder import NoRecorder, Recorder
+from distsummary.training.recording import Recording
+from distsummary.training.values import Scalar
 
 logger = logging.getLogger(__name__)
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
-NOTHING: dict[str, Scalar] = {}  # shared by all steps without logged values; must not be changed
 ENDLESS: Iterable[Any] = iter(())  # stands for the default loader of `steps`, which counts without end
 BY_LOG = object()  # the value of `Run._opener` during a step that `log` began
 
@@ -56,7 +57,7 @@ class ManualStep:
         self._end(self)
 
 
-class Run:
+class Run(Recording):
     """Drives callbacks from the user's own loop; `close`, or the end of the `with` block, ends the training.
 
     Example:
@@ -90,6 +91,12 @@ class Run:
         epochs: the number of epochs that callbacks see if the loop does not use `epochs()`.
         initial_step, initial_epoch: where a resumed training continues, >= 0.
         clock: returns seconds; all times are measured with it.
+        on_nan: what is done if a logged number is NaN or infinite. "warn": the log names tag, step and rank,
+            once for each tag, and `health()` counts it. "stop": also, NonFiniteError is raised at the end of
+            the step; for a number on a device, at the end of the step in which it has arrived on the host.
+            "ignore": nothing.
+        strict: whether values that cannot be recorded raise InvalidTypeError or InvalidValueError, instead of
+            being dropped, counted in `health()` and named once in the log.
 
     Raises InvalidTypeError or InvalidValueError for bad arguments.
     """
@@ -106,6 +113,8 @@ class Run:
         initial_step: int = 0,
         initial_epoch: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        on_nan: str = WARN,
+        strict: bool = False,
     ) -> None:
         check_int("epochs", epochs, low=1)
         check_int("initial_step", initial_step, low=0)
@@ -113,30 +122,26 @@ class Run:
         check_type("topology", topology, Topology, optional=True)
         self.topology = detect() if topology is None else topology
         self._callbacks = CallbackList(callbacks)
-        self._params = CallbackParams(
+        params = CallbackParams(
             common_params(self._callbacks, network, self.topology),
             mode="train", epoch_num=epochs, cur_epoch_num=initial_epoch, cur_step_num=initial_step,
             initial_step=initial_step, step_in_epoch=0, optimizer=optimizer, loss_fn=loss_fn,
             train_network=network, train_dataset=None, train_dataset_element=None,
             loss_scale_mananger=None, last_save_ckpt_step=None, latest_ckpt_file=None,
         )  # fmt: skip
-        self._context = RunContext(self._params)
+        super().__init__(rank=self.topology.rank, params=params, on_nan=on_nan, strict=strict)
+        self._context = RunContext(params)
         self._clock = clock
         self._steps_before_epoch = initial_step
         self._initial_step = initial_step
-        self._logged = NOTHING
-        self._logged_elsewhere: dict[str, Scalar] = {}  # by other threads; protected by _lock
-        self._lock = Lock()
-        self._known_names: set[str] = set()  # names that have been checked
         self._data_wait_s = self._body_start_s = 0.0
         # What began the current step: a `steps` iterator's token, a ManualStep or BY_LOG; None between steps.
         self._opener: object | None = None
-        self._recorder: Recorder = NoRecorder()  # records most steps
+        self._recorder: Recorder | NoRecorder = NoRecorder(-math.inf, self._own_failures)  # of most steps
         self._error: BaseException | None = None  # the next call raises it
-        self._failures = Failures(Health(), logger)  # used if no callback has a recorder
-        self._is_entered = self._is_training = self._is_epoch_begun = self._is_stepped = False
-        self._in_epochs = self._is_guarded = self._is_closed = False
-        self._pid, self._thread = os.getpid(), get_ident()
+        self._is_entered = self._is_training = self._is_epoch_begun = False
+        self._in_epochs = self._is_evaluating = self._is_guarded = False
+        self._pid = os.getpid()
 
     @property
     def rank(self) -> int:
@@ -275,93 +280,24 @@ class Run:
         if self._opener is step and os.getpid() == self._pid:
             self._end_step(self._clock(), is_whole=True)
 
-    def log(
-        self,
-        values: Mapping[str, object] | None = None,
-        /,
-        *,
-        step: int | None = None,
-        commit: None = None,
-        **named: object,
-    ) -> None:
-        """Record scalars by name at the current step or, between two steps, at the last step.
-
-        If neither `steps` nor `next_step` was ever called, logging a name again begins the next step;
-        otherwise the new value replaces the old one. Other threads may call `log`: their values go to the
-        current step. At steps that `log` itself begins, data read from the model are not recorded.
-
-        Args:
-            values: scalars by name, for names that are not identifiers, such as {"train/accuracy": 0.9}.
-            step: the step of these values; allowed only outside of `steps`. Values of a step before the last
-                one are dropped and counted. Ignored in other threads.
-            commit: must be left out; values are recorded when their step ends.
-            named: ints, floats, or tensors or arrays of one element. `log` does not wait for device tensors.
-
-        Raises:
-            InvalidTypeError: a value is not a number; the message names it. ClosedError: the run is closed.
-                InvalidValueError: a value has more than one element; `step` is given inside `steps`;
-                `commit` is given.
-        """
-        is_elsewhere = get_ident() != self._thread
-        if self._is_closed:
-            if is_elsewhere:
-                self._failures.count("values that another thread logged after the run was closed are dropped")
-                return
-            self._require_open()
-        given: dict[str, Any] = named
-        if values is not None:
-            check_type("values", values, Mapping)
-            given = {**values, **named}
-        new, known = given, self._known_names
-        for name, value in given.items():
-            if type(value) is not float or name not in known:
-                new = scalars(given)
-                known.update(new)
-                break
-        if commit is not None:
-            raise InvalidValueError(
-                f"commit must be left out, got {commit!r}; a step's values are recorded when it ends, and "
-                "may be logged by several calls"
-            )
-        if is_elsewhere:
-            with self._lock:
-                self._logged_elsewhere |= new
-            return
-        if self._logged_elsewhere:
-            self._logged = self._take_logged()
-        if step is not None:
-            if not self._go_to(step, len(new)):
-                return
-        elif not self._is_stepped and new.keys() & self._logged.keys():
-            if self._opener is None:  # the values logged before become a step of their own
-                self._begin_step_by_log(self.step + 1, with_pending=True)
-            self._begin_step_by_log(self.step + 1)
-        if self._logged:
-            self._logged |= new
-        else:
-            self._logged = new
-        if "loss" in given:
-            self._params["net_outputs"] = given["loss"]
-
-    def _go_to(self, step: int, count: int) -> bool:
-        """Make `step` the current step; if it is past, count `count` dropped values and return False."""
-        check_int("step", step, low=0)
+    def _go_to(self, step: int, *, has_values: bool) -> bool:
         if self._opener not in (None, BY_LOG) and not isinstance(self._opener, ManualStep):
             raise InvalidValueError(
                 f"step must be left out inside `for x in run.steps(loader):`, which counts the steps, got "
                 f"{step}; a resumed training passes initial_step= to ds.init"
             )
         if step < self.step:
-            recorders = self._recorders()
-            failures = recorders[0].failures if recorders else self._failures
-            failures.count(
-                "run.log(..., step=n): values of steps before the last one are dropped",
-                dropped={"scalar": count},
-            )
             return False
-        if count and (step > self.step or not self._is_training):
+        if has_values and (step > self.step or not self._is_training):
             self._begin_step_by_log(step)
         return True
+
+    def _go_on(self) -> None:
+        if self._is_evaluating:
+            return
+        if self._opener is None:  # the values given before become a step of their own
+            self._begin_step_by_log(self.step + 1, with_pending=True)
+        self._begin_step_by_log(self.step + 1)
 
     @contextlib.contextmanager
     def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
@@ -369,14 +305,24 @@ class Run:
         self._require_open()
         started_s = self._clock()
         evaluation = EvaluationRun(
-            dataset, callbacks=self._callbacks, topology=self.topology, train=self._params, call=self._call
+            dataset,
+            callbacks=self._callbacks,
+            topology=self.topology,
+            train=self._params,
+            call=self._call,
+            numbers=self._numbers,
         )
         self._enter()
         evaluation.call("on_eval_begin", "on_eval_epoch_begin")
-        yield evaluation
+        self._is_evaluating = True
+        try:
+            yield evaluation
+        finally:
+            self._is_evaluating = False
         evaluation.settle()
         evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params.metrics = evaluation.metrics
+        self._check_finite(evaluation.logged)
         self._body_start_s += self._clock() - started_s  # an evaluation is not part of the step's time
 
     def close(self) -> None:
@@ -386,11 +332,16 @@ class Run:
         self._raise_kept()
         if self._is_closed:
             return
-        if (self._logged or self._logged_elsewhere) and not self._is_training:
-            self._begin_epoch(())  # logged without any step: recorded at step 0
+        if self._given and not self._is_training:
+            if self._is_entered:  # only evaluated: the values stand with the evaluations
+                self._record_pending()
+            else:
+                self._begin_epoch(())  # given without any step: recorded at step 0
         self._settle_epoch()
         if self._is_training:
-            self._call("on_train_end", logged=self._take_logged())
+            given = self._given.take()
+            self._call("on_train_end", given=given)
+            self._check_finite(given[0])
         self._leave(None)
 
     def __enter__(self) -> Self:
@@ -420,8 +371,7 @@ class Run:
             self._is_training = True
             self._enter()
             self._call("on_train_begin")
-            at_steps = self._callbacks.at_steps
-            self._recorder = at_steps[0].plain_step_recorder if len(at_steps) == 1 else NoRecorder()
+            self._recorder = self._recorder_of_steps()
         if not self._is_epoch_begun:
             self._is_epoch_begun = True
             self._steps_before_epoch = self.step
@@ -451,18 +401,21 @@ class Run:
         `ended_s` is None if the loop body ended earlier, at an unknown time.
         """
         params, opener = self._params, self._opener
-        if self._logged_elsewhere:
-            self._logged = self._take_logged()
-        logged, self._logged, self._opener = self._logged or {}, NOTHING, None
-        if not logged and not is_whole:
+        given, self._opener = self._given, None
+        if given.has_more:
+            given.gather()
+        logged, given.numbers = given.numbers, {}
+        values = given.take_values() if given.values else []
+        if not logged and not values and not is_whole:
             params["cur_step_num"] -= 1
             return
         if ended_s is None:
             params["ended_late"] = True
             try:
-                self._call("on_train_step_end", logged=logged)
+                self._call("on_train_step_end", given=(logged, values))
             finally:
                 del params["ended_late"]
+            self._check_finite(logged)
             return
         if type(opener) is ManualStep:
             logged[STEP_S] = ended_s - self._body_start_s
@@ -473,12 +426,18 @@ class Run:
         step = params["cur_step_num"]
         if step < self._recorder.plain_before:  # most steps
             try:
-                self._recorder.record_plain(step, logged)
+                self._recorder.record(step, logged, values)
             except BaseException as error:
                 self._leave(error)
                 raise
         else:
-            self._call("on_train_step_end", logged=logged)
+            self._call("on_train_step_end", given=(logged, values))
+        try:  # a quick check; it needs a longer look if a number is not fine, or not on the host yet
+            if hypot(*logged.values()) < LARGEST and self._finite.error is None:  # type: ignore[arg-type]
+                return
+        except TypeError:
+            pass
+        self._check_finite(logged)
 
     def _settle_step(self) -> None:
         """End the current step if neither its iterator nor `next_step` has ended it."""
@@ -486,34 +445,42 @@ class Run:
             self._end_step(self._clock() if isinstance(self._opener, ManualStep) else None)
 
     def _recorders(self) -> list[Recorder]:
-        found = (callback.plain_step_recorder for callback in self._callbacks.callbacks)
-        return [recorder for recorder in found if not isinstance(recorder, NoRecorder)]
+        found = (callback.recorder for callback in self._callbacks.callbacks)
+        return [recorder for recorder in found if recorder is not None]
+
+    def _recorder_of_steps(self) -> Recorder | NoRecorder:
+        """The recorder that may take plain steps: that of the only callback with hooks for steps."""
+        at_steps = self._callbacks.at_steps
+        if not self._callbacks.callbacks:
+            return NoRecorder(math.inf, self._own_failures)
+        recorder = at_steps[0].recorder if len(at_steps) == 1 else None
+        return NoRecorder(-math.inf, self._own_failures) if recorder is None else recorder
 
     def _record_pending(self) -> None:
-        """Record the values logged since the last step ended, at that step, before the next step begins.
+        """Record the values given since the last step ended, at that step, before the next step begins.
 
-        If no callback has a recorder, or a resumed training has made no step yet, the values go to the next
-        step instead: a merge drops the old attempt's records from the new attempt's first recorded step on.
+        The values go to the next step instead if no callback has a recorder, or if a resumed training has
+        not made a step yet: merging drops an earlier attempt's records from this attempt's first record on.
         """
-        recorders = self._recorders() if self._logged else []
+        recorders = self._recorders() if self._given else []
         if not recorders or self.step == self._initial_step > 0:
             return
-        logged = self._take_logged()
+        logged, values = self._given.take()
         try:
             for recorder in recorders:
-                recorder.record_plain(self.step, logged)
+                recorder.record(self.step, logged, values)
         except BaseException as error:
             self._leave(error)
             raise
+        self._check_finite(logged)
 
-    def _take_logged(self) -> dict[str, Scalar]:
-        """Take out the values that this and other threads have logged and that are not recorded yet."""
-        logged, self._logged = self._logged or {}, NOTHING
-        if self._logged_elsewhere:
-            with self._lock:
-                logged |= self._logged_elsewhere
-                self._logged_elsewhere = {}
-        return logged
+    def _check_finite(self, logged: Mapping[str, Scalar]) -> None:
+        """Look for NaN among numbers that were recorded; leaves the run if they have to stop the training."""
+        try:
+            self._finite.look(self.step, logged)
+        except BaseException as error:
+            self._leave(error)
+            raise
 
     def _settle_epoch(self) -> None:
         if self._is_closed:
@@ -521,15 +488,21 @@ class Run:
         self._settle_step()
         if self._is_epoch_begun:
             self._is_epoch_begun = False
-            self._call("on_train_epoch_end", logged=self._take_logged())
+            given = self._given.take()
+            self._call("on_train_epoch_end", given=given)
+            self._check_finite(given[0])
             self._params.pop("metrics", None)
 
     def _call(
-        self, hook: str, context: RunContext | None = None, *, logged: dict[str, Scalar] | None = None
+        self,
+        hook: str,
+        context: RunContext | None = None,
+        *,
+        given: tuple[dict[str, Scalar], list[Value]] | None = None,
     ) -> None:
-        """Call a hook of all callbacks; `logged`, for end hooks only, holds the values logged so far."""
-        if logged is not None:
-            self._params["logged"] = logged
+        """Call a hook of all callbacks; `given`, for end hooks only, holds the numbers and values so far."""
+        if given is not None:
+            self._params["logged"], self._params["values"] = given
         self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
         try:
             for method in self._callbacks.methods[hook]:
@@ -553,12 +526,19 @@ class Run:
             return
         self._is_closed = True
         atexit.unregister(self._close_at_exit)
-        logged = self._take_logged()
-        if self._opener is not None and not logged:
+        logged, values = self._given.take()
+        has_values = bool(logged or values)
+        if self._opener is not None and not has_values:
             self._params.cur_step_num -= 1
         self._opener = None
-        if logged:  # values of the step that the error ended: callbacks see them in __exit__
-            self._params.logged = logged
+        if has_values:  # of the step that the error ended
+            with contextlib.suppress(NonFiniteError):  # the run ends anyway
+                self._finite.look(self.step, logged)
+            if self._is_training:  # callbacks see them in __exit__
+                self._params["logged"], self._params["values"] = logged, values
+            else:
+                for recorder in self._recorders():
+                    recorder.record(self.step, logged, values)
         if self._is_entered:
             self._callbacks.__exit__(
                 type(error) if error else None, error, error.__traceback__ if error else None

@@ -6,11 +6,12 @@ import os
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
-from distsummary.format.records import Health
+from distsummary.format.records import Health, Value
 from distsummary.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
 from distsummary.training.run import DATA_WAIT_S, STEP_S, Run
@@ -368,7 +369,6 @@ def test_outside_of_steps_log_goes_to_a_step_and_never_back(caplog):
 
 def test_values_of_a_step_before_the_last_one_are_counted_by_the_recorder():
     callback = Plain()
-    callback.failures = Failures(Health(), logging.getLogger("test"))
     with Run(callbacks=callback) as run:
         run.log(a=1, step=5)
         run.log(a=1, b=2, step=4)
@@ -391,7 +391,7 @@ def test_after_steps_a_name_that_is_logged_again_belongs_to_the_last_step():
     callback = Plain()
     callback.plain_before = 99
     recorded = []
-    callback.record_plain = lambda step, logged: recorded.append(
+    callback.record = lambda step, logged, values: recorded.append(
         (step, {name: value for name, value in logged.items() if not name.startswith("perf/")})
     )
     run = Run(callbacks=callback)
@@ -411,7 +411,7 @@ def test_a_value_before_the_first_step_takes_no_step_and_replaces_none_of_the_at
     recorded = []
     callback = Plain()
     callback.plain_before = 99
-    callback.record_plain = lambda step, logged: recorded.append((step, logged.get("parameters")))
+    callback.record = lambda step, logged, values: recorded.append((step, logged.get("parameters")))
     with Run(callbacks=callback, initial_step=initial) as run:
         run.log(parameters=17)
         for _ in run.steps([1]):
@@ -655,15 +655,21 @@ def test_bad_arguments_are_refused_where_they_are_given():
     run = Run()
     with pytest.raises(InvalidTypeError, match="loader"):
         run.steps(3)
-    with pytest.raises(InvalidTypeError, match="loss"):
-        run.log(loss="low")
+    with pytest.raises(InvalidTypeError, match="name"):
+        run.log({3: 0.5})
+    with pytest.raises(InvalidValueError, match="plugin must be one of"):
+        run.add_value("picture", "x", 0.5)
+    with pytest.raises(InvalidValueError, match="on_nan"):
+        Run(on_nan="raise")
+    with pytest.raises(InvalidTypeError, match="strict"):
+        Run(strict=1)
     with pytest.raises(InvalidValueError, match="count"):
         run.epochs(0)
 
 
-def test_a_bad_value_leaves_the_others_of_its_call_unlogged_and_the_step_alive():
+def test_a_strict_run_raises_for_a_bad_value_and_logs_nothing_of_its_call():
     recorder = Recorder()
-    with Run(callbacks=recorder) as run:
+    with Run(callbacks=recorder, strict=True) as run:
         for _ in run.steps([1]):
             run.log(kept=1)
             with pytest.raises(InvalidTypeError):
@@ -782,12 +788,20 @@ class Plain(Callback):
     """A callback whose hooks are only needed from step 3 on; it records the steps before itself."""
 
     plain_before = 3
+    dir = Path("runs")
 
     def __init__(self):
         self.calls = []
-        self.plain_step_recorder = self
+        self.failures = Failures(Health(), logging.getLogger("test"))
+        self.recorder = self
 
-    def record_plain(self, step, logged):
+    def snapshot(self, plugin, name, value):
+        return Value(plugin, name, value)
+
+    def health(self):
+        return self.failures.health
+
+    def record(self, step, logged, values=()):
         self.calls.append((step, sorted(logged)))
 
     def on_train_step_begin(self, run_context):
@@ -818,7 +832,7 @@ def test_beside_another_callback_of_steps_every_step_has_its_hooks():
 
 def test_a_recorder_that_fails_ends_the_run_as_a_hook_does():
     class Failing(Plain):
-        def record_plain(self, step, logged):
+        def record(self, step, logged, values=()):
             raise OSError("full")
 
         def __exit__(self, kind, error, trace):

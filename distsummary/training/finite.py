@@ -1,0 +1,82 @@
+"""FiniteCheck: finds logged numbers that are NaN, infinite or too large for the files."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from distsummary.errors import NonFiniteError
+from distsummary.frameworks.base import Pending
+from distsummary.training.values import Scalar, resolve
+from distsummary.writing.health import Failures
+
+WARN, STOP, IGNORE = "warn", "stop", "ignore"
+ON_NAN = (WARN, STOP, IGNORE)
+LARGEST = 3.4028235677973366e38  # from here on, float32, the precision of scalars in the files, is infinite
+
+
+class FiniteCheck:
+    """Names each tag with a NaN or infinite number once, with step and rank, and counts these numbers.
+
+    Numbers on a device are checked when a background thread has received them, so that the training never
+    waits for the device.
+
+    Args:
+        on_nan: "warn"; "stop": `error` is set as well, for the run to raise; or "ignore".
+        failures: returns what counts the numbers. Numbers beyond float32 are counted for any `on_nan`.
+    """
+
+    def __init__(self, on_nan: str, rank: int, failures: Callable[[], Failures]) -> None:
+        self.error: NonFiniteError | None = None
+        self._on_nan, self._rank, self._failures = on_nan, rank, failures
+        self._reasons: dict[tuple[str, bool], str] = {}  # by tag, and whether the number is finite
+
+    def look(self, step: int, numbers: Mapping[str, Scalar]) -> None:
+        """Check those numbers of a step that are on the host.
+
+        Raises NonFiniteError once if these, or numbers that have arrived from a device, stop the training.
+        """
+        for tag, number in numbers.items():
+            if isinstance(number, float):
+                self.check(step, tag, number)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def check(self, step: int, tag: str, number: float) -> None:
+        """Check one number; may be called from any thread."""
+        if -LARGEST < number < LARGEST:
+            return
+        is_finite = math.isfinite(number)
+        if self._on_nan == IGNORE and not is_finite:
+            return
+        found = f"{tag!r} is {number:g} at step {step} on rank {self._rank}"
+        if is_finite:
+            found += "; files hold float32, in which it is infinite; log its logarithm"
+        reason = self._reasons.setdefault((tag, is_finite), found)
+        self._failures().count(reason)
+        if self._on_nan == STOP and not is_finite and self.error is None:
+            self.error = NonFiniteError(f"{found}; the training stops because of on_nan={STOP!r}")
+
+
+class Checked:
+    """A pending number that a FiniteCheck checks once it is known."""
+
+    __slots__ = ("_check", "_is_checked", "_pending", "_tag", "step")
+
+    def __init__(
+        self, pending: Pending, check: Callable[[int, str, float], None], step: int, tag: str
+    ) -> None:
+        self._pending, self._check = pending, check
+        self.step, self._tag, self._is_checked = step, tag, False
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the pending number holds."""
+        return self._pending.nbytes
+
+    def result(self) -> float:
+        """Wait for the number, check it and return it."""
+        number = resolve(self._pending)
+        if not self._is_checked:
+            self._is_checked = True
+            self._check(self.step, self._tag, number)
+        return number

@@ -1,0 +1,64 @@
+"""Recorder: what a Run needs from the callback that records the user's values; NoRecorder, without one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from distsummary.format.records import Health, Value
+from distsummary.writing.health import Failures
+
+NOT_RECORDED = (
+    "no callback records values, they are dropped; use ds.init or callbacks=[ds.SummaryCollector(...)]"
+)
+TIMES = "perf/"  # how the tags of times that a Run measures begin
+
+
+class Recorder(Protocol):
+    """Records the values that a user gives to a Run. A callback names its recorder as `Callback.recorder`.
+
+    At a step before `plain_before`, the recorder does no more than record what was given: a Run then calls
+    `record` instead of the step's hooks, if no other callback has hooks for steps. At all other steps, the
+    recorder's callback finds the values in its parameters `logged` and `values`.
+    """
+
+    plain_before: float
+
+    @property
+    def failures(self) -> Failures:
+        """Counts the values that the Run drops."""
+
+    @property
+    def dir(self) -> Path:
+        """The directory of the run."""
+
+    def snapshot(self, plugin: str, name: str | None, value: object) -> Value:
+        """A checked copy of a value, for `record`; the caller may change the original afterwards.
+
+        Raises InvalidTypeError or InvalidValueError for a value that cannot be recorded.
+        """
+
+    def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
+        """Record numbers by name, and values made by `snapshot`, as one event of a step."""
+
+    def health(self) -> Health:
+        """What was recorded, dropped and refused so far."""
+
+
+class NoRecorder:
+    """Stands for the Recorder of a Run whose callbacks record nothing.
+
+    Args:
+        plain_before: -inf if there are callbacks, which find the numbers in their parameters; inf if nobody
+            sees the numbers, so that they are counted as dropped.
+        failures: counts them.
+    """
+
+    def __init__(self, plain_before: float, failures: Failures) -> None:
+        self.plain_before = plain_before
+        self._failures = failures
+
+    def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
+        """Count the numbers that the user gave (not the times of the step) as dropped."""
+        count = sum(not tag.startswith(TIMES) for tag in numbers)
+        if count:
+            self._failures.count(NOT_RECORDED, dropped={"scalar": count})

@@ -1,0 +1,318 @@
+"""Recording: the methods by which a Run takes values of every kind and keeps them until their step ends."""
+
+import abc
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import InvalidValueError
+from distsummary.format.records import LINEAGE_PLUGINS, PLUGINS, Health, Value
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
+from distsummary.training.given import Given
+from distsummary.training.recorder import NOT_RECORDED, Recorder
+from distsummary.training.values import Scalar, check_tag, scalar
+from distsummary.writing.health import Failures
+
+logger = logging.getLogger(__name__)
+
+ARRAYS = ("histogram", "image", "tensor")
+IN_THE_PAST = "run.log(..., step=n): values of steps before the last one are dropped"
+MAX_NESTING = 8  # levels of nested dicts in `log`
+NAMELESS = ("graph", *LINEAGE_PLUGINS)
+MAX_STEP = 2**63 - 1  # int64 in the files
+
+
+class Recording(abc.ABC):
+    """The base of Run that takes the user's values; Run decides to which step they belong.
+
+    A value that cannot be recorded is dropped, counted in `health()` and named once in the log. The methods
+    raise only if an argument is misused: InvalidTypeError for a name that is not text, InvalidValueError for
+    an unknown plugin or for `step` inside of `steps`, ClosedError if the run is closed.
+
+    Args:
+        rank: for messages. params: the loop's parameters, in which callbacks see the logged loss.
+        on_nan: see FiniteCheck. strict: whether values that cannot be recorded raise.
+    """
+
+    def __init__(
+        self, *, rank: int, params: CallbackParams, on_nan: str = WARN, strict: bool = False
+    ) -> None:
+        check_choice("on_nan", on_nan, ON_NAN)
+        check_type("strict", strict, bool)
+        self._params, self._strict = params, strict
+        self._given = Given()
+        self._known_names: set[str] = set()  # names of numbers that have been checked
+        self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
+        self._finite = FiniteCheck(on_nan, rank, self._failures)
+        self._is_closed = self._is_stepped = False
+        self._thread = get_ident()
+
+    @property
+    @abc.abstractmethod
+    def step(self) -> int:
+        """The step of the values that are given now."""
+
+    @abc.abstractmethod
+    def _recorders(self) -> list[Recorder]:
+        """The recorders among the callbacks."""
+
+    @abc.abstractmethod
+    def _require_open(self) -> None:
+        """Raise ClosedError if the run is closed."""
+
+    @abc.abstractmethod
+    def _go_to(self, step: int, *, has_values: bool) -> bool:
+        """Begin `step`, if it has values and has not begun yet; returns False if it is in the past.
+
+        Raises InvalidValueError if an iterator of `steps` counts the steps.
+        """
+
+    @abc.abstractmethod
+    def _go_on(self) -> None:
+        """Begin the step after the current one, because a name was given again."""
+
+    @property
+    def dir(self) -> Path:
+        """The directory of the run; raises InvalidValueError if no callback records the run."""
+        recorders = self._recorders()
+        if not recorders:
+            raise InvalidValueError(f"the run has no directory: {NOT_RECORDED}")
+        return recorders[0].dir
+
+    def health(self) -> Health:
+        """What was written, dropped and refused so far, by this rank."""
+        recorders = self._recorders()
+        return (recorders[0].health() if recorders else Health()).plus(self._own_failures.health)
+
+    def log(
+        self,
+        values: Mapping[str, object] | None = None,
+        /,
+        *,
+        step: int | None = None,
+        commit: None = None,
+        **named: object,
+    ) -> None:
+        """Record scalars by name at the current step or, between two steps, at the last step.
+
+        If neither `steps` nor `next_step` was ever called, logging a name again begins the next step;
+        otherwise the new value replaces the old one. Other threads may call `log`: their values go to the
+        current step. At steps that `log` itself begins, data read from the model are not recorded.
+
+        Anything but a number is dropped, counted in `health()` and named once in the log (with `strict`, it
+        raises InvalidTypeError or InvalidValueError, and nothing of the call is recorded).
+
+        Args:
+            values: scalars by name, for names that are not identifiers, such as {"train/accuracy": 0.9}. A
+                dict among them is flattened: {"train": {"loss": 1.0}} is recorded as "train/loss".
+            step: the step of these values; allowed only outside of `steps`. Values of a step before the last
+                one are dropped and counted. Ignored in other threads.
+            commit: must be left out; values are recorded when their step ends.
+            named: ints, floats, or tensors or arrays of one element. `log` does not wait for device tensors.
+                Files hold float32: a finite number beyond it is recorded as infinite, and counted.
+
+        Raises:
+            InvalidTypeError: a name is not text. ClosedError: the run is closed.
+                InvalidValueError: `step` is given inside `steps`; `commit` is given.
+        """
+        is_elsewhere = get_ident() != self._thread
+        if self._is_closed and self._is_late(is_elsewhere):
+            return
+        given: dict[str, Any] = named
+        if values is not None:
+            check_type("values", values, Mapping)
+            given = {**values, **named}
+        if commit is not None:
+            raise InvalidValueError(
+                f"commit must be left out, got {commit!r}; a step's values are recorded when it ends, and "
+                "may be logged by several calls"
+            )
+        new: dict[str, Scalar] = given
+        known = self._known_names
+        for name, value in given.items():
+            if type(value) is not float or name not in known:
+                new = self._numbers(given)
+                known.update(new)
+                break
+        held = self._given
+        if is_elsewhere:
+            held.add_elsewhere(new, {})
+            return
+        if held.has_more:
+            held.gather()
+        if step is not None or not self._is_stepped:
+            if not self._begin_step_of(step, not new.keys().isdisjoint(held.numbers), {"scalar": len(new)}):
+                return
+            for number in new.values():
+                if isinstance(number, Checked):
+                    number.step = self.step
+        if held.numbers:
+            held.numbers |= new
+        else:
+            held.numbers = new
+        if "loss" in given:
+            self._params["net_outputs"] = given["loss"]
+
+    def histogram(self, name: str, value: object, step: int | None = None) -> None:
+        """Record the histogram of an array; see `add_value`."""
+        self._add("histogram", name, value, step)
+
+    def image(self, name: str, value: object, step: int | None = None) -> None:
+        """Record a picture: (H, W), (H, W, C), (C, H, W) or a batch of them; see `add_value`."""
+        self._add("image", name, value, step)
+
+    def tensor(self, name: str, value: object, step: int | None = None) -> None:
+        """Record an array as it is; see `add_value`."""
+        self._add("tensor", name, value, step)
+
+    def text(self, name: str, value: object, step: int | None = None) -> None:
+        """Record text; see `add_value`."""
+        self._add("text", name, value, step)
+
+    def figure(self, name: str, value: object, step: int | None = None) -> None:
+        """Record a matplotlib figure as an image; it is drawn now, and not closed. See `add_value`."""
+        self._add("figure", name, value, step)
+
+    def add_value(self, plugin: str, name: str | None, value: object) -> None:
+        """Record a value of any plugin, as SummaryRecord does; "scalar" is `log`.
+
+        The value is copied at once. It follows the rules of `log`: it belongs to the current step, replaces
+        a value of the same plugin and name, and is recorded in one event with the step's other values. What
+        cannot be recorded is dropped, counted and named once in the log (with `strict`, it raises).
+
+        Args:
+            plugin: "scalar", "tensor", "histogram", "image", "text", "graph", "landscape", or a plugin of
+                lineage, which takes its protobuf message.
+            name: the tag; ignored for graphs and lineage.
+            value: what the plugin holds; see `checked_values.checked_value`. For arrays: a tensor or array of
+                torch, NumPy or JAX, or numbers in (nested) lists.
+
+        Raises:
+            InvalidValueError: the plugin is unknown. InvalidTypeError: the name is not text.
+            ClosedError: the run is closed.
+        """
+        check_type("plugin", plugin, str)
+        kind = plugin.lower()
+        if kind not in PLUGINS:
+            raise InvalidValueError(f"plugin must be one of {list(PLUGINS)}, got {plugin!r}")
+        if kind == "scalar":
+            check_type("name", name, str)
+            self.log({str(name): value})
+        else:
+            self._add(kind, name, value, None)
+
+    def _add(self, plugin: str, name: str | None, value: object, step: int | None) -> None:
+        """Keep a checked copy of a value until its step ends."""
+        is_elsewhere = get_ident() != self._thread
+        if self._is_closed and self._is_late(is_elsewhere):
+            return
+        check_type(f"the name of a {plugin}", name, str, optional=plugin in NAMELESS)
+        new = self._snapshot(plugin, name, value)
+        if new is None:
+            return
+        held, key = self._given, (new.plugin, new.tag)
+        if is_elsewhere:
+            held.add_elsewhere({}, {key: new})
+            return
+        if held.has_more:
+            held.gather()
+        if self._begin_step_of(step, key in held.values, {new.plugin: 1}):
+            held.values[key] = new
+
+    def _begin_step_of(self, step: int | None, is_repeated: bool, counts: Mapping[str, int]) -> bool:
+        """Begin the step of new values if it has not begun yet.
+
+        Args:
+            step: the step that the user named, if any.
+            is_repeated: whether a value of the same name was given in the current step.
+            counts: the number of values by plugin, which are counted as dropped if the step is in the past.
+
+        Returns False if the values are dropped.
+        """
+        if step is not None:
+            check_int("step", step, low=0, high=MAX_STEP)
+            if not self._go_to(step, has_values=any(counts.values())):
+                self._failures().count(IN_THE_PAST, dropped=counts)
+                return False
+        elif is_repeated and not self._is_stepped:
+            self._go_on()
+        return True
+
+    def _is_late(self, is_elsewhere: bool) -> bool:
+        """Count a value that another thread gives to a closed run; the loop's thread gets ClosedError."""
+        if not is_elsewhere:
+            self._require_open()
+        self._failures().count("values that another thread logged after the run was closed are dropped")
+        return True
+
+    def _numbers(self, given: Mapping[str, object]) -> dict[str, Scalar]:
+        """Convert a mapping of names to values; what is not a number is refused."""
+        numbers: dict[str, Scalar] = {}
+        for name, value in _flat(given):
+            check_type("the name of a value", name, str)
+            try:
+                check_tag(name)
+                number = scalar(repr(name), host_array(value) if isinstance(value, (list, tuple)) else value)
+            except Exception as error:
+                self._refuse("scalar", error, _remedy(value))
+                continue
+            if not isinstance(number, float):
+                number = Checked(number, self._finite.check, self.step, name)
+            numbers[name] = number
+        return numbers
+
+    def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
+        """A checked copy of a value; None if it is refused."""
+        recorders = self._recorders()
+        if not recorders:
+            self._failures().count(NOT_RECORDED, dropped={plugin: 1})
+            return None
+        try:
+            if plugin in ARRAYS and isinstance(value, (list, tuple)):
+                value = host_array(value)
+            return recorders[0].snapshot(plugin, name, value)
+        except Exception as error:
+            self._refuse(plugin, error)
+            return None
+
+    def _refuse(self, plugin: str, error: Exception, remedy: str = "") -> None:
+        """Count a value that cannot be recorded; if the run is strict, raise `error`."""
+        if self._strict:
+            raise error
+        self._failures().count(f"a {plugin} is dropped: {error}{remedy}", dropped={plugin: 1})
+
+    def _failures(self) -> Failures:
+        """Counts the values that the run drops: the recorder's, as long as its files can still say it."""
+        recorders = [] if self._is_closed else self._recorders()
+        return recorders[0].failures if recorders else self._own_failures
+
+
+def _flat(given: Mapping[Any, object], prefix: str = "", level: int = 1) -> Iterator[tuple[Any, object]]:
+    """The items of a mapping; those of a mapping inside of it are named <outer>/<inner>."""
+    for name, value in given.items():
+        if isinstance(value, Mapping) and level < MAX_NESTING:
+            yield from _flat(value, f"{prefix}{name}/", level + 1)
+        else:
+            yield (f"{prefix}{name}" if prefix else name), value
+
+
+def _remedy(value: object) -> str:
+    if isinstance(value, str):
+        return "; for text, use run.text"
+    if isinstance(value, (list, tuple)) or getattr(value, "shape", None):
+        return "; for a whole array, use run.image, run.histogram or run.tensor"
+    return ""
+
+
+def host_array(numbers: object) -> np.ndarray[Any, Any]:
+    """Numbers in (nested) lists as an array; raises InvalidValueError if they have no common shape."""
+    try:
+        return np.asarray(numbers)
+    except ValueError as error:
+        raise InvalidValueError(f"a list must hold numbers in a regular shape: {error}") from error
