@@ -75,10 +75,10 @@ def merge_run(
 
     The files are written in MindSpore's and in TensorBoard's dialect. A scalar becomes its mean over the
     ranks that recorded it at the step. Tags in KEY_TAGS or `key_tags` also get `<tag>/min`, `<tag>/median`,
-    `<tag>/max` and `<tag>/argmax_rank` (see `statistics.over_ranks`). The graph and each histogram, tensor
-    and image come from the lowest rank that has them; `merge_lineage` merges the lineages. There is one event
-    per step, in rising step order, with the latest wall time of any rank. Merging the same rank files again
-    gives equal merged files. Directories of the role eval are merged in the same way, into `eval`.
+    `<tag>/max` and `<tag>/argmax_rank` (see `statistics.over_ranks`). The graph and each histogram, tensor,
+    image and text come from the lowest rank that has them; `merge_lineage` merges the lineages. There is one
+    event per step, in rising step order, with the latest wall time of any rank. Merging the same rank files
+    again gives equal merged files. Directories of the role eval are merged in the same way, into `eval`.
 
     Args:
         run_dir: the run dir.
@@ -242,6 +242,8 @@ def _size(value: Value) -> int:
             body = _BIN_BYTES * len(value.data.left)
         case Image():
             body = len(value.data.encoded)
+        case str():
+            body = len(value.data.encode())
         case Landscape():
             body = 4 * (
                 value.data.z.size + value.data.x.size + value.data.y.size + 3 * value.data.path_x.size

@@ -22,7 +22,7 @@ LINEAGE_CLASSES: dict[str, type] = {
     "custom_lineage_data": lineage.UserDefinedInfo,
 }
 # The rest of an event, 8 KiB, is for the tag, the shape, a shard's position (up to 64 axes) and other fields.
-MAX_TENSOR_BYTES = MAX_PAYLOAD - (8 << 10)
+MAX_VALUE_BYTES = MAX_PAYLOAD - (8 << 10)
 _REMEDIES = {  # kind of dtype -> advice for the user
     "f": "convert it to float64",
     "c": "record its absolute value, or its real and imaginary parts",
@@ -58,8 +58,8 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
         name: the tag; ignored for graphs and lineage.
         value: for "scalar", a number or a tensor of one element; for "tensor", "histogram" and "image", an
             array as `checked_copy` describes, with at least one dimension for the first two; for "landscape",
-            a `records.Landscape`; for "graph", bytes of a ModelProto or GraphProto; for a lineage plugin, its
-            protobuf message.
+            a `records.Landscape`; for "text", a str that takes at most MAX_VALUE_BYTES in UTF-8; for "graph",
+            bytes of a ModelProto or GraphProto; for a lineage plugin, its protobuf message.
         exports: whether tensors are also exported as .npy files: see `checked_copy`.
 
     Raises:
@@ -80,6 +80,8 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
     if kind == "landscape":
         _check_class(kind, value, Landscape)
         return Value(kind, name, value)
+    if kind == "text":
+        return Value(kind, name, _checked_text(name, value))
     if kind == "scalar":
         return Value(kind, name, scalar(f"the scalar {name!r}", value))
     framework = framework_of(value)
@@ -100,7 +102,7 @@ def checked_copy(
 
     All three accept bool, integers and floats of up to 64 bits, and the small floats of torch and ml_dtypes
     (bfloat16, float8 ...), which become float32. A tensor takes 4 bytes per element in its event, whatever
-    its dtype, and at most MAX_TENSOR_BYTES. An image must have one of `png.LAYOUTS`; uint8 is kept exactly.
+    its dtype, and at most MAX_VALUE_BYTES. An image must have one of `png.LAYOUTS`; uint8 is kept exactly.
 
     Args:
         exports: also accept tensors that only a .npy file can hold (complex, long double, text, times,
@@ -128,12 +130,32 @@ def checked_copy(
     elif plugin == "tensor" and not _fits_event(spec):
         raise InvalidValueError(
             f"{field} of shape {spec.shape} takes {4 * math.prod(spec.shape)} bytes, more than the "
-            f"{MAX_TENSOR_BYTES} of an event; record a part of it or its histogram, or export tensors with "
+            f"{MAX_VALUE_BYTES} of an event; record a part of it or its histogram, or export tensors with "
             'export_options={"tensor_format": "npy"}'
         )
     elif plugin == "histogram" and not mindspore_compat:
         return framework.histogram(tensor)
     return framework.snapshot(tensor)
+
+
+def _checked_text(name: str, value: object) -> str:
+    field = f"the text {name!r}"
+    if isinstance(value, (bytes, bytearray)):
+        raise InvalidTypeError(f"{field} must be str, got {type(value).__name__}; decode it: value.decode()")
+    if not isinstance(value, str):
+        raise InvalidTypeError(f"{field} must be str, got {type(value).__name__}; convert it with str()")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidValueError(
+            f"{field} cannot be written as UTF-8: character {error.start} is the surrogate "
+            f'{value[error.start]!r}; replace it: value.encode(errors="replace").decode()'
+        ) from error
+    if size > MAX_VALUE_BYTES:
+        raise InvalidValueError(
+            f"{field} takes {size} bytes, more than the {MAX_VALUE_BYTES} of an event; record a part of it"
+        )
+    return str.__str__(value)  # a plain str: a subclass may be unknown to the collector's process
 
 
 def graph_bytes(value: object) -> bytes:
@@ -172,4 +194,4 @@ def is_real(dtype: np.dtype[Any]) -> bool:
 
 
 def _fits_event(spec: ArraySpec) -> bool:
-    return is_real(spec.dtype) and 4 * math.prod(spec.shape) <= MAX_TENSOR_BYTES
+    return is_real(spec.dtype) and 4 * math.prod(spec.shape) <= MAX_VALUE_BYTES

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from distsummary.checks import check_choice, check_type
+from distsummary.checks import check_choice, check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
@@ -158,7 +158,7 @@ def event_parts(
 
 
 def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: int = MAX_PAYLOAD) -> Value:
-    """The same value with its data converted to a float, an array, Histogram, Image or Landscape.
+    """The same value with its data converted to a float, an array, Histogram, Image, Landscape or text.
 
     Raises InvalidTypeError or InvalidValueError for data that the plugin cannot hold.
     """
@@ -217,6 +217,9 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
                     f"{data.path_x.shape}, {data.path_y.shape} and {data.path_z.shape}; "
                     "give one point per checkpoint"
                 )
+        case "text":
+            check_type("the data of a text", data, str)
+            check_text(f"the text {value.tag!r}", data)
     return value._replace(data=data)
 
 

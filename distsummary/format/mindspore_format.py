@@ -54,7 +54,7 @@ def encode_graph(graph: bytes, wall_time: float, ids: EventIds | None = None) ->
 
 
 def encode_value(value: Value) -> bytes:
-    """The bytes of a `Summary.Value`; `data` is a float, an array, Histogram, Image or Landscape."""
+    """The bytes of a `Summary.Value`; `data` is a float, an array, Histogram, Image, Landscape or text."""
     return b"".join(value_parts(value))
 
 
@@ -72,6 +72,8 @@ def value_parts(value: Value) -> list[Part]:
             parts = [head, *image_parts(value.data)]
         case "landscape":
             parts = [head, *_landscape_parts(value.data)]
+        case "text":
+            parts = [head, wire.text(1001, value.data)]
         case _:
             raise KeyError(value.plugin)
     if value.shard is not None:
@@ -208,6 +210,8 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
             return Value("image", value.tag, image, shard)
         case "loss_landscape":
             return Value("landscape", value.tag, _decode_landscape(value.loss_landscape), shard)
+        case "text":
+            return Value("text", value.tag, value.text, shard)
     return None
 
 

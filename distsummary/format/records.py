@@ -1,5 +1,6 @@
 """The data that is recorded: values, events of values, batches of events, and the health of their writers."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape")
+SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text")
 LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
 PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
 MINDSPORE = "mindspore"
@@ -23,7 +24,7 @@ SYNCED = "synced"
 DELIVERIES = (QUEUED, WRITTEN, SYNCED)
 
 MAX_TAG_BYTES = 1024
-BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape"))
+BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape", "text"))
 
 Array: TypeAlias = NDArray[Any]
 
@@ -86,9 +87,9 @@ class Value(NamedTuple):
     """One value of one event.
 
     The plugin determines what `data` is. scalar: a float; tensor: an array; histogram: an array or a
-    Histogram; image: an array with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; graph: the
-    bytes of a GraphProto; lineage plugins: their protobuf message. Until a writer thread resolves `data`, it
-    may also be any object with `result()` (a device copy in progress).
+    Histogram; image: an array with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; text: a
+    str; graph: the bytes of a GraphProto; lineage plugins: their protobuf message. Until a writer thread
+    resolves `data`, it may also be any object with `result()` (a device copy in progress).
     """
 
     plugin: str
@@ -164,11 +165,9 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """The size of the arrays and rows in bytes."""
+        """The size of the arrays, texts and rows in bytes."""
         return sum(
-            sum(int(getattr(value.data, "nbytes", 0)) for value in item.values)
-            if isinstance(item, Event)
-            else len(item.rows)
+            sum(nbytes_of(value.data) for value in item.values) if isinstance(item, Event) else len(item.rows)
             for item in self.events
         )
 
@@ -181,6 +180,11 @@ class Batch:
             else:
                 counted["scalar"] += item.size * len(item.tags)
         return counted
+
+
+def nbytes_of(data: Any) -> int:
+    """The bytes of memory that the data of a bulk value (an array, a device copy, a text) take; else 0."""
+    return sys.getsizeof(data) if isinstance(data, str) else int(getattr(data, "nbytes", 0))
 
 
 def split_event(event: Event) -> list[Event]:

@@ -16,6 +16,10 @@ from distsummary.pb import tensorboard_pb2
 VERSION = "brain.Event:2"
 _MAX_FILLED = 8 << 20  # elements that a single number of a tensor may fill: a small file needs little memory
 _START = 1  # SessionLog.START, see `encode_session_start`
+_STRING = 7  # TensorFlow's DT_STRING
+# A text is a string tensor without dimensions: TensorBoard would show one with dimensions as a table.
+_TEXT_SHAPE = wire.integer(1, _STRING) + wire.delimited(2, b"")
+_TEXT_METADATA = wire.delimited(9, wire.delimited(1, wire.text(1, "text")))
 
 
 # --- encoding: each function returns the same bytes as protobuf's SerializeToString
@@ -48,7 +52,7 @@ def summary_parts(
 
 
 def encode_value(value: Value) -> bytes | None:
-    """The bytes of a `Summary.Value` for a scalar, histogram or image; None for other plugins."""
+    """The bytes of a `Summary.Value` for a scalar, histogram, image or text; None for other plugins."""
     parts = value_parts(value)
     return None if parts is None else b"".join(parts)
 
@@ -77,6 +81,8 @@ def value_parts(value: Value) -> list[Part] | None:
                 wire.delimited(7, counts.astype("<f8").tobytes()),
             )
             return [head, *wire.message(5, fields)]
+        case "text":
+            return [head, wire.delimited(8, _TEXT_SHAPE + wire.text(8, value.data)), _TEXT_METADATA]
     return None
 
 
@@ -96,7 +102,7 @@ def _double(field: int, number: float) -> bytes:
 def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
     """The identity and values of a summary event; None for a version, session or graph record.
 
-    Skips values of kinds that `records.Value` does not know (text, audio ...). Raises DamagedFileError.
+    Skips values of kinds that `records.Value` does not know (audio, meshes ...). Raises DamagedFileError.
     """
     try:
         message = tensorboard_pb2.Event.FromString(payload)
@@ -122,6 +128,9 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
             return Value("image", value.tag, image)
         case "histo":
             return Value("histogram", value.tag, _decode_histogram(value.histo))
+        case "tensor" if value.metadata.plugin_data.plugin_name == "text":
+            text = _decode_text(value.tensor)
+            return None if text is None else Value("text", value.tag, text)
         case "tensor":  # scalars of TensorFlow 2 and torch, and any other tensor of floats
             plugin = value.metadata.plugin_data.plugin_name
             array = _decode_tensor(value.tensor)
@@ -155,6 +164,26 @@ def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
         max=histo.max,
         sum=histo.sum,
     )
+
+
+def _decode_text(tensor: tensorboard_pb2.TensorProto) -> str | None:
+    """The text of a tensor of strings; None for other dtypes.
+
+    Of a tensor with dimensions, which TensorBoard shows as a table, each row is a line, and " | " divides its
+    cells. Of three dimensions or more, both show the first table only. Raises ValueError for bytes that are
+    not UTF-8.
+    """
+    if tensor.dtype != _STRING:
+        return None
+    cells = [cell.decode() for cell in tensor.string_val]
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    if len(cells) == 1:  # a single string fills the whole shape
+        return cells[0]
+    if len(cells) != math.prod(shape):
+        raise DamagedFileError(f"a text of the shape {tuple(shape)} has {len(cells)} strings")
+    columns = max(1, shape[-1]) if len(shape) > 1 else 1
+    rows = [" | ".join(cells[at : at + columns]) for at in range(0, len(cells), columns)]
+    return "\n".join(rows[: shape[-2]] if len(shape) > 2 else rows)
 
 
 def _decode_tensor(tensor: tensorboard_pb2.TensorProto) -> Array | None:

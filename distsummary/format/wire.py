@@ -242,13 +242,15 @@ def _count(payload: bytes, position: int, end: int, message: Descriptor, left: i
 
 
 def refuse_bad_text(values: Iterable[Value]) -> None:
-    """Raise DamagedFileError for a tag, or a string of a lineage message, that is not UTF-8.
+    """Raise DamagedFileError for a tag, a text, or a string of a lineage message that is not UTF-8.
 
     The parser does not check this: it checks the strings of proto2 only when they are accessed.
     """
     try:
         for value in values:
-            texts = _texts_in(value.data) if isinstance(value.data, Message) else ()
+            texts: Iterable[str | bytes] = (value.data,) if value.plugin == "text" else ()
+            if isinstance(value.data, Message):
+                texts = _texts_in(value.data)
             for text in (value.tag, *texts):
                 if not isinstance(text, str):
                     raise DamagedFileError(f"a text of the event is not UTF-8: {text!r}")

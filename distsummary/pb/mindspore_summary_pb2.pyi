@@ -107,13 +107,14 @@ class Summary(_message.Message):
         count: int
         def __init__(self, buckets: _Optional[_Iterable[_Union[Summary.Histogram.bucket, _Mapping]]] = ..., nan_count: _Optional[int] = ..., pos_inf_count: _Optional[int] = ..., neg_inf_count: _Optional[int] = ..., max: _Optional[float] = ..., min: _Optional[float] = ..., sum: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
     class Value(_message.Message):
-        __slots__ = ("tag", "scalar_value", "image", "tensor", "histogram", "loss_landscape", "shard")
+        __slots__ = ("tag", "scalar_value", "image", "tensor", "histogram", "loss_landscape", "text", "shard")
         TAG_FIELD_NUMBER: _ClassVar[int]
         SCALAR_VALUE_FIELD_NUMBER: _ClassVar[int]
         IMAGE_FIELD_NUMBER: _ClassVar[int]
         TENSOR_FIELD_NUMBER: _ClassVar[int]
         HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
         LOSS_LANDSCAPE_FIELD_NUMBER: _ClassVar[int]
+        TEXT_FIELD_NUMBER: _ClassVar[int]
         SHARD_FIELD_NUMBER: _ClassVar[int]
         tag: str
         scalar_value: float
@@ -121,8 +122,9 @@ class Summary(_message.Message):
         tensor: _mindspore_anf_ir_pb2.TensorProto
         histogram: Summary.Histogram
         loss_landscape: LossLandscape
+        text: str
         shard: Shard
-        def __init__(self, tag: _Optional[str] = ..., scalar_value: _Optional[float] = ..., image: _Optional[_Union[Summary.Image, _Mapping]] = ..., tensor: _Optional[_Union[_mindspore_anf_ir_pb2.TensorProto, _Mapping]] = ..., histogram: _Optional[_Union[Summary.Histogram, _Mapping]] = ..., loss_landscape: _Optional[_Union[LossLandscape, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+        def __init__(self, tag: _Optional[str] = ..., scalar_value: _Optional[float] = ..., image: _Optional[_Union[Summary.Image, _Mapping]] = ..., tensor: _Optional[_Union[_mindspore_anf_ir_pb2.TensorProto, _Mapping]] = ..., histogram: _Optional[_Union[Summary.Histogram, _Mapping]] = ..., loss_landscape: _Optional[_Union[LossLandscape, _Mapping]] = ..., text: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
     VALUE_FIELD_NUMBER: _ClassVar[int]
     value: _containers.RepeatedCompositeFieldContainer[Summary.Value]
     def __init__(self, value: _Optional[_Iterable[_Union[Summary.Value, _Mapping]]] = ...) -> None: ...

@@ -26,6 +26,7 @@ from distsummary.reading.segments import all_event_files, dialect_of
 
 Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 
+MAX_TEXT = 200  # characters of a text that are shown, unless `full` is set
 _ENCODER = json.JSONEncoder(allow_nan=False)  # made once; json.dumps would make one for each line
 
 
@@ -37,7 +38,8 @@ def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[s
 
     Args:
         path: an event file, the directory of a rank, or a run dir (its direct children are read, too).
-        full: include the numbers of tensors and landscapes and the bytes of images (base64).
+        full: include the numbers of tensors and landscapes, the bytes of images (base64) and whole texts, of
+            which the first MAX_TEXT characters are shown otherwise.
 
     Raises:
         MissingFileError: there is no such path, or no event file in the directory.
@@ -163,6 +165,8 @@ def _described(value: Value, full: bool) -> Json:
             }
             if full:
                 described |= {name: numbers(array) for name, array in arrays.items()}
+        case "text":
+            described = {"characters": len(data), "text": data if full else data[:MAX_TEXT]}
         case "graph":
             try:
                 message = anf_ir_pb2.GraphProto.FromString(data)

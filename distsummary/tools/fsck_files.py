@@ -30,7 +30,7 @@ class DirectoryFacts:
     owners: dict[tuple[str, int], float] = field(default_factory=dict)
     files: int = 0
     events: int = 0
-    tags: set[tuple[str, str]] = field(default_factory=set)  # (plugin, tag) in MindSpore's dialect
+    tags: set[tuple[str, str]] = field(default_factory=set)  # (plugin, tag) that MindInsight shows
     has_landscape: bool = False
     lineage: list[tuple[Path, frozenset[str]]] = field(default_factory=list)  # (file, its plugins)
 
@@ -96,7 +96,8 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
                 for problem in value_problems(value):
                     yield finding(path, problem.kind, problem.message, offset=frame.offset)
                 facts.has_landscape |= value.plugin == "landscape"
-                if file.kind == MINDSPORE and len(facts.tags) <= MAX_KNOWN_TAGS:
+                # MindInsight knows nothing of texts: they take no place among its tags
+                if file.kind == MINDSPORE and value.plugin != "text" and len(facts.tags) <= MAX_KNOWN_TAGS:
                     facts.tags.add(key)
             if steps is not None:
                 steps.take(key, ids, event.step)

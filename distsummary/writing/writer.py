@@ -10,7 +10,7 @@ from distsummary.errors import ClosedError
 from distsummary.format.encode import EventEncoder
 from distsummary.format.frames import frame
 from distsummary.format.lineage import encode_lineage, updated_lineage
-from distsummary.format.records import BULK_PLUGINS, Batch, Event, Health, Scalars, Value
+from distsummary.format.records import BULK_PLUGINS, Batch, Event, Health, Scalars, Value, nbytes_of
 from distsummary.publish import publish
 from distsummary.reading.reader import read_lineage
 from distsummary.reading.segments import lineage_files, next_stamp
@@ -159,7 +159,7 @@ class RankWriter:
             free, size = self._files.free_space(self.directory)
         except OSError:
             return []  # the write itself will show the reason
-        incoming = sum(int(getattr(value.data, "nbytes", 0)) for value in bulk)
+        incoming = sum(nbytes_of(value.data) for value in bulk)
         return bulk if free - incoming < min(MAX_RESERVE, size // 50) else []
 
     def _publish_lineage(self, values: Sequence[Value]) -> None:

@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.data_compat import migrate_event
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
@@ -29,6 +30,7 @@ ARRAYS = {
     "all bad": np.array([np.nan, np.inf], np.float32),
     "none": np.empty(0, np.float32),
 }
+TEXTS = ["", "# Größe 大\n**bold** and a \0"]
 PICTURE = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
 
 
@@ -42,10 +44,11 @@ def payload(event: Event, seq: int) -> bytes:
 
 @pytest.fixture
 def written(nasty_tmp_path: Path) -> Path:
-    """A directory with one file of our own: scalars at three steps, then histograms and an image."""
+    """A directory with one file of our own: scalars at three steps, then histograms, an image and texts."""
     events = [Event(step, 100.0 + step, [Value("scalar", "loss", step / 3)]) for step in (1, 2, 5)]
     histograms = [Value("histogram", tag, array) for tag, array in ARRAYS.items()]
-    events.append(Event(6, 106.0, [*histograms, Value("image", "input", PICTURE)]))
+    texts = [Value("text", f"text {n}", text) for n, text in enumerate(TEXTS)]
+    events.append(Event(6, 106.0, [*histograms, Value("image", "input", PICTURE), *texts]))
     payloads = [
         tensorboard_format.encode_version(1.0, EventIds(RUN, 0)),
         *(payload(event, seq) for seq, event in enumerate(events, 1)),
@@ -93,13 +96,24 @@ def test_tensorboard_shows_our_images(shown: EventAccumulator):
     )
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_has_the_bytes_of_tensorboards_own_summary(text: str):
+    value = text_pb("note", text).value[0]
+    assert tensorboard_format.encode_value(Value("text", "note", text)) == value.SerializeToString()
+
+
+def test_tensorboard_shows_our_texts(shown: EventAccumulator):
+    assert shown.Tags()["tensors"] == ["text 0", "text 1"]
+    assert shown.SummaryMetadata("text 0").plugin_data.plugin_name == "text"
+    strings = [tensor_util.make_ndarray(shown.Tensors(f"text {n}")[0].tensor_proto) for n in range(2)]
+    assert [(s.shape, s.item().decode()) for s in strings] == [((), text) for text in TEXTS]
+
+
 def test_the_web_view_of_tensorboard_takes_every_event(written: Path):
     # what its Python backend does to each event before anything is drawn
     (path,) = written.iterdir()
     events = [migrate_event(TensorBoardEvent.FromString(f.payload)) for f in read_frames(path)]
-    tensors = {
-        v.tag: tensor_util.make_ndarray(v.tensor) for v in events[-1].summary.value if v.tag != "input"
-    }
+    tensors = {v.tag: tensor_util.make_ndarray(v.tensor) for v in events[-1].summary.value if v.tag in ARRAYS}
     assert {tag: array[:, 2].sum() for tag, array in tensors.items()} == {
         tag: np.isfinite(array).sum() for tag, array in ARRAYS.items()
     }
@@ -163,15 +177,17 @@ def write_as_torch_does(writer: Any) -> None:
         writer.add_scalar("loss", step / 4, step, walltime=10.0 + step)
     writer.add_histogram("weights", ARRAYS["normal"], 3)
     writer.add_image("input", PICTURE[0], 4)
-    writer.add_text("note", "left out", 5)
+    writer.add_text("note", "a *text*", 5)
 
 
 def check_what_is_read(directory: Path) -> None:
-    values = [value for value in read_values(directory) if value.tag in ("loss", "weights", "input")]
+    tags = ("loss", "weights", "input", "note/text_summary")
+    values = [value for value in read_values(directory) if value.tag in tags]
     assert [value[:5] for value in values[:3]] == [(0, 0, step, 10.0 + step, "loss") for step in range(3)]
     assert [value.value for value in values[:3]] == [0.0, 0.25, 0.5]
     histogram, image = values[3].value, values[4].value
     assert (histogram.counts.sum(), histogram.min) == (1000, pytest.approx(ARRAYS["normal"].min()))
     assert (image.height, image.width) == PICTURE.shape[2:]
-    assert len(values) == 5
+    assert values[5][2:] == (5, values[5].wall_time, "note/text_summary", "a *text*")
+    assert len(values) == 6
     assert not [record for record in dump(directory) if record["plugin"] == "damage"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from distsummary import SummaryRecord
-from distsummary.collect.checked_values import MAX_TENSOR_BYTES, checked_value
+from distsummary.collect.checked_values import MAX_VALUE_BYTES, checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.encode import event_parts
 from distsummary.format.frames import read_frames
@@ -113,7 +113,7 @@ def test_every_bfloat16_and_float8_is_its_float32():
         (lambda: torch.zeros(2, dtype=torch.complex64), "complex64; record its absolute value"),
         (lambda: torch.zeros(2, dtype=torch.bits8), "has no array"),
         (lambda: torch.zeros(2, device="meta"), "no values"),
-        (lambda: torch.zeros(1 << 24).expand(2, -1), "134217728 bytes, more than the"),
+        (lambda: torch.zeros(1).expand(1 << 26), "268435456 bytes, more than the"),
         (lambda: torch.zeros(()), "at least one dimension"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
     ],
@@ -127,7 +127,7 @@ def test_what_cannot_be_recorded_is_refused_by_name(tmp_path, tensor, reason):
 
 
 def test_a_tensor_as_large_as_is_taken_fits_its_event_with_the_longest_tag_shape_and_place():
-    array = np.zeros(MAX_TENSOR_BYTES // 4, np.float32).reshape((1,) * 31 + (-1,))
+    array = np.zeros(MAX_VALUE_BYTES // 4, np.float32).reshape((1,) * 31 + (-1,))
     value = checked_value("tensor", "é" * 512, array)
     data = value.data.result()
     assert isinstance(data, np.ndarray)

@@ -16,6 +16,7 @@ from tests.interop.views import differences, own_view, python_view, server_view
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 STEPS = range(1, 6)
+TEXT = "Step {}: **bold**, 大 and <b>"
 LOSSES = {step: 1.0 / step for step in STEPS}
 
 
@@ -80,6 +81,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
             add("tensor", "hidden", random.normal(size=(4, 3)).astype(np.float32))
             add("histogram", "weight", random.normal(size=2000).astype(np.float32))
             add("image", "input", random.integers(0, 256, (3, 3, 16, 12), dtype=np.uint8))
+            add("text", "remark", TEXT.format(step))
             if step == 1:
                 add("graph", "net", graph())
                 for plugin, message in lineage().items():
@@ -142,10 +144,15 @@ def test_mindinsight_shows_both_landscapes(read: dict[str, Any]) -> None:
     assert read["landscape"]["final"]["metadata"]["decomposition"] == "PCA"
 
 
-def test_both_readers_of_tensorboard_show_scalars_histograms_and_images(base: Path) -> None:
+def test_mindinsight_knows_nothing_of_texts(read: dict[str, Any]) -> None:
+    assert "remark" not in str(read)
+
+
+def test_both_readers_of_tensorboard_show_scalars_histograms_images_and_texts(base: Path) -> None:
     own = own_view(base / "everything")
     assert own.scalars[".", "loss"] == [(step, np.float32(loss)) for step, loss in LOSSES.items()]
     assert [step for step, _ in own.histograms[".", "weight"]] == [*STEPS]
     assert [step for step, _ in own.images[".", "input"]] == [*STEPS]
+    assert own.texts[".", "remark"] == [(step, TEXT.format(step)) for step in STEPS]
     assert differences(python_view(base / "everything"), own) == []
     assert differences(server_view(base / "everything"), own) == []

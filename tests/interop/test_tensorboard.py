@@ -50,7 +50,7 @@ def test_both_dialects_hold_the_same_scalars(demo: Demo, recorded: View) -> None
     scalars = own_view(demo.run_dir, "mindspore").scalars
     # the landscape has a copy of the loss that only MindInsight's page asks for
     mindspore = {key: points for key, points in scalars.items() if key[0] != "landscape"}
-    assert differences(View(mindspore, {}, {}), View(recorded.scalars, {}, {})) == []
+    assert differences(View(mindspore, {}, {}, {}), View(recorded.scalars, {}, {}, {})) == []
 
 
 # --- the views themselves, on files that TensorBoard's own writer wrote
@@ -65,6 +65,7 @@ def foreign(nasty_tmp_path: Path) -> Path:
                 writer.add_scalar("loss", 0.5 / (step + 1), step)
                 writer.add_histogram("weights", np.arange(10.0) * step, step)
                 writer.add_image("picture", np.full((3, 4, 5), step / 3, dtype=np.float32), step)
+                writer.add_text("note", f"step {step}", step)
     return nasty_tmp_path
 
 
@@ -72,6 +73,7 @@ def test_the_three_readers_agree_on_the_files_of_another_writer(foreign: Path) -
     own = own_view(foreign)
     assert {name for name, _ in own.scalars} == {".", "rank_00000"}
     assert [step for step, _ in own.histograms["rank_00000", "weights"]] == [0, 1, 2]
+    assert own.texts[".", "note/text_summary"] == [(step, f"step {step}") for step in range(3)]
     assert own.images.keys() == {(".", "picture"), ("rank_00000", "picture")}
     assert differences(python_view(foreign), own) == []
     assert differences(server_view(foreign), own) == []

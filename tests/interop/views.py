@@ -11,18 +11,20 @@ from typing import Any, NamedTuple, TypeAlias
 import grpc
 import numpy as np
 import tensorboard_data_server
+from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.context import RequestContext
 from tensorboard.data.grpc_provider import GrpcDataProvider
 from tensorboard.data.proto import data_provider_pb2_grpc
+from tensorboard.util import tensor_util
 
 from distsummary.format.records import Histogram
 from distsummary.reading.reader import read_directory
 
 ALL = 1_000_000  # more points than any test has: no reader may sample
 
-Points: TypeAlias = list[tuple[int, Any]]  # Any: a float, a picture or the bins of a histogram
+Points: TypeAlias = list[tuple[int, Any]]  # Any: a float, a picture, the bins of a histogram or a text
 
 
 class Bins(NamedTuple):
@@ -46,6 +48,7 @@ class View(NamedTuple):
     scalars: dict[tuple[str, str], Points]
     histograms: dict[tuple[str, str], Points]
     images: dict[tuple[str, str], Points]
+    texts: dict[tuple[str, str], Points]
 
 
 def differences(left: View, right: View) -> list[str]:
@@ -69,7 +72,7 @@ def _first_difference(left: Points, right: Points) -> str:
 
 def own_view(logdir: Path, dialect: str = "tensorboard") -> View:
     """What distsummary.reading.reader reads from `logdir` and the directories in it."""
-    view = View({}, {}, {})
+    view = View({}, {}, {}, {})
     for directory in sorted({logdir, *(path for path in logdir.rglob("*") if path.is_dir())}):
         for event in read_directory(directory, dialect):
             for value in event.values:
@@ -83,11 +86,11 @@ def own_view(logdir: Path, dialect: str = "tensorboard") -> View:
 
 def python_view(logdir: Path) -> View:
     """What TensorBoard's Python reader reads, without sampling."""
-    guidance = {"scalars": 0, "histograms": 0, "images": 0}  # 0: keep all
+    guidance = {"scalars": 0, "histograms": 0, "images": 0, "tensors": 0}  # 0: keep all
     multiplexer = EventMultiplexer(size_guidance=guidance, purge_orphaned_data=True)
     multiplexer.AddRunsFromDirectory(str(logdir))
     multiplexer.Reload()
-    view = View({}, {}, {})
+    view = View({}, {}, {}, {})
     for run in multiplexer.Runs():
         _add_accumulated(view, run, multiplexer.GetAccumulator(run))
     return view
@@ -107,6 +110,12 @@ def _add_accumulated(view: View, run: str, accumulator: EventAccumulator) -> Non
             (point.step, Picture(point.height, point.width, point.encoded_image_string))
             for point in accumulator.Images(tag)
         ]
+    for tag in tags["tensors"]:
+        assert accumulator.SummaryMetadata(tag).plugin_data.plugin_name == "text"
+        view.texts[run, tag] = [
+            (point.step, _text(tensor_util.make_ndarray(point.tensor_proto)))
+            for point in accumulator.Tensors(tag)
+        ]
 
 
 def server_view(logdir: Path) -> View:
@@ -115,6 +124,7 @@ def server_view(logdir: Path) -> View:
         context, of_all = RequestContext(), {"experiment_id": "", "downsample": ALL}
         scalars = provider.read_scalars(context, plugin_name="scalars", **of_all)
         histograms = provider.read_tensors(context, plugin_name="histograms", **of_all)
+        texts = provider.read_tensors(context, plugin_name="text", **of_all)
         images = provider.read_blob_sequences(context, plugin_name="images", **of_all)
 
         def picture(references: Sequence[Any]) -> Picture:
@@ -126,6 +136,7 @@ def server_view(logdir: Path) -> View:
             _flat(scalars, lambda point: point.value),
             _flat(histograms, lambda point: _trim(point.numpy[:, 1], point.numpy[:, 2])),
             _flat(images, lambda point: picture(point.values)),
+            _flat(texts, lambda point: _text(point.numpy)),
         )
 
 
@@ -144,7 +155,7 @@ def _data_server(logdir: Path) -> Iterator[GrpcDataProvider]:
             "--die-after-stdin",
             "-v",
         ]
-        samples = f"--samples-per-plugin=scalars={ALL},histograms={ALL},images={ALL}"
+        samples = f"--samples-per-plugin=scalars={ALL},histograms={ALL},images={ALL},text={ALL}"
         command = [tensorboard_data_server.server_binary(), "--logdir", str(logdir), samples, *options]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as server:
@@ -181,7 +192,14 @@ def _own_point(plugin: str, data: Any) -> tuple[str, Any]:
             return "histograms", _own_bins(data)
         case "image":
             return "images", Picture(data.height, data.width, data.encoded)
+        case "text":
+            return "texts", data
     return "", None
+
+
+def _text(strings: NDArray[np.object_]) -> str:
+    """A text of one string, as TensorBoard's text plugin gets it."""
+    return str(strings.item().decode())
 
 
 def _own_bins(histogram: Histogram) -> Bins:

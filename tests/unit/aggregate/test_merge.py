@@ -307,6 +307,15 @@ def test_images_and_histograms_come_as_the_rank_wrote_them(run):
         assert repr(run.points("h", dialect)) == repr(run.points("h", dialect, rank_dir))
 
 
+def test_a_text_comes_from_the_lowest_rank_that_has_it(run):
+    run.write(0, [Event(1, 1.0, [Value("text", "config", "of rank 0")]), scalar(1, loss=1.0)])
+    run.write(1, [Event(1, 1.0, [Value("text", tag, "of rank 1") for tag in ("config", "own")])])
+    run.merge()
+    for dialect in DIALECTS:
+        assert run.points("config", dialect) == [(1, "of rank 0")]
+        assert run.points("own", dialect) == [(1, "of rank 1")]
+
+
 def test_parts_of_a_tensor_are_counted_and_left_to_the_files_of_the_ranks(run):
     shard = Shard(global_shape=(4,), offset=(0,))
     run.write(0, [tensor(1, "w", 1.0, 2.0, shard=shard), scalar(1, loss=1.0)])

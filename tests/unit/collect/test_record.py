@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.collect import export
+from distsummary.collect import checked_values, export
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import (
     ClosedError,
@@ -13,7 +13,7 @@ from distsummary.errors import (
     NotADirectoryPathError,
     WriteError,
 )
-from distsummary.format.records import Landscape
+from distsummary.format.records import DIALECTS, Landscape
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
 from distsummary.pb import mindspore_lineage_pb2 as lineage
@@ -50,6 +50,7 @@ GOOD = {
     "histogram": np.arange(3),
     "image": np.zeros((2, 3, 4, 5)),
     "landscape": landscape(),
+    "text": "Größe **大**, a NUL \0",
     "graph": graph().SerializeToString(),
     "dataset_graph": lineage.DatasetGraph(),
     "train_lineage": lineage.TrainLineage(),
@@ -66,6 +67,35 @@ def test_one_call_records_one_event(record, writer):
     assert ([value.plugin for value in event.values], event.step) == (list(GOOD), 7)
 
 
+def test_a_text_is_read_as_it_was_given(tmp_path):
+    long = "ä" * (1 << 19)  # 1 MiB
+    with SummaryRecord(tmp_path) as record:
+        for tag, text in (("good", GOOD["text"]), ("empty", ""), ("numpy's", np.str_("a")), ("long", long)):
+            record.add_value("Text", tag, text)
+        record.record(7)
+    expected = {"good": GOOD["text"], "empty": "", "numpy's": "a", "long": long}
+    for dialect in DIALECTS:
+        [event] = read_directory(tmp_path, dialect)
+        assert {value.tag: value.data for value in event.values} == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "remedy"),
+    [
+        (b"bytes", InvalidTypeError, r"value\.decode\(\)"),
+        (3, InvalidTypeError, r"got int; convert it with str\(\)"),
+        (None, InvalidTypeError, "got NoneType"),
+        ("half \ud83d", InvalidValueError, r"character 5 .*errors=\"replace\""),
+        ("x" * 101, InvalidValueError, "takes 101 bytes, more than the 100 of an event"),
+    ],
+    ids=["bytes", "int", "None", "surrogate", "too long"],
+)
+def test_what_is_no_text_is_refused_with_the_remedy(record, monkeypatch, wrong, error, remedy):
+    monkeypatch.setattr(checked_values, "MAX_VALUE_BYTES", 100)
+    with pytest.raises(error, match=f"the text 'note' .*{remedy}"):
+        record.add_value("text", "note", wrong)
+
+
 def test_graph_and_lineage_stand_alone_in_the_files(tmp_path):
     with SummaryRecord(tmp_path) as record:
         for plugin, value in GOOD.items():
@@ -73,7 +103,7 @@ def test_graph_and_lineage_stand_alone_in_the_files(tmp_path):
         record.record(7)
     assert [sorted(value.plugin for value in event.values) for event in read_directory(tmp_path)] == [
         ["graph"],
-        ["histogram", "image", "landscape", "scalar", "tensor"],
+        ["histogram", "image", "landscape", "scalar", "tensor", "text"],
     ]
     assert read_lineage(tmp_path).train is not None
     assert record.health().errors == {}
@@ -112,14 +142,14 @@ def test_other_plugins_are_refused(record, plugin):
         record.add_value(plugin, "a", 1.0)
 
 
-@pytest.mark.parametrize("plugin", ["scalar", "tensor", "histogram", "image", "landscape"])
+@pytest.mark.parametrize("plugin", ["scalar", "tensor", "histogram", "image", "landscape", "text"])
 @pytest.mark.parametrize("name", ["", None, 3, "  ", "x" * 2000, "half of a pair \ud800"])
 def test_summary_values_need_a_name(record, plugin, name):
     with pytest.raises(InvalidValueError, match="name"):
         record.add_value(plugin, name, GOOD[plugin])
 
 
-@pytest.mark.parametrize("plugin", [p for p in GOOD if p not in ("scalar", "tensor", "histogram", "image")])
+@pytest.mark.parametrize("plugin", ["landscape", *list(GOOD)[6:]])
 def test_values_of_another_class_are_refused(record, plugin):
     for wrong in (1.0, "x", None, np.zeros(3)):
         with pytest.raises(InvalidTypeError):

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from distsummary.collect.checked_values import MAX_TENSOR_BYTES, checked_value
+from distsummary.collect.checked_values import MAX_VALUE_BYTES, checked_value
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -27,7 +27,7 @@ ONLY_EXPORTED = {
 EVENT_DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", ">f4", ">i8"]
 
 
-def large(elements: int = MAX_TENSOR_BYTES // 4 + 1, dtype: str = "int8") -> np.ndarray:
+def large(elements: int = MAX_VALUE_BYTES // 4 + 1, dtype: str = "int8") -> np.ndarray:
     return np.broadcast_to(np.zeros(1, dtype), (elements,))
 
 

@@ -40,6 +40,7 @@ LANDSCAPE = Landscape(
     path_z=np.array([3.0, 2.5, 2.0]),
 )
 GRAPH = anf_ir_pb2.GraphProto(name="net", node=[anf_ir_pb2.NodeProto(name="1", op_type="Add")])
+TEXT = "# Größe 大\nwith a line, **bold** and a \0"
 TRAIN = lineage_pb2.TrainLineage(algorithm=lineage_pb2.TrainLineage.Algorithm(network="MLP", loss=0.5))
 EVALUATION = lineage_pb2.EvaluationLineage(metric='{"acc": 0.5}')
 DATASET = lineage_pb2.DatasetGraph(parameter=lineage_pb2.OperationParameter(mapInt={"batch_size": 8}))
@@ -50,6 +51,7 @@ SUMMARY_VALUES = [
     Value("histogram", "weight", HISTOGRAM),
     Value("image", "input", PICTURE),
     Value("landscape", "landscape_[1, 3]", LANDSCAPE),
+    Value("text", "note", TEXT),
 ]
 
 

@@ -43,8 +43,8 @@ def test_each_dialect_gets_what_it_can_show():
     assert refused == []
     shown = {dialect: [value.plugin for value in read(payloads, dialect).values] for dialect in BOTH}
     assert shown == {
-        "mindspore": ["scalar", "tensor", "histogram", "image", "landscape"],
-        "tensorboard": ["scalar", "histogram", "image"],
+        "mindspore": ["scalar", "tensor", "histogram", "image", "landscape", "text"],
+        "tensorboard": ["scalar", "histogram", "image", "text"],
     }
 
 

@@ -68,6 +68,12 @@ def test_an_image_has_the_bytes_of_protobuf():
     assert ms.encode_value(Value("image", "input", samples.PICTURE)) == value.SerializeToString()
 
 
+@given(samples.TAGS, st.text(st.characters(codec="utf-8")))
+def test_a_text_has_the_bytes_of_protobuf(tag: str, text: str):
+    value = summary_pb2.Summary.Value(tag=tag, text=text)
+    assert ms.encode_value(Value("text", tag, text)) == value.SerializeToString()
+
+
 def test_the_version_record_has_the_bytes_of_protobuf():
     for ids in (None, samples.IDS._replace(seq=0)):
         event = with_ids(summary_pb2.Event(wall_time=2.5, version="MindSpore.Event:1"), ids)

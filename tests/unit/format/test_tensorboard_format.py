@@ -117,10 +117,59 @@ def test_the_scalars_of_tensorflow_2_are_read(dtype: int, field: str, numpy_dtyp
         )  # fmt: skip
 
 
-def test_text_is_left_out_and_the_rest_of_its_event_kept():
+@given(samples.TAGS, st.text(st.characters(codec="utf-8")))
+def test_a_text_has_the_bytes_of_protobuf(tag: str, text: str):
+    tensor = tensorboard_pb2.TensorProto(dtype=7, string_val=[text.encode()])
+    tensor.tensor_shape.SetInParent()
+    value = tensorboard_pb2.Summary.Value(tag=tag, tensor=tensor)
+    value.metadata.plugin_data.plugin_name = "text"
+    assert tb.encode_value(Value("text", tag, text)) == value.SerializeToString()
+
+
+def decoded_text(strings: list[bytes], shape: list[int]) -> str:
+    """What is read of a text tensor of another writer."""
+    dims = [tensorboard_pb2.TensorShapeProto.Dim(size=size) for size in shape]
+    tensor = tensorboard_pb2.TensorProto(
+        dtype=7, string_val=strings, tensor_shape=tensorboard_pb2.TensorShapeProto(dim=dims)
+    )
     event = tensorboard_pb2.Event(step=4, wall_time=1.0)
-    text = event.summary.value.add(tag="note", tensor=tensorboard_pb2.TensorProto(dtype=7, string_val=[b"x"]))
-    text.metadata.plugin_data.plugin_name = "text"
+    event.summary.value.add(tag="note", tensor=tensor).metadata.plugin_data.plugin_name = "text"
+    decoded = tb.decode_event(event.SerializeToString())
+    assert decoded is not None
+    (value,) = decoded[1].values
+    assert (value.plugin, value.tag) == ("text", "note")
+    return value.data
+
+
+@pytest.mark.parametrize(
+    ("strings", "shape", "text"),
+    [
+        ([b"a"], [], "a"),
+        ([b"a"], [1], "a"),
+        ([b"a", b"b"], [2], "a\nb"),
+        ([b"a", b"b", b"c", b"d"], [2, 2], "a | b\nc | d"),
+        ([b"a", b"b", b"c", b"d"], [2, 2, 1], "a\nb"),
+        ([], [0], ""),
+        ([], [3, 0], ""),
+    ],
+)
+def test_tables_of_other_writers_are_read_line_by_line(strings: list[bytes], shape: list[int], text: str):
+    assert decoded_text(strings, shape) == text
+
+
+@pytest.mark.parametrize(
+    ("strings", "shape"), [([b"a", b"b"], [3]), ([b"a\xff"], []), ([b"a", b"b"], [2**40])]
+)
+def test_a_text_that_is_none_is_damage(strings: list[bytes], shape: list[int]):
+    with pytest.raises(DamagedFileError):
+        decoded_text(strings, shape)
+
+
+def test_audio_is_left_out_and_the_rest_of_its_event_kept():
+    event = tensorboard_pb2.Event(step=4, wall_time=1.0)
+    audio = tensorboard_pb2.TensorProto(dtype=7, string_val=[b"x"])
+    sound = event.summary.value.add(tag="sound", tensor=audio)
+    sound.metadata.plugin_data.plugin_name = "audio"
     event.summary.value.add(tag="loss", simple_value=1.0)
     decoded = tb.decode_event(event.SerializeToString())
     assert decoded is not None

@@ -27,8 +27,9 @@ RUN = "0123456789abcdef"
 
 def write(directory: Path, dialects: tuple[str, ...], *, attempt: int = 0, first_step: int = 1) -> None:
     writer = RankWriter(WriterSpec(directory=directory, run_id=RUN, attempt=attempt, formats=dialects))
+    values = [value for value in samples.SUMMARY_VALUES if value.plugin != "landscape"]
     events = [
-        Event(step, float(step), [*samples.SUMMARY_VALUES[:4], Value("scalar", "acc", step / 2)])
+        Event(step, float(step), [*values, Value("scalar", "acc", step / 2)])
         for step in range(first_step, first_step + 5)
     ]
     writer.write(Batch(run_id=RUN, attempt=attempt, rank=0, first_seq=1, events=events))
@@ -41,7 +42,7 @@ def told(directory: Path, dialect: str) -> list[tuple[object, ...]]:
         (event.run_id, event.attempt, event.seq, event.step, event.wall_time, value.tag, plain(value.data))
         for event in read_directory(directory, dialect)
         for value in event.values
-        if value.plugin in ("scalar", "image", "histogram")
+        if value.plugin in ("scalar", "image", "histogram", "text")
     ]
 
 

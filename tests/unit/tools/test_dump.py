@@ -92,6 +92,15 @@ def test_each_plugin_has_its_fields(nasty_tmp_path: Path):
         "path_z": [3],
     }
     assert "z" not in values["landscape"]
+    assert values["text"] == {"characters": len(samples.TEXT), "text": samples.TEXT}
+
+
+def test_a_long_text_is_shortened_unless_all_is_asked_for(nasty_tmp_path: Path):
+    long = "大" * 5000
+    path = event_file(nasty_tmp_path, Value("text", "note", long))
+    (short,), (whole,) = lines(path), lines(path, full=True)
+    assert short["value"] == {"characters": 5000, "text": long[:200]}
+    assert whole["value"] == {"characters": 5000, "text": long}
 
 
 def test_full_has_the_numbers_and_the_bytes(nasty_tmp_path: Path):

@@ -306,6 +306,7 @@ LOSS = Value("scalar", "loss/auto", 0.5)
         ([Value("tensor", f"t{n}", np.zeros(2)) for n in range(6)], []),
         ([Value("tensor", f"t{n}", np.zeros(2)) for n in range(7)], ["tensor_tags"]),
         ([Value("scalar", f"s{n}", 0.0) for n in range(301)], ["tags"]),
+        ([Value("text", f"t{n}", "not for MindInsight") for n in range(301)], []),
         ([LOSS, Value("landscape", "l", landscape(np.ones((2, 2))))], []),
         ([LOSS, Value("landscape", "l", landscape(np.full((2, 2), np.nan)))], ["landscape_not_finite"]),
         ([Value("landscape", "l", landscape(np.ones((2, 2))))], ["landscape_alone"]),
