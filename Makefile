@@ -10,7 +10,7 @@ PEERS_NUMPY1 := .venv-peers-numpy1/bin
 PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep -q ' 3\.11\.' && echo $(PYTHON); }),\
   $(error this needs Python 3.11 beside $(PYTHON); name one: make $(MAKECMDGOALS) PYTHON311=PATH))
 
-.PHONY: demo test check bench bench-landscape proto proto-check interop torture clean
+.PHONY: demo test check bench bench-overhead bench-landscape proto proto-check interop torture clean
 
 demo: .venv/.demo
 	$(BIN)/distsummary demo
@@ -31,6 +31,11 @@ BENCH ?= --peers ours,ours_by_name,ours_run,ours_frozen,torch,tensorboardX,minds
 bench: .venv/.bench $(MINDSPORE)/.done
 	$(BIN)/python -m benchmarks.collect $(BENCH)
 	$(BIN)/python -m benchmarks.read --table
+
+# The part of a training's CPU that is ours, in four trainings: python -m benchmarks.overhead --help
+OVERHEAD ?= --items
+bench-overhead: .venv/.bench
+	$(BIN)/python -m benchmarks.overhead $(OVERHEAD)
 
 # The cost of a landscape's point next to the peers: python -m benchmarks.landscape --help
 LANDSCAPE ?= --table
