@@ -142,9 +142,8 @@ class OursRun:
 
     def close(self) -> None:
         """Everything is in the files on return; drops and refusals end the benchmark."""
-        collector = self.run.context.original_args()["list_callback"].callbacks[-1]
         self.run.close()
-        health = collector.health()
+        health = self.run.health()
         if health.dropped or health.errors:
             raise RuntimeError(f"not everything was recorded: {health}")
 

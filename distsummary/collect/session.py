@@ -252,6 +252,8 @@ class Session:
         if is_late:
             if self._trajectory is not None and self._trajectory.due(unit, number):
                 self.failures.count(ENDED_LATE, dropped={"checkpoint": 1})
+            if unit == "step" and self._sketches is not None and self._sketches.skip_step(number):
+                self.failures.count(ENDED_LATE, dropped={"sketch": 1})
             return
         if unit == "step" and self._sketches is not None:
             self.failures.call("sketch", self._sketches.end_step, number)

@@ -10,6 +10,7 @@ from distsummary.writing.health import Failures
 
 WARN, STOP, IGNORE = "warn", "stop", "ignore"
 ON_NAN = (WARN, STOP, IGNORE)
+MAX_TAGS = 1 << 10
 LARGEST = 3.4028235677973366e38  # from here on, float32, the precision of scalars in the files, is infinite
 
 
@@ -26,6 +27,9 @@ class FiniteCheck:
 
     def __init__(self, on_nan: str, rank: int, failures: Callable[[], Failures]) -> None:
         self.error: NonFiniteError | None = None
+        self.is_over = (
+            False  # True after a callback has raised, such as LossMonitor, which names the loss itself
+        )
         self._on_nan, self._rank, self._failures = on_nan, rank, failures
         self._reasons: dict[tuple[str, bool], str] = {}  # by tag, and whether the number is finite
 
@@ -43,7 +47,7 @@ class FiniteCheck:
 
     def check(self, step: int, tag: str, number: float) -> None:
         """Check one number; may be called from any thread."""
-        if -LARGEST < number < LARGEST:
+        if -LARGEST < number < LARGEST or self.is_over:
             return
         is_finite = math.isfinite(number)
         if self._on_nan == IGNORE and not is_finite:
@@ -51,6 +55,8 @@ class FiniteCheck:
         found = f"{tag!r} is {number:g} at step {step} on rank {self._rank}"
         if is_finite:
             found += "; files hold float32, in which it is infinite; log its logarithm"
+        if len(self._reasons) > MAX_TAGS:
+            self._reasons.clear()
         reason = self._reasons.setdefault((tag, is_finite), found)
         self._failures().count(reason)
         if self._on_nan == STOP and not is_finite and self.error is None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.errors import InvalidValueError
+from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.format.records import LINEAGE_PLUGINS, PLUGINS, Health, Value
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 ARRAYS = ("histogram", "image", "tensor")
 IN_THE_PAST = "run.log(..., step=n): values of steps before the last one are dropped"
+MAX_KNOWN_NAMES = 1 << 14  # beyond this number, names are checked again, so that memory stays bounded
+MAX_SHOWN = 40  # characters of a name in a message
 MAX_NESTING = 8  # levels of nested dicts in `log`
 NAMELESS = ("graph", *LINEAGE_PLUGINS)
 MAX_STEP = 2**63 - 1  # int64 in the files
@@ -138,6 +140,8 @@ class Recording(abc.ABC):
         for name, value in given.items():
             if type(value) is not float or name not in known:
                 new = self._numbers(given)
+                if len(known) > MAX_KNOWN_NAMES:
+                    known.clear()
                 known.update(new)
                 break
         held = self._given
@@ -212,7 +216,7 @@ class Recording(abc.ABC):
         is_elsewhere = get_ident() != self._thread
         if self._is_closed and self._is_late(is_elsewhere):
             return
-        check_type(f"the name of a {plugin}", name, str, optional=plugin in NAMELESS)
+        check_type(f"the name of the {plugin}", name, str, optional=plugin in NAMELESS)
         new = self._snapshot(plugin, name, value)
         if new is None:
             return
@@ -258,9 +262,9 @@ class Recording(abc.ABC):
             check_type("the name of a value", name, str)
             try:
                 check_tag(name)
-                number = scalar(repr(name), host_array(value) if isinstance(value, (list, tuple)) else value)
+                number = scalar(repr(name), _array_of(repr(name), value))
             except Exception as error:
-                self._refuse("scalar", error, _remedy(value))
+                self._refuse("scalar", name, error, _remedy(value))
                 continue
             if not isinstance(number, float):
                 number = Checked(number, self._finite.check, self.step, name)
@@ -274,18 +278,22 @@ class Recording(abc.ABC):
             self._failures().count(NOT_RECORDED, dropped={plugin: 1})
             return None
         try:
-            if plugin in ARRAYS and isinstance(value, (list, tuple)):
-                value = host_array(value)
+            if plugin in ARRAYS:
+                value = _array_of(f"the {plugin} {name!r}", value)
             return recorders[0].snapshot(plugin, name, value)
         except Exception as error:
-            self._refuse(plugin, error)
+            self._refuse(plugin, name, error)
             return None
 
-    def _refuse(self, plugin: str, error: Exception, remedy: str = "") -> None:
+    def _refuse(self, plugin: str, name: str | None, error: Exception, remedy: str = "") -> None:
         """Count a value that cannot be recorded; if the run is strict, raise `error`."""
         if self._strict:
             raise error
-        self._failures().count(f"a {plugin} is dropped: {error}{remedy}", dropped={plugin: 1})
+        reason = str(error)
+        if not isinstance(error, DistSummaryError):  # ours name the value
+            shown = name if name is None else name[:MAX_SHOWN]
+            reason = f"the {plugin} {shown!r}: {type(error).__name__}: {error}"
+        self._failures().count(f"not recorded: {reason}{remedy}", dropped={plugin: 1})
 
     def _failures(self) -> Failures:
         """Counts the values that the run drops: the recorder's, as long as its files can still say it."""
@@ -310,9 +318,17 @@ def _remedy(value: object) -> str:
     return ""
 
 
-def host_array(numbers: object) -> np.ndarray[Any, Any]:
-    """Numbers in (nested) lists as an array; raises InvalidValueError if they have no common shape."""
+def _array_of(field: str, value: object) -> object:
+    """Numbers in (nested) lists as an array; anything else as it is.
+
+    Raises InvalidValueError for a list of lists whose lengths differ.
+    """
+    if not isinstance(value, (list, tuple)):
+        return value
     try:
-        return np.asarray(numbers)
+        return np.asarray(value)
     except ValueError as error:
-        raise InvalidValueError(f"a list must hold numbers in a regular shape: {error}") from error
+        raise InvalidValueError(
+            f"{field} must be a list of numbers, or of lists of the same length, got {len(value)} items that "
+            "do not form an array; pad them"
+        ) from error

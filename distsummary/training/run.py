@@ -508,6 +508,7 @@ class Run(Recording):
             for method in self._callbacks.methods[hook]:
                 method(context or self._context)
         except BaseException as error:
+            self._finite.is_over = True
             self._leave(error)
             raise
         if not self._is_guarded:

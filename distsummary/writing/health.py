@@ -12,6 +12,7 @@ from distsummary.format.records import Health
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MAX_REASONS = 1000  # reasons may name tags and steps, and memory has to stay bounded
 NONE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -34,7 +35,10 @@ class Failures:
 
     def count(self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE) -> None:
         """Count a failure; `dropped`: plugin (kind of value) -> lost values. Any thread may call `count`."""
-        if reason not in self.health.errors:
+        errors = self.health.errors
+        if reason not in errors and len(errors) >= MAX_REASONS:
+            reason = f"further reasons, after {MAX_REASONS} different ones"
+        if reason not in errors:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
         for plugin, values in dropped.items():

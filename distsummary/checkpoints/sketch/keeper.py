@@ -109,6 +109,11 @@ class SketchKeeper:
         self._pace.learn(step_s, cost_s)
         self._ended_at = self._clock()
 
+    def skip_step(self, number: int) -> bool:
+        """Take no sketch of step `number`, as its parameters have changed since; whether one was due."""
+        self._ended_at = None
+        return not self._has_file or (number - 1) % self._pace.stride == 0
+
     def flush(self) -> None:
         """Submit the sketches that were taken since the last flush."""
         rows, self._rows = self._rows, []

@@ -1,0 +1,338 @@
+"""What a Run does with the values that it is given, of every kind."""
+
+import logging
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
+from distsummary.format.records import Health, Value
+from distsummary.training.callbacks import Callback, LossMonitor
+from distsummary.training.run import Run
+from distsummary.writing.health import MAX_REASONS, Failures
+
+HUGE = 1e39  # beyond float32
+BEYOND = "files hold float32, in which it is infinite; log its logarithm"
+
+
+class Keeper(Callback):
+    """Records plain steps until `plain_before`; snapshots are copies of arrays."""
+
+    dir = Path("runs/a")
+
+    def __init__(self, plain_before=math.inf):
+        self.plain_before, self.recorder = plain_before, self
+        self.failures = Failures(Health(), logging.getLogger("test"))
+        self.recorded, self.seen = [], []
+
+    def snapshot(self, plugin, name, value):
+        if value is None:
+            raise InvalidTypeError(f"the {plugin} {name!r} must be an array, got None")
+        if isinstance(value, Broken):
+            raise RuntimeError("no storage")
+        return Value(plugin, name or "", np.array(value))
+
+    def record(self, step, numbers, values=()):
+        kept = {name: value for name, value in numbers.items() if not name.startswith("perf/")}
+        for value in values:
+            kept[value.plugin, value.tag] = value.data.tolist()
+        self.recorded.append((step, kept))
+
+    def on_train_step_begin(self, run_context):
+        self.seen.append("begin")
+
+    def on_train_step_end(self, run_context):
+        params = run_context.original_args()
+        self.record(params.cur_step_num, params.logged, params["values"])
+
+    def on_train_epoch_end(self, run_context):
+        params = run_context.original_args()
+        if params.logged or params["values"]:
+            self.record(params.cur_step_num, params.logged, params["values"])
+
+    on_train_end = on_train_epoch_end
+
+    def health(self):
+        return Health(events=len(self.recorded)).plus(self.failures.health)
+
+
+class Broken:
+    """A value whose framework fails in its own way."""
+
+
+@pytest.mark.parametrize("plain_before", [math.inf, -math.inf])
+def test_a_step_has_the_values_of_every_kind_that_were_given_in_it(plain_before):
+    keeper = Keeper(plain_before)
+    with Run(callbacks=keeper) as run:
+        for number in run.steps([1, 2]):
+            run.histogram("w", [number])
+            run.image("w", [[number]])
+            run.tensor("w", [number, number])
+            run.add_value("Tensor", "t", [0])
+            run.add_value("scalar", "s", number)
+            run.log(loss=number)
+            run.add_value("dataset_graph", None, [5])
+    kinds = [
+        {"s": n, "loss": n, ("histogram", "w"): [n], ("image", "w"): [[n]], ("tensor", "w"): [n, n],
+         ("tensor", "t"): [0], ("dataset_graph", ""): [5]}
+        for n in (1, 2)
+    ]  # fmt: skip
+    assert keeper.recorded == [(1, kinds[0]), (2, kinds[1])]
+    assert run.dir == Path("runs/a")
+    assert run.health() == Health(events=2)
+
+
+def test_a_value_is_copied_when_it_is_given_and_the_last_one_of_a_name_is_kept():
+    keeper, array = Keeper(), np.zeros(2)
+    with Run(callbacks=keeper) as run:
+        for _ in run.steps([1]):
+            run.tensor("a", [1.0, 1.0])
+            run.tensor("a", array)
+            array += 5
+    assert keeper.recorded == [(1, {("tensor", "a"): [0.0, 0.0]})]
+
+
+def test_a_value_alone_makes_a_step_that_was_left_count():
+    keeper = Keeper()
+    with Run(callbacks=keeper) as run:
+        for number in run.steps(range(5)):
+            if number == 1:
+                run.image("x", [[1]])
+                break
+        assert run.step == 2
+    assert keeper.recorded[1] == (2, {("image", "x"): [[1]]})
+
+
+def test_before_any_steps_a_value_that_is_given_again_begins_the_next_step():
+    keeper = Keeper()
+    with Run(callbacks=keeper) as run:
+        for number in range(3):
+            run.image("x", [[number]])
+            run.tensor("x", [number])  # of another plugin: the same step
+            run.log(x=number)
+        assert run.step == 3
+    assert keeper.recorded == [
+        (step, {"x": step - 1, ("image", "x"): [[step - 1]], ("tensor", "x"): [step - 1]})
+        for step in (1, 2, 3)
+    ]
+
+
+def test_values_outside_of_steps_go_to_the_step_that_is_named_and_never_back():
+    keeper = Keeper()
+    with Run(callbacks=keeper) as run:
+        run.image("x", [[1]], step=4)
+        run.image("x", [[2]], step=9)
+        run.histogram("x", [3], step=8)
+        assert run.step == 9
+        with pytest.raises(InvalidTypeError, match="step"):
+            run.image("x", [[1]], step="last")
+        with pytest.raises(InvalidValueError, match="step"):
+            run.image("x", [[1]], step=2**63)
+    assert keeper.recorded == [(4, {("image", "x"): [[1]]}), (9, {("image", "x"): [[2]]})]
+    assert run.health().dropped == {"histogram": 1}
+
+
+def test_values_before_the_first_step_and_between_two_epochs_stand_at_the_step_before():
+    keeper = Keeper()
+    with Run(callbacks=keeper) as run:
+        run.image("x", [[0]])
+        for _ in range(2):
+            for _ in run.steps([1]):
+                pass
+            run.image("x", [[run.step]])
+    images = [(step, *kept.values()) for step, kept in keeper.recorded if kept]
+    assert images == [(0, [[0]]), (1, [[1]]), (2, [[2]])]
+
+
+def test_values_of_other_threads_go_to_the_step_under_way_and_count_after_the_end():
+    keeper = Keeper()
+
+    def elsewhere(*functions):
+        thread = threading.Thread(target=lambda: [function() for function in functions])
+        thread.start()
+        thread.join()
+
+    with Run(callbacks=keeper) as run:
+        for number in run.steps([1, 2]):
+            run.image("x", [[0]])
+            elsewhere(lambda n=number: run.image("x", [[n]]), lambda: run.histogram("h", [1]))
+            if number == 2:
+                run.image("x", [[9]])
+    assert [kept["image", "x"] for _, kept in keeper.recorded] == [[[1]], [[9]]]
+    assert [kept["histogram", "h"] for _, kept in keeper.recorded] == [[1], [1]]
+    elsewhere(lambda: run.image("x", [[1]]), lambda: run.log(a=1))
+    assert list(run.health().errors.values()) == [2]
+    with pytest.raises(ClosedError):
+        run.image("x", [[1]])
+
+
+def test_what_cannot_be_recorded_is_counted_and_named_once_and_the_rest_is_recorded(caplog):
+    keeper, picture = Keeper(), np.zeros((3, 4, 4))
+    loop = {}
+    loop["self"] = loop
+    bad = {"none": None, "text": "x" * 2**20, "complex": 1j, "picture": picture, "list": [1, 2], "loop": loop}
+    names = {" ": 1, "x" * 2**20: 1, "\ud800": 1}
+    with Run(callbacks=keeper) as run:
+        for _ in run.steps(range(3)):
+            run.log(bad | names, good=1, one=[0.5], nested={"a": {"b": 2, 3: np.float32(4)}})
+            run.histogram("empty", None)
+            run.tensor("broken", Broken())
+            run.image("ragged", [[1], [1, 2]])
+    assert keeper.recorded == [
+        (step, {"good": 1.0, "one": 0.5, "nested/a/b": 2.0, "nested/a/3": 4.0}) for step in (1, 2, 3)
+    ]
+    health = run.health()
+    assert health.dropped == {"scalar": 3 * 9, "histogram": 3, "tensor": 3, "image": 3}
+    assert set(health.errors.values()) == {3}
+    assert len(caplog.records) == len(health.errors) == 12
+    assert max(map(len, health.errors)) < 400
+    lines = "\n".join(health.errors)
+    for words in ("'none' must be a real number", "'picture' must have one element, got shape (3, 4, 4)"):
+        assert words in lines
+    for words in (
+        "run.image, run.histogram or run.tensor",
+        "use run.text",
+        "'broken': RuntimeError: no storage",
+    ):
+        assert words in lines
+
+
+def test_a_strict_run_raises_instead():
+    with Run(callbacks=Keeper(), strict=True) as run:
+        for _ in run.steps([1]):
+            for bad in (None, "x", 1j, 10**400, [1, 2]):
+                with pytest.raises((InvalidTypeError, InvalidValueError), match="'bad'"):
+                    run.log(bad=bad)
+            with pytest.raises(InvalidTypeError, match="'h' must be an array"):
+                run.histogram("h", None)
+    assert run.health().dropped == {}
+
+
+def test_the_misuse_of_an_argument_raises_in_any_run():
+    with Run(callbacks=Keeper()) as run:
+        for _ in run.steps([1]):
+            with pytest.raises(InvalidTypeError, match="name"):
+                run.log({3: 0.5})
+            with pytest.raises(InvalidTypeError, match="values"):
+                run.log([0.5])
+            with pytest.raises(InvalidTypeError, match="the name of the image must be str"):
+                run.image(3, [[1]])
+            with pytest.raises(InvalidValueError, match="plugin must be one of"):
+                run.add_value("picture", "x", [[1]])
+            with pytest.raises(InvalidTypeError, match="plugin"):
+                run.add_value(None, "x", [[1]])
+            with pytest.raises(InvalidValueError, match="step must be left out"):
+                run.image("x", [[1]], step=3)
+    assert run.health() == Health(events=1)
+
+
+def test_without_a_recorder_values_are_counted_and_that_is_said_once(caplog):
+    with Run() as run:
+        for _ in run.steps([1, 2]):
+            run.log(loss=1)
+            run.image("x", [[1]])
+    assert run.health().dropped == {"scalar": 2, "image": 2}
+    assert len(caplog.records) == 1
+    assert "use ds.init or callbacks=[ds.SummaryCollector(...)]" in caplog.text
+    with pytest.raises(InvalidValueError, match="no directory"):
+        _ = run.dir
+    seen = Run(callbacks=LossMonitor(0))
+    for _ in seen.steps([1]):
+        seen.log(loss=1)  # LossMonitor looks at it
+    seen.close()
+    assert seen.health().dropped == {}
+
+
+def test_a_number_that_is_not_finite_is_named_once_with_its_step_and_counted(caplog):
+    keeper = Keeper()
+    with Run(callbacks=keeper) as run:
+        for number in run.steps(range(5)):
+            run.log(loss=math.nan if number > 1 else 0.5, lr=-math.inf if number == 3 else 0.1)
+            run.log(big=HUGE if number else -HUGE)
+        with run.eval() as evaluation:
+            evaluation.log(accuracy=math.nan)
+        run.log(after=math.nan)
+    assert run.health().errors == {
+        "'loss' is nan at step 3 on rank 0": 3,
+        "'lr' is -inf at step 4 on rank 0": 1,
+        f"'big' is -1e+39 at step 1 on rank 0; {BEYOND}": 5,
+        "'accuracy' is nan at step 5 on rank 0": 1,
+        "'after' is nan at step 5 on rank 0": 1,
+    }
+    assert len(caplog.records) == 5
+    assert len(keeper.recorded) == 6
+    assert run.health().dropped == {}
+
+
+def test_nan_can_be_ignored_but_a_number_beyond_float32_is_counted():
+    with Run(callbacks=Keeper(), on_nan="ignore") as run:
+        for _ in run.steps([1]):
+            run.log(loss=math.nan, big=HUGE, most=3.4e38)
+    assert [reason[:5] for reason in run.health().errors] == ["'big'"]
+
+
+@pytest.mark.parametrize("plain_before", [math.inf, -math.inf])
+def test_nan_can_stop_the_training_at_the_end_of_its_step(plain_before):
+    keeper = Keeper(plain_before)
+    run = Run(callbacks=keeper, on_nan="stop")
+
+    def train():
+        for number in run.steps(range(5)):
+            run.log(loss=math.nan if number else 0.5, big=HUGE)
+
+    with pytest.raises(NonFiniteError, match="'loss' is nan at step 2 on rank 0; the training stops"):
+        train()
+    assert [step for step, _ in keeper.recorded] == [1, 2]
+    with pytest.raises(ClosedError):
+        run.log(loss=1)
+
+
+def test_nan_in_a_step_that_was_left_stops_at_the_next_call():
+    run = Run(callbacks=Keeper(), on_nan="stop")
+    for _ in run.steps(range(5)):
+        run.log(loss=math.nan)
+        break
+    with pytest.raises(NonFiniteError, match="step 1"):
+        run.steps([1])
+
+
+@pytest.mark.parametrize("on_nan", ["warn", "stop"])
+def test_a_loss_monitor_names_the_loss_and_nobody_else_does(on_nan, caplog):
+    run = Run(callbacks=[LossMonitor(0), Keeper()], on_nan=on_nan)
+    batches = run.steps([1])
+    next(batches)
+    run.log(loss=math.nan)
+    with pytest.raises(InvalidValueError, match="the loss is nan"):
+        next(batches)
+    assert not caplog.records
+    assert run.health().errors == {}
+
+
+def test_an_evaluation_takes_its_metrics_as_log_does():
+    with Run(callbacks=Keeper()) as run, run.eval() as evaluation:
+        evaluation.log({"a": {"b": 1}}, bad=None, good=2)
+    assert evaluation.metrics == {"a/b": 1.0, "good": 2.0}
+    assert run.health().dropped == {"scalar": 1}
+
+
+def test_in_an_evaluation_no_value_begins_a_step_and_a_run_that_only_evaluates_has_none():
+    keeper = Keeper()
+    with Run(callbacks=keeper) as run, run.eval():
+        for number in range(3):
+            run.image("x", [[number]])
+            run.log(n=number)
+    assert (run.step, keeper.seen) == (0, [])
+    assert keeper.recorded == [(0, {"n": 2.0, ("image", "x"): [[2]]})]
+
+
+def test_the_reasons_that_are_kept_are_bounded(caplog):
+    caplog.set_level(logging.ERROR)
+    with Run(callbacks=Keeper()) as run:
+        for _ in run.steps([1]):
+            run.log({str(number): None for number in range(2 * MAX_REASONS)})
+    health = run.health()
+    assert len(health.errors) == MAX_REASONS + 1
+    assert sum(health.errors.values()) == health.dropped["scalar"] == 2 * MAX_REASONS
