@@ -166,6 +166,7 @@ class SummaryCollector(Callback):
         self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
         self.recorder: RunRecorder = RunRecorder(
             self.run_dir.base,
+            formats=self._spec.formats,
             exports=self._exports_npy,
             health=self.health,
             record=self._keep,

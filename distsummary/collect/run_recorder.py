@@ -1,12 +1,15 @@
 """RunRecorder: takes the values that a user gives to a Run, for the SummaryCollector."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from distsummary.collect.checked_values import checked_value
-from distsummary.format.records import Health, Value
+from distsummary.errors import InvalidValueError
+from distsummary.format.records import MINDSPORE, Health, Value
 from distsummary.writing.health import Failures
+
+ONLY_MINDSPORE = ("tensor", "landscape", "graph")  # TensorBoard's files have no place for these plugins
 
 
 class RunRecorder:
@@ -17,6 +20,7 @@ class RunRecorder:
 
     Args:
         path: the directory of the run.
+        formats: the dialects of the run's files.
         exports: whether tensors are also exported; see `checked_value`.
         health: returns the collector's counters.
         record: takes values while no session is open.
@@ -27,6 +31,7 @@ class RunRecorder:
         self,
         path: Path,
         *,
+        formats: Sequence[str],
         exports: bool,
         health: Callable[[], Health],
         record: Callable[..., None],
@@ -35,8 +40,17 @@ class RunRecorder:
         self.dir = path
         self.plain_before = -math.inf
         self.record, self.health, self.failures = record, health, failures
-        self._exports = exports
+        self._formats, self._exports = formats, exports
 
     def snapshot(self, plugin: str, name: str | None, value: object) -> Value:
-        """A checked copy of a value; see `checked_value`."""
+        """A checked copy of a value; see `checked_value`.
+
+        Also raises InvalidValueError if none of the run's files could hold it.
+        """
+        is_exported = self._exports and plugin == "tensor"
+        if plugin in ONLY_MINDSPORE and MINDSPORE not in self._formats and not is_exported:
+            raise InvalidValueError(
+                f"the {plugin} {name!r} has no place in the files of TensorBoard; add {MINDSPORE!r} to "
+                f"formats=, got {list(self._formats)}"
+            )
         return checked_value(plugin, name, value, exports=self._exports)

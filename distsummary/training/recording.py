@@ -21,6 +21,7 @@ from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 
+WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
 ARRAYS = ("histogram", "image", "tensor")
 IN_THE_PAST = "run.log(..., step=n): values of steps before the last one are dropped"
 MAX_KNOWN_NAMES = 1 << 14  # beyond this number, names are checked again, so that memory stays bounded
@@ -262,9 +263,11 @@ class Recording(abc.ABC):
             check_type("the name of a value", name, str)
             try:
                 check_tag(name)
-                number = scalar(repr(name), _array_of(repr(name), value))
+                number = scalar(repr(name), _array_of(repr(name), value), instead=WHOLE_ARRAY)
             except Exception as error:
-                self._refuse("scalar", name, error, _remedy(value))
+                self._refuse(
+                    "scalar", name, error, "; record text by run.text" if isinstance(value, str) else ""
+                )
                 continue
             if not isinstance(number, float):
                 number = Checked(number, self._finite.check, self.step, name)
@@ -308,14 +311,6 @@ def _flat(given: Mapping[Any, object], prefix: str = "", level: int = 1) -> Iter
             yield from _flat(value, f"{prefix}{name}/", level + 1)
         else:
             yield (f"{prefix}{name}" if prefix else name), value
-
-
-def _remedy(value: object) -> str:
-    if isinstance(value, str):
-        return "; for text, use run.text"
-    if isinstance(value, (list, tuple)) or getattr(value, "shape", None):
-        return "; for a whole array, use run.image, run.histogram or run.tensor"
-    return ""
 
 
 def _array_of(field: str, value: object) -> object:

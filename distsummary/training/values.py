@@ -48,12 +48,13 @@ def check_tag(tag: object) -> str:
     return tag
 
 
-def scalar(name: str, value: object) -> Scalar:
+def scalar(name: str, value: object, *, instead: str = "log its mean, for example") -> Scalar:
     """Convert a logged value to a float, or to a pending copy of a device tensor.
 
     Args:
         name: the name of the value in error messages.
         value: int, float, or a tensor or array of one element (any shape), of any framework.
+        instead: what the error message advises for an array of more elements.
 
     Raises:
         InvalidTypeError: the value is not a real number. InvalidValueError: it does not have exactly one
@@ -71,9 +72,7 @@ def scalar(name: str, value: object) -> Scalar:
     if not _is_real(spec_of(name, tensor).dtype):
         raise _not_a_number(name, value)
     if any(extent != 1 for extent in tensor.shape):
-        raise InvalidValueError(
-            f"{name} must have one element, got shape {tuple(tensor.shape)}; log its mean, for example"
-        )
+        raise InvalidValueError(f"{name} must have one element, got shape {tuple(tensor.shape)}; {instead}")
     if isinstance(tensor, (np.ndarray, np.generic)):
         return float(known_numbers(np.asarray(tensor)).reshape(-1)[0])
     return Mean(framework.snapshot(tensor))

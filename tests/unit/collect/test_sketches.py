@@ -22,6 +22,19 @@ def test_a_collector_keeps_sketches_beside_its_record_and_no_checkpoints(tmp_pat
     assert [path.suffix for path in (tmp_path / "ckpt_dir").iterdir()] == [".frames"]
 
 
+def test_a_sketch_that_is_due_when_the_step_was_left_unseen_is_counted(tmp_path, writers):
+    network = Model()
+    with Run(callbacks=SummaryCollector(tmp_path, collect_landscape={"sketch": 2}), network=network) as run:
+        held = run.steps([1] * 5)
+        for _ in held:
+            run.log(loss=run.step)
+            if run.step == 3:
+                break
+        next(run.steps([1]))
+    assert run.health().dropped == {"sketch": 1}
+    assert read_sketches(tmp_path / "ckpt_dir").steps == (1,)
+
+
 def test_a_second_attempt_of_a_run_goes_on_in_a_file_of_its_own(tmp_path, writers):
     for _ in range(2):
         train(SummaryCollector(tmp_path, collect_landscape={"sketch": 1}), steps=3)

@@ -194,7 +194,7 @@ def test_what_cannot_be_recorded_is_counted_and_named_once_and_the_rest_is_recor
         assert words in lines
     for words in (
         "run.image, run.histogram or run.tensor",
-        "use run.text",
+        "by run.text",
         "'broken': RuntimeError: no storage",
     ):
         assert words in lines
