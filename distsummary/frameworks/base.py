@@ -57,6 +57,12 @@ class Framework(Protocol):
         ...) become float32, which holds all their values.
         """
 
+    def number(self, tensor: Any) -> float | None:
+        """The real number that a host tensor of one element holds, found quickly; None for any other tensor.
+
+        None does not mean that the tensor cannot be recorded: the caller then asks `array_spec`.
+        """
+
     def snapshot(self, tensor: Any) -> Pending:
         """A copy that later in-place changes do not affect (or the tensor itself, if it is read-only).
 

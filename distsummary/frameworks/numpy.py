@@ -55,6 +55,11 @@ class NumpyFramework:
         """A copy in C order."""
         return np.array(tensor, order="C", dtype=_known(tensor.dtype))
 
+    def number(self, tensor: Any) -> float | None:
+        """`item()` of a NumPy scalar, or of an array of one of NumPy's own dtypes."""
+        is_usual = (type(tensor) is np.ndarray or isinstance(tensor, np.generic)) and tensor.size == 1
+        return float(tensor.item()) if is_usual and _is_own_real(tensor.dtype) else None
+
     def snapshot(self, tensor: Any) -> HostCopy:
         """A copy; a read-only array is returned as it is."""
         array = np.asarray(tensor)
@@ -114,6 +119,10 @@ class NumpyFramework:
 def known_numbers(array: Array) -> Array:
     """The array in native byte order; small dtypes of ml_dtypes become float32, which holds their values."""
     return array.astype(_known(array.dtype), copy=False)
+
+
+def _is_own_real(dtype: np.dtype[Any]) -> bool:
+    return dtype.isbuiltin == 1 and dtype.kind in "biuf"  # 2 is a dtype of another package
 
 
 def _known(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
+_NUMBERS = frozenset((*_NUMPY_FLOATS, torch.bfloat16, torch.int64, torch.int32, torch.bool))
 _UNCOUNTED_ON = ("cpu", "mps")  # devices whose tensors the writer thread counts; MPS has no float64
 
 
@@ -77,6 +78,13 @@ class TorchFramework:
         """A host copy (of a DTensor's local part); bfloat16 and smaller floats become float32."""
         local = _local(tensor)
         return _copied(local).result() if local.device.type == "cpu" else _array(local.cpu())
+
+    def number(self, tensor: Tensor) -> float | None:
+        """`item()`, which takes a twentieth of the time of `snapshot`."""
+        if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_cpu or tensor.numel() != 1:
+            return None
+        is_usual = tensor.dtype in _NUMBERS and tensor.layout == torch.strided
+        return float(tensor.item()) if is_usual else None
 
     def snapshot(self, tensor: Tensor) -> HostCopy | TorchCopy:
         """A copy, not affected by later in-place changes on this stream; does not wait for the device."""

@@ -69,6 +69,9 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
     if not framework.is_tensor(value):
         raise _not_a_number(name, value)
     tensor: Any = value
+    number = framework.number(tensor)
+    if number is not None:
+        return number
     if not _is_real(spec_of(name, tensor).dtype):
         raise _not_a_number(name, value)
     if any(extent != 1 for extent in tensor.shape):
@@ -98,7 +101,12 @@ def mean_of(outputs: object) -> Scalar | None:
         return float(outputs)
     framework = framework_of(outputs)
     tensor: Any = outputs
-    if not framework.is_tensor(outputs) or not _is_real(spec_of("the loss", tensor).dtype):
+    if not framework.is_tensor(outputs):
+        return None
+    number = framework.number(tensor)
+    if number is not None:
+        return number
+    if not _is_real(spec_of("the loss", tensor).dtype):
         return None
     if isinstance(tensor, (np.ndarray, np.generic)):
         return _mean(known_numbers(np.asarray(tensor)))

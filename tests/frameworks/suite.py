@@ -74,6 +74,17 @@ class FrameworkSuite:
         given[:] = 1
         assert framework.to_numpy(tensor)[0, 0] == 9
 
+    @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "bool"])
+    def test_the_number_of_a_tensor_of_one_element(self, framework, dtype):
+        for shape in ((), (1,), (1, 1)):
+            number = framework.number(self.make_tensor(np.full(shape, 1, dtype)))
+            assert (type(number), number) == (float, 1.0)
+        assert np.isnan(framework.number(self.make_tensor(np.array(np.nan, np.float32))))
+
+    def test_other_tensors_have_no_number(self, framework):
+        for array in (np.zeros(2, np.float32), np.zeros(0, np.float32), np.zeros((), np.complex64)):
+            assert framework.number(self.make_tensor(array)) is None
+
     def test_a_snapshot_keeps_the_values_of_its_moment(self, framework):
         tensor = self.make_tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
         snapshot = framework.snapshot(tensor)
