@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from inspect import signature
 from os import PathLike, fspath
 from typing import Any
 
@@ -11,7 +13,7 @@ from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.checks import check_choice, check_type
 from distsummary.collect.collector import SummaryCollector
 from distsummary.coordination import Coordinator, LocalCoordinator, next_run_dir, refuse_reuse
-from distsummary.errors import InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.training.callbacks import Callback
@@ -35,6 +37,7 @@ def init(
     initial_step: int = 0,
     initial_epoch: int = 0,
     exists: str = "refuse",
+    histograms: bool | int | str = True,
     on_nan: str = WARN,
     strict: bool = False,
     **collector_options: Any,
@@ -67,6 +70,14 @@ def init(
             finished one. "new": it goes to the next free directory, such as runs/a-2. A training that failed
             or was interrupted always gets a next attempt. A run that only evaluates is not an attempt: its
             metrics are recorded at the last step of the training.
+        histograms: which parameters of `watch` get histograms, of those that require a gradient. True: first
+            those of two or more dimensions (weights), then the others (biases), up to 200 parameters and 16
+            million elements in all (the log says how many are left out), at step 1 and at 1, 2, 4, 8 ...
+            times `collect_freq`. Text, such as "conv" or ".*bias": those whose names begin with a match of
+            this regular expression, at step 1 and every `collect_freq` steps. n: the first n, at the same
+            steps. False: none. With `keep_default_action=False`, True means none; with
+            `mindspore_compat=True`, the first five; and the key `histogram_regular` of
+            `collect_specified_data` takes its place.
         on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
         strict: whether values that cannot be recorded raise, instead of being dropped, counted in
             `run.health()` and named once in the log.
@@ -81,6 +92,8 @@ def init(
     others = callback_list(callbacks)
     check_type("run_dir", run_dir, (str, PathLike))
     check_choice("exists", exists, ("refuse", "attempt", "new"))
+    check_options(collector_options)
+    check_watch(watch)
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
@@ -102,7 +115,7 @@ def init(
             logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
     refuse_reuse(directory.read_manifest(), topology, directory, refuse_finished=False)
     if watch is None and topology.rank == 0:  # rank 0 records the values that all ranks share
-        refuse_unwatched(collector_options)
+        refuse_unwatched(collector_options, histograms)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
         refuse_foreign_files(merged)  # fail now, not after the training
@@ -111,6 +124,7 @@ def init(
         topology=topology,
         coordinator=coordinator(directory),
         exists="attempt" if exists == "attempt" else "refuse",
+        histograms=histograms,
         **collector_options,
     )
     return Run(
@@ -126,8 +140,36 @@ def init(
     )
 
 
-def refuse_unwatched(collector_options: Mapping[str, Any]) -> None:
-    """Raise InvalidValueError if checkpoints or sketches are requested without a model."""
+def check_options(options: Mapping[str, object]) -> None:
+    """Raise InvalidTypeError for names that are not arguments of SummaryCollector, or that `init` sets."""
+    own = signature(init).parameters.keys() - {"collector_options"}
+    known = signature(SummaryCollector).parameters.keys() - {"summary_dir", "topology", "coordinator"} | own
+    for name in options.keys() - known:
+        [near] = get_close_matches(name, known, 1) or [""]
+        hint = f"did you mean {near}?" if near else f"it takes {', '.join(sorted(known))}"
+        raise InvalidTypeError(f"ds.init has no argument {name!r}; {hint}")
+
+
+def check_watch(watch: object) -> None:
+    """Raise InvalidTypeError if `watch` is neither None nor a model."""
+    if watch is None:
+        return
+    try:
+        framework_of(watch).named_parameters(watch)
+    except InvalidTypeError as error:
+        raise InvalidTypeError(
+            "watch must be a torch.nn.Module, or an object with parameters: dict[str, ndarray], got "
+            f"{type(watch).__name__}; put several models into one, such as a torch.nn.ModuleDict"
+        ) from error
+
+
+def refuse_unwatched(collector_options: Mapping[str, Any], histograms: object) -> None:
+    """Raise InvalidValueError if histograms, checkpoints or sketches are requested without a model."""
+    if not isinstance(histograms, bool):
+        raise InvalidValueError(
+            f"histograms={histograms!r} chooses parameters of the watched model, got watch=None; pass the "
+            "model: ds.init(..., watch=model), or leave histograms out"
+        )
     specified = collector_options.get("collect_specified_data")
     given = specified.get("collect_landscape") if isinstance(specified, Mapping) else None
     if collector_options.get("collect_landscape") or given:

@@ -25,6 +25,7 @@ from distsummary.collect.options import (
 )
 from distsummary.collect.plan import DEALS, Group, Steps, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
+from distsummary.collect.selection import BY_DEFAULT, Selection
 from distsummary.collect.session import ENDED_LATE, Past, Session, find_past
 from distsummary.collect.step_values import (
     Parameters,
@@ -40,6 +41,7 @@ from distsummary.reading.reader import read_last_step
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext
+from distsummary.training.run import STEP_TIMES
 from distsummary.training.values import mean_of, resolve, scalar
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
@@ -70,17 +72,23 @@ class SummaryCollector(Callback):
         num_process: accepted for compatibility with MindSpore; it has no effect.
         collect_specified_data: MindSpore's keys (`collect_metric` ... `histogram_regular`,
             `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
+            `collect_metric=False` leaves out all numbers that nobody logged: `loss/auto`,
+            `learning_rate/auto` and the times of the steps, `perf/step_s` and `perf/data_wait_s`.
         keep_default_action: False collects only what `collect_specified_data` names.
         custom_lineage_data: name -> text or number, for the lineage.
-        max_file_size: limit of each event file in bytes; events beyond it are refused and counted.
+        max_file_size: limit of each event file in bytes; values that do not fit are dropped and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
         formats: some of "mindspore" and "tensorboard"; by default both, or "mindspore" beyond 16 ranks.
+        histograms: which parameters get histograms. None: the first five, as in MindSpore, or those that
+            `histogram_regular` matches. True, False, a pattern or a number: as in `ds.init`, where True is
+            the default.
         deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
             "steps": the ranks take turns; "all": every rank.
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
             default. If the disk is still busy with older checkpoints, a new checkpoint blocks the training
             for at most 5 s and is then dropped and counted.
-        mindspore_compat: scale images, compute histograms, record an epoch's last step twice, like MindSpore.
+        mindspore_compat: scale images, compute histograms, record an epoch's last step twice, like MindSpore;
+            a value logged as `loss` is also recorded as `loss/auto`.
         topology: this rank's place among the ranks; by default from the loop or the environment.
         coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, the ranks use
             the manifest in the run dir.
@@ -112,6 +120,7 @@ class SummaryCollector(Callback):
         export_options: dict[str, str] | None = None,
         *,
         formats: Sequence[str] | None = None,
+        histograms: bool | int | str | None = None,
         deal: str = "parameters",
         collect_landscape: dict[str, Any] | None = None,
         mindspore_compat: bool = False,
@@ -133,7 +142,9 @@ class SummaryCollector(Callback):
         check_type("raise_exception", raise_exception, bool)
         check_type("topology", topology, Topology, optional=True)
         specified = with_landscape(collect_specified_data, collect_landscape)
-        self._collected = check_specified(specified, keep_default_action, mindspore_compat=mindspore_compat)
+        self._collected = check_specified(
+            specified, keep_default_action, histograms=histograms, mindspore_compat=mindspore_compat
+        )
         self._custom = check_custom_lineage(custom_lineage_data)
         # The settings that all writers share; the session adds the directory, run id, attempt and rank.
         self._spec = WriterSpec(
@@ -174,11 +185,15 @@ class SummaryCollector(Callback):
         )
         self._group = Group()
         self._regular = regular_steps(self._freq)
+        self._histogram_steps = self._regular
+        if self._collected.histogram is BY_DEFAULT:
+            self._histogram_steps = Steps(every=self._freq, doubling=True)
         self._tensors = tensor_steps(None, self._freq, self._tensor_freq)
         self._histograms: Parameters | None = None
         self._whole: Parameters | None = None
         self._last: int | None = None  # the newest recorded step
-        self._regular_at = self._tensors_at = -math.inf  # the next due steps; the first step is due
+        # the next due steps; the first step is due
+        self._regular_at = self._histograms_at = self._tensors_at = -math.inf
         self._takes_images = self._collected.input_data
         self._params: CallbackParams | None = None  # the parameters of the current training
         self._recorded: object = None  # the `logged` dict that was recorded last
@@ -259,6 +274,7 @@ class SummaryCollector(Callback):
             exports_npy=self._exports_npy,
             coordinator=self._coordinator,
             failures=self._failures,
+            leaves_out=() if self._collected.metric else STEP_TIMES,
             refuse_finished=refuse_finished,
             past=past,
         )
@@ -284,16 +300,17 @@ class SummaryCollector(Callback):
             self._health = session.close()
 
     def _watch(self, session: Session, network: object, params: CallbackParams) -> None:
-        def parameters(pattern: str | None) -> Parameters | None:
-            if pattern is None:
+        def parameters(selection: Selection | None) -> Parameters | None:
+            if selection is None:
                 return None
             return Parameters(
                 network,
-                pattern,
+                selection,
                 group=self._group,
                 deal=self._deal,
                 exports=self._exports_npy,
                 mindspore_compat=self._compat,
+                tell=logger.warning if session.topology.rank == 0 else None,
             )
 
         self._histograms = parameters(self._collected.histogram)
@@ -318,7 +335,8 @@ class SummaryCollector(Callback):
     def _plan_next(self) -> None:
         """Find the next steps at which more than the logged values are due; until then, steps are "plain".
 
-        Only a `Run` has a faster path for plain steps. It always logs its loss, so no loss is due here.
+        Only a `Run` has a faster path for plain steps. It always logs its loss, so no loss is due here,
+        except with `mindspore_compat`.
         """
         if self._last is None or self._session is None:
             return
@@ -327,12 +345,11 @@ class SummaryCollector(Callback):
         plain_before = math.inf
         self._regular_at = self._regular.after(self._last)
         optimizer = None if self._params is None else self._params.get("optimizer")
-        if (
-            (self._collected.metric and optimizer is not None)
-            or self._histograms is not None
-            or self._takes_images
-        ):
+        if (self._collected.metric and (optimizer is not None or self._compat)) or self._takes_images:
             plain_before = self._regular_at
+        if self._histograms is not None:
+            self._histograms_at = self._histogram_steps.after(self._last)
+            plain_before = min(plain_before, self._histograms_at)
         if self._whole is not None:
             self._tensors_at = self._tensors.after(self._last)
             plain_before = min(plain_before, self._tensors_at)
@@ -369,7 +386,8 @@ class SummaryCollector(Callback):
         self._recorded = logged = params.get("logged", {})
         values, step = list(params.get("values", ())), int(params.cur_step_num)
         if self._compat:  # MindSpore records the last step of an epoch twice if it was due
-            values += self._regular_values(params, step) if self._regular.holds_multiple(step) else []
+            if self._regular.holds_multiple(step):
+                values += self._regular_values(params) + self._histogram_values(params, step)
             values += self._tensor_values(params, step) if self._tensors.holds_multiple(step) else []
         self._open_session().record(step, logged, values)
 
@@ -390,7 +408,9 @@ class SummaryCollector(Callback):
         last, self._last = self._last, number
         values: list[Value] = list(params.get("values", ()))
         if number >= self._regular_at:
-            values += self._regular_values(params, number)
+            values += self._regular_values(params)
+        if number >= self._histograms_at:
+            values += self._histogram_values(params, number)
         if self._whole is not None and number >= self._tensors_at:
             values += self._tensor_values(params, number)
         self._plan_next()
@@ -402,21 +422,35 @@ class SummaryCollector(Callback):
         self._recorded = logged = params.get("logged", {})
         self._open_session().record(int(params.cur_step_num), logged, params.get("values", ()))
 
-    def _regular_values(self, params: CallbackParams, number: int) -> list[Value]:
+    def _regular_values(self, params: CallbackParams) -> list[Value]:
         call, values = self._failures.call, []
         if self._collected.metric:
-            if params.get("net_outputs") is not None and "loss" not in params.get("logged", {}):
-                values += call("loss", loss_values, params) or []
+            values += self._loss(params)
             if self._rate:
                 values += unless_logged(self._rate, params)
-        if self._histograms is not None:
-            values += self._parameter_values(self._histograms, "histogram", self._regular, params, number)
         if self._takes_images:
             batch = params.get("train_dataset_element")
             images = call("input_data", image_values, batch, mindspore_compat=self._compat) or []
             self._takes_images = bool(images)  # if a batch holds no images, do not try again
             values += images
         return values
+
+    def _loss(self, params: CallbackParams) -> list[Value]:
+        """The loss in the loop's outputs, unless the loop logged it; outputs without a loss are counted."""
+        logged, outputs = params.get("logged"), params.get("net_outputs")
+        if outputs is None and (logged is not None or "net_outputs" not in params):
+            return []  # a Run whose user logs no loss, or a loop that knows no outputs
+        if "loss" in (logged or {}) and not self._compat:
+            return []
+        values = self._failures.call("loss", loss_values, outputs)
+        if values is None:
+            self._failures.health.drop("scalar")
+        return values or []
+
+    def _histogram_values(self, params: CallbackParams, number: int) -> list[Value]:
+        if self._histograms is None:
+            return []
+        return self._parameter_values(self._histograms, "histogram", self._histogram_steps, params, number)
 
     def _tensor_values(self, params: CallbackParams, number: int) -> list[Value]:
         if self._whole is None:

@@ -3,12 +3,13 @@
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
+from distsummary.collect.selection import BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
 from distsummary.run_dir import RunDir
@@ -36,8 +37,7 @@ _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 class Collected:
     """What a collector collects.
 
-    `histogram`: None for no histograms, "" for those of the first five parameters, otherwise a regular
-    expression for the beginning of the names. `tensor`: the same for recording whole parameters. `landscape`:
+    `histogram`: the parameters that get histograms; `tensor`: those that are recorded whole. `landscape`:
     None for no trajectory.
     """
 
@@ -47,8 +47,8 @@ class Collected:
     eval_lineage: bool = False
     input_data: bool = False
     dataset_graph: bool = False
-    histogram: str | None = None
-    tensor: str | None = None
+    histogram: Selection | None = None
+    tensor: Selection | None = None
     landscape: LandscapeSpec | None = None
 
 
@@ -61,8 +61,10 @@ def with_landscape(specified: object, landscape: object) -> object:
     return {**(specified if isinstance(specified, dict) else {}), "collect_landscape": landscape}
 
 
-def check_specified(value: object, keep_default_action: bool, *, mindspore_compat: bool = False) -> Collected:
-    """The checked `collect_specified_data`; `keep_default_action` adds defaults for missing keys.
+def check_specified(
+    value: object, keep_default_action: bool, *, histograms: object = None, mindspore_compat: bool = False
+) -> Collected:
+    """The checked `collect_specified_data` and `histograms`; `keep_default_action`: add the defaults.
 
     The defaults collect everything except whole parameters and a trajectory (with `mindspore_compat` also a
     trajectory). Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
@@ -74,29 +76,57 @@ def check_specified(value: object, keep_default_action: bool, *, mindspore_compa
     for name in FLAGS:
         check_type(f"collect_specified_data[{name!r}]", given.get(name, True), bool)
     flags = {name.removeprefix("collect_"): given.get(name, keep_default_action) for name in FLAGS}
-    keep_histogram = keep_default_action or "histogram_regular" in given
-    histogram = _check_pattern("histogram_regular", given.get("histogram_regular"))
+    histogram = _check_histograms(histograms, given, keep_default_action)
+    if histogram is BY_DEFAULT and mindspore_compat:
+        histogram = MINDSPORES
     landscape = DEFAULT_SPEC if keep_default_action and mindspore_compat else None
     if "collect_landscape" in given:
         landscape = check_collect_landscape(given["collect_landscape"])
     return Collected(
         **flags,
-        histogram=(histogram or "") if keep_histogram else None,
+        histogram=histogram,
         tensor=_check_pattern("tensor_regular", given.get("tensor_regular")),
         landscape=landscape,
     )
 
 
-def _check_pattern(name: str, value: object) -> str | None:
+def _check_histograms(
+    value: object, given: Mapping[str, object], keep_default_action: bool
+) -> Selection | None:
+    """The parameters that get histograms, from `histograms` and from the key `histogram_regular`."""
+    named = _check_pattern("histogram_regular", given.get("histogram_regular"))
+    if value is None or value is True:
+        if named is not None:
+            return named
+        if not keep_default_action and "histogram_regular" not in given:
+            return None
+        return MINDSPORES if value is None else BY_DEFAULT
+    check_type("histograms", value, (bool, int, str))
+    if "histogram_regular" in given:
+        raise InvalidValueError(
+            f"histograms={value!r} and collect_specified_data['histogram_regular']="
+            f"{given['histogram_regular']!r} both choose the parameters that get histograms; pass one of them"
+        )
+    if isinstance(value, str):
+        return _check_regular("histograms", value)
+    if value is False:
+        return None
+    check_int("histograms", value, low=1)
+    return Selection(first=int(value), argument=f"histograms={value}")  # type: ignore[call-overload]  # an int
+
+
+def _check_pattern(name: str, value: object) -> Selection | None:
     field = f"collect_specified_data[{name!r}]"
     check_type(field, value, str, optional=True)
-    if not isinstance(value, str):
-        return None
+    return _check_regular(field, value) if isinstance(value, str) else None
+
+
+def _check_regular(field: str, value: str) -> Selection:
     try:
         re.compile(value)
     except re.error as error:
         raise InvalidValueError(f"{field} must be a regular expression, got {value!r}: {error}") from error
-    return value
+    return Selection(pattern=value, argument=f"{field}={value!r}")
 
 
 def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:

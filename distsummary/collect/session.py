@@ -3,7 +3,7 @@
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,7 @@ class Session:
         collectors: see `open_writer`. exports_npy: whether tensors are also exported.
         coordinator: joins all ranks to one run; None: the ranks use the run dir's manifest.
         failures: counts the session's own failures.
+        leaves_out: names of numbers that are not recorded.
         refuse_finished: see `Coordinator.register`.
         past: the attempt to which evaluations are added, instead of registering a new one.
 
@@ -101,6 +102,7 @@ class Session:
         exports_npy: bool,
         coordinator: Coordinator | None,
         failures: Failures,
+        leaves_out: Collection[str] = (),
         refuse_finished: bool = False,
         past: "Past | None" = None,
     ) -> None:
@@ -108,6 +110,7 @@ class Session:
         self._run_dir = run_dir
         self._coordinator = LocalCoordinator(run_dir) if coordinator is None else coordinator
         self.failures = failures
+        self._leaves_out = leaves_out
         self._is_past = past is not None
         if past is not None:
             self._registration, rank_dir = past.registration, past.rank_dir
@@ -153,6 +156,8 @@ class Session:
         Numbers alone take the quick way, without an object for each of them. A failure is counted, or raised
         as WriteError if `raise_exception` is set.
         """
+        if self._leaves_out:
+            numbers = {name: number for name, number in numbers.items() if name not in self._leaves_out}
         try:
             if values:
                 self._write(step, numbers, values)

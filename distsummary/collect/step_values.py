@@ -1,14 +1,15 @@
 """The values of one step, from the callback parameters: loss, learning rate, images, weights."""
 
 import math
-import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from distsummary.collect.checked_values import checked_copy, is_real
 from distsummary.collect.plan import Group, Steps, share
-from distsummary.errors import InvalidValueError
+from distsummary.collect.selection import Selection
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.png import layout_of
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of, spec_of
@@ -19,16 +20,20 @@ from distsummary.writing.health import Failures
 LOSS_TAG = "loss/auto"
 LEARNING_RATE_TAG = "learning_rate/auto"
 IMAGE_TAG = "input_data/auto"
-FIRST_PARAMETERS = 5  # the number of parameters with histograms, unless a pattern selects them
 MAX_IMAGES = 8
 
 
-def loss_values(params: CallbackParams) -> list[Value]:
-    """The loss, unless the loop has logged a value named `loss`."""
-    if "loss" in params.get("logged", {}):
-        return []
-    loss = mean_of(params.get("net_outputs"))
-    return [] if loss is None else [Value("scalar", LOSS_TAG, loss)]
+def loss_values(outputs: object) -> list[Value]:
+    """The loss in the network's outputs; raises InvalidTypeError for outputs that hold no number."""
+    loss = mean_of(outputs)
+    if loss is None:
+        first = outputs[0] if isinstance(outputs, (list, tuple)) and outputs else outputs
+        raise InvalidTypeError(
+            "net_outputs must be the loss (a real number, a tensor or an array), or a list or tuple that "
+            f"begins with it, got {type(first).__name__}; pass the loss, or record none by "
+            'collect_specified_data={"collect_metric": False}'
+        )
+    return [Value("scalar", LOSS_TAG, loss)]
 
 
 def learning_rate_values(params: CallbackParams) -> list[Value]:
@@ -78,25 +83,27 @@ class Parameters:
     parameters among them. Every rank records its shards, with their place in the whole parameter.
 
     Args:
-        pattern: a regular expression for the beginning of the wanted names; "" for the first five parameters.
+        selection: which parameters.
         deal: "parameters": each rank records its share at all steps; "steps": the ranks take turns: at
             each step, one rank records all parameters; "all": every rank always records all parameters.
         exports, mindspore_compat: see `checked_values.checked_copy`.
+        tell: called once with a remark on the selection, if there is something to say.
     """
 
     def __init__(
         self,
         network: object,
-        pattern: str,
+        selection: Selection,
         *,
         group: Group,
         deal: str,
         exports: bool = False,
         mindspore_compat: bool = False,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self._network = network
         self._framework = framework_of(network)
-        self._pattern = re.compile(pattern) if pattern else None
+        self._selection, self._tell = selection, tell
         self._group = group if deal != "all" else Group()
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
@@ -107,11 +114,14 @@ class Parameters:
             """The shard (None: the tensor is whole here), and the bytes of the whole tensor."""
             return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
 
-        wanted: list[tuple[str, Any]] = list(self._framework.named_parameters(self._network))
-        if self._pattern is None:
-            wanted = wanted[:FIRST_PARAMETERS]
-        else:
-            wanted = [(name, tensor) for name, tensor in wanted if self._pattern.match(name)]
+        # Listed each time: parameters may have been added, removed or frozen since.
+        parameters: dict[str, Any] = dict(self._framework.named_parameters(self._network))
+        selected = self._selection.of(parameters)
+        tell, self._tell = self._tell, None
+        remark = self._selection.remark([*parameters], selected) if tell is not None else ""
+        if tell is not None and remark:
+            tell(remark)
+        wanted = [(name, parameters[name]) for name in selected]
         found = {name: failures.call(f"shard of {name}", facts, tensor) for name, tensor in wanted}
         sizes = {name: fact[1] for name, fact in found.items() if fact is not None and fact[0] is None}
         if self._deal == "steps":

@@ -161,7 +161,7 @@ class Recording(abc.ABC):
             held.numbers |= new
         else:
             held.numbers = new
-        if "loss" in given:
+        if "loss" in new:
             self._params["net_outputs"] = given["loss"]
 
     def histogram(self, name: str, value: object, step: int | None = None) -> None:

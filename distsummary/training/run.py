@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 STEP_S = "perf/step_s"
 DATA_WAIT_S = "perf/data_wait_s"
+STEP_TIMES = (STEP_S, DATA_WAIT_S)  # the numbers that a Run itself adds to a step
 ENDLESS: Iterable[Any] = iter(())  # stands for the default loader of `steps`, which counts without end
 BY_LOG = object()  # the value of `Run._opener` during a step that `log` began
 

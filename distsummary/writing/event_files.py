@@ -22,10 +22,13 @@ MAX_BYTES = 64 << 20
 
 
 class Appended(NamedTuple):
-    """The number of bytes written, and of events refused because of `max_file_size`."""
+    """The number of bytes written, and what `max_file_size` kept out of the files.
 
-    nbytes: int = 0
-    refused: int = 0
+    `refused_from`: dialect -> the seq from which on its file took none of these events.
+    """
+
+    nbytes: int
+    refused_from: Mapping[str, int]
 
 
 class EventFiles:
@@ -89,7 +92,7 @@ class EventFiles:
             framed: for each dialect its frames, in the order of seq.
             first_step: from this step on, TensorBoard shows this attempt instead of earlier ones.
         """
-        nbytes = refused = 0
+        nbytes, refused_from = 0, {}
         now = self._files.now()
         for dialect, segment in self._segments.items() if self._rotates else ():
             incoming = sum([frames.nbytes for frames in framed[dialect]])
@@ -110,15 +113,15 @@ class EventFiles:
                     segment.extend(fitting)
                     nbytes += sum([frames.nbytes for frames in fitting])
             if fitting is not new:
-                missing = sum(frames.count for frames in new) - sum(frames.count for frames in fitting)
-                if missing:
+                first = fitting[-1].last_seq + 1 if fitting else new[0].first_seq
+                if first <= new[-1].last_seq:
                     self._full.add(dialect)
-                    refused += missing
+                    refused_from[dialect] = first
             if new:
                 self.last_seq[dialect] = new[-1].last_seq
         if self._group is not None and nbytes:
             self._group.wrote(nbytes)
-        return Appended(nbytes, refused)
+        return Appended(nbytes, refused_from)
 
     def _lacking(self, dialect: str, framed: Sequence[Framed]) -> Sequence[Framed]:
         """The frames that the files of a dialect do not hold yet."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,7 +10,17 @@ from distsummary.errors import ClosedError
 from distsummary.format.encode import EventEncoder
 from distsummary.format.frames import frame
 from distsummary.format.lineage import encode_lineage, updated_lineage
-from distsummary.format.records import BULK_PLUGINS, Batch, Event, Health, Scalars, Value, nbytes_of
+from distsummary.format.records import (
+    BULK_PLUGINS,
+    LINEAGE_PLUGINS,
+    Batch,
+    Event,
+    Health,
+    Scalars,
+    Value,
+    nbytes_of,
+)
+from distsummary.format.scalar_rows import events_of
 from distsummary.publish import publish
 from distsummary.reading.reader import read_lineage
 from distsummary.reading.segments import lineage_files, next_stamp
@@ -130,8 +140,10 @@ class RankWriter:
         last_seq = batch.last_seq
         if last_seq <= health.last_seq:
             return  # the batch was sent again: it has been counted
-        health.events += last_seq - max(health.last_seq, batch.first_seq - 1)
-        health.last_seq = last_seq
+        counted, health.last_seq = health.last_seq, last_seq
+        if appended.refused_from:
+            last_seq = self._count_refused(batch, appended.refused_from, counted)
+        health.events += last_seq - max(counted, batch.first_seq - 1)
         for plugin, tag, reason in encoded.refused:
             health.drop(plugin)
             health.fail(reason)
@@ -139,10 +151,31 @@ class RankWriter:
         if spared:
             reason = f"the disk of {self.directory} is nearly full: bulk values are dropped; free some space"
             self._failures.count(reason, dropped=Counter(value.plugin for value in spared))
-        if appended.refused:
-            limit = self.spec.limits.max_file_size
-            reason = f"max_file_size of {limit} bytes is reached: events are refused"
-            self._failures.count(reason, appended.refused)
+
+    def _count_refused(self, batch: Batch, refused_from: Mapping[str, int], counted: int) -> int:
+        """Count as dropped the values that a full file lacks; returns the last seq that some file took.
+
+        Events up to the seq `counted` have been counted before. Lineage has a file of its own, without limit.
+        """
+        seq, dropped = batch.first_seq - 1, Counter[str]()
+        first = max(min(refused_from.values()), counted + 1)
+        events = 0
+        for item in batch.events:
+            for event in events_of(item) if isinstance(item, Scalars) else [item]:
+                seq += 1
+                plugins = [v.plugin for v in event.values if v.plugin not in LINEAGE_PLUGINS]
+                if seq >= first and plugins:
+                    dropped.update(plugins)
+                    events += 1
+        if events:
+            self._failures.count(
+                f"max_file_size of {self.spec.limits.max_file_size} bytes is reached: a file lacks what "
+                "was recorded since; raise it, or use rotate_bytes instead, which begins new files",
+                events,
+                dropped=dropped,
+            )
+        took_all = len(refused_from) < len(self.spec.formats)
+        return batch.last_seq if took_all else max(refused_from.values()) - 1
 
     def _bulk_to_spare(self, batch: Batch) -> list[Value]:
         """Returns the batch's bulk values if the disk has no room for them, otherwise an empty list."""

@@ -1,5 +1,6 @@
 """The recommended door: ranks meet in one run, resumed ones keep its past, strangers are told at once."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 import pytest
 
 import distsummary as ds
-from distsummary.errors import InvalidValueError, RunDirError
+from distsummary.errors import InvalidTypeError, InvalidValueError, RunDirError
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.topology import LAUNCH_ID
+from tests.unit.collect.doubles import Model
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,48 @@ def test_a_resumed_training_goes_on_and_the_merged_run_keeps_its_past(nasty_tmp_
     report = ds.merge_run(nasty_tmp_path)
     assert list(losses(nasty_tmp_path)) == [1, 2, 3, 4, 5, 6, 7]
     assert (report.attempts, report.superseded) == ((0, 1), 2)  # step 5 of both ranks was computed anew
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("colect_freq", "'colect_freq'; did you mean collect_freq?"),
+        ("histogram", "'histogram'; did you mean histograms?"),
+        ("loss_fun", "'loss_fun'; did you mean loss_fn?"),
+        ("topology", "'topology'; it takes callbacks, collect_freq"),
+    ],
+)
+def test_an_argument_that_init_does_not_have_is_refused_with_the_nearest_name(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    with pytest.raises(InvalidTypeError, match=rf"^ds\.init has no argument {re.escape(said)}"):
+        ds.init(tmp_path / "run", **{name: 1})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("watch", [[Model()], "model", Model, {"a": Model()}])
+def test_what_is_no_model_is_refused_naming_watch(tmp_path: Path, watch: Any) -> None:
+    with pytest.raises(InvalidTypeError, match=rf"^watch must be .* got {type(watch).__name__};"):
+        ds.init(tmp_path / "run", watch=watch)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("histograms", "count"), [(True, 6), (False, 0), (2, 2), ("layer[3-5]", 3), (".*weight", 6)]
+)
+def test_the_histograms_of_the_watched_model_are_chosen(tmp_path: Path, histograms: Any, count: int) -> None:
+    with ds.init(tmp_path, watch=Model(), histograms=histograms) as run:
+        list(run.steps([1]))
+    plugins = [value.plugin for event in read_directory(tmp_path) for value in event.values]
+    assert plugins.count("histogram") == count
+
+
+def test_a_choice_of_histograms_without_a_model_is_refused_naming_watch(tmp_path: Path) -> None:
+    for histograms in (2, "conv"):
+        with pytest.raises(InvalidValueError, match=r"histograms=.* got watch=None; pass the model"):
+            ds.init(tmp_path, histograms=histograms)
+    for histograms in (True, False):
+        ds.init(tmp_path, histograms=histograms).close()
 
 
 @pytest.mark.parametrize("name", ["initial_step", "initial_epoch"])

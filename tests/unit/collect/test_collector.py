@@ -148,7 +148,41 @@ def test_with_more_than_sixteen_ranks_one_dialect_is_enough(tmp_path, writers):
 def test_nothing_is_collected_that_was_not_asked_for(tmp_path, writers):
     train(SummaryCollector(tmp_path, keep_default_action=False), log={"acc": 1})
     assert {value.plugin for event in writers[0].events for value in event.values} == {"scalar"}
-    assert writers[0].values("scalar").keys() == {"acc", "perf/step_s", "perf/data_wait_s"}
+    assert writers[0].values("scalar").keys() == {"acc"}
+
+
+def test_without_collect_metric_only_the_users_own_values_are_recorded(tmp_path, writers):
+    off = {"collect_metric": False}
+    train(SummaryCollector(tmp_path, collect_specified_data=off, collect_freq=1), log={"loss": 0.5})
+    assert writers[0].values("scalar").keys() == {"loss"}
+    assert writers[0].steps("scalar") == writers[0].steps("histogram") == [1, 2, 3, 4]
+    for _ in drive(SummaryCollector(tmp_path, collect_specified_data=off), steps=2, net_outputs=0.5):
+        pass
+    assert writers[0].steps("scalar") == []
+
+
+@pytest.mark.parametrize("outputs", [None, "0.5", {"loss": 0.5}, [], ({},), object(), np.array("x")])
+def test_outputs_that_are_no_loss_are_counted_and_said_once(tmp_path, writers, caplog, outputs):
+    collector = SummaryCollector(tmp_path, collect_freq=1)
+    for _ in drive(collector, steps=3, net_outputs=outputs):
+        pass
+    health = collector.health()
+    assert (health.dropped, list(health.errors.values())) == ({"scalar": 3}, [3])
+    assert caplog.text.count("net_outputs must be the loss") == 1
+    assert writers[0].steps("scalar", "loss/auto") == []
+
+
+def test_a_run_whose_user_logs_no_loss_has_nothing_to_tell(tmp_path, writers):
+    collector = SummaryCollector(tmp_path, collect_freq=1)
+    train(collector, log={"accuracy": 0.5})
+    assert collector.health().errors == {}
+
+
+def test_compatibility_records_a_logged_loss_at_mindspores_steps(tmp_path, writers):
+    train(SummaryCollector(tmp_path, 4, mindspore_compat=True), epochs=2, log={"loss": 0.5})
+    assert writers[0].steps("scalar", "loss/auto") == [1, 4, 4, 8, 8]
+    assert writers[0].steps("histogram") == [1, 4, 4, 8, 8]
+    assert writers[0].steps("scalar", "loss") == list(range(1, 9))
 
 
 def test_a_batch_that_is_no_images_is_looked_at_once(tmp_path, writers, monkeypatch):

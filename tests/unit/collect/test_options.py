@@ -2,6 +2,7 @@ import pytest
 
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
 from distsummary.collect.options import Collected, check_file_affix, check_specified
+from distsummary.collect.selection import BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
 EVERYTHING = {
@@ -11,7 +12,7 @@ EVERYTHING = {
 
 
 def test_by_default_everything_is_collected_but_trajectory_and_whole_parameters():
-    assert check_specified(None, True) == Collected(**EVERYTHING, histogram="", tensor=None, landscape=None)
+    assert check_specified(None, True) == Collected(**EVERYTHING, histogram=MINDSPORES)
 
 
 def test_mindspore_keeps_a_trajectory_by_default():
@@ -22,12 +23,51 @@ def test_mindspore_keeps_a_trajectory_by_default():
 def test_without_the_default_action_nothing_is_collected_but_what_is_named():
     assert check_specified(None, False) == Collected()
     assert check_specified({"collect_metric": True}, False) == Collected(metric=True)
-    assert check_specified({"histogram_regular": None}, False) == Collected(histogram="")
+    assert check_specified({"histogram_regular": None}, False) == Collected(histogram=MINDSPORES)
 
 
 def test_a_given_key_replaces_its_default():
     got = check_specified({"collect_graph": False, "histogram_regular": "fc", "tensor_regular": "b"}, True)
-    assert got == Collected(**(EVERYTHING | {"graph": False}), histogram="fc", tensor="b")
+    assert got.histogram is not None
+    assert got.tensor is not None
+    assert (got.graph, got.metric, got.histogram.pattern, got.tensor.pattern) == (False, True, "fc", "b")
+
+
+@pytest.mark.parametrize(
+    ("histograms", "more", "expected"),
+    [
+        (True, {}, BY_DEFAULT),
+        (True, {"keep_default_action": False}, None),
+        (True, {"mindspore_compat": True}, MINDSPORES),
+        (False, {}, None),
+        (3, {"keep_default_action": False}, Selection(first=3, argument="histograms=3")),
+        ("fc", {}, Selection(pattern="fc", argument="histograms='fc'")),
+        (None, {}, MINDSPORES),
+    ],
+)
+def test_histograms_are_chosen_by_rule_number_or_pattern(histograms, more, expected):
+    options = {"keep_default_action": True} | more
+    assert check_specified(None, histograms=histograms, **options).histogram == expected
+
+
+@pytest.mark.parametrize("histograms", [False, 3, "fc"])
+def test_two_choices_of_histograms_are_refused_naming_both(histograms):
+    with pytest.raises(InvalidValueError, match=r"histograms=.*\['histogram_regular'\]='b' both choose"):
+        check_specified({"histogram_regular": "b"}, True, histograms=histograms)
+    named = check_specified({"histogram_regular": "b"}, True, histograms=True).histogram
+    assert named is not None
+    assert named.pattern == "b"
+
+
+@pytest.mark.parametrize(
+    ("histograms", "error"),
+    [(0, "histograms must be >= 1, got 0"), ("(", "histograms must be a regular expression, got '\\('")],
+)
+def test_histograms_that_choose_nothing_are_refused(histograms, error):
+    with pytest.raises(InvalidValueError, match=error):
+        check_specified(None, True, histograms=histograms)
+    with pytest.raises(InvalidTypeError, match="histograms must be bool or int or str"):
+        check_specified(None, True, histograms=1.5)
 
 
 def test_an_empty_landscape_switches_it_off():

@@ -6,6 +6,7 @@ import pytest
 
 from distsummary.collect import step_values as gather
 from distsummary.collect.plan import Group, regular_steps
+from distsummary.collect.selection import Selection
 from distsummary.collect.step_values import Parameters, image_values, learning_rate_values
 from distsummary.format.records import Health, Shard
 from distsummary.frameworks.numpy import NumpyFramework
@@ -33,9 +34,9 @@ def test_shards_are_every_ranks_and_whole_parameters_one_ranks(monkeypatch):
     monkeypatch.setattr(gather, "framework_of", lambda model: HalfSharded())
     health = Health()
     taken = [
-        Parameters(Model(), ".*", group=Group(index=rank, size=2), deal="parameters").values(
-            "tensor", STEPS, 1, guard(health)
-        )
+        Parameters(
+            Model(), Selection(pattern=".*"), group=Group(index=rank, size=2), deal="parameters"
+        ).values("tensor", STEPS, 1, guard(health))
         for rank in range(2)
     ]
     shards = [{value.tag for value in values if value.shard is not None} for values in taken]
@@ -46,17 +47,22 @@ def test_shards_are_every_ranks_and_whole_parameters_one_ranks(monkeypatch):
 
 
 def test_a_pattern_matches_from_the_start():
-    parameters = Parameters(Model(), "layer[12]", group=Group(), deal="all")
+    parameters = Parameters(Model(), Selection(pattern="layer[12]"), group=Group(), deal="all")
     tags = [value.tag for value in parameters.values("histogram", STEPS, 1, guard())]
     assert tags == ["layer1.weight/auto", "layer2.weight/auto"]
     assert (
-        Parameters(Model(), "weight", group=Group(), deal="all").values("histogram", STEPS, 1, guard()) == []
+        Parameters(Model(), Selection(pattern="weight"), group=Group(), deal="all").values(
+            "histogram", STEPS, 1, guard()
+        )
+        == []
     )
 
 
 def test_snapshots_are_of_the_moment():
     model = Model()
-    [value] = Parameters(model, "layer2", group=Group(), deal="all").values("tensor", STEPS, 1, guard())
+    [value] = Parameters(model, Selection(pattern="layer2"), group=Group(), deal="all").values(
+        "tensor", STEPS, 1, guard()
+    )
     model.parameters["layer2.weight"][:] = 9
     assert value.data.result().tolist() == [2.0, 2.0]
 

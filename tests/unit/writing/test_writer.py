@@ -212,7 +212,21 @@ def test_max_file_size_stops_a_file_at_the_first_frame_that_does_not_fit(tmp_pat
     assert 250 - len(frame(b"x" * 60)) < path.stat().st_size <= 250
     kept = [seq for _, seq, _, _ in recorded(tmp_path)]
     assert kept == list(range(1, len(kept) + 1))
-    assert any("max_file_size" in reason for reason in rank_writer.health().errors)
+    health = rank_writer.health()
+    assert any("max_file_size" in reason for reason in health.errors)
+    assert (health.events, health.dropped) == (len(kept), {"scalar": 21 - len(kept)})
+
+
+def test_what_one_of_two_full_files_lacks_is_dropped_and_what_both_lack_is_no_event(tmp_path):
+    rank_writer = writer(tmp_path, limits=Limits(max_file_size=4000))
+    for seq in [*range(1, 21), 20]:  # the last one is sent again
+        rank_writer.write(batch(seq, [Event(seq, 1.0, [Value("histogram", "h", np.arange(100.0))])]))
+    rank_writer.close()
+    kept = [len(recorded(tmp_path, dialect)) for dialect in (MINDSPORE, TENSORBOARD)]
+    assert 0 < min(kept) < max(kept) < 20
+    health = rank_writer.health()
+    assert (health.events, health.dropped) == (max(kept), {"histogram": 20 - min(kept)})
+    assert list(health.errors.values()) == [20 - min(kept)]
 
 
 def test_a_closed_writer_refuses_and_closes_twice(tmp_path):

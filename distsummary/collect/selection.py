@@ -1,0 +1,88 @@
+"""Selection: which parameters of a model are recorded. It is pure, so all ranks of a job select the same."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from re import match
+from typing import Any
+
+MAX_PARAMETERS = 200
+MAX_ELEMENTS = 16_000_000
+EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Parameters by name, by number, or, without both, by the default rule (see `within_bounds`).
+
+    Args:
+        pattern: a regular expression for the beginning of the names.
+        first: the number of parameters, in the order of the model.
+        argument: what the user passed, for messages; None if this is a default.
+    """
+
+    pattern: str | None = None
+    first: int | None = None
+    argument: str | None = None
+
+    def of(self, parameters: Mapping[str, Any]) -> list[str]:
+        """The selected names of parameters (name -> tensor), in their order."""
+        if self.pattern is not None:
+            pattern = self.pattern
+            return [name for name in parameters if match(pattern, name)]
+        if self.first is not None:
+            return list(parameters)[: self.first]
+        taken = within_bounds({name: _shape(tensor) for name, tensor in parameters.items()})
+        return [name for name in parameters if name in taken]
+
+    def remark(self, names: Sequence[str], selected: Sequence[str]) -> str:
+        """What a user should know about the selection: that it is empty, or not all although a default."""
+        if not names:
+            return ""
+        if self.pattern is not None and not selected:
+            examples = ", ".join(map(repr, names[:EXAMPLES]))
+            return (
+                f"{self.argument} matches the beginning of none of the {len(names)} names of parameters, "
+                f"such as {examples}: nothing is recorded for it"
+            )
+        left_out = len(names) - len(selected)
+        if self.argument is not None or not left_out:
+            return ""
+        rule = (
+            f"weights first, then biases, up to {MAX_PARAMETERS} parameters and {MAX_ELEMENTS:,} elements"
+            if self.first is None
+            else f"the first {self.first}, as in MindSpore"
+        )
+        return (
+            f"{left_out} of {len(names)} parameters get no histograms by default ({rule}); to choose others, "
+            'pass a pattern for the beginning of their names, such as histograms="conv", or a number of '
+            "parameters, histograms=n"
+        )
+
+
+MINDSPORES = Selection(first=5)
+BY_DEFAULT = Selection()
+
+
+def within_bounds(shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """The parameters that get histograms by default, given all parameters in the order of the model.
+
+    First those of two or more dimensions (weights), then the others (biases, norms). Each is taken unless
+    there would be more than MAX_PARAMETERS, or more than MAX_ELEMENTS elements in all.
+    """
+    taken: list[str] = []
+    room = MAX_ELEMENTS
+    for name, shape in sorted(shapes.items(), key=lambda item: len(item[1]) < 2):
+        elements = math.prod(shape)
+        if elements <= room and len(taken) < MAX_PARAMETERS:
+            taken.append(name)
+            room -= elements
+    return frozenset(taken)
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    """The shape of the whole parameter; () for one of torch's lazy modules before the first forward pass."""
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:
+        return ()
