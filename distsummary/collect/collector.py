@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -205,7 +206,10 @@ class SummaryCollector(Callback):
             kept = [Value("scalar", tag, number) for tag, number in numbers.items()]
             self._evaluations.append((step, [*kept, *values], []))
         else:
-            self._failures.fail("step", ClosedError("the collector is not recording"))
+            lost = Counter({"scalar": len(numbers)}) + Counter(value.plugin for value in values)
+            self._failures.count(
+                "values given before the first step of a run that failed are dropped", dropped=lost
+            )
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""

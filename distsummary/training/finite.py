@@ -10,7 +10,7 @@ from distsummary.writing.health import Failures
 
 WARN, STOP, IGNORE = "warn", "stop", "ignore"
 ON_NAN = (WARN, STOP, IGNORE)
-MAX_TAGS = 1 << 10
+MAX_TAGS = 1 << 10  # beyond this number, tags are named again, so that memory stays bounded
 LARGEST = 3.4028235677973366e38  # from here on, float32, the precision of scalars in the files, is infinite
 
 
@@ -27,9 +27,7 @@ class FiniteCheck:
 
     def __init__(self, on_nan: str, rank: int, failures: Callable[[], Failures]) -> None:
         self.error: NonFiniteError | None = None
-        self.is_over = (
-            False  # True after a callback has raised, such as LossMonitor, which names the loss itself
-        )
+        self.is_over = False  # a callback has raised, such as LossMonitor, which names the loss itself
         self._on_nan, self._rank, self._failures = on_nan, rank, failures
         self._reasons: dict[tuple[str, bool], str] = {}  # by tag, and whether the number is finite
 

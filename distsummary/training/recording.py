@@ -2,6 +2,7 @@
 
 import abc
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import get_ident
@@ -12,10 +13,10 @@ import numpy as np
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.format.records import LINEAGE_PLUGINS, PLUGINS, Health, Value
-from distsummary.training.callbacks import CallbackParams
+from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.given import Given
-from distsummary.training.recorder import NOT_RECORDED, Recorder
+from distsummary.training.recorder import NOT_RECORDED, NoRecorder, Recorder
 from distsummary.training.values import Scalar, check_tag, scalar
 from distsummary.writing.health import Failures
 
@@ -39,16 +40,24 @@ class Recording(abc.ABC):
     an unknown plugin or for `step` inside of `steps`, ClosedError if the run is closed.
 
     Args:
-        rank: for messages. params: the loop's parameters, in which callbacks see the logged loss.
+        rank: for messages.
+        callbacks: those of the run, some of which may have recorders.
+        params: the loop's parameters, in which callbacks see the logged loss.
         on_nan: see FiniteCheck. strict: whether values that cannot be recorded raise.
     """
 
     def __init__(
-        self, *, rank: int, params: CallbackParams, on_nan: str = WARN, strict: bool = False
+        self,
+        *,
+        rank: int,
+        callbacks: CallbackList,
+        params: CallbackParams,
+        on_nan: str = WARN,
+        strict: bool = False,
     ) -> None:
         check_choice("on_nan", on_nan, ON_NAN)
         check_type("strict", strict, bool)
-        self._params, self._strict = params, strict
+        self._callbacks, self._params, self._strict = callbacks, params, strict
         self._given = Given()
         self._known_names: set[str] = set()  # names of numbers that have been checked
         self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
@@ -62,12 +71,12 @@ class Recording(abc.ABC):
         """The step of the values that are given now."""
 
     @abc.abstractmethod
-    def _recorders(self) -> list[Recorder]:
-        """The recorders among the callbacks."""
-
-    @abc.abstractmethod
     def _require_open(self) -> None:
         """Raise ClosedError if the run is closed."""
+
+    @abc.abstractmethod
+    def _leave(self, error: BaseException | None) -> None:
+        """Exit the callbacks; the run is over."""
 
     @abc.abstractmethod
     def _go_to(self, step: int, *, has_values: bool) -> bool:
@@ -302,6 +311,38 @@ class Recording(abc.ABC):
         """Counts the values that the run drops: the recorder's, as long as its files can still say it."""
         recorders = [] if self._is_closed else self._recorders()
         return recorders[0].failures if recorders else self._own_failures
+
+    def _recorders(self) -> list[Recorder]:
+        """The recorders of the callbacks, usually one or none."""
+        found = (callback.recorder for callback in self._callbacks.callbacks)
+        return [recorder for recorder in found if recorder is not None]
+
+    def _recorder_of_steps(self) -> Recorder | NoRecorder:
+        """The recorder that may take plain steps: that of the only callback with hooks for steps."""
+        at_steps = self._callbacks.at_steps
+        if not self._callbacks.callbacks:
+            return NoRecorder(math.inf, self._own_failures)
+        recorder = at_steps[0].recorder if len(at_steps) == 1 else None
+        return NoRecorder(-math.inf, self._own_failures) if recorder is None else recorder
+
+    def _record_given(self) -> None:
+        """Record the values given since the last step ended, at that step."""
+        logged, values = self._given.take()
+        try:
+            for recorder in self._recorders():
+                recorder.record(self.step, logged, values)
+        except BaseException as error:
+            self._leave(error)
+            raise
+        self._check_finite(logged)
+
+    def _check_finite(self, logged: Mapping[str, Scalar]) -> None:
+        """Look for NaN among numbers that were recorded; leaves the run if they have to stop the training."""
+        try:
+            self._finite.look(self.step, logged)
+        except BaseException as error:
+            self._leave(error)
+            raise
 
 
 def _flat(given: Mapping[Any, object], prefix: str = "", level: int = 1) -> Iterator[tuple[Any, object]]:

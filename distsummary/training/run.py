@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import hypot
 from threading import get_ident
 from types import TracebackType
@@ -122,15 +122,17 @@ class Run(Recording):
         check_int("initial_epoch", initial_epoch, low=0)
         check_type("topology", topology, Topology, optional=True)
         self.topology = detect() if topology is None else topology
-        self._callbacks = CallbackList(callbacks)
+        listed = CallbackList(callbacks)
         params = CallbackParams(
-            common_params(self._callbacks, network, self.topology),
+            common_params(listed, network, self.topology),
             mode="train", epoch_num=epochs, cur_epoch_num=initial_epoch, cur_step_num=initial_step,
             initial_step=initial_step, step_in_epoch=0, optimizer=optimizer, loss_fn=loss_fn,
             train_network=network, train_dataset=None, train_dataset_element=None,
             loss_scale_mananger=None, last_save_ckpt_step=None, latest_ckpt_file=None,
         )  # fmt: skip
-        super().__init__(rank=self.topology.rank, params=params, on_nan=on_nan, strict=strict)
+        super().__init__(
+            rank=self.topology.rank, callbacks=listed, params=params, on_nan=on_nan, strict=strict
+        )
         self._context = RunContext(params)
         self._clock = clock
         self._steps_before_epoch = initial_step
@@ -335,7 +337,7 @@ class Run(Recording):
             return
         if self._given and not self._is_training:
             if self._is_entered:  # only evaluated: the values stand with the evaluations
-                self._record_pending()
+                self._record_given()
             else:
                 self._begin_epoch(())  # given without any step: recorded at step 0
         self._settle_epoch()
@@ -445,43 +447,14 @@ class Run(Recording):
         if self._opener is not None:
             self._end_step(self._clock() if isinstance(self._opener, ManualStep) else None)
 
-    def _recorders(self) -> list[Recorder]:
-        found = (callback.recorder for callback in self._callbacks.callbacks)
-        return [recorder for recorder in found if recorder is not None]
-
-    def _recorder_of_steps(self) -> Recorder | NoRecorder:
-        """The recorder that may take plain steps: that of the only callback with hooks for steps."""
-        at_steps = self._callbacks.at_steps
-        if not self._callbacks.callbacks:
-            return NoRecorder(math.inf, self._own_failures)
-        recorder = at_steps[0].recorder if len(at_steps) == 1 else None
-        return NoRecorder(-math.inf, self._own_failures) if recorder is None else recorder
-
     def _record_pending(self) -> None:
         """Record the values given since the last step ended, at that step, before the next step begins.
 
         The values go to the next step instead if no callback has a recorder, or if a resumed training has
         not made a step yet: merging drops an earlier attempt's records from this attempt's first record on.
         """
-        recorders = self._recorders() if self._given else []
-        if not recorders or self.step == self._initial_step > 0:
-            return
-        logged, values = self._given.take()
-        try:
-            for recorder in recorders:
-                recorder.record(self.step, logged, values)
-        except BaseException as error:
-            self._leave(error)
-            raise
-        self._check_finite(logged)
-
-    def _check_finite(self, logged: Mapping[str, Scalar]) -> None:
-        """Look for NaN among numbers that were recorded; leaves the run if they have to stop the training."""
-        try:
-            self._finite.look(self.step, logged)
-        except BaseException as error:
-            self._leave(error)
-            raise
+        if self._given and self._recorders() and not self.step == self._initial_step > 0:
+            self._record_given()
 
     def _settle_epoch(self) -> None:
         if self._is_closed:

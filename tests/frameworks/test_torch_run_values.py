@@ -1,5 +1,6 @@
 """Tensors of every sort given to a Run, and what TensorBoard's own reader shows of them."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,24 @@ def test_a_run_that_only_evaluates_records_its_values_with_the_training(tmp_path
     with init() as run, run.eval():
         run.log(again=1)  # still no training, which would be refused
     assert values_of(run, "scalar")["again"] == [(5, 1.0)]
+    with ds.init(tmp_path, rank=0, world_size=1, initial_step=4) as run, run.eval():
+        run.log(before=1)
+    assert values_of(run, "scalar")["before"] == [(4, 1.0)]
+
+
+def test_values_of_a_run_that_fails_before_its_first_step_are_counted(tmp_path: Path):
+    run = ds.init(tmp_path, rank=0, world_size=1)
+    with contextlib.suppress(ZeroDivisionError), run:
+        run.text("note", "begin")
+        run.log(a=1, b=2)
+        raise ZeroDivisionError
+    assert run.health().dropped == {"scalar": 2, "text": 1}
+
+
+def test_the_values_of_the_step_that_failed_are_recorded(tmp_path: Path):
+    run = ds.init(tmp_path, rank=0, world_size=1)
+    with contextlib.suppress(ZeroDivisionError), run:
+        for number in run.steps(range(3)):
+            run.image("sample", torch.zeros(4, 4))
+            1 / (1 - number)
+    assert [step for step, _ in values_of(run, "image")["sample"]] == [1, 2]

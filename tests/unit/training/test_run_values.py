@@ -311,6 +311,62 @@ def test_a_loss_monitor_names_the_loss_and_nobody_else_does(on_nan, caplog):
     assert run.health().errors == {}
 
 
+class Later:
+    """A number on a device."""
+
+    nbytes = 4
+
+    def __init__(self, number):
+        self.number = number
+
+    def result(self):
+        return self.number
+
+
+@pytest.mark.parametrize("on_nan", ["warn", "stop"])
+def test_nan_on_a_device_is_named_with_its_step_when_it_has_arrived(on_nan, monkeypatch):
+    monkeypatch.setattr("distsummary.training.recording.scalar", lambda name, value, **rest: value)
+    keeper = Keeper()
+    run = Run(callbacks=keeper, on_nan=on_nan)
+    batches = run.steps(range(9))
+    for number in (0.5, math.nan, math.nan, 0.5):
+        next(batches)
+        run.log(loss=Later(number))
+    assert run.health().errors == {}  # the training waits for none of them
+
+    def arrive():
+        for _, kept in keeper.recorded:
+            kept["loss"].result()
+            kept["loss"].result()  # looked at twice
+
+    writer = threading.Thread(target=arrive)
+    writer.start()
+    writer.join()
+    assert run.health().errors == {"'loss' is nan at step 2 on rank 0": 2}
+    if on_nan == "stop":
+        with pytest.raises(NonFiniteError, match="'loss' is nan at step 2"):
+            next(batches)
+    else:
+        next(batches)
+        run.close()
+
+
+def test_a_number_on_a_device_is_named_with_the_step_that_log_begins(monkeypatch):
+    monkeypatch.setattr("distsummary.training.recording.scalar", lambda name, value, **rest: value)
+    keeper = Keeper()
+    with Run(callbacks=keeper) as run:
+        for number in (0.5, 0.5, math.nan):
+            run.log(loss=Later(number))
+        run.log(lr=Later(math.inf), step=9)
+    for _, kept in keeper.recorded:
+        for later in kept.values():
+            later.result()
+    assert list(run.health().errors) == [
+        "'loss' is nan at step 3 on rank 0",
+        "'lr' is inf at step 9 on rank 0",
+    ]
+
+
 def test_an_evaluation_takes_its_metrics_as_log_does():
     with Run(callbacks=Keeper()) as run, run.eval() as evaluation:
         evaluation.log({"a": {"b": 1}}, bad=None, good=2)
