@@ -15,6 +15,8 @@ from distsummary.topology import Topology, is_alive
 
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
 
+TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
+ENDED = (*TRAINED, "failed")
 _PROCESS = ("pid", "pid_space", "pid_start")  # the fields of a Topology that identify a process
 Liveness = Callable[[Mapping[str, Any]], bool | None]
 
@@ -39,7 +41,7 @@ class Coordinator(Protocol):
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Report this rank's lineage (`Lineage.to_bytes`); raises StaleAttemptError for an older attempt."""
 
-    def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
+    def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run after everything is written; the last rank's call may start merging the files."""
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
@@ -74,7 +76,7 @@ class LocalCoordinator:
         """Only check the attempt: the rank's own files hold the lineage."""
         refuse_stale(self.run_dir.read_manifest(), topology.role, attempt)
 
-    def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
+    def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Mark the rank finished in the manifest."""
         self.run_dir.update_manifest(lambda manifest: leave_attempt(manifest, topology, attempt, health))
 
@@ -112,7 +114,7 @@ def refuse_reuse(
     for rank, known in newest["ranks"].items():
         is_running = known["state"] == "running" and bool(alive(known))
         is_slower_peer = is_same_start and is_running and rank != own
-        unfinished += known["state"] != "finished" and not is_slower_peer
+        unfinished += known["state"] not in TRAINED and not is_slower_peer
         same_process = all(known.get(key) == getattr(topology, key) for key in _PROCESS)
         same_job = job_of(newest["incarnation"]) == job_of(topology.incarnation)
         is_peer = same_job and (rank != own or not is_same_start)
@@ -224,21 +226,27 @@ def choose_attempt(
     elif running:
         may_join = False not in running
     else:
-        have_finished = all(other["state"] == "finished" for other in others)
+        have_finished = all(other["state"] in TRAINED for other in others)
         may_join = have_finished and now - newest.get("started", 0.0) < JOIN_WINDOW_S
     return newest if may_join else None
 
 
-def leave_attempt(manifest: Manifest, topology: Topology, attempt: int, health: dict[str, int]) -> None:
-    """Mark the rank as finished or failed, and the run as finished if this was its last rank."""
+def leave_attempt(
+    manifest: Manifest, topology: Topology, attempt: int, health: Mapping[str, int | str]
+) -> None:
+    """Mark the rank as finished, incomplete or failed, and the run as finished if this was its last rank.
+
+    `health` may have, beside the rank's counters, `failed` (the training raised) and `missing` (why events
+    are missing from the files).
+    """
     refuse_stale(manifest, topology.role, attempt)
     entry = find_attempt(manifest, topology.role, attempt)
     if str(topology.rank) not in entry["ranks"]:
         raise InvalidValueError(
             f"rank {topology.rank} never joined attempt {attempt} of role {topology.role}; register it first"
         )
-    state = "failed" if health.get("failed") else "finished"
-    entry["ranks"][str(topology.rank)] |= {"state": state, "health": health}
+    state = "failed" if health.get("failed") else "incomplete" if health.get("missing") else "finished"
+    entry["ranks"][str(topology.rank)] |= {"state": state, "health": dict(health)}
     if is_complete(entry):
         manifest["state"] = "finished"
 
@@ -277,14 +285,18 @@ def refuse_stale(manifest: Manifest, role: str, attempt: int) -> None:
 
 
 def rank_states(entry: Manifest) -> dict[str, str]:
-    """Rank -> its state in an attempt: running, finished, failed or lost (no sign of life)."""
+    """Rank -> its state in an attempt.
+
+    running; finished; incomplete: it finished, but events are missing from its files (a full disk; the reason
+    is `missing` in its health); failed: its training raised; lost: no sign of life.
+    """
     return {rank: known["state"] for rank, known in entry["ranks"].items()}
 
 
 def is_complete(entry: Manifest) -> bool:
-    """Whether every rank of the attempt has joined and then reported its end (finished or failed)."""
+    """Whether every rank of the attempt has joined and then reported its end."""
     states = rank_states(entry).values()
-    return len(states) == entry["world_size"] and all(state in ("finished", "failed") for state in states)
+    return len(states) == entry["world_size"] and all(state in ENDED for state in states)
 
 
 def open_attempts(manifest: Manifest) -> list[Manifest]:

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -96,7 +97,7 @@ class AggregatorClient:
         if self._is_connected():  # otherwise the merge reads the lineage from the rank's own file
             self._handle.lineage.remote(topology, attempt, lineage)
 
-    def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
+    def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the call of the last rank returns only after the merged run is written."""
         self._finished.set()
         self._ask("finish", MERGE_S, topology, attempt, health)

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from distsummary.aggregate.merge import merge_run
@@ -44,7 +45,8 @@ class Aggregator:
     not finished are then marked lost; a lost rank that comes back reopens its role.
 
     When no role is open, the aggregator ends and calls `on_end`, either `grace_s` seconds after the last call
-    of a rank or at once after `settle`. It also ends if the merge after `lease_s` quiet seconds fails.
+    of a rank or at once after `settle`. It also ends if the merge after `lease_s` quiet seconds fails, and
+    `grace_s` seconds after the last rank has left if a full disk took neither its state nor the merged run.
 
     Args:
         run_dir: the run dir.
@@ -65,6 +67,8 @@ class Aggregator:
         self._lease_s, self._grace_s, self._on_end = lease_s, grace_s, on_end
         self._lineages: dict[int, Lineage] = {}
         self._lineages_of = -1  # the attempt that `_lineages` belong to
+        self._left: set[tuple[str, int, str]] = set()  # role, attempt, rank: their end may not be saved
+        self._cannot_save = False
         self._last_contact = time.monotonic()
         self._changed = threading.Condition(threading.RLock())
         threading.Thread(target=self._watch, name="distsummary-lease", daemon=True).start()
@@ -116,10 +120,11 @@ class Aggregator:
             writer.write(Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=1, events=events))
             writer.close()
 
-    def finish(self, topology: Topology, attempt: int, health: dict[str, int]) -> None:
+    def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Note that a rank has written everything; for the last rank, return only after the run is merged."""
-        with self._changed:
+        with self._changed, self._saving():
             self.renew()
+            self._left.add((topology.role, attempt, str(topology.rank)))
             self._local.finish(topology, attempt, health)
             self._settle(
                 lambda entry: (
@@ -129,7 +134,7 @@ class Aggregator:
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Note that a rank evaluated its finished training; when the last rank reports this, merge again."""
-        with self._changed:
+        with self._changed, self._saving():
             self.renew()
             self._local.evaluated(topology, attempt)
             entry = find_attempt(self._run_dir.read_manifest(), "train", attempt)
@@ -139,10 +144,27 @@ class Aggregator:
 
     def settle(self, launch_id: str) -> None:
         """Merge the attempts that an ended launch left open; attempts of other launches stay open."""
-        with self._changed:
+        with self._changed, self._saving():
             self._settle(lambda entry: entry["incarnation"].startswith(launch_id))
             self._last_contact -= self._grace_s  # no rank is left to wait for
             self._changed.notify_all()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Note whether the block could write what it changes; a full disk is the usual reason if not."""
+        try:
+            yield
+        except OSError:
+            self._cannot_save = True
+            raise
+        self._cannot_save = False
+
+    def _is_awaited(self, entry: Manifest) -> bool:
+        """Whether an open attempt has a rank that may still call, or can still be merged."""
+        if not self._cannot_save:
+            return True
+        running = {rank for rank, state in rank_states(entry).items() if state == "running"}
+        return any((entry["role"], entry["attempt"], rank) not in self._left for rank in running)
 
     def _settle(self, wanted: Callable[[Manifest], bool]) -> None:
         """Merge the open attempts that `wanted` selects; marks their ranks that have not finished as lost."""
@@ -175,7 +197,7 @@ class Aggregator:
                     self._changed.wait(self._grace_s - silent_s)
                     continue
                 try:
-                    if not open_attempts(self._run_dir.read_manifest()):
+                    if not any(map(self._is_awaited, open_attempts(self._run_dir.read_manifest()))):
                         break
                 except DistSummaryError:
                     logger.exception("%s: the manifest cannot be read; the aggregator ends", self._run_dir)

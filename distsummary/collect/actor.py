@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTa
 from distsummary.collect.rank_collector import RankCollector
 from distsummary.errors import StaleAttemptError, WriteError
 from distsummary.format.records import QUEUED, SYNCED, Batch, Health
+from distsummary.writing.health import told
 from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class RemoteWriter:
         self._actor = start_collector(spec)
         self._session: str | None = None
         self._process = ("", 0)
-        self._sent: deque[tuple[Batch, Any]] = deque()
+        self._sent: deque[tuple[Batch, Any]] = deque()  # None in place of an answer: it is not sent again yet
+        self._refusal = ""  # why the last attempt failed
         self._health = Health()
         self._failed = Health()
 
@@ -76,10 +78,12 @@ class RemoteWriter:
 
         Waits while WINDOW batches, or the bytes of the budget, are unacknowledged.
         """
-        while len(self._sent) >= WINDOW or (self._sent and self._exceeds_budget(batch)):
+        while self._sent and (
+            self._session is None or len(self._sent) >= WINDOW or self._exceeds_budget(batch)
+        ):
             self._settle_oldest()
         if self._session is None:
-            self._resume()
+            self._connect()
         self._sent.append((batch, self._send(batch)))
 
     def flush(self) -> None:
@@ -96,7 +100,7 @@ class RemoteWriter:
             if not self._sent and self._session is not None and ray.is_initialized():
                 self._health = self._answer(self._actor.close.remote())
         finally:
-            self._drop_sent("the collector did not acknowledge it in time")
+            self._drop_sent(self._refusal or "the collector did not acknowledge it in time")
             if ray.is_initialized():
                 ray.kill(self._actor, no_restart=True)
 
@@ -118,13 +122,16 @@ class RemoteWriter:
             self._session = None
             return
         except OSError as error:
-            self._session = None
+            self._session, self._refusal = None, told(error)
             if self._spec.delivery == QUEUED:
                 self._drop_sent(f"not sent again: {error}")
             raise
         except RayTaskError as error:  # permanently refused: the collector could not even read it
             self._count_lost(batch, _reason(error))
         self._sent.popleft()
+        if self._sent and self._sent[0][1] is None:
+            logger.warning("rank=%d sends %d batch(es) again", self._spec.rank, 1 + len(self._sent))
+            self._sent = deque((waiting, self._send(waiting)) for waiting, _ in self._sent)
 
     def _answer(self, reference: Any, timeout_s: float | None = None) -> Any:
         """Wait for the collector's answer; raises OSError if it died, hangs or cannot write to its disk."""
@@ -145,6 +152,10 @@ class RemoteWriter:
             raise ConnectionError(f"the collector died and is started again: {_reason(error)}") from error
         except RayActorError as error:
             raise ConnectionError("the collector is being restarted") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, OSError):
+                raise error.cause from None  # without the collector's stack
+            raise
 
     def _connect(self) -> None:
         _require_ray()
@@ -153,13 +164,25 @@ class RemoteWriter:
         self._process = greeting.host, greeting.pid
 
     def _resume(self) -> None:
-        """Send all unacknowledged batches to the collector's next session, in order."""
+        """Send the oldest batch to the collector's next session; the others follow when it is acknowledged.
+
+        So a disk that takes nothing costs one batch each time that this is tried.
+        """
         self._connect()
-        if self._sent:
-            logger.warning("rank=%d sends %d batch(es) again", self._spec.rank, len(self._sent))
-        self._sent = deque((batch, self._send(batch)) for batch, _ in self._sent)
+        self._ignore_answers()  # all came before the greeting
+        batch, _ = self._sent[0]
+        self._sent = deque((waiting, None) for waiting, _ in self._sent)
+        self._sent[0] = batch, self._send(batch)
+
+    def _ignore_answers(self) -> None:
+        """Look at the answers that count no more: Ray prints an error that nobody looks at."""
+        for _, reference in self._sent:
+            if reference is not None and ray.is_initialized():
+                with contextlib.suppress(Exception):
+                    ray.get(reference, timeout=0)
 
     def _drop_sent(self, reason: str) -> None:
+        self._ignore_answers()
         for batch, _ in self._sent:
             self._count_lost(batch, reason)
         self._sent.clear()

@@ -28,12 +28,24 @@ class RankCollector:
     """
 
     def __init__(self, spec: WriterSpec) -> None:
-        self._writer = RankWriter(spec)
-        self.session = uuid.uuid4().hex
+        self._spec = spec
+        self._writer: RankWriter | None = None
+        self.session = ""
 
     def hello(self) -> Greeting:
-        """The collector's session and process, and the counters of its files, such as the last seq."""
-        return Greeting(self.session, platform.node(), os.getpid(), self._writer.health())
+        """The collector's session and process, and the counters of its files, such as the last seq.
+
+        The first call of any method opens the files; raises RunDirError if they cannot be made or written.
+        """
+        health = self._opened().health()
+        return Greeting(self.session, platform.node(), os.getpid(), health)
+
+    def _opened(self) -> RankWriter:
+        # not opened by the constructor: when that fails, Ray starts a new process
+        if self._writer is None:
+            self._writer = RankWriter(self._spec)
+            self.session = uuid.uuid4().hex
+        return self._writer
 
     def write(self, session: str, batch: Batch) -> Health:
         """Write a batch and return the counters; raises StaleAttemptError if its session is over."""
@@ -42,17 +54,17 @@ class RankCollector:
                 f"batch from seq {batch.first_seq} was sent to an earlier session; say hello again"
             )
         try:
-            self._writer.write(batch)
+            self._opened().write(batch)
         except OSError:
             self.session = uuid.uuid4().hex  # batches sent after this one must not be written before it
             raise
-        return self._writer.health()
+        return self._opened().health()
 
     def flush(self) -> None:
         """Return when all acknowledged events are as safe as the spec's `delivery` asks; raises OSError."""
-        self._writer.flush()
+        self._opened().flush()
 
     def close(self) -> Health:
         """Make the files durable and close them."""
-        self._writer.close()
-        return self._writer.health()
+        self._opened().close()
+        return self._opened().health()

@@ -217,14 +217,21 @@ class SummaryRecord:
         write_values(self._writer, self._exports, step, kept)
         return True
 
-    def flush(self) -> None:
-        """Return when everything recorded is in the files; after close it only logs an error."""
+    def flush(self) -> bool:
+        """Wait until everything recorded so far is in the files, as `delivery` promises.
+
+        Returns False if the disk takes nothing now (a full disk) or needs more than 30 s. The rest is then
+        not safe: it is kept in memory and written as soon as possible. The reason is logged and counted in
+        `health`; with `raise_exception` it is raised as WriteError instead. After close, it logs an error and
+        returns False.
+        """
         if self._is_closed:
             logger.error("the record of %s is closed; there is nothing to flush", self._directory)
-            return
-        self._writer.flush()
+            return False
+        is_written = self._writer.flush()
         if self._files is not None:
             self._files.flush()
+        return is_written
 
     def health(self) -> Health:
         """What was written, dropped and refused so far."""

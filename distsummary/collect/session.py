@@ -281,7 +281,11 @@ class Session:
         if os.getpid() != self._pid:
             return self.failures.health
         errors: list[WriteError] = []
-        final = self.failures.health
+        final, missing = self.failures.health, ""
+
+        def close_writer() -> None:
+            nonlocal missing
+            missing = self._writer.close()
 
         def count() -> None:
             nonlocal final
@@ -291,14 +295,18 @@ class Session:
             if self._is_past:
                 self._coordinator.evaluated(self.topology, self._registration.attempt)
                 return
-            counters = counters_of(final) | ({"failed": 1} if has_failed else {})
+            counters: dict[str, int | str] = {**counters_of(final)}
+            if has_failed:
+                counters["failed"] = 1
+            if missing:
+                counters["missing"] = missing
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
             ("sending provenance and lineage", self._messages.close),
             ("closing the files", self._files.close),
-            ("closing the event files", self._writer.close),
+            ("closing the event files", close_writer),
             ("counting what was written", count),
             ("leaving the run", leave),
         ]

@@ -23,7 +23,7 @@ from distsummary.format.scalar_rows import (
     joined,
     size_of,
 )
-from distsummary.writing.health import NONE, BoundedWait, Failures
+from distsummary.writing.health import NONE, BoundedWait, Failures, told
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import Writer
 
@@ -38,7 +38,11 @@ RESERVE = 16  # 1/16 of the budget is left for other events while an event large
 AT_ONCE = 1 << 11  # items processed in one go; more would make the training thread wait for the GIL
 BLOCK_S = 0.5  # how long a caller waits when the budget is full
 FLUSH_S = 30.0
-CLOSE_S = 20.0  # how long `close` continues to try to write the remaining events
+CLOSE_S = 20.0  # how long `close` waits for a collector that is being restarted
+REFUSED_S = 0.5  # how long `flush` waits for a disk that takes nothing, such as a full one
+CLOSE_REFUSED_S = 3.0  # how long `close` does
+LATE_S = 1.0  # how much longer it tries each of the remaining batches once: a small one may find room
+SLOWEST = 5  # a failed call is repeated after `retry_s`, then after twice the pause, up to 5 times `retry_s`
 
 
 class AsyncWriter:
@@ -64,7 +68,11 @@ class AsyncWriter:
         self._changed = threading.Condition()
         self._room = BoundedWait(self._changed, lambda: self._done)
         self._hurry = self._is_closed = self._is_stopped = False
-        self._give_up_at = float("inf")
+        self._closed_at = float("inf")
+        self._refusal = ""  # why the disk takes nothing now; empty: it does
+        self._refused_since = 0.0
+        self._flushes = 0
+        self._missing = ""  # why events are missing from the files
         self._failures = Failures(
             Health(), logger, raise_exception=spec.raise_exception, prefix=f"rank={spec.rank} "
         )
@@ -124,6 +132,7 @@ class AsyncWriter:
             self._changed.notify_all()
             if small and not self._room.wait_for(lambda: self._has_room(size), BLOCK_S):
                 self._drop(small, BUDGET_FULL)
+                self._missing = self._missing or BUDGET_FULL
                 return
             event = event._replace(values=small)
         if not event.values:
@@ -157,33 +166,52 @@ class AsyncWriter:
             raise ClosedError("the writer is closed; open a new one")
         self._failures.raise_last()
 
-    def flush(self, timeout_s: float = FLUSH_S) -> None:
-        """Return when everything queued so far has been passed to the inner writer and flushed there.
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until everything queued so far has been passed to the inner writer and flushed there.
 
-        Raises WriteError if that takes longer than `timeout_s` seconds, or if the thread has stopped.
+        Returns False, or raises WriteError if `raise_exception` is set, if that failed: the disk took
+        nothing for half a second (a full disk), `timeout_s` seconds have passed, or the thread has stopped.
+        What has not been written then stays queued, without a guarantee.
         """
         self._check()
         with self._changed:
             self._queue.append((FLUSH, 0))
             target = self._done + self._in_progress + len(self._queue)
             self._hurry = True
+            self._flushes += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._done >= target or self._is_stopped, timeout=timeout_s)
-            if self._done < target:
-                reason = self._failures.last or "the writer is slow"
-                raise WriteError(f"{target - self._done} event(s) could not be flushed: {reason}")
 
-    def close(self) -> None:
+            def is_over() -> bool:
+                return self._done >= target or self._is_stopped
+
+            self._changed.wait_for(is_over, min(timeout_s, REFUSED_S))
+            self._changed.wait_for(lambda: is_over() or self._is_refused(), max(0.0, timeout_s - REFUSED_S))
+            if self._done >= target:
+                return True
+            reason = self._stop_reason if self._is_stopped else self._refusal or "the writer is slow"
+            if self._spec.raise_exception:
+                raise WriteError(f"{target - self._done} event(s) could not be flushed: {reason}")
+            self._count(f"flush returned before everything was written: {reason}")
+            return False
+
+    def _is_refused(self) -> bool:
+        """Whether the disk has taken nothing for a while."""
+        return bool(self._refusal) and time.monotonic() - self._refused_since >= REFUSED_S
+
+    def close(self) -> str:
         """Write the queued events, end the thread and close the inner writer; a second call does nothing.
 
-        Events that cannot be written within 20 s are dropped and counted. A signal handler may call `close`.
+        Events are dropped and counted if the disk takes nothing for 3 s (a full disk), or if a collector that
+        is being restarted takes nothing for 20 s. A signal handler may call `close`.
+
+        Returns why events are missing from the files; empty if all were written.
         """
         if self._is_closed or os.getpid() != self._pid:
-            return
+            return self._missing
         with self._changed:
             self._is_closed = self._hurry = True
             self._fast_length = 0
-            self._give_up_at = time.monotonic() + CLOSE_S
+            self._closed_at = time.monotonic()
             self._changed.notify_all()
             # Not Thread.join: if a signal handler calls `close`, its thread may already hold the lock, and
             # only waiting on the condition releases the lock.
@@ -192,6 +220,7 @@ class AsyncWriter:
                 self._drop_queue("the inner writer neither accepted nor refused the last events")
         if self._is_stopped:
             self._thread.join(BLOCK_S)
+        return self._missing
 
     def health(self) -> Health:
         """The inner writer's counters plus the drops and failures of this queue."""
@@ -222,13 +251,13 @@ class AsyncWriter:
                 self._hurry = self._is_closed
             self._persist(self._writer.flush)
         except Exception as error:  # shown by health(): no caller waits for this thread
-            self._stop_reason = f"the writer thread stopped: {type(error).__name__}: {error}"
-            self._count(self._stop_reason)
+            self._stop_reason = f"the writer thread stopped: {told(error)}"
+            self._lose(self._stop_reason)
         finally:
             try:
                 self._writer.close()
             except Exception as error:  # as above: no caller is left to raise to
-                self._count(f"closing: {type(error).__name__}: {error}")
+                self._count(f"closing: {told(error)}")
             finally:  # in any case: `close` waits for this
                 with self._changed:
                     self._is_stopped = True
@@ -265,7 +294,9 @@ class AsyncWriter:
                 else:
                     self._persist(self._writer.write, batch)
             except Exception as error:  # shown by health(), raised on the next call if requested
-                self._count(f"{type(error).__name__}: {error}", batch.plugins())
+                self._lose(f"events were dropped: {told(error)}", batch.plugins())
+                if isinstance(error, OSError) and self._is_overdue(LATE_S):
+                    raise  # do not try each of the remaining batches
             self._next_seq = batch.last_seq + 1  # even if the batch was dropped: a file may contain it
         if any(item[0] is FLUSH for item in taken):
             self._persist(self._writer.flush)
@@ -277,16 +308,39 @@ class AsyncWriter:
             self._changed.notify_all()
 
     def _persist(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Repeat a call while it raises OSError; raise it once the time allowed by `close` is over."""
+        """Repeat a call until it raises no OSError; when the time allowed by `close` is over, raise it."""
+        pause_s = self._spec.retry_s
         while True:
             try:
-                return call(*args, **named)
+                answer = call(*args, **named)
             except OSError as error:
-                self._count(f"{type(error).__name__}: {error}")
-                if time.monotonic() > self._give_up_at:
-                    raise
-                with self._changed:  # not sleep: close() must be able to interrupt
-                    self._changed.wait(self._spec.retry_s)
+                reason = told(error)
+                self._count(reason)
+                with self._changed:
+                    if isinstance(error, (ConnectionError, TimeoutError)):
+                        self._refusal = ""
+                    else:
+                        self._refused_since = self._refused_since if self._refusal else time.monotonic()
+                        self._refusal = reason
+                        self._changed.notify_all()
+                    if self._is_overdue():
+                        raise
+                    is_asked = self._pause(pause_s)
+                retry_s = self._spec.retry_s
+                pause_s = retry_s if is_asked else min(2 * pause_s, SLOWEST * retry_s)
+            else:
+                self._refusal = ""
+                return answer
+
+    def _pause(self, pause_s: float) -> bool:
+        """Wait, the lock being held; True: a call of `flush` or `close` has just asked for a new attempt."""
+        calls = self._flushes, self._is_closed
+        return self._changed.wait_for(lambda: (self._flushes, self._is_closed) != calls, pause_s)
+
+    def _is_overdue(self, more_s: float = 0.0) -> bool:
+        """Whether `close` was called so long ago that the inner writer gets no more time."""
+        patience_s = CLOSE_REFUSED_S if self._refusal else CLOSE_S
+        return time.monotonic() > self._closed_at + patience_s + more_s
 
     def _resolved(self, event: Event) -> Event:
         """Return the event with its device copies finished; drop and count a value whose copy failed."""
@@ -296,7 +350,7 @@ class AsyncWriter:
                 try:
                     value = value._replace(data=value.data.result())
                 except Exception as error:  # one bad value must not affect the others
-                    self._count(f"{value.tag}: {type(error).__name__}: {error}", {value.plugin: 1})
+                    self._count(f"{value.tag}: {told(error)}", {value.plugin: 1})
                     continue
             values.append(value)
         return event._replace(values=values)
@@ -313,9 +367,15 @@ class AsyncWriter:
         if self._spec.raise_exception:
             self._fast_length = 0  # so that the next `write_row` raises the failure
 
+    def _lose(self, reason: str, dropped: Mapping[str, int] = NONE) -> None:
+        """Count a failure after which events are missing from the files."""
+        self._missing = self._missing or reason
+        self._count(reason, dropped)
+
     def _drop_queue(self, reason: str) -> None:
         while self._queue:
             for event in events_in(self._queue.popleft()):
+                self._missing = self._missing or reason
                 self._drop(event.values, reason)
 
 

@@ -1,5 +1,6 @@
 """Keeps failures of the recording from stopping the training: counts them, logs each once, bounds waits."""
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -14,6 +15,18 @@ R = TypeVar("R")
 
 MAX_REASONS = 1000  # reasons may name tags and steps, and memory has to stay bounded
 NONE: Mapping[str, int] = MappingProxyType({})
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of the quota",
+    errno.EFBIG: "raise the limit of the file size (ulimit -f)",
+    errno.EROFS: "make the file system writable",
+}
+
+
+def told(error: Exception) -> str:
+    """An error as the reason of a failure, with the remedy if the disk takes no more."""
+    remedy = _REMEDIES.get(error.errno) if isinstance(error, OSError) and error.errno else None
+    return f"{type(error).__name__}: {error}" + (f"; {remedy}" if remedy else "")
 
 
 class Failures:

@@ -96,7 +96,8 @@ class Segment:
             raise OSError(errno.ENOENT, "the event file was removed", str(self.path))
         try:
             self._write_all(self._descriptor, parts)
-        except OSError:
+        except OSError as error:
+            error.filename = str(self.path.parent)  # not the file: its name changes when it is opened again
             try:
                 self._files.truncate(self._descriptor, self.length)  # undo the partial write
             except OSError:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from distsummary.errors import ClosedError
+from distsummary.errors import ClosedError, RunDirError
 from distsummary.format.encode import EventEncoder
 from distsummary.format.frames import frame
 from distsummary.format.lineage import encode_lineage, updated_lineage
@@ -67,11 +67,11 @@ class EventWriter(Protocol):
     def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
         """Accept an event of scalars only, packed by `scalar_rows.row_struct`."""
 
-    def flush(self) -> None:
-        """Return when every event accepted so far is in the files."""
+    def flush(self) -> bool:
+        """Wait until every event accepted so far is in the files; False: the disk does not take them now."""
 
-    def close(self) -> None:
-        """Flush and end; a second call does nothing."""
+    def close(self) -> str:
+        """Flush and end; returns why events are missing from the files, empty if none is."""
 
     def health(self) -> Health:
         """Counters so far."""
@@ -203,7 +203,15 @@ class RankWriter:
         older, now = lineage_files(self.directory), self._files.now()
         path = self.directory / self._event_files.name.lineage_name(next_stamp(self.directory, now))
         payloads = encode_lineage(lineage, now, self._event_files.ids)
-        publish(path, b"".join(frame(payload) for payload in payloads))
+        try:
+            publish(path, b"".join(frame(payload) for payload in payloads))
+        except RunDirError as error:  # the reason must be the same each time, and `path` is not
+            cause = error.__cause__
+            reason = cause.strerror if isinstance(cause, OSError) else cause
+            raise RunDirError(
+                f"the lineage in {self.directory} cannot be written: {reason}; free some space or fix the "
+                "permissions of the directory"
+            ) from cause
         for path in older:  # the new file is durable, so the older files may be removed
             path.unlink(missing_ok=True)
 

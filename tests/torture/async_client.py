@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distsummary.errors import WriteError
 from distsummary.format import records
 from distsummary.format.scalar_rows import row_of
 from distsummary.writing.async_writer import AsyncWriter
@@ -80,11 +79,11 @@ class AsyncClient:
             else:
                 self._writer.write_row(*row)
             self._ledger.enter_block(time.monotonic() - started)
-        try:
-            self._writer.flush(FLUSH_S)
-        except WriteError as error:
+        deadline = time.monotonic() + FLUSH_S
+        while not self._writer.flush(FLUSH_S):  # False: the disk takes nothing now, which passes
             self._refuse_loss()
-            raise StuckError(f"flush: {error}") from error
+            if time.monotonic() > deadline:
+                raise StuckError(f"flush: {self._writer.health().errors}")
         self._refuse_loss()
         self._ledger.enter(ACKED, first, last)
         if self._is_synced:

@@ -195,6 +195,19 @@ def test_a_rank_that_failed_makes_its_attempt_complete_and_starts_anew(run: RunD
     assert coordinator.register(rank(0, world_size=1)).attempt == 1
 
 
+def test_a_rank_whose_events_are_missing_is_incomplete_but_trained(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0, world_size=1))
+    coordinator.finish(rank(0, world_size=1), 0, {"missing": "the disk was full"})
+    manifest = run.read_manifest()
+    known = find_attempt(manifest, "train", 0)["ranks"]["0"]
+    assert (known["state"], known["health"]) == ("incomplete", {"missing": "the disk was full"})
+    assert manifest["state"] == "finished"
+    again = rank(0, world_size=1, incarnation="another")
+    with pytest.raises(RunDirError, match="holds a finished training"):
+        coordinator.register(again, refuse_finished=True)
+
+
 def test_a_message_of_a_superseded_attempt_is_refused(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0))

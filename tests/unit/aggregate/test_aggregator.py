@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from distsummary import Topology, merge_run
+from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.merge_lineage import merge_lineage
@@ -145,6 +146,26 @@ def test_a_rank_that_comes_back_alone_is_merged_after_the_next_lapse(
     assert life.states() == {"0": "finished", "1": "lost"}
     assert life.merged_steps() == [1, 2, 3]
     assert len(merges) == 2
+
+
+def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise RunDirError(f"{path} cannot be written: No space left on device")
+
+    aggregator = life.start()
+    for topology in RANKS:
+        aggregator.register(topology)
+    monkeypatch.setattr(run_dir_module, "publish", refuse)
+    with pytest.raises(RunDirError):
+        aggregator.finish(RANKS[0], 0, {})
+    assert aggregator._is_awaited(life.run_dir.read_manifest()["attempts"][0])  # rank 1 still records
+    with pytest.raises(RunDirError):
+        aggregator.finish(RANKS[1], 0, {})
+    life.end()
+    monkeypatch.undo()
+    assert life.states() == {"0": "running", "1": "running"}
 
 
 def test_a_merge_that_failed_is_tried_again_when_it_is_asked_for(

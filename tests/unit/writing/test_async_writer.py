@@ -157,11 +157,11 @@ def test_what_the_writer_cannot_take_now_is_kept_and_written_later_with_the_same
     sink.error = OSError(28, "No space left on device")
     writer = start(sink, retry_s=0.001)
     writer.write(event(1))
-    with pytest.raises(WriteError, match=r"could not be flushed: OSError.*No space"):
-        writer.flush(timeout_s=0.05)
+    assert not writer.flush(timeout_s=0.05)
     writer.write(event(2))
     sink.error = None
-    writer.close()
+    assert writer.flush()
+    assert writer.close() == ""
     assert sink.steps == [1, 2]
     assert sink.batches[0].first_seq == 1
     assert writer.health().dropped == {}
@@ -182,15 +182,70 @@ def test_what_the_writer_refuses_for_good_is_dropped_and_counted():
 
 
 def test_a_disk_that_stays_full_ends_the_writer_in_time_and_is_counted(monkeypatch):
-    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_S", 0.05)
+    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_REFUSED_S", 0.05)
     sink = Sink()
     sink.error = OSError(28, "No space left on device")
     writer = start(sink, retry_s=0.001)
     for step in range(3):
         writer.write(event(step))
-    writer.close()
+    missing = "events were dropped: OSError: [Errno 28] No space left on device; free some space"
+    assert missing.endswith(writer.close())
+    assert missing in writer.health().errors
     assert writer.health().dropped == {"scalar": 3}
     assert sink.closed == 1
+    assert writer.close() == missing
+
+
+def test_flush_gives_a_full_disk_half_a_second_and_raises_if_asked_for(monkeypatch):
+    monkeypatch.setattr("distsummary.writing.async_writer.REFUSED_S", 0.01)
+    sink = Sink()
+    sink.error = OSError(28, "No space left on device")
+    writer = start(sink, retry_s=0.001, raise_exception=True)
+    writer.write(event(1))
+    with pytest.raises(WriteError, match=r"could not be flushed: OSError.*No space left.*; free some space"):
+        writer.flush(timeout_s=3600.0)
+    sink.error = None
+    writer.close()
+    assert sink.steps == [1]
+
+
+def test_flush_waits_for_a_collector_that_is_being_restarted(monkeypatch):
+    monkeypatch.setattr("distsummary.writing.async_writer.REFUSED_S", 0.01)
+
+    class Restarting(Sink):
+        left = 20
+
+        def write(self, batch: Batch) -> None:
+            self.left -= 1
+            if self.left:
+                raise ConnectionError("the collector is being restarted")
+            super().write(batch)
+
+    sink = Restarting()
+    writer = start(sink, retry_s=0.001)
+    writer.write(event(1))
+    assert writer.flush(timeout_s=3600.0)
+    writer.close()
+
+
+def test_a_disk_that_stays_full_is_tried_ever_more_rarely_but_at_once_for_a_flush(monkeypatch):
+    sink = Sink()
+    sink.error = OSError(28, "No space left on device")
+    pauses = []
+    monkeypatch.setattr(
+        AsyncWriter, "_pause", lambda self, pause_s: pauses.append(pause_s) or pauses_end(self)
+    )
+
+    def pauses_end(writer: AsyncWriter) -> bool:
+        if len(pauses) == 6:
+            sink.error = None
+        return len(pauses) == 5
+
+    writer = start(sink, retry_s=0.25)
+    writer.write(event(1))
+    writer.close()
+    assert pauses == [0.25, 0.5, 1.0, 1.25, 1.25, 0.25]
+    assert sink.steps == [1]
 
 
 def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(monkeypatch):
@@ -229,9 +284,8 @@ def test_a_writer_that_cannot_start_hangs_nobody_and_counts_what_it_loses():
     writer = start(sink)
     writer._thread.join()
     writer.write(event(1))
-    with pytest.raises(WriteError, match="the collector did not come up"):
-        writer.flush()
-    writer.close()
+    assert not writer.flush()
+    assert writer.close() == "the writer thread stopped: RuntimeError: the collector did not come up"
     assert writer.health().dropped == {"scalar": 1}
     assert sink.closed == 1
 

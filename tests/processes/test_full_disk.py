@@ -1,0 +1,112 @@
+"""A disk that is full, really: by a limit of the file size, and by a small file system of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import contextlib, json, logging, os, resource, sys
+from pathlib import Path
+import numpy as np
+import distsummary as ds
+from distsummary.errors import WriteError
+from distsummary.run_dir import RunDir
+
+place, kind = Path(sys.argv[1]), sys.argv[2]
+
+@contextlib.contextmanager
+def full():
+    if kind == "limit":
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        yield
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        return
+    with open(place / "filler", "wb", buffering=0) as filler:
+        with contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        filler.truncate(filler.tell() - 8192)  # some room is left for what is small
+        yield
+    os.unlink(place / "filler")
+
+def record_scalars(record, first):
+    for step in range(first, first + 300):
+        record.scalars(step, {f"value{n}": step for n in range(10)})
+
+found = {}
+record = ds.SummaryRecord(place / "record")
+record_scalars(record, 0)
+found["before"] = record.flush()
+with full():
+    record_scalars(record, 300)
+    found["full"] = [record.flush(), record.flush()]
+    found["health"] = [record.health().dropped, list(record.health().errors)]
+found["free"] = [record.flush(), record.health().dropped]
+record.close()
+
+record = ds.SummaryRecord(place / "raises", raise_exception=True)
+with full():
+    record_scalars(record, 0)
+    try:
+        found["raised"] = record.flush()
+    except WriteError as error:
+        found["raised"] = str(error)
+record.close()
+
+with full():
+    run = ds.init(place / "run")
+    for step in run.steps(range(300)):
+        run.log({f"value{n}": float(step) for n in range(10)})
+    run.close()
+[found["rank"]] = RunDir(place / "run").read_manifest()["attempts"][0]["ranks"].values()
+from distsummary.reading.reader import read_directory
+found["steps"] = [event.step for event in read_directory(place / "record")]
+print(json.dumps(found))
+"""
+MOUNT = 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"'
+CAUSES = {
+    "limit": "OSError: [Errno 27] File too large: '{}'; raise the limit of the file size (ulimit -f)",
+    "file system": "OSError: [Errno 28] No space left on device: '{}'; free some space",
+}
+
+
+def may_mount(place: Path) -> bool:
+    command = ["unshare", "-rm", "sh", "-c", MOUNT, str(place), "true"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("kind", CAUSES)
+def test_a_full_disk_costs_nothing_while_events_fit_into_memory_and_is_told(tmp_path: Path, kind: str):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), kind]
+    if kind == "file system":
+        if not may_mount(tmp_path):
+            pytest.skip("this system does not let a user mount a file system of his own")
+        command = ["unshare", "-rm", "sh", "-c", MOUNT, str(tmp_path), *command]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=40,  # three calls of flush took 30 s each, and two of close 20 s
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    cause = CAUSES[kind].format(tmp_path / "record")
+    assert found["before"]
+    assert found["full"] == [False, False]
+    assert found["health"] == [{}, [cause, f"flush returned before everything was written: {cause}"]]
+    assert found["free"] == [True, {}]
+    assert found["steps"] == list(range(600))
+    assert f"could not be flushed: {CAUSES[kind].format(tmp_path / 'raises')}" in found["raised"]
+    assert found["rank"]["state"] == "incomplete"
+    assert CAUSES[kind].format(tmp_path / "run") in found["rank"]["health"]["missing"]
+    assert done.stderr.count(cause) == 2  # once each
