@@ -40,6 +40,7 @@ def init(
     histograms: bool | int | str = True,
     on_nan: str = WARN,
     strict: bool = False,
+    config: object = None,
     **collector_options: Any,
 ) -> Run:
     """Join or start the run in `run_dir` and return the Run that records this rank.
@@ -81,6 +82,10 @@ def init(
         on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
         strict: whether values that cannot be recorded raise, instead of being dropped, counted in
             `run.health()` and named once in the log.
+        config: the settings of the training: a dict, dataclass, argparse.Namespace, a configuration of
+            OmegaConf or pydantic, or an object with attributes; with values of any kind. Nested names are
+            joined by dots. They are shown in MindInsight's lineage and stored in run.json; values that look
+            like secrets are replaced by ***.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
@@ -125,6 +130,7 @@ def init(
         coordinator=coordinator(directory),
         exists="attempt" if exists == "attempt" else "refuse",
         histograms=histograms,
+        config=config,
         **collector_options,
     )
     return Run(

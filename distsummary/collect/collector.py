@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
+from distsummary.collect.config import read_config
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
 from distsummary.collect.open_writer import COLLECTORS
 from distsummary.collect.options import (
@@ -76,7 +77,8 @@ class SummaryCollector(Callback):
             `collect_metric=False` leaves out all numbers that nobody logged: `loss/auto`,
             `learning_rate/auto` and the times of the steps, `perf/step_s` and `perf/data_wait_s`.
         keep_default_action: False collects only what `collect_specified_data` names.
-        custom_lineage_data: name -> text or number, for the lineage.
+        custom_lineage_data: a dict of values of any kind, recorded like `config`, but only in the lineage; it
+            has precedence.
         max_file_size: limit of each event file in bytes; values that do not fit are dropped and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
         formats: some of "mindspore" and "tensorboard"; by default both, or "mindspore" beyond 16 ranks.
@@ -102,6 +104,8 @@ class SummaryCollector(Callback):
             second it also survives a power cut; "queued": events that the collector cannot take at once are
             dropped and counted.
         raise_exception: raise WriteError for values that could not be recorded.
+        config: the settings of the training (a dict, dataclass, argparse.Namespace ...), see `read_config`.
+            They are recorded in the manifest and, with nested names joined by dots, in the lineage.
 
     Raises:
         InvalidTypeError, InvalidValueError: a bad argument.
@@ -115,7 +119,7 @@ class SummaryCollector(Callback):
         num_process: object = 32,
         collect_specified_data: dict[str, Any] | None = None,
         keep_default_action: bool = True,
-        custom_lineage_data: dict[str, str | int | float] | None = None,
+        custom_lineage_data: dict[str, Any] | None = None,
         collect_tensor_freq: int | None = None,
         max_file_size: int | None = None,
         export_options: dict[str, str] | None = None,
@@ -133,6 +137,7 @@ class SummaryCollector(Callback):
         rotate_s: float | None = None,
         delivery: str = WRITTEN,
         raise_exception: bool = False,
+        config: object = None,
     ) -> None:
         check_int("collect_freq", collect_freq, low=1)
         check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
@@ -146,7 +151,9 @@ class SummaryCollector(Callback):
         self._collected = check_specified(
             specified, keep_default_action, histograms=histograms, mindspore_compat=mindspore_compat
         )
-        self._custom = check_custom_lineage(custom_lineage_data)
+        is_quiet = topology is not None and topology.rank > 0
+        self._config = read_config(config, is_quiet=is_quiet)
+        self._custom = self._config.flat | check_custom_lineage(custom_lineage_data, is_quiet=is_quiet)
         # The settings that all writers share; the session adds the directory, run id, attempt and rank.
         self._spec = WriterSpec(
             directory="",
@@ -276,6 +283,7 @@ class SummaryCollector(Callback):
             dataclasses.replace(self._spec, formats=formats if past is None else past.formats),
             collectors=self._collectors,
             exports_npy=self._exports_npy,
+            config=self._config.nested,
             coordinator=self._coordinator,
             failures=self._failures,
             leaves_out=() if self._collected.metric else STEP_TIMES,

@@ -9,6 +9,7 @@ from typing import Any
 
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
+from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.selection import BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
@@ -142,18 +143,13 @@ def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:
     return run_dir.create()
 
 
-def check_custom_lineage(value: object) -> dict[str, str | int | float]:
-    """The checked `custom_lineage_data`, a dict from names to text or numbers; {} for None."""
+def check_custom_lineage(value: object, *, is_quiet: bool = False) -> dict[str, FlatValue]:
+    """The `custom_lineage_data`, a dict with names as keys, as texts and numbers (`read_config`)."""
     check_type("custom_lineage_data", value, dict, optional=True)
-    if not isinstance(value, dict):
-        return {}
-    for key, item in value.items():
+    for key in value if isinstance(value, dict) else ():
         check_type("a key of custom_lineage_data", key, str)
         check_text("a key of custom_lineage_data", key)
-        check_type(f"custom_lineage_data[{key!r}]", item, (str, int, float))
-        if isinstance(item, str):
-            check_text(f"custom_lineage_data[{key!r}]", item)
-    return dict(value)
+    return read_config(value, "custom_lineage_data", is_quiet=is_quiet).flat
 
 
 def check_export_options(value: object) -> bool:

@@ -14,10 +14,14 @@ REDACTED = "***"
 PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
 
 # Matches whole words of an option's name: --token and --hf_token match, --tokenizer and --max-tokens do not.
-_SECRET = re.compile(
-    r"(?<![a-z])(pass(word|wd|phrase)?|pwd|secrets?|token|(api|access|private)[-_]?key|credentials?|auth)"
-    r"(?![a-z])",
-    re.IGNORECASE,
+_SECRET_WORD = (
+    r"(?<![a-z])(?:pass(?:word|wd|phrase)?|pwd|secrets?|token|(?:api|access|private)[-_]?key|credentials?|auth)"
+    r"(?![a-z])"
+)
+_SECRET = re.compile(_SECRET_WORD, re.IGNORECASE)
+# In a repr: password='...' or 'password': '...'
+_ASSIGNED = re.compile(
+    rf"({_SECRET_WORD}\w*['\"]?\s*[:=]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,()\[\]{{}}]+)", re.IGNORECASE
 )
 _TOKEN = re.compile(r"(?:ghp|gho|ghs|github_pat|glpat|hf|sk|xox[abp]|AKIA)[-_A-Za-z0-9]{16,}")
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -82,12 +86,27 @@ def redact(argv: Sequence[str]) -> list[str]:
     hide_next = False
     for argument in argv:
         name, equals, _ = argument.partition("=")
-        is_secret = bool(_SECRET.search(name))
+        hides = is_secret(name)
         if hide_next and not argument.startswith("-"):
             clean.append(REDACTED)
-        elif is_secret and equals:
+        elif hides and equals:
             clean.append(f"{name}={REDACTED}")
         else:
-            clean.append(_URL_LOGIN.sub(REDACTED, _TOKEN.sub(REDACTED, argument)))
-        hide_next = is_secret and not equals and argument.startswith("-")
+            clean.append(redact_text(argument))
+        hide_next = hides and not equals and argument.startswith("-")
     return clean
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of an option or setting with this name is a secret, such as a password."""
+    return bool(_SECRET.search(name))
+
+
+def redact_text(text: str) -> str:
+    """The text with everything replaced by *** that looks like a secret: tokens, logins in URLs."""
+    return _URL_LOGIN.sub(REDACTED, _TOKEN.sub(REDACTED, text))
+
+
+def redact_repr(text: str) -> str:
+    """The repr of an object with the values of attributes and keys that are secrets replaced by ***."""
+    return _ASSIGNED.sub(rf"\g<1>{REDACTED}", redact_text(text))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.keeper import SketchKeeper
@@ -83,6 +83,7 @@ class Session:
         run_dir, topology: the run and the rank in it.
         spec: how to write the files; directory, run id, attempt and rank are set after joining the run.
         collectors: see `open_writer`. exports_npy: whether tensors are also exported.
+        config: the settings of the training as JSON, for the manifest.
         coordinator: joins all ranks to one run; None: the ranks use the run dir's manifest.
         failures: counts the session's own failures.
         leaves_out: names of numbers that are not recorded.
@@ -100,6 +101,7 @@ class Session:
         *,
         collectors: str,
         exports_npy: bool,
+        config: Mapping[str, Any],
         coordinator: Coordinator | None,
         failures: Failures,
         leaves_out: Collection[str] = (),
@@ -136,15 +138,18 @@ class Session:
         self._sketches: SketchKeeper | None = None
         self.keeps_checkpoints = False  # True also if it keeps sketches
         if topology.rank == 0 and not self._is_past:
-            self._messages.submit("provenance", self._record_provenance)
+            self._messages.submit("provenance", partial(self._record_provenance, config))
 
-    def _record_provenance(self) -> None:
-        """Put the provenance into the manifest; does nothing if the manifest is kept elsewhere."""
+    def _record_provenance(self, config: Mapping[str, Any]) -> None:
+        """Put provenance and config into the manifest; does nothing if the manifest is kept elsewhere."""
         role, attempt = self.topology.role, self._registration.attempt
         found = provenance()
 
         def change(manifest: Manifest) -> None:
-            find_attempt(manifest, role, attempt)["provenance"] = found
+            entry = find_attempt(manifest, role, attempt)
+            entry["provenance"] = found
+            if config:
+                entry["config"] = config
 
         known = self._run_dir.read_manifest()["attempts"]
         if any((entry["role"], entry["attempt"]) == (role, attempt) for entry in known):

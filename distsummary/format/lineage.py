@@ -101,6 +101,14 @@ def merge_custom(
     return lineage_pb2.UserDefinedInfo(user_info=entries.values())
 
 
+def custom_values(info: lineage_pb2.UserDefinedInfo) -> dict[str, str | int | float]:
+    """The texts and numbers of custom information by their keys; groups of other writers are left out."""
+    found: dict[str, str | int | float] = {}
+    for _, entry in _custom_entries(info):
+        found |= {**entry.map_int32, **entry.map_str, **entry.map_double}
+    return found
+
+
 def _custom_entries(
     info: lineage_pb2.UserDefinedInfo,
 ) -> Iterable[tuple[str, lineage_pb2.UserDefinedInfo]]:

@@ -1,14 +1,17 @@
 """The recommended door: ranks meet in one run, resumed ones keep its past, strangers are told at once."""
 
 import re
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, RunDirError
+from distsummary.format.lineage import custom_values
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.topology import LAUNCH_ID
@@ -313,3 +316,33 @@ def test_a_training_that_failed_gets_its_next_attempt_from_step_0(nasty_tmp_path
     assert roles(nasty_tmp_path) == [("train", 0), ("train", 1)]
     train(nasty_tmp_path, 3, world_size=1)
     assert roles(nasty_tmp_path)[-1] == ("train", 2)
+
+
+def custom(path: Path) -> dict[str, Any]:
+    info = read_lineage(path).custom
+    return {} if info is None else dict(custom_values(info))
+
+
+def test_a_config_is_in_the_lineage_and_in_the_manifest_of_its_attempt(nasty_tmp_path: Path) -> None:
+    config = {"lr": 0.1, "opt": {"betas": (0.9, 0.99), "amp": False}, "hf_token": "k3y"}
+    train(nasty_tmp_path, 2, world_size=1, config=config)
+    train(nasty_tmp_path, 2, world_size=1, initial_step=2, config={"lr": 0.2})
+    attempts = RunDir(nasty_tmp_path).read_manifest()["attempts"]
+    assert [entry["config"] for entry in attempts] == [
+        {"lr": 0.1, "opt": {"betas": [0.9, 0.99], "amp": False}, "hf_token": "***"},
+        {"lr": 0.2},
+    ]
+    flat = {"lr": 0.2, "opt.betas": "[0.9, 0.99]", "opt.amp": "False", "hf_token": "***"}
+    assert custom(nasty_tmp_path) == flat
+
+
+def test_custom_lineage_data_take_values_of_any_kind_and_win_over_the_config(nasty_tmp_path: Path) -> None:
+    args = vars(Namespace(amp=False, resume=None, gpus=[0, 1], lr=np.float32(0.1), bad="\udcff"))
+    train(nasty_tmp_path, 1, world_size=1, config={"lr": 3, "seed": 1}, custom_lineage_data=args)
+    expected = {"lr": 0.1, "seed": 1, "amp": "False", "resume": "None", "gpus": "[0, 1]", "bad": "\\udcff"}
+    assert custom(nasty_tmp_path) == expected
+
+
+def test_a_config_without_names_is_refused_by_init(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTypeError, match=r"config must have named values, got \[1\] of type list"):
+        ds.init(tmp_path, config=[1])
