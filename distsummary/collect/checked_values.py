@@ -4,23 +4,16 @@ import math
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
+from distsummary.collect.figures import drawn
+from distsummary.collect.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
-from distsummary.format.records import PLUGINS, Landscape, Value
+from distsummary.format.records import GIVEN_PLUGINS, Value
 from distsummary.frameworks.base import ArraySpec, framework_of, spec_of
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
-from distsummary.pb import mindspore_lineage_pb2 as lineage
 from distsummary.training.values import check_tag, scalar
 
-LINEAGE_CLASSES: dict[str, type] = {
-    "dataset_graph": lineage.DatasetGraph,
-    "train_lineage": lineage.TrainLineage,
-    "eval_lineage": lineage.EvaluationLineage,
-    "custom_lineage_data": lineage.UserDefinedInfo,
-}
 # The rest of an event, 8 KiB, is for the tag, the shape, a shard's position (up to 64 axes) and other fields.
 MAX_VALUE_BYTES = MAX_PAYLOAD - (8 << 10)
 _REMEDIES = {  # kind of dtype -> advice for the user
@@ -51,48 +44,78 @@ class OnlyExported:
 
 
 def checked_value(plugin: object, name: object, value: object, *, exports: bool = False) -> Value:
-    """A checked `Value` of a plugin (the kind of value), with arrays copied; does not wait for a device.
+    """A checked `Value` of a plugin (the kind of value), with a copy of the value.
+
+    Does not wait for a device, except for arrays of JAX.
 
     Args:
-        plugin: one of `records.PLUGINS`, in any case.
+        plugin: one of `records.GIVEN_PLUGINS`, in any case.
         name: the tag; ignored for graphs and lineage.
-        value: for "scalar", a number or a tensor of one element; for "tensor", "histogram" and "image", an
-            array as `checked_copy` describes, with at least one dimension for the first two; for "landscape",
-            a `records.Landscape`; for "text", a str that takes at most MAX_VALUE_BYTES in UTF-8; for "graph",
-            bytes of a ModelProto or GraphProto; for a lineage plugin, its protobuf message.
+        value: what the plugin takes:
+            "scalar": a number, or a tensor of one element.
+            "tensor", "histogram", "image": an array of NumPy, torch or JAX as `checked_copy` describes, an
+                object that NumPy can read as one, or numbers in (nested) lists and tuples; for the first
+                two with at least one dimension.
+            "text": a str that takes at most MAX_VALUE_BYTES in UTF-8; shown as Markdown.
+            "figure": a matplotlib Figure; it becomes an image, as it is now.
+            "landscape": a `records.Landscape`, or MindSpore's LossLandscape message.
+            "graph": a ModelProto or GraphProto, or the bytes of one.
+            a lineage plugin: its protobuf message, of MindSpore's classes or of ours.
         exports: whether tensors are also exported as .npy files: see `checked_copy`.
 
     Raises:
         InvalidTypeError: the value is of a type that the plugin cannot hold.
         InvalidValueError: the plugin is unknown, the name is bad, or the value has a wrong shape or size.
+        MissingExtraError: a figure is given, but matplotlib is not installed.
     """
     kind = plugin.lower() if isinstance(plugin, str) else plugin
-    if kind not in PLUGINS or not isinstance(kind, str):
-        raise InvalidValueError(f"plugin must be one of {list(PLUGINS)}, got {plugin!r}")
+    if kind not in GIVEN_PLUGINS or not isinstance(kind, str):
+        raise InvalidValueError(f"plugin must be one of {list(GIVEN_PLUGINS)}, got {plugin!r}")
     if kind in LINEAGE_CLASSES:
-        _check_class(kind, value, LINEAGE_CLASSES[kind])
-        return Value(kind, "", value)
+        return Value(kind, "", lineage_message(kind, value))
     if kind == "graph":
         return Value(kind, name if isinstance(name, str) else "", graph_bytes(value))
     if not isinstance(name, str) or not name:
         raise InvalidValueError(f"the name of a {kind} must be text that is not empty, got {name!r}")
     check_tag(name)
+    field = f"the {kind} {name!r}"
     if kind == "landscape":
-        _check_class(kind, value, Landscape)
-        return Value(kind, name, value)
+        return Value(kind, name, landscape_of(field, value))
+    if kind == "figure":
+        return Value("image", name, drawn(field, value))
     if kind == "text":
-        return Value(kind, name, _checked_text(name, value))
+        return Value(kind, name, _checked_text(field, value))
     if kind == "scalar":
-        return Value(kind, name, scalar(f"the scalar {name!r}", value))
-    framework = framework_of(value)
-    if not framework.is_tensor(value):
+        return Value(kind, name, scalar(field, value))
+    tensor = _tensor(field, value)
+    if kind != "image" and not spec_of(field, tensor).shape:
+        raise InvalidValueError(f"{field} must have at least one dimension; record it as a scalar")
+    copy = checked_copy(kind, name, tensor, exports=exports)
+    return Value(kind, name, copy, framework_of(tensor).shard(tensor))
+
+
+def _tensor(field: str, value: object) -> Any:
+    """The value itself if a framework owns it, otherwise the array that NumPy makes of it."""
+    if framework_of(value).is_tensor(value):
+        layout = str(getattr(value, "layout", ""))
+        if "sparse" in layout:  # torch's COO, CSR ...: zeros would be counted, and may fill the memory
+            shape: Any = getattr(value, "shape", ())
+            raise InvalidTypeError(
+                f"{field} must be dense, got {layout} of shape {tuple(shape)}; convert it: value.to_dense()"
+            )
+        return value
+    is_readable = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    if not is_readable and not isinstance(value, (int, float, list, tuple)):
         raise InvalidTypeError(
-            f"the {kind} {name!r} must be an array or a tensor, got {type(value).__name__}"
+            f"{field} must be an array, a tensor or numbers in lists, got {type(value).__name__}"
         )
-    tensor: Any = value
-    if kind != "image" and not tensor.shape:
-        raise InvalidValueError(f"the {kind} {name!r} must have at least one dimension; record a scalar")
-    return Value(kind, name, checked_copy(kind, name, tensor, exports=exports), framework.shard(tensor))
+    try:
+        return np.asarray(value)
+    except Exception as error:  # the value's own conversion may raise anything
+        raise InvalidValueError(
+            f"{field} must be numbers in a regular shape, got a {type(value).__name__} that NumPy cannot "
+            f"read ({error}); make it an array, or stack its items"
+        ) from error
 
 
 def checked_copy(
@@ -138,8 +161,7 @@ def checked_copy(
     return framework.snapshot(tensor)
 
 
-def _checked_text(name: str, value: object) -> str:
-    field = f"the text {name!r}"
+def _checked_text(field: str, value: object) -> str:
     if isinstance(value, (bytes, bytearray)):
         raise InvalidTypeError(f"{field} must be str, got {type(value).__name__}; decode it: value.decode()")
     if not isinstance(value, str):
@@ -156,36 +178,6 @@ def _checked_text(name: str, value: object) -> str:
             f"{field} takes {size} bytes, more than the {MAX_VALUE_BYTES} of an event; record a part of it"
         )
     return str.__str__(value)  # a plain str: a subclass may be unknown to the collector's process
-
-
-def graph_bytes(value: object) -> bytes:
-    """The serialised GraphProto, from bytes of a GraphProto or of a ModelProto that contains one."""
-    if not isinstance(value, (bytes, bytearray)):
-        raise InvalidTypeError(
-            f"a graph must be bytes of a ModelProto or GraphProto, got {type(value).__name__}; serialise it"
-        )
-    data = bytes(value)
-    # Field 1 is a number in a ModelProto, but holds the nodes in a GraphProto. So a ModelProto's bytes never
-    # parse as a GraphProto with nodes.
-    try:
-        if anf_ir.GraphProto.FromString(data).node:
-            return data
-    except DecodeError:
-        pass  # the bytes may be a ModelProto
-    try:
-        model = anf_ir.ModelProto.FromString(data)
-    except DecodeError as error:
-        raise InvalidValueError(f"a graph must be bytes of a ModelProto or GraphProto: {error}") from error
-    if not model.graph.node:
-        raise InvalidValueError("a graph must have nodes, got a ModelProto or GraphProto without nodes")
-    return model.graph.SerializeToString()
-
-
-def _check_class(plugin: str, value: object, expected: type) -> None:
-    if not isinstance(value, expected):
-        raise InvalidTypeError(
-            f"the value of {plugin} must be a {expected.__name__}, got {type(value).__name__}"
-        )
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:

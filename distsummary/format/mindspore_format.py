@@ -209,7 +209,7 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
             )
             return Value("image", value.tag, image, shard)
         case "loss_landscape":
-            return Value("landscape", value.tag, _decode_landscape(value.loss_landscape), shard)
+            return Value("landscape", value.tag, decode_landscape(value.loss_landscape), shard)
         case "text":
             return Value("text", value.tag, value.text, shard)
     return None
@@ -237,7 +237,8 @@ def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
     return whole.reshape(shape)
 
 
-def _decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
+def decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
+    """A landscape message as a Landscape; raises DamagedFileError like `decode_tensor`."""
     grid, path, end = message.landscape, message.loss_path.points, message.convergence_point
     x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))  # each: 0 or 1 numbers
     return Landscape(

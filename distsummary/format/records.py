@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text")
 LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
 PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
+GIVEN_PLUGINS = (*PLUGINS, "figure")  # what users name; a figure is recorded as an image
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)

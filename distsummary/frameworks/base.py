@@ -1,4 +1,4 @@
-"""The interface that each framework (NumPy, PyTorch) implements; finds the framework that owns an object."""
+"""The interface that each framework (NumPy, PyTorch, JAX) implements; finds the framework of an object."""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +12,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtra
 from distsummary.format.records import Shard
 
 Array = NDArray[Any]
+_OWNERS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}  # package of a type -> framework; else numpy
 
 
 class ArraySpec(NamedTuple):
@@ -144,7 +145,7 @@ def load(name: str) -> Framework:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("distsummary"):
             raise InvalidTypeError(
-                f"there is no framework called {name!r}; known are numpy and torch"
+                f"there is no framework called {name!r}; known are numpy, torch and jax"
             ) from error
         raise MissingExtraError(
             f"{error.name} is not installed; run: pip install 'distsummary[{name}]'", name=error.name
@@ -169,6 +170,7 @@ def spec_of(name: str, tensor: Any) -> ArraySpec:
 @lru_cache(maxsize=256)  # called for every logged tensor
 def _framework_of_type(owned: type) -> Framework:
     for kind in owned.__mro__:
-        if kind.__module__.split(".")[0] == "torch":
-            return load("torch")
+        package = kind.__module__.split(".")[0]
+        if package in _OWNERS:
+            return load(_OWNERS[package])
     return load("numpy")

@@ -66,12 +66,15 @@ class TorchFramework:
 
     def array_spec(self, tensor: Tensor) -> ArraySpec:
         """The shape of the local part, and the dtype that it gets on the host."""
-        if tensor.is_nested or tensor.is_quantized:
-            raise InvalidTypeError(
-                "a nested or quantized tensor cannot become an array; use to_padded_tensor() or dequantize()"
-            )
+        if tensor.is_nested:
+            raise InvalidTypeError("a nested tensor cannot become an array; use tensor.to_padded_tensor(0)")
+        kind = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        if tensor.is_quantized:
+            raise InvalidTypeError(f"a quantized tensor ({kind}) has no numbers; use tensor.dequantize()")
         if tensor.is_meta:
-            raise InvalidValueError("a tensor on the device meta has no values; materialize it first")
+            raise InvalidValueError(
+                f"a tensor on the device meta ({kind}) has no values; materialize it first"
+            )
         return ArraySpec(tuple(local_part(tensor).shape), _array_dtype(tensor.dtype))
 
     def to_numpy(self, tensor: Tensor) -> Array:

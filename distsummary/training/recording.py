@@ -12,7 +12,7 @@ import numpy as np
 
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import DistSummaryError, InvalidValueError
-from distsummary.format.records import LINEAGE_PLUGINS, PLUGINS, Health, Value
+from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Health, Value
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.given import Given
@@ -23,7 +23,6 @@ from distsummary.writing.health import Failures
 logger = logging.getLogger(__name__)
 
 WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
-ARRAYS = ("histogram", "image", "tensor")
 IN_THE_PAST = "run.log(..., step=n): values of steps before the last one are dropped"
 MAX_KNOWN_NAMES = 1 << 14  # beyond this number, names are checked again, so that memory stays bounded
 MAX_SHOWN = 40  # characters of a name in a message
@@ -201,8 +200,8 @@ class Recording(abc.ABC):
         cannot be recorded is dropped, counted and named once in the log (with `strict`, it raises).
 
         Args:
-            plugin: "scalar", "tensor", "histogram", "image", "text", "graph", "landscape", or a plugin of
-                lineage, which takes its protobuf message.
+            plugin: "scalar", "tensor", "histogram", "image", "text", "figure", "graph", "landscape", or a
+                plugin of lineage, which takes its protobuf message.
             name: the tag; ignored for graphs and lineage.
             value: what the plugin holds; see `checked_values.checked_value`. For arrays: a tensor or array of
                 torch, NumPy or JAX, or numbers in (nested) lists.
@@ -213,8 +212,8 @@ class Recording(abc.ABC):
         """
         check_type("plugin", plugin, str)
         kind = plugin.lower()
-        if kind not in PLUGINS:
-            raise InvalidValueError(f"plugin must be one of {list(PLUGINS)}, got {plugin!r}")
+        if kind not in GIVEN_PLUGINS:
+            raise InvalidValueError(f"plugin must be one of {list(GIVEN_PLUGINS)}, got {plugin!r}")
         if kind == "scalar":
             check_type("name", name, str)
             self.log({str(name): value})
@@ -290,8 +289,6 @@ class Recording(abc.ABC):
             self._failures().count(NOT_RECORDED, dropped={plugin: 1})
             return None
         try:
-            if plugin in ARRAYS:
-                value = _array_of(f"the {plugin} {name!r}", value)
             return recorders[0].snapshot(plugin, name, value)
         except Exception as error:
             self._refuse(plugin, name, error)

@@ -107,14 +107,23 @@ def test_every_bfloat16_and_float8_is_its_float32():
         assert np.array(value.tensor.float_data, "<f4").tobytes() == exported.tobytes()
 
 
+def quantized() -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:.*are deprecated and will")
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
         (lambda: torch.zeros(2, dtype=torch.complex64), "complex64; record its absolute value"),
         (lambda: torch.zeros(2, dtype=torch.bits8), "has no array"),
-        (lambda: torch.zeros(2, device="meta"), "no values"),
-        (lambda: torch.zeros(1).expand(1 << 26), "268435456 bytes, more than the"),
+        (lambda: torch.zeros(2, device="meta"), "meta (torch.float32 of shape (2,)) has no values; mater"),
+        (lambda: torch.eye(2).to_sparse(), "torch.sparse_coo of shape (2, 2); convert it: value.to_dense()"),
+        (lambda: torch.eye(2).to_sparse_csr(), "got torch.sparse_csr of shape (2, 2); convert it: value"),
+        (quantized, "(torch.qint8 of shape (2,)) has no numbers; use tensor.dequantize()"),
+        (lambda: [torch.ones(1, requires_grad=True)], "got a list that NumPy cannot read"),
         (lambda: torch.zeros(()), "at least one dimension"),
+        (lambda: torch.zeros(1).expand(1 << 26), "268435456 bytes, more than the"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
     ],
 )
@@ -124,6 +133,24 @@ def test_what_cannot_be_recorded_is_refused_by_name(tmp_path, tensor, reason):
     assert "the tensor 'layer.1'" in str(refused.value)
     assert reason in str(refused.value)
     assert record.health().errors == {}
+
+
+def test_any_layout_in_memory_is_read_as_it_is():
+    grid = torch.arange(6.0).reshape(2, 3)
+    tensors = {
+        "with a gradient": grid.clone().requires_grad_(),
+        "transposed": grid.t(),
+        "every other": grid[:, ::2],
+        "empty": torch.empty(0, 3),
+        "not finite": torch.tensor([float("nan"), float("inf"), -float("inf")]),
+        "expanded": torch.ones(1).expand(4),
+        "a parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    for (name, tensor), (value, exported) in zip(tensors.items(), recorded([*tensors.values()]), strict=True):
+        expected = tensor.detach().numpy()
+        assert same(exported, np.ascontiguousarray(expected)), name
+        assert value is not None
+        assert tuple(value.tensor.dims) == expected.shape
 
 
 def test_a_tensor_as_large_as_is_taken_fits_its_event_with_the_longest_tag_shape_and_place():

@@ -1,0 +1,83 @@
+"""Protobuf messages of another copy of MindSpore's classes, such as its own, are recorded as ours."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from distsummary.collect.checked_values import checked_value
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format import mindspore_format
+from distsummary.format.records import Value
+from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.pb import mindspore_summary_pb2 as summary_pb2
+from tests.unit.format import samples
+
+
+def foreign(message: Any) -> Any:
+    """The same message of a class of another package, as in MindSpore's lineage_pb2."""
+    pool = descriptor_pool.DescriptorPool()
+    for module in (anf_ir_pb2, lineage_pb2, summary_pb2):
+        file = descriptor_pb2.FileDescriptorProto()
+        module.DESCRIPTOR.CopyToProto(file)
+        other = file.SerializeToString().replace(b"distsummary.pb.mindspore", b"mindsporedotpackage.irpb")
+        pool.AddSerializedFile(other)
+    name = message.DESCRIPTOR.full_name.replace("distsummary.pb.mindspore", "mindsporedotpackage.irpb")
+    made = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    assert not isinstance(message, made)
+    return made.FromString(message.SerializeToString())
+
+
+MESSAGES = {
+    "train_lineage": samples.TRAIN,
+    "eval_lineage": samples.EVALUATION,
+    "dataset_graph": samples.DATASET,
+    "custom_lineage_data": samples.custom(a=1, b="x"),
+}
+
+
+@pytest.mark.parametrize("plugin", MESSAGES)
+def test_lineage_of_other_classes_becomes_ours(plugin: str):
+    assert checked_value(plugin, None, foreign(MESSAGES[plugin])) == Value(plugin, "", MESSAGES[plugin])
+
+
+@pytest.mark.parametrize("plugin", MESSAGES)
+def test_a_message_is_copied(plugin: str):
+    given = type(MESSAGES[plugin])()
+    given.CopyFrom(MESSAGES[plugin])
+    value = checked_value(plugin, None, given)
+    given.Clear()
+    assert value.data == MESSAGES[plugin]
+
+
+def test_a_message_of_another_kind_is_refused():
+    for wrong in (samples.EVALUATION, foreign(samples.EVALUATION)):
+        with pytest.raises(InvalidTypeError, match="must be a protobuf message TrainLineage, got Evaluation"):
+            checked_value("train_lineage", None, wrong)
+    with pytest.raises(InvalidTypeError, match=r"got (GeneratedProtocolMessageType|MessageMeta)"):
+        checked_value("train_lineage", None, type(samples.TRAIN))
+
+
+def test_graphs_are_taken_as_objects_of_both_kinds():
+    model = anf_ir_pb2.ModelProto(graph=samples.GRAPH)
+    for given in (samples.GRAPH, model, foreign(samples.GRAPH), foreign(model)):
+        assert checked_value("graph", "net", given) == Value(
+            "graph", "net", samples.GRAPH.SerializeToString()
+        )
+    with pytest.raises(InvalidTypeError, match="a graph must be a ModelProto or GraphProto, or bytes of one"):
+        checked_value("graph", "net", samples.TRAIN)
+
+
+def test_a_landscape_message_is_a_landscape():
+    encoded = mindspore_format.encode_value(Value("landscape", "l", samples.LANDSCAPE))
+    message = summary_pb2.Summary.Value.FromString(encoded).loss_landscape
+    for given in (message, foreign(message)):
+        value = checked_value("Landscape", "l", given)
+        assert np.array_equal(value.data.z, samples.LANDSCAPE.z)
+        assert value.data.intervals == samples.LANDSCAPE.intervals
+        assert mindspore_format.encode_value(value) == encoded
+    message.landscape.z.dims[0] = 7
+    with pytest.raises(InvalidValueError, match="the landscape 'l' is not MindSpore's LossLandscape"):
+        checked_value("landscape", "l", message)
