@@ -21,6 +21,7 @@ from distsummary.publish import ensure_directory, publish, remove_leftovers, tem
 MANIFEST = "run.json"
 TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0
+PROBE_BYTES = 4096  # written and removed by `create`
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path turns s3://bucket/run into s3:/bucket/run
@@ -109,11 +110,14 @@ class RunDir:
         probe = temporary_name(self.base)
         try:
             remove_leftovers(self.base)
-            probe.touch(exist_ok=False)
-            probe.unlink()
+            try:
+                with open(probe, "xb") as file:
+                    file.write(bytes(PROBE_BYTES))  # a full disk may still take an empty file
+            finally:
+                probe.unlink(missing_ok=True)
         except OSError as error:
             raise RunDirError(
-                f"the run dir {self.base} cannot be written: {error.strerror}; "
+                f"the run dir {self.base} cannot be written: {error.strerror}; free some space, "
                 "choose another directory or fix its permissions"
             ) from error
         return self

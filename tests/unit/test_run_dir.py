@@ -1,6 +1,7 @@
 """A run dir names every path of a run, replaces its manifest whole, and names what is wrong with it."""
 
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,20 @@ def test_a_directory_that_cannot_be_made_is_named_at_once() -> None:
 
 def test_a_directory_that_cannot_be_written_is_named_at_once() -> None:
     with pytest.raises(
-        RunDirError, match=r"the run dir /proc cannot be written: .*; choose another directory"
+        RunDirError, match=r"the run dir /proc cannot be written: .*; free some space, choose another"
     ):
         RunDir("/proc").create()
+
+
+def test_a_full_disk_is_named_at_once_and_nothing_is_left(nasty_tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(RunDirError, match=r"cannot be written: File too large; free some space"):
+            RunDir(nasty_tmp_path / "run").create()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((nasty_tmp_path / "run").iterdir()) == []
 
 
 # --- the manifest
