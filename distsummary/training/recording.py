@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
 IN_THE_PAST = "run.log(..., step=n): values of steps before the last one are dropped"
 MAX_KNOWN_NAMES = 1 << 14  # beyond this number, names are checked again, so that memory stays bounded
+SHOWN_BY_TAG = ("scalar", "histogram", "image", "text")  # plugins that TensorBoard has
+SEVERAL = "several"
 MAX_SHOWN = 40  # characters of a name in a message
 MAX_NESTING = 8  # levels of nested dicts in `log`
 NAMELESS = ("graph", *LINEAGE_PLUGINS)
@@ -59,6 +61,7 @@ class Recording(abc.ABC):
         self._callbacks, self._params, self._strict = callbacks, params, strict
         self._given = Given()
         self._known_names: set[str] = set()  # names of numbers that have been checked
+        self._kinds: dict[str, str] = {}  # name -> plugin, or SEVERAL
         self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
         self._finite = FiniteCheck(on_nan, rank, self._failures)
         self._is_closed = self._is_stepped = False
@@ -152,6 +155,8 @@ class Recording(abc.ABC):
                 if len(known) > MAX_KNOWN_NAMES:
                     known.clear()
                 known.update(new)
+                for tag in new:
+                    self._note_kind("scalar", tag)
                 break
         held = self._given
         if is_elsewhere:
@@ -229,6 +234,7 @@ class Recording(abc.ABC):
         new = self._snapshot(plugin, name, value)
         if new is None:
             return
+        self._note_kind(new.plugin, new.tag)
         held, key = self._given, (new.plugin, new.tag)
         if is_elsewhere:
             held.add_elsewhere({}, {key: new})
@@ -237,6 +243,20 @@ class Recording(abc.ABC):
             held.gather()
         if self._begin_step_of(step, key in held.values, {new.plugin: 1}):
             held.values[key] = new
+
+    def _note_kind(self, plugin: str, tag: str) -> None:
+        """Say it, once, if a name is used for values of two kinds, because TensorBoard then shows neither."""
+        if plugin not in SHOWN_BY_TAG:
+            return
+        if len(self._kinds) > MAX_KNOWN_NAMES:
+            self._kinds.clear()
+        kind = self._kinds.setdefault(tag, plugin)
+        if kind not in (plugin, SEVERAL):
+            self._kinds[tag] = SEVERAL
+            self._failures().count(
+                f"{tag!r} names values of the kinds {kind} and {plugin}: both are recorded, but TensorBoard "
+                "shows neither; give them different names"
+            )
 
     def _begin_step_of(self, step: int | None, is_repeated: bool, counts: Mapping[str, int]) -> bool:
         """Begin the step of new values if it has not begun yet.

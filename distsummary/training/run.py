@@ -76,8 +76,9 @@ class Run(Recording):
     of callbacks and evaluations. A loop without a loader calls `next_step`.
 
     If `break`, `return` or an exception leaves the loop, the current step ends when Python releases the
-    iterator of `steps`; it counts if a value was logged in it. If a callback raises at that moment, the next
-    call on the run raises the exception. While a variable still refers to the iterator, the step stays open
+    iterator of `steps`; it counts, and the hooks of its end are called, if a value was given in it. Its epoch
+    ends at the next call. If a callback raises at that moment, the next call on the run raises the exception.
+    While a variable still refers to the iterator, the step stays open
     until `steps`, `next_step`, `epochs` or `close` is called. That call records the step's scalars. Data read
     from the model are skipped and counted, as the model may have changed since (callbacks then find the
     parameter `ended_late`).

@@ -69,14 +69,14 @@ def test_a_step_has_the_values_of_every_kind_that_were_given_in_it(plain_before)
     with Run(callbacks=keeper) as run:
         for number in run.steps([1, 2]):
             run.histogram("w", [number])
-            run.image("w", [[number]])
+            run.image("i", [[number]])
             run.tensor("w", [number, number])
             run.add_value("Tensor", "t", [0])
             run.add_value("scalar", "s", number)
             run.log(loss=number)
             run.add_value("dataset_graph", None, [5])
     kinds = [
-        {"s": n, "loss": n, ("histogram", "w"): [n], ("image", "w"): [[n]], ("tensor", "w"): [n, n],
+        {"s": n, "loss": n, ("histogram", "w"): [n], ("image", "i"): [[n]], ("tensor", "w"): [n, n],
          ("tensor", "t"): [0], ("dataset_graph", ""): [5]}
         for n in (1, 2)
     ]  # fmt: skip
@@ -198,6 +198,24 @@ def test_what_cannot_be_recorded_is_counted_and_named_once_and_the_rest_is_recor
         "'broken': RuntimeError: no storage",
     ):
         assert words in lines
+
+
+def test_a_name_for_values_of_two_kinds_is_said_once(caplog):
+    with Run(callbacks=Keeper()) as run:
+        for _ in run.steps([1, 2]):
+            run.log(x=1, alone=1, loss=np.float32(1))
+            run.image("x", [[1]])
+            run.image("alone/image", [[1]])
+            run.tensor("alone", [1])  # TensorBoard has no place for it anyway
+            run.text("loss", "low")
+            with run.eval() as evaluation:
+                evaluation.log({"alone/image": 1})  # recorded as eval/alone/image
+    health = run.health()
+    assert [reason.split(";")[0] for reason in health.errors] == [
+        "'x' names values of the kinds scalar and image: both are recorded, but TensorBoard shows neither",
+        "'loss' names values of the kinds scalar and text: both are recorded, but TensorBoard shows neither",
+    ]
+    assert (health.dropped, len(caplog.records)) == ({}, 2)
 
 
 def test_a_strict_run_raises_instead():
