@@ -56,7 +56,7 @@ class SummaryRecord:
         formats: some of "mindspore" and "tensorboard".
         rotate_bytes, rotate_s: begin new files before the current files would exceed `rotate_bytes`, or when
             they are `rotate_s` seconds old.
-        delivery: what `flush` guarantees when it returns: "written": all events survive the death of any
+        delivery: what `flush` guarantees if it returns True: "written": all events survive the death of any
             process; "synced": they also survive a power cut (without `flush`, after about a second);
             "queued": as "written", but events that cannot be written at once are dropped and counted.
         writer: internal, an `EventWriter` that receives the events instead of files in `log_dir`; closed with

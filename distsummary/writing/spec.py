@@ -39,8 +39,8 @@ class WriterSpec:
             by default the rank.
         limits: how large and how old the files may become.
         delivery: the guarantee for an acknowledged event. "written": it survives the death of any process;
-            "synced": it is durable about a second later, or when a flush returns; "queued": as "written", but
-            an AsyncWriter drops and counts events that its inner writer does not accept at once.
+            "synced": it is durable about a second later, or when a flush returns True; "queued": as "written",
+            but an AsyncWriter drops and counts events that its inner writer does not accept at once.
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
         budget_bytes: how many bytes may wait in an AsyncWriter. When the budget is full, bulk values are
             dropped and counted; other events block the caller for at most 0.5 s, once per stall, and are then
@@ -48,7 +48,7 @@ class WriterSpec:
             rest, even more than the whole budget, is taken when hardly anything else waits.
         interval_s: how long an AsyncWriter collects events before it writes them.
         batch_bytes: a batch that reaches this size is written without waiting for `interval_s`.
-        retry_s: the pause before a failed write is tried again.
+        retry_s: the pause before a failed write is tried again; it doubles up to five times `retry_s`.
         raise_exception: after a failure in the background, the next call raises it as WriteError.
     """
 
