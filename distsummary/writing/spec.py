@@ -39,8 +39,8 @@ class WriterSpec:
             by default the rank.
         limits: how large and how old the files may become.
         delivery: the guarantee for an acknowledged event. "written": it survives the death of any process;
-            "synced": it is durable about a second later, or when a flush returns True; "queued": as "written",
-            but an AsyncWriter drops and counts events that its inner writer does not accept at once.
+            "synced": it is durable about a second later, or when a flush returns True; "queued": as
+            "written", but an AsyncWriter drops and counts events that its writer does not accept at once.
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
         budget_bytes: how many bytes may wait in an AsyncWriter. When the budget is full, bulk values are
             dropped and counted; other events block the caller for at most 0.5 s, once per stall, and are then
