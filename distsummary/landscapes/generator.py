@@ -118,7 +118,7 @@ def landscape(
             the loss of a batch, or (loss, outputs) if metrics need the outputs.
         around: where the checkpoints come from. A run dir or ckpt_dir, whose checkpoints form the path; a
             .ckpt or .safetensors file, or a dict of values by name, which is a single checkpoint; a dict of
-            such checkpoints by number, {500: "a.ckpt", ...}, which form the path; None: the model as it is.
+            such checkpoints by step or epoch, {500: "a.ckpt", ...}, forming the path; None: the model itself.
         runs: a list of runs or checkpoints, each as for `around`, for one plane through all of them; excludes
             `around`.
         size: points along each side, 3 to 256.
@@ -142,7 +142,7 @@ def landscape(
         centering: the centering of the PCA: "last" (default), "mean" (default with `runs`) or "mindspore".
         seed: the seed of the random directions.
         mode: "standard" (eval mode) or "mindspore", which reproduces MindSpore's numbers: training mode,
-            MindSpore's directions, and num_samples // batch size of the batches.
+            MindSpore's directions, and only the first num_samples // batch size batches.
         evaluation: what else is computed at each point and how: metrics, losses by class, standard errors,
             sums that stop early, BN mode, precision, streamed data; see `Evaluation`.
         refine: evaluate a coarse lattice first, then only where interpolation is expected to be wrong by more
@@ -154,17 +154,19 @@ def landscape(
             number is the number of Ray workers.
         gpus_per_worker: GPUs for each Ray worker: a share of one GPU, such as 0.25 beside a running training,
             or a whole number. Default: one for torch models, none for other models (give a number here if
-            their code uses GPUs). If fewer GPUs are free, workers use CPUs instead of waiting; GPUs that
-            become free later are used.
+            their code uses GPUs). If at first no worker can get its GPUs, workers use CPUs instead of
+            waiting; otherwise, GPUs that become free later are used too.
         engine: "row" runs the model's own code at each point. "auto" times alternatives on this machine
-            (recorded graphs, several points at once, other memory layouts), each checked against "row" to
-            5e-6, and takes the fastest, if the landscape is long enough to pay for the timing.
-            `LossGrid.engine` names the engine that was used. If you pass that name here, nothing is timed and
-            the bits are the same on equal hardware. A landscape that is resumed keeps its engine.
+            (recorded graphs, several points at once, other memory layouts), if the landscape is long enough
+            to pay for it, and takes the fastest whose losses differ from those of "row" by at most 5e-6
+            (relative; 1e-2 in reduced precision). `LossGrid.engine` names the engine that was used. If you
+            pass that name here, nothing is timed and the bits are the same on equal hardware. A landscape
+            that is resumed keeps its engine.
         memory: "inference" writes each point's values into the model's own parameters and draws random
             directions anew at each point, which needs hardly more memory than a forward pass. A temporary
             file keeps the model's values, to restore them. Slower; gives the same bits as engine "row".
-        unit, step_per_epoch: what checkpoint numbers count; steps per epoch. Default: the trajectory's.
+        unit, step_per_epoch: what the numbers of the checkpoints count ("step" or "epoch"), and the number of
+            steps in an epoch. Default: those of the trajectory.
         run_dir: the run dir to write to: event files for MindInsight and TensorBoard, .npz and .png, in its
             `landscape/`. Finished points are kept there in a journal until the landscape is complete.
         resume: resume the same landscape from its journal, if it was stopped; False starts again.
@@ -180,8 +182,8 @@ def landscape(
             intervals. `landscape_set` takes these.
         LandscapeError: the checkpoints span no plane, or a worker failed (its error is the cause).
         LandscapeCancelled: the call was interrupted (Ctrl-C). This KeyboardInterrupt holds the grids computed
-            so far, which are also written to `run_dir` unless it has a complete landscape. The same call then
-            resumes.
+            so far, which are also written to `run_dir` unless it has a complete landscape. The same call
+            resumes the computation.
     """
     request = Request(**locals())  # the fields are the parameters
     if directions is not None and not isinstance(directions, str | Directions):
@@ -369,8 +371,8 @@ def read_batches(
     """
     if samples is not None and (evaluation.streamed or isinstance(batches, Mapping)):
         raise InvalidValueError(
-            "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several; "
-            "use mode='standard'"
+            "mode='mindspore' takes num_samples rows of one list of batches, got streamed data or several "
+            "data sets; use mode='standard'"
         )
     # before reading any data: this raises if two quantities have the same name
     quantity_names(evaluation, list(batches) if isinstance(batches, Mapping) else [""])

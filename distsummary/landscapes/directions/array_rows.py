@@ -23,7 +23,7 @@ class Rows:
         shape: the shape of the whole array.
         read: returns NumPy arrays, or tensors on a device (see `torch_rows`).
         is_zero: all elements are 0, so the array need not be read.
-        draw: returns the numbers of `random_normals`, on the device of these rows.
+        draw: computes what `random_normals` computes, on the device of these rows.
         block: elements that are read at once.
     """
 

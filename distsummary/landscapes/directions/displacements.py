@@ -1,9 +1,9 @@
 """The displacements of checkpoints from the last checkpoint, in float64 blocks, and products of blocks.
 
-Products run in BLAS on one thread. Two threads that synchronise after every block wait by spinning, so that
-40 checkpoints would cost five times the CPU of one thread and take no less time. BLAS libraries start threads
-for products above a certain size, so large products are computed in strips of the longer axis. As a
-result the sums are also the same for any number of threads.
+Products run in BLAS on one thread. Two threads that synchronise after every block wait by spinning: for 40
+checkpoints, they would use five times the CPU time of one thread and not finish earlier. BLAS libraries start
+threads for products above a certain size, so larger products are computed in strips of columns that are small
+enough. As a result the sums are also the same for any number of threads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -38,12 +38,12 @@ _DEFLATED = 1e-13  # times the norm of the largest product; a shorter orthogonal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eigenpairs:
-    """The algebraically largest eigenvalues, even if negative ones are larger in magnitude, and eigenvectors.
+    """The algebraically largest eigenvalues (negative ones may be larger in magnitude), with eigenvectors.
 
     Attributes:
         values: float64 (k,), descending; they may be negative.
         vectors: float64 (k, D), orthonormal; in each, the entry of largest magnitude is positive.
-        residuals: |H v - value v|, (k,): an upper bound of the distance from each value to an eigenvalue.
+        residuals: |H v - value v| of each pair, (k,): H has an eigenvalue at most this far from the value.
         products: how many Hessian-vector products were computed.
         has_converged: whether all residuals are within the tolerance.
     """
@@ -140,7 +140,7 @@ class _Basis:
         return self._rows[:count]
 
     def extend(self, vector: Array, negligible: float) -> Array:
-        """Append the part of `vector` orthogonal to the basis, unless negligible; return the coefficients."""
+        """Append `vector`'s part orthogonal to the basis unless too short; return `vector`'s coefficients."""
         known = self._rows[: self.count]
         rest, coefficients = vector.copy(), np.zeros(self.count)
         for _ in range(2):  # twice is enough (Parlett 1998, section 6.9)

@@ -20,7 +20,7 @@ from distsummary.landscapes.directions.rounding import is_rounding
 
 
 def line(start: Weights, end: Weights, names: Sequence[str], labels: Sequence[str] = ()) -> Directions:
-    """The directions x = end - start and y = 0, float32. Around `end`, x = -1 is `start` and x = 0 is `end`.
+    """The directions x = end - start and y = 0, float32. With `end` as centre, `start` has x = -1.
 
     Raises LandscapeError, naming the labels, if both states are equal, or if one holds NaN or Inf.
     """

@@ -121,7 +121,8 @@ def resolve_filter_axes(
             )
         if groups < 1 or shape[0] % groups or (groups > 1 and axis % len(shape) == 0):
             raise InvalidValueError(
-                f"the groups in {field} must divide axis 0 of {shape} and need another axis, got {given}"
+                f"the groups in {field} must divide the size of axis 0 of {shape}, and several groups need a "
+                f"filter axis other than 0, got {given}"
             )
     return axes
 

@@ -1,12 +1,12 @@
 """`philox-bm-v1`: random normals that are a function of (seed, axis, parameter name, index) alone.
 
     words    = count_sketch.philox(seed, axis, name, block).random_raw()      block = index // 2^16
-    u, w     = words 2j and 2j+1 of the block as (w >> 11) / 2^53, u shifted to (0, 1]
+    u, w     = words 2j and 2j+1 of the block as (word >> 11) / 2^53, u shifted to (0, 1]
     normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)                            elements 2j and 2j+1, in float64
 
 philox is NumPy's generator Philox. The normals do not depend on workers, sharding, device or NumPy's own
 method for normals. Cosine and sine are read from a table of 1,024 angles and rotated by the remaining angle,
-with series up to the fifth power. The error is at most 7e-16; NumPy takes three times as long.
+with series up to the fifth power. Their error is at most 7e-16; NumPy's cos and sin take three times as long.
 """
 
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ Array: TypeAlias = NDArray[Any]
 RNG = "philox-bm-v1"
 BLOCK = 1 << 16
 _PIECE = 1 << 14  # words per step; intermediate results then stay in the cache, which halves the time
-_ALIGNED = 64  # elements; whole multiples are computed, as log may round otherwise in a SIMD loop's tail
+_ALIGNED = 64  # elements are computed in multiples of this: log may round differently in a SIMD loop's tail
 _UNIT = 2.0**-53
 _TURN = 2.0 * np.pi
 _ANGLES = 1 << 10

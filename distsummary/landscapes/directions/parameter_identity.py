@@ -15,7 +15,7 @@ _COMPILED = "_orig_mod."
 
 
 def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
-    """`state` under the given names, if its own names differ only by prefixes of wrappers.
+    """`state` under the given names, if its own names differ only by prefixes of wrappers; else unchanged.
 
     Wrappers such as DDP add a prefix to all names; torch.compile may also add one within the names of
     single layers. Two names of the state never get the same new name.
@@ -68,7 +68,7 @@ def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
             if (name in moved or other in moved) and np.shares_memory(arrays[name], arrays[other]):
                 raise InvalidValueError(
                     f"{other} {arrays[other].shape} and {name} {arrays[name].shape} share memory, and a "
-                    "landscape would move them as two; let the model compute with one parameter and views of "
-                    "it (weight.t()), or give each its own memory (a clone)"
+                    "landscape would move them independently; let the model compute with one parameter and "
+                    "views of it (weight.t()), or give each its own memory (a clone)"
                 )
         begun.append((end, name))

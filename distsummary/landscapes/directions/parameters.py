@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 class Moving:
     """The parameters that move: their shapes by canonical name, in the order of the model.
 
-    `is_all` is true if these are exactly the trainable parameters. `tied` maps every other name of a tied
-    parameter to its canonical name, the first one. `filter_axes` holds the filter axes other than 0.
-    `patterns` are the requested regular expressions. `precisions` are the dtypes of the model's values, see
-    `rounding`. `own` holds all values of the model; they replace values that a checkpoint lacks.
+    `is_all` is true if these are exactly the trainable parameters. The first name of a tied parameter is
+    canonical, and `tied` maps each of the parameter's other names to it. `filter_axes` holds the filter axes
+    other than 0. `patterns` are the requested regular expressions. `precisions` are the dtypes of the model's
+    values, see `rounding`. `own` holds all values of the model; they replace values that a checkpoint lacks.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -82,8 +82,8 @@ class Moving:
             dtype, own_dtype = given(0, 0).dtype, expected(0, 0).dtype
             if is_real(own_dtype) and not is_real(dtype):
                 raise InvalidValueError(
-                    f"{what} has {name} of {dtype}, the model of {own_dtype}; give the model that made the "
-                    "checkpoints"
+                    f"{what} has {name} as {dtype}, the model has it as {own_dtype}; give the model "
+                    "that made the checkpoints"
                 )
             numbers = ((), (1,))  # some formats give a single number the shape (1,)
             if given.shape not in numbers or expected.shape not in numbers:
@@ -141,8 +141,8 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
             first = tied.get(name, name)
             if by_first.setdefault(first, axis) != axis:
                 raise InvalidValueError(
-                    f"filter_axis has {by_first[first]!r} and {axis!r} for {first} and its other names, "
-                    "which are one parameter; give one of them"
+                    f"filter_axis has both {by_first[first]!r} and {axis!r} for {first}, a parameter with "
+                    "several names; give one axis"
                 )
         filter_axis = by_first
     return Moving(
@@ -170,7 +170,7 @@ def _mindspore_shapes(
 
 
 def _axes_and_ties(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
-    """The filter axes other than 0, and a dict from other names of tied parameters to their first name."""
+    """The filter axes other than 0, and the names of tied parameters, see `Moving`."""
     if framework_of(model).name == "torch":
         from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
 

@@ -3,7 +3,7 @@
 Notation: theta_1 .. theta_n are the checkpoints, theta_n is the centre, and d (n x D) has the rows
 d_k = theta_k - theta_n. The last checkpoint is subtracted BEFORE anything is multiplied: the Gram matrix of
 the checkpoints themselves loses all digits when the path is short compared with the weights. G = d d^T and
-s_k = sum_i d_ki are sums over parameters, so those of blocks or shards add up (`add_grams`). Each centering
+s_k = sum_i d_ki are sums over parameters, so G and s of blocks or shards add up (`add_grams`). Each centering
 derives its matrix G' from G and s. An eigenvector q, with G' q = sigma^2 q, gives a direction v:
 
     "last"       G' = G                          directions v = d^T q / sigma

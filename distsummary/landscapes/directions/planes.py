@@ -107,7 +107,7 @@ def prepare_joint(
 ) -> Prepared:
     """The PCA plane of the checkpoints of several runs; its centre is the last checkpoint of the last run.
 
-    `numbers` holds the number of each checkpoint, in the order of `runs`.
+    `numbers` holds the step or epoch of each checkpoint (0 if it has none), in the order of `runs`.
     """
     centering = settings.centering or "mean"
     states = [state for run in runs.values() for state in run]
@@ -195,7 +195,7 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
         filter_axes=settings.filter_axes,
     )
     # "filter" varies only tensors with at least two dimensions, "mindspore" only those with certain names.
-    # All but "none" scale a direction to the norm of the weights, so weights that are all zero stay fixed.
+    # Each normalization but "none" scales a direction to the norm of the weights: zero weights stay fixed.
     every = (rows_of(state, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
     filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
     moves = (
@@ -206,7 +206,8 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
     if not any(moves):
         raise LandscapeError(
             f"normalization={normalization!r} leaves random directions without any parameter to move; "
-            "use normalization='none', or choose parameters that it moves and that are not all zero"
+            "use normalization='none', or choose parameters that are not all zero and that the present "
+            "normalization moves"
         )
     known = {
         "kind": "random",
@@ -314,8 +315,8 @@ def _normalized(
     for axis, direction in (("x", x), ("y", y)):
         if not any(array.any() for array in direction.values()):
             raise LandscapeError(
-                f"the {axis} direction is zero with normalization={normalization!r}, which spans no plane; "
-                f"give one that moves something, or choose another normalization; {ONE_ROW}"
+                f"the {axis} direction is zero with normalization={normalization!r}, so there is no plane; "
+                f"give a direction that moves something, or choose another normalization; {ONE_ROW}"
             )
     return Directions(x=x, y=y)
 

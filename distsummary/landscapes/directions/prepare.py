@@ -69,7 +69,7 @@ def prepare(
     settings: Settings,
     find_eigenpairs: FindEigenpairs,
 ) -> dict[str, Prepared]:
-    """The planes of one run, as a dict with the same keys as the result of landscape()."""
+    """The planes of one run, as a dict with the same keys as the result of landscape_set()."""
     states = Checkpoints(source, moving)
     for corners_of, count in CORNERS.items():
         if corners_of in request:
@@ -118,7 +118,8 @@ def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Sett
     """The planes under unique keys (the second "given" gets "given[2]"), with labels for unique tags."""
     named: dict[str, Prepared] = {}
     counts = Counter[str]()
-    # No seed reproduces MindSpore's random planes. To replay one, users give its directions; its tag is kept.
+    # No seed reproduces MindSpore's random planes. To replay one, users give its directions; the plane then
+    # has the tag of a random one.
     is_replay = settings.mode == "mindspore" and all(key != "random" for key, _ in found)
     for key, prepared in found:
         counts[key] += 1
@@ -145,7 +146,8 @@ def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Seq
     is_of_another = sketches.header.parameters != digest(moving.shapes)
     if is_of_another or not scale:
         reason = (
-            "the sketches cover other parameters than those that this model varies; was one frozen since?"
+            "the sketches cover other parameters than those that this model varies; was a "
+            "parameter frozen since the training?"
             if is_of_another
             else "the training did not know the number of steps in an epoch; give step_per_epoch="
         )
@@ -163,7 +165,7 @@ def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Seq
 def prepare_runs(
     sources: Sequence[Source], moving: Moving, request: Sequence[Direction], settings: Settings
 ) -> dict[str, Prepared]:
-    """The planes through several runs, as a dict with the same keys as the result of landscape().
+    """The planes through several runs, as a dict with the same keys as the result of landscape_set().
 
     "pca" uses all checkpoints of all runs; "line" and "triangle" use the last checkpoint of each run.
     """
@@ -214,7 +216,8 @@ def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[s
         pairs = lanczos(mean_product(hessian), size, seed=seed)
     if not pairs.has_converged:
         _log.warning(
-            "the Hessian's eigenvectors have not converged after %d products: eigenvalues %s, each within %s",
+            "the Hessian's eigenvectors have not converged after %d products: the eigenvalues %s may be off "
+            "by %s",
             pairs.products, pairs.values.tolist(), pairs.residuals.tolist(),
         )  # fmt: skip
     return pairs

@@ -30,7 +30,7 @@ Weights: TypeAlias = Mapping[str, Array]  # parameters by name; tied parameters 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directions:
-    """The axes of a grid: `x` and `y` hold a float32 array for each varied parameter, of its shape."""
+    """The axes of a grid: `x` and `y` hold, for each varied parameter, a float32 array of its shape."""
 
     x: Weights
     y: Weights
@@ -122,20 +122,20 @@ def check_fit(what: str, weights: Weights, centre: Weights, names: Iterable[str]
     if not all(name in weights and name in centre for name in names):
         only, gone = ([n for n in a if n not in b] for a, b in ((weights, centre), (centre, weights)))
         raise InvalidValueError(
-            f"{what} and the model do not have the same parameters: only {what} has {_some(only)}, only the "
-            f"model {_some(gone)}; give the model that made the checkpoints"
+            f"{what} and the model do not have the same parameters (only in {what}: {_some(only)}; only in "
+            f"the model: {_some(gone)}); give the model that made the checkpoints"
         )
     for name in names:
         if shape_of(weights, name) != shape_of(centre, name):
             raise InvalidValueError(
-                f"{what} has {name} of shape {shape_of(weights, name)}, the model {shape_of(centre, name)}; "
-                "give the model that made the checkpoints"
+                f"{what} has {name} of shape {shape_of(weights, name)}, the model of shape "
+                f"{shape_of(centre, name)}; give the model that made the checkpoints"
             )
 
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more if names else "nothing"
+    return ", ".join(names[:SHOWN]) + more if names else "none"
 
 
 def refuse_parallel(recipe: Recipe, centre: Weights, names: Iterable[str], normalization: str) -> None:

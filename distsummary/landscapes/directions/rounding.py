@@ -24,9 +24,9 @@ def rounding_floors(
 
     A share is between 0 and 1, and 0 for a direction that changes nothing. If it is large, the grid shows
     rounding instead of the loss. `steps` are the distances between neighbouring points along x and y. If
-    `precision` is a key of EXPLICIT_BITS, ulps are those of this precision. Otherwise (as for "") they follow
-    the dtype in which the model keeps the parameter: `kept`, by name, or else the dtype of the centre's array
-    (a checkpoint may have another dtype than the model).
+    `precision` is a key of EXPLICIT_BITS, ulps are those of this precision. Otherwise (as for "") they are
+    those of the dtype in which the model keeps the parameter. `kept` holds these dtypes by name; for a name
+    that it lacks, the dtype of the centre's array is used (a checkpoint may have another than the model).
     """
     shares, kept = {}, kept or {}
     for axis, step in enumerate(steps):
@@ -59,8 +59,8 @@ def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) 
     """Whether rounding alone could spread checkpoints by `length` along an axis.
 
     `length` is a singular value: the root of the sum of squares over the checkpoints. Rounding moves each
-    number by at most half an ulp; the last checkpoint's rounding enters all displacements from it.
-    Float32 values count as bfloat16 only if those of all checkpoints fit: one checkpoint may fit by chance.
+    value by at most half an ulp; the last checkpoint's rounding enters all displacements from it. Float32
+    values count as bfloat16 only if those of all checkpoints fit into it: one checkpoint's may fit by chance.
     """
     is_narrow = all(  # the lower 16 bits of a float32, which bfloat16 lacks, are 0
         block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()
@@ -76,7 +76,7 @@ def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) 
 
 
 def _blocks(state: Weights, names: Iterable[str]) -> Iterator[Array]:
-    """The numbers of the parameters `names`, flat, some rows at a time."""
+    """The values of the parameters `names`, flat, some rows at a time."""
     for name in names:
         rows = rows_of(state, name)
         for start, stop in rows.blocks():

@@ -1,8 +1,8 @@
 """The path of a training from sketches of its steps: its PCA coordinates, and where it lies in a plane.
 
-A sketch S theta is a short vector, linear in the parameters theta, that nearly preserves inner products (see
-`checkpoints.sketch`). With d_k = theta_k - theta_n (n: the last step), the Gram matrix of the S d_k equals
-that of the d_k to within a percent, and `pca` finds the axes from it.
+A sketch S theta is a short vector, linear in the parameters theta. Inner products of sketches nearly equal
+those of the sketched parameters (see `checkpoints.sketch`). With d_k = theta_k - theta_n (n: the last step),
+the Gram matrix of the S d_k equals that of the d_k to within a percent, and `pca` finds the axes from it.
 """
 
 import logging
@@ -21,7 +21,7 @@ from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, p
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights
 from distsummary.landscapes.directions.sources import ckpt_dir_of
 
-CENTERINGS = ("last", "mean")  # not "mindspore", which needs a mean over parameters: a sketch lacks it
+CENTERINGS = ("last", "mean")  # not "mindspore": a sketch does not give the mean over parameters
 MAX_ROWS = 2048  # the axes are found from at most this many steps: more would take minutes
 _BLOCK_BYTES = 1 << 23
 
@@ -85,13 +85,14 @@ def _tell_diverged(sketches: Sketches) -> None:
     lost, left = sketches.diverged, len(sketches.steps)
     if left >= 3 and lost:
         _log.warning(
-            "%d of %d steps, the first %d, are left out of the path: their parameters hold NaN or Inf",
+            "%d of %d steps are left out of the path, the earliest of them step %d: "
+            "their parameters hold NaN or Inf",
             len(lost), len(lost) + left, lost[0],
         )  # fmt: skip
     if left < 3 and lost:
         raise LandscapeError(
-            f"a path needs at least 3 finite sketches, got {left}; {len(lost)}, from step {lost[0]} on, hold "
-            "NaN or Inf, as the parameters did: fix the training and train again"
+            f"a path needs at least 3 finite sketches, got {left}; at {len(lost)} other steps, the earliest "
+            f"step {lost[0]}, the parameters held NaN or Inf: fix the training and train again"
         )
     if left < 3:
         raise LandscapeError(f"a path needs at least 3 sketches, got {left}; train longer")
@@ -113,9 +114,11 @@ def training_path(around: str | os.PathLike[str], *, centering: str = "last") ->
 def path_in_plane(
     sketches: Sketches, directions: Directions, centre: Weights, names: Sequence[str]
 ) -> SketchedPath:
-    """Where the steps lie in the plane through `centre` along `directions` (both are given as arrays).
+    """Where the steps lie in the plane through `centre` along `directions`.
 
-    A step's component in the plane is found exactly. Only its component outside causes errors of sketching.
+    `centre` and `directions` hold whole parameters, which are sketched here. A step in the plane is located
+    exactly (up to rounding). For any other step, sketching adds an error to the coordinates, in proportion to
+    the part outside the plane.
     """
     sketcher = Sketcher(sketches.header.seed)
     axes = np.stack([sketcher.sketch(axis, names) for axis in (directions.x, directions.y)])

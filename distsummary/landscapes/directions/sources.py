@@ -29,7 +29,7 @@ from distsummary.landscapes.directions.parameters import own_state
 from distsummary.landscapes.directions.recipe import SHOWN, Weights
 from distsummary.run_dir import RunDir
 
-# Checkpoints that another library saved, by their numbers. Each is a file, or a dict of values by name.
+# Checkpoints that another library saved, by step or epoch. Each is a file, or a dict of values by name.
 Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]
 Around: TypeAlias = str | os.PathLike[str] | Weights | Saved | None
 AnyAround: TypeAlias = Around | Trajectory  # a Trajectory: SummaryLandscape's own choice of checkpoints
@@ -44,8 +44,9 @@ _log = logging.getLogger(__name__)
 class Source:
     """The checkpoints around which a landscape is drawn.
 
-    `label` names the source among several. `intervals` holds the checkpoint numbers of each path; `numbers`,
-    the numbers of all saved checkpoints, ascending. `load(number)` returns parameters and buffers by name;
+    `label` names the source among several. The number of a checkpoint is its step or epoch, see `unit`.
+    `intervals` holds the checkpoint numbers of each path; `numbers`, those of all saved checkpoints,
+    ascending; both are empty for a single state. `load(number)` returns parameters and buffers by name;
     files are memory-mapped. `sketches()` returns the sketches of the training's steps, or None.
     """
 
@@ -70,7 +71,7 @@ class Source:
 
     @property
     def points(self) -> tuple[int | None, ...]:
-        """The numbers to pass to `load` for the whole path, in order."""
+        """What to pass to `load` for each checkpoint, in order: its number, or None for a single state."""
         return self.numbers or (None,)
 
 
@@ -101,9 +102,9 @@ def open_source(
         ckpt_dir = ckpt_dir_of(around, _has_metadata)
         if has_sketches(ckpt_dir) and not _has_metadata(ckpt_dir):
             raise MissingFileError(
-                f"{ckpt_dir} holds sketches and no checkpoints, which a landscape needs: train with "
+                f"{ckpt_dir} holds sketches and no checkpoints, but a landscape needs the latter: train with "
                 "collect_landscape={'sketch': True, 'intervals': [[...]]}; ds.training_path gives the path "
-                "alone"
+                "alone, from sketches"
             )
         trajectory = read(ckpt_dir)
     kept_in = trajectory.ckpt_dir
@@ -249,7 +250,8 @@ def _limits_open_files() -> Iterator[None]:
             raise
         raise LandscapeError(
             "the path has more checkpoints than this process may have files open; raise the limit "
-            "(ulimit -n) above their number, use Python 3.13, which does not keep them open, or choose fewer"
+            "(ulimit -n) above the number of checkpoints, choose fewer checkpoints, or use Python 3.13, "
+            "where their files need not stay open"
         ) from error
 
 
@@ -270,13 +272,13 @@ def _has_metadata(directory: Path) -> bool:
 
 
 def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The planned paths, without unsaved checkpoints, if 3 or more are left; or else one path of all numbers.
+    """The saved checkpoints of each planned path that has 3 or more; if no path has, all in one path.
 
     Raises LandscapeError if there are no checkpoints.
     """
     if not numbers:
         raise LandscapeError(
-            "the trajectory has no checkpoints yet; train to the first number of its intervals"
+            "the trajectory has no checkpoints yet; train until the first step or epoch of its intervals"
         )
     found = []
     for interval in planned:

@@ -159,7 +159,7 @@ def tell_unweighted(batches: Iterable[Any] | Data) -> None:
         if length_hint(source, 2) > 1 and _rows(next(iter(steady(source)), None)) is None:
             _log.warning(
                 "%s hold no array whose rows could be counted: each batch counts the same in the loss; "
-                "give batches of one size, or with an array that has a row for each sample",
+                "give batches of equal size, or batches with an array that has a row for each sample",
                 _called(name),
             )
 
@@ -190,7 +190,7 @@ def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a ba
     if len(labels) != rows:
         raise LandscapeError(
             f"losses by class need one label for each of the {rows} rows of {name}, got shape "
-            f"{found.shape}; give the number of each row's class, or use classes=0"
+            f"{found.shape}; give the index of each row's class, or use classes=0"
         )
     outside = labels[~np.isin(labels, np.arange(classes))]
     if len(outside):

@@ -47,10 +47,10 @@ class Evaluation:
         classes: also compute the mean loss of the rows of each class 0 .. classes-1, as "loss[0]" and so on;
             targets must be labels of these classes.
         stderr: also compute the standard error of the loss.
-        tolerance: stop adding batches to a point once its standard error is at most this and it has at least
-            30 rows; all points see the batches in the same order, so the data should be shuffled.
-        cap: stop after the first batch if its loss is above this or NaN; the point keeps that loss. It may be
-            any number; with infinity only points with a NaN loss stop.
+        tolerance: stop adding batches to a point once the standard error of its loss is at most this and at
+            least 30 rows are added; all points see the batches in the same order, so shuffle the data.
+        cap: stop after the first batch if its loss is above this or NaN; the point keeps that loss. The
+            cap may be any number; with infinity only points with a NaN loss stop.
         bn_mode: for models with batch normalization. "eval": running statistics; "batch": statistics of each
             batch; "recompute": running statistics computed anew at every point from all batches of the first
             data set; "": "batch" in mode "mindspore", otherwise "eval".
@@ -87,7 +87,8 @@ class Evaluation:
             raise InvalidValueError(f"tolerance must be > 0, got {self.tolerance!r}")
         if self.cap is not None and not self.cap > -math.inf:
             raise InvalidValueError(
-                f"cap must be a number or infinity, got {self.cap!r}, which ends every point; leave it out"
+                f"cap must be a number or infinity, got {self.cap!r}, which stops every point after one "
+                "batch; leave it out"
             )
         check_choice("bn_mode", self.bn_mode, ("", *BN_MODES))
         check_choice("precision", self.precision, PRECISIONS)
@@ -245,5 +246,6 @@ def is_apart(loss: Array, mean: Array, square: Array) -> Array:
 
 CLASSES_NEED_MEANS = (
     "losses by class need a loss that is the mean of its rows' losses, got a criterion that weights rows or "
-    "leaves some out; use one that does not, or a batch_loss= of (model, batch) that returns one loss per row"
+    "leaves some out; use one that does neither, or a batch_loss= of (model, batch) that returns one loss "
+    "per row"
 )

@@ -62,7 +62,7 @@ def refuse_unsteady(source: Iterable[Any], name: str = "") -> None:
         raise InvalidValueError(
             f"{called} must be the same each time they are read, got "
             "a loader whose first batch changes: it draws from a generator that goes on from one reading to "
-            "the next (generator=, persistent_workers=True); leave that out, use shuffle=False, or give a "
+            "the next (generator=, persistent_workers=True); leave these out, use shuffle=False, or give a "
             "list of batches"
         )
 

@@ -114,7 +114,7 @@ class Loan:
             rows = rows_on(tensor.device, state, name)
             if rows.shape != tensor.shape and not math.prod(rows.shape) == tensor.numel() == 1:
                 raise InvalidValueError(
-                    f"the checkpoint has {name} of shape {tuple(rows.shape)}, the model "
+                    f"the checkpoint has {name} of shape {tuple(rows.shape)}, the model of shape "
                     f"{tuple(tensor.shape)}; give the model that made the checkpoints"
                 )
             self.write(tensor, rows, state=state, name=name)
@@ -228,8 +228,8 @@ def placed(
     """A loss function or metric with its tensors, such as the weights of classes, on the device.
 
     If any of its tensors must move, a copy is returned, and the user's own function stays as it is. Tensors
-    in modules and in the arguments of partials are found; a copy shares tensors and modules with the model if
-    they are the model's. `dtype` is the new dtype of floating-point tensors. If the model lies on several
+    in modules and in the arguments of partials are found. Tensors and modules of the model that the function
+    holds are not copied. `dtype` is the new dtype of floating-point tensors. If the model lies on several
     devices, the function's tensors stay in place.
     """
     at = None if spread(model) else device

@@ -28,8 +28,8 @@ def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[st
     """The names of the parameters whose memory engines can write to without changing any bit of the results.
 
     The memory must be dense, aligned as torch's allocator aligns it, and shared with no other parameter.
-    Floating-point values must have the dtype `dtype` unless that is None. Buffers are never among them,
-    because models write to buffers.
+    Floating-point values must have the dtype `dtype` unless that is None. Buffers are left out,
+    because models write to them.
     """
     spans = []
     for name, tensor in tensors.items():
@@ -143,7 +143,7 @@ class SavedValues:
         return np.ndarray(array.shape, array.dtype, found.numpy().data, strides=array.strides)
 
     def _copy_of(self, place: int) -> Tensor | None:
-        """The saved bytes from the address `place` to the end of its tensor; None if no tensor is there."""
+        """The saved bytes of the tensor at the address `place`, from there on; None if no tensor is there."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place >= (start := self._starts[number]) + self._tensors[start].nbytes:
             return None

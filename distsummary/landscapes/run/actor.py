@@ -37,14 +37,15 @@ _log = logging.getLogger(__name__)
 
 
 class RayWorkers:
-    """Implements `runner.Workers`; leaving the context stops the local Ray cluster, if it started one.
+    """Implements `runner.Workers`; leaving the context stops a local Ray cluster that this class started.
 
     Args:
-        count: the number of workers; few points get fewer. CPU workers beyond the free CPUs start without
-            reserving one; GPU workers beyond the free GPUs wait. None: one worker for each `gpus_each` free
-            GPUs or, if fewer are free, for each free CPU, at least one; more start when more become free.
-        gpus_each: GPUs per worker; a number below 1 is a share of one GPU. None: for a torch model, as many
-            as it is on, at least 1; for other models 0.
+        count: the number of workers; fewer start if there are few points. CPU workers beyond the free CPUs
+            start without reserving a CPU; GPU workers beyond the free GPUs wait. None: one worker for each
+            `gpus_each` free GPUs or, if there are fewer free GPUs than that, one for each free CPU and at
+            least one; more workers start when more resources become free.
+        gpus_each: GPUs per worker; a number below 1 is a share of one GPU. None: for a torch model, the
+            number of GPUs that the model lies on, at least 1; for other models 0.
     """
 
     def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:

@@ -70,7 +70,7 @@ def landscape_identity(task: Task, refine: float | None = None) -> dict[str, str
 
 
 def _first_batches(batches: Any) -> Any:
-    """The first batch and the number of batches (0: unknown); for several data sets, a dict with both."""
+    """The first batch and the number of batches (0: unknown); for several data sets, a dict of such pairs."""
     if isinstance(batches, Mapping):
         return {name: _first_batches(source) for name, source in batches.items()}
     return next(iter(steady(batches)), None), length_hint(batches)
@@ -107,7 +107,7 @@ def held_modules(model: Any, *functions: object) -> list[Any]:
 
 
 def _globals(function: FunctionType) -> list[Any]:
-    """The globals that a function and its inner functions use, or whose names they use for attributes."""
+    """The globals whose names a function and its inner functions use, even if only for attributes."""
     codes, held = [function.__code__], function.__globals__
     for code in codes:  # this loop also visits the codes that it appends
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
@@ -231,7 +231,7 @@ class _Walk:
                 self._text("empty")
 
     def _code(self, code: CodeType) -> None:
-        """Hash code. On Python 3.13 it includes, as a constant, the line number of a class in a function."""
+        """Hash code. On Python 3.13 a class defined in a function adds a constant, its line number."""
         self._all((code.co_code, code.co_exceptiontable, code.co_names))
         for constant in code.co_consts:
             if isinstance(constant, CodeType):

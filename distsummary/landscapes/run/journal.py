@@ -5,12 +5,13 @@ A journal is an append-only file of frames (see `format.frames`), each of which 
 - First the header, JSON: {"format": 3, "plan": {part of the landscape's identity: its hash}}.
 - Then the chosen engine, JSON: {"choice": {the engine, and where it computes}}.
 - Then one entry for each finished chunk of points: JSON, a line feed, and the losses and metrics, as
-  little-endian float64 (points, quantities). Among them may be new choices, for example after an engine ran
+  little-endian float64 (points, quantities). Between them may be new choices, for example after an engine ran
   out of memory. A new choice voids all chunks before it: one engine must compute the whole landscape.
 
-Each chunk has a hash of its choice: if the frame of a choice is damaged, its chunks are not mistaken for
-chunks of another choice. A chunk is evaluated again if its frame, or that of its choice, is damaged. Opening
-a journal cuts off an incomplete last frame. Format 2, whose chunks have no such hash, is refused.
+Each chunk has a hash of its choice in its entry: if the frame of a choice is damaged, its chunks are not
+mistaken for those of another choice. A chunk is evaluated again if its frame, or that of its choice, is
+damaged. Opening a journal cuts off an incomplete last frame. Format 2, whose chunks have no such hash, is
+refused.
 """
 
 import errno
@@ -187,7 +188,7 @@ class Journal:
             )
 
     def enter(self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0) -> None:
-        """Enter a finished chunk: its quantities, float64 (points, quantities), its worker and seconds."""
+        """Enter a finished chunk: its quantities, float64 (points, quantities), and its worker and time."""
         values = np.ascontiguousarray(measured, "<f8")
         entry = {
             "chunk": asdict(chunk),
@@ -265,7 +266,7 @@ def leftover_journals(own: Path, identity: Mapping[str, str]) -> str:
     if not found:
         return ""
     return (
-        f"{own.parent} also holds points of other landscapes that were stopped (in brackets what differs "
-        f"from this one): {', '.join(found)}; each is resumed by a call with its own arguments, "
-        "and resume=False does not remove it; if it is not wanted, delete the file"
+        f"{own.parent} also holds points of other landscapes that were stopped (in brackets: what differs "
+        f"from this one): {', '.join(found)}; to resume one of them, repeat the call that began it; "
+        "resume=False removes none of them: delete the files that you do not want"
     )

@@ -3,8 +3,9 @@
 Level k of an axis has every 2^k-th point and the last point. The loss at each point of a level is predicted
 from the next coarser level, by linear interpolation along each axis. The loss minus this prediction is the
 point's surplus (Bungartz & Griebel 2004, Acta Numerica 13, section 3.1: hierarchical surplus). For a smooth
-loss, interpolation between the points of a level has an error of about a quarter of their surplus. If half
-of a point's surplus exceeds the tolerance, the next finer level is evaluated in the cells around the point.
+loss, interpolation between the points of a level has an error of about a quarter of their surplus. To be
+safe, half is taken: where half of a point's surplus exceeds the tolerance, the next finer level is evaluated
+in the cells around the point.
 """
 
 import numpy as np
@@ -16,7 +17,7 @@ Mask = NDArray[np.bool_]
 
 COARSEST = 3  # the coarsest level is at most this one, which has every 8th point
 LEAST = 4  # the fewest intervals per axis on the coarsest level: fewer might miss too much
-_SHARE = 0.5  # share of the surplus that is taken as the error
+_SHARE = 0.5  # share of the surplus that is taken as the error: twice the expected quarter, to be safe
 _FLOOR = 0.1  # share of the median loss: the tolerance is relative to this where the loss is smaller
 
 

@@ -103,16 +103,16 @@ def generate(
     """Evaluate all landscapes of the task. The losses are the same, bit for bit, whichever workers are used.
 
     Chunks in the journal are not evaluated again; every new chunk is added to the journal. Points whose
-    workers died repeatedly are NaN, counted in the grid and logged, but not added to the journal. If
-    memory is too small for the engine, evaluation starts again with a smaller engine. `refine`: the tolerance
-    of `refine.next_points`; None evaluates all points.
+    workers died repeatedly are NaN, counted in `LossGrid.lost_points` and logged, but not added to the
+    journal. If memory is too small for the engine, evaluation starts again with a smaller engine. `refine`:
+    the tolerance of `refine.next_points`; None evaluates all points.
     """
     if journal is not None and journal.choice is not None:  # only the same engine gives the same bits
         choice = EngineChoice.from_dict(journal.choice)
         if task.choice is not None and task.choice.label != choice.label:
             raise LandscapeError(
                 f"{journal.path} was begun with engine={choice.label!r}, got {task.choice.label!r}; "
-                "leave engine= out to go on with it, or use resume=False to begin anew"
+                "leave engine= out to keep the former, or use resume=False to begin anew"
             )
     else:
         choice = workers.choose_engine(task)
@@ -203,7 +203,7 @@ class _Drawing:
             if self._journal is not None:
                 kept = (
                     f"the {done} points finished are kept in {self._journal.path} for a call with the same "
-                    "code; with other code it begins anew"
+                    "code; a call with other code begins anew"
                 )
             where = place(failed.chunk, task.planes)
             raise LandscapeError(f"{raised(failed.cause)} at {where}; {MEND} ({kept})") from failed.cause
@@ -232,7 +232,7 @@ class _Drawing:
         assert crew.facts is not None
         assert self._task.choice is not None
         facts = crew.facts
-        if self._journal is not None and self._journal.hardware:  # hardware of all its calls
+        if self._journal is not None and self._journal.hardware:  # of all calls that wrote to it
             facts = replace(facts, hardware=" and ".join(self._journal.hardware))
         evaluated = Evaluated(
             results=self._results,

@@ -21,7 +21,7 @@ LEAST_S = 0.005  # intended least duration of a call, near the end
 
 
 def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int:
-    """How many points to give a worker in one call; each takes `point_s` seconds (0.0: not known yet).
+    """How many points to give a worker in one call; a point takes `point_s` seconds (0.0: not known yet).
 
     A call has the points that take CALL_S seconds. When few points are `waiting`, it has fewer, so that all
     `workers` end together, but at least `least`: with some engines each call has a fixed cost.
@@ -98,7 +98,7 @@ class Scheduler:
         self.abandoned: list[Chunk] = []
 
     def next_chunks(self, worker: str, points: int = 1) -> list[Chunk]:
-        """The chunks of the worker's next call, about `points` points; if none, ask after `done`/`lost`."""
+        """The chunks of the worker's next call, about `points` points; []: ask after `done` or `lost`."""
         if not self._waiting:
             call = self._shared(worker)
         else:

@@ -18,7 +18,8 @@ def plan_workers(
     """The resources (actor options) of each worker to start, at least one.
 
     There are `asked` workers, but at most `jobs`. If `asked` is None, there are as many as the free GPUs can
-    hold, or the free CPUs. `gpus_each`: GPUs per worker, or a share of one; if 0, or not free, CPUs are used.
+    hold or, if these can hold none, as there are free CPUs. `gpus_each`: GPUs per worker, or a share of one
+    GPU. Workers use CPUs if this is 0 or if so many GPUs are not free.
     """
     on_gpus = math.floor(free.get("GPU", 0) / gpus_each) if gpus_each else 0
     cpus = int(free.get("CPU", 0))
@@ -29,7 +30,7 @@ def plan_workers(
 
 
 def spread(model: Any) -> list[int]:
-    """The numbers of a torch model's GPUs if it is spread over several; else an empty list."""
+    """The indices of a torch model's GPUs if it is spread over several; else an empty list."""
     if framework_of(model).name != "torch":
         return []
     from distsummary.landscapes.model.torch_memory import spread as gpus
@@ -38,7 +39,7 @@ def spread(model: Any) -> list[int]:
 
 
 def default_gpus(model: Any) -> float:
-    """The default number of GPUs per worker: for a torch model those it is on, at least 1; otherwise 0."""
+    """The default number of GPUs per worker: for a torch model as many as it lies on, at least 1; else 0."""
     return float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
 
 

@@ -40,7 +40,7 @@ class Work:
         return None
 
     def lost(self, worker: str, *, was_at_it: bool) -> None:
-        """Take back a dead worker's jobs; `was_at_it`: whether it was busy with these, not earlier work."""
+        """Take back a dead worker's jobs; `was_at_it`: it died in one of these, not in earlier work."""
 
     def failure(self, job: Job, error: Exception) -> Exception:
         """The error to raise after the user's code has raised `error` in a job."""
@@ -48,7 +48,7 @@ class Work:
 
 
 class ChunkWork(Work):
-    """Evaluates a scheduler's chunks. A job is (chunks,); its result is a list, cut before one that raised.
+    """Evaluates a scheduler's chunks. A job is (chunks,); its result ends before the first chunk that raised.
 
     Args:
         points: a function (waiting points, workers) -> how many points to give a worker per call.
@@ -126,7 +126,7 @@ class ProductWork(Work):
         return LandscapeError(f"{raised(error)} {HESSIAN}")
 
     def total(self) -> Array:
-        """The sum of the groups' products, added in a fixed order: it does not depend on the workers."""
+        """The sum of the groups' products, added in a fixed order, so independent of the workers."""
         total = np.zeros_like(self._parts[0], dtype=np.float64)
         for group in range(self._groups):
             total += self._parts[group]

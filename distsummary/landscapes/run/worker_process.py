@@ -36,7 +36,7 @@ def portable_task(task: Task) -> Task:
 
 
 def own_device(model: Any, gpus: float) -> str | None:
-    """The device for a model in a worker with `gpus` GPUs; None for a model that is not a torch module."""
+    """The device for a model in a worker with `gpus` GPUs; None: the model stays where it is."""
     if framework_of(model).name != "torch":
         return None
     from distsummary.landscapes.model.torch_memory import worker_device

@@ -371,7 +371,7 @@ def test_leftover_journals_are_named_with_what_differs_and_what_to_do(run_dir: R
     assert f"{one.path.name} (checkpoints, seed)" in said
     assert f"{other.path.name} (seed)" in said
     assert str(run_dir.landscape_dir) in said
-    assert "resume=False does not remove it; if it is not wanted, delete the file" in said
+    assert "resume=False removes none of them: delete the files that you do not want" in said
 
 
 def test_a_journal_that_is_being_written_is_no_leftover(run_dir: RunDir) -> None:

@@ -63,7 +63,7 @@ def test_losses_by_class_of_rows_that_do_not_count_the_same_are_refused() -> Non
     tally = Tally(Evaluation(classes=2), 1, has_rows=True)
     tally.add(HERE, np.array([[1.0, 1.0, 1.0, 4.0, 0.0]]), facts(4, (4, 0)))
     with pytest.raises(
-        LandscapeError, match="a criterion that weights rows or leaves some out; use one that does not"
+        LandscapeError, match="a criterion that weights rows or leaves some out; use one that does neither"
     ):
         tally.add(HERE, np.array([[1.0, 1.5, 3.0, 2.0, 4.0]]), facts(4, (2, 2)))
 
