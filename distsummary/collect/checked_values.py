@@ -112,9 +112,10 @@ def _tensor(field: str, value: object) -> Any:
     try:
         return np.asarray(value)
     except Exception as error:  # the value's own conversion may raise anything
+        reason = str(error).partition(". ")[0]  # NumPy goes on with the shapes
         raise InvalidValueError(
             f"{field} must be numbers in a regular shape, got a {type(value).__name__} that NumPy cannot "
-            f"read ({error}); make it an array, or stack its items"
+            f"read ({reason}); make it an array, or stack its items"
         ) from error
 
 

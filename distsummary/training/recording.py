@@ -190,7 +190,7 @@ class Recording(abc.ABC):
         self._add("tensor", name, value, step)
 
     def text(self, name: str, value: object, step: int | None = None) -> None:
-        """Record text; see `add_value`."""
+        """Record text, which TensorBoard shows as Markdown; see `add_value`."""
         self._add("text", name, value, step)
 
     def figure(self, name: str, value: object, step: int | None = None) -> None:

@@ -55,7 +55,7 @@ def test_a_single_number_is_a_scalar(plugin, number):
         (
             [[1, 2], [3]],
             InvalidValueError,
-            "must be numbers in a regular shape, got a list",
+            r"numbers in a regular shape, got a list .*sequence\); make",
         ),
         (([1], 2), InvalidValueError, "got a tuple that NumPy cannot read"),
         (Broken(), InvalidValueError, "got a Broken that NumPy cannot read .*the device is lost"),
