@@ -3,6 +3,7 @@
 import abc
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import get_ident
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.errors import DistSummaryError, InvalidValueError
+from distsummary.errors import ClosedError, DistSummaryError, InvalidValueError
 from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Health, Value
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
+from distsummary.training.forks import FORKED, Forks, tell_forks
 from distsummary.training.given import Given
 from distsummary.training.recorder import NOT_RECORDED, NoRecorder, Recorder
 from distsummary.training.values import Scalar, check_tag, scalar
@@ -64,7 +66,10 @@ class Recording(abc.ABC):
         self._kinds: dict[str, str] = {}  # name -> plugin, or SEVERAL
         self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
         self._finite = FiniteCheck(on_nan, rank, self._failures)
-        self._is_closed = self._is_stepped = False
+        self._is_closed = self._is_stepped = self._is_forked = False
+        self._inherited_dir: Path | None = None  # set in a forked child
+        self._forks = Forks()
+        tell_forks(self)
         self._thread = get_ident()
 
     @property
@@ -94,13 +99,16 @@ class Recording(abc.ABC):
     @property
     def dir(self) -> Path:
         """The directory of the run; raises InvalidValueError if no callback records the run."""
+        if self._inherited_dir is not None:
+            return self._inherited_dir
         recorders = self._recorders()
         if not recorders:
             raise InvalidValueError(f"the run has no directory: {NOT_RECORDED}")
         return recorders[0].dir
 
     def health(self) -> Health:
-        """What was written, dropped and refused so far, by this rank."""
+        """What was written, dropped and refused so far, by this rank and the processes forked from it."""
+        self._count_forked()
         recorders = self._recorders()
         return (recorders[0].health() if recorders else Health()).plus(self._own_failures.health)
 
@@ -142,6 +150,9 @@ class Recording(abc.ABC):
         if values is not None:
             check_type("values", values, Mapping)
             given = {**values, **named}
+        if is_elsewhere and self._is_forked:
+            self._drop_forked({"scalar": len(given)})
+            return
         if commit is not None:
             raise InvalidValueError(
                 f"commit must be left out, got {commit!r}; a step's values are recorded when it ends, and "
@@ -231,6 +242,9 @@ class Recording(abc.ABC):
         if self._is_closed and self._is_late(is_elsewhere):
             return
         check_type(f"the name of the {plugin}", name, str, optional=plugin in NAMELESS)
+        if is_elsewhere and self._is_forked:
+            self._drop_forked({"image" if plugin == "figure" else plugin: 1})
+            return
         new = self._snapshot(plugin, name, value)
         if new is None:
             return
@@ -276,6 +290,36 @@ class Recording(abc.ABC):
         elif is_repeated and not self._is_stepped:
             self._go_on()
         return True
+
+    def after_fork(self) -> None:
+        """In a forked child: from now on, only count the values that it gives."""
+        self._is_forked = True
+        self._thread = 0  # no thread: `log` looks for forks in threads other than the loop's only
+        recorders = self._recorders()
+        self._inherited_dir = recorders[0].dir if recorders else None
+        self._given = Given()  # the parent's values are recorded there; its lock may be held
+        self._own_failures = Failures(Health(), logger)
+
+    def _begin_stepping(self) -> None:
+        """The loop counts its steps from now on, and its thread is the calling one."""
+        self._is_stepped = True
+        if not self._is_forked:
+            self._thread = get_ident()
+
+    def _drop_forked(self, values: Mapping[str, int]) -> None:
+        """In a forked child: count values by plugin as dropped; raises ClosedError if the run is strict."""
+        self._forks.drop(values)
+        if self._strict:
+            raise ClosedError(FORKED)
+
+    def _count_forked(self) -> None:
+        """Count what forked children have dropped; the log names it already."""
+        dropped = Counter() if self._is_forked else self._forks.new()
+        if dropped:
+            health = self._failures().health
+            health.fail(FORKED, dropped.total())
+            for plugin, values in dropped.items():
+                health.drop(plugin, values)
 
     def _is_late(self, is_elsewhere: bool) -> bool:
         """Count a value that another thread gives to a closed run; the loop's thread gets ClosedError."""

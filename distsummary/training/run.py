@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import hypot
-from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
@@ -202,7 +201,7 @@ class Run(Recording):
             raise InvalidTypeError(f"loader must be iterable, got {type(loader).__name__}; pass the batches")
         check_int("accumulate", accumulate, low=1)
         self._require_open()
-        self._is_stepped, self._thread = True, get_ident()
+        self._begin_stepping()
         if loader is ENDLESS:
             loader = itertools.count(self.step * accumulate)
         self._begin_epoch(loader, -(-length(loader) // accumulate))
@@ -268,7 +267,7 @@ class Run(Recording):
         For loops without a loader. The time of each step is logged as `perf/step_s`.
         """
         self._require_open()
-        self._is_stepped, self._thread = True, get_ident()
+        self._begin_stepping()
         if isinstance(self._opener, ManualStep):
             self._end_step(self._clock(), is_whole=True)
         else:
@@ -327,7 +326,16 @@ class Run(Recording):
         evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params.metrics = evaluation.metrics
         self._check_finite(evaluation.logged)
+        if self._is_forked:
+            self._drop_forked({"scalar": len(evaluation.metrics)})
         self._body_start_s += self._clock() - started_s  # an evaluation is not part of the step's time
+
+    def after_fork(self) -> None:
+        """In a forked child: from now on, call no callbacks and only count the values that it gives."""
+        super().after_fork()
+        # Kept: the end of its objects could release what the parent still uses, such as locks of files.
+        self._parents_callbacks, self._callbacks = self._callbacks, CallbackList()
+        self._recorder = NoRecorder(math.inf, self._own_failures)
 
     def close(self) -> None:
         """End the step, the epoch and the training, and exit the callbacks; a second call does nothing."""
@@ -500,6 +508,7 @@ class Run(Recording):
     def _leave(self, error: BaseException | None) -> None:
         if self._is_closed or os.getpid() != self._pid:
             return
+        self._count_forked()
         self._is_closed = True
         atexit.unregister(self._close_at_exit)
         logged, values = self._given.take()
