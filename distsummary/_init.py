@@ -1,10 +1,13 @@
 """ds.init: finds the rank and the run directory, and returns a Run with its collector."""
 
 import logging
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from distsummary import topology as topologies
@@ -14,9 +17,11 @@ from distsummary.checks import check_choice, check_type
 from distsummary.collect.collector import SummaryCollector
 from distsummary.coordination import Coordinator, LocalCoordinator, next_run_dir, refuse_reuse
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format.records import TENSORBOARD
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import TIME, RunDir, dated_run_dir
-from distsummary.training.callbacks import Callback
+from distsummary.topology import Topology
+from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.finite import WARN
 from distsummary.training.run import Run
 
@@ -39,6 +44,8 @@ def init(
     exists: str = "refuse",
     histograms: bool | int | str = True,
     on_nan: str = WARN,
+    system_metrics: bool = True,
+    quiet: bool = False,
     strict: bool = False,
     config: object = None,
     **collector_options: Any,
@@ -80,6 +87,9 @@ def init(
             `mindspore_compat=True`, the first five; and the key `histogram_regular` of
             `collect_specified_data` takes its place.
         on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
+        system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
+        quiet: do not print where the run is and how to open it. Otherwise rank 0 prints this line to stderr
+            when the training begins.
         strict: whether values that cannot be recorded raise, instead of being dropped, counted in
             `run.health()` and named once in the log.
         config: the settings of the training: a dict, dataclass, argparse.Namespace, a configuration of
@@ -99,6 +109,7 @@ def init(
     check_choice("exists", exists, ("refuse", "attempt", "new"))
     check_options(collector_options)
     check_watch(watch)
+    check_type("quiet", quiet, bool)
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
@@ -131,10 +142,13 @@ def init(
         exists="attempt" if exists == "attempt" else "refuse",
         histograms=histograms,
         config=config,
+        system_metrics=system_metrics,
         **collector_options,
     )
+    formats = collector_options.get("formats")
+    told = [] if quiet or topology.rank else [Announcement(announcement(directory, topology, formats))]
     return Run(
-        callbacks=[*others, collector],
+        callbacks=[*others, collector, *told],
         network=watch,
         optimizer=optimizer,
         loss_fn=loss_fn,
@@ -144,6 +158,30 @@ def init(
         on_nan=on_nan,
         strict=strict,
     )
+
+
+class Announcement(Callback):
+    """Prints a line to stderr when the training begins; not by logging, which most scripts leave as it is."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Print it."""
+        print(self._line, file=sys.stderr, flush=True)
+
+
+def announcement(directory: RunDir, topology: Topology, formats: Sequence[str] | None) -> str:
+    """Where a run is, and the command that shows it among its neighbours."""
+    base, here = directory.base, Path.cwd()
+    if base.is_relative_to(here) and not topologies.in_ray():  # Ray's workers may run elsewhere
+        base = base.relative_to(here)
+    parent = shlex.quote(str(base.parent))
+    show = f"tensorboard --logdir {parent}"
+    if topology.world_size == 1 and formats is not None and TENSORBOARD not in formats:
+        show = f"mindinsight start --summary-base-dir {parent}"
+    ranks = f" ({topology.world_size} ranks)" if topology.world_size > 1 else ""
+    return f"distsummary: recording {base}{ranks}; {show}"
 
 
 def check_options(options: Mapping[str, object]) -> None:

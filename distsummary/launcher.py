@@ -68,6 +68,8 @@ def launch(
     check_choice("backend", backend, BACKENDS)
     resources = check_resources(resources_per_rank, backend)
     launch_id = uuid.uuid4().hex
+    if not ray.is_initialized():
+        print("distsummary: starting Ray, which may take half a minute", file=sys.stderr, flush=True)
     with connected(ranks, resources), _placed(ranks, resources) as group:
         rank_class = ray.remote(
             num_cpus=resources.get("CPU", 0),

@@ -16,7 +16,7 @@ import numpy as np
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, other_segments
 from distsummary.aggregate.rank_files import RankFiles, StepValues
-from distsummary.aggregate.statistics import KEY_TAGS, Floats, Ints, named_series, over_ranks
+from distsummary.aggregate.statistics import KEY_TAGS, SAMPLED, Floats, Ints, held, named_series, over_ranks
 from distsummary.checks import check_type
 from distsummary.coordination import newest_attempt
 from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
@@ -215,7 +215,8 @@ def merged_scalars(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator
     series: list[tuple[str, Ints, Floats]] = []
     tags = ranks.scalar_tags()
     for tag in tags:
-        statistics = over_ranks(*ranks.scalars(tag))
+        columns = ranks.scalars(tag)
+        statistics = over_ranks(*(held(*columns) if tag.startswith(SAMPLED) else columns))
         is_key = tag in KEY_TAGS or tag in key_tags
         named = named_series(tag, statistics, is_key=is_key, recorded=tags)
         series += [(name, statistics.steps, values) for name, values in named.items()]

@@ -18,8 +18,13 @@ KEY_TAGS = frozenset(
         "learning_rate/auto",
         "perf/step_s",
         "perf/data_wait_s",
+        "system/process/cpu_percent",
+        "system/process/memory_gib",
+        "system/gpu/memory_percent",
+        "system/gpu/utilization_percent",
     )
 )
+SAMPLED = ("system/process/", "system/node/", "system/gpu/")  # tags that each rank records at its own steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,26 @@ def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
         max=values[highest],
         argmax_rank=ranks[ends - 1],
     )
+
+
+def held(ranks: Ints, steps: Ints, values: Floats) -> tuple[Ints, Ints, Floats]:
+    """For sampled tags: the newest value of every rank at each step of the lowest rank with the tag.
+
+    Ranks take samples at the same times, but not at the same steps. A rank without a value up to a step has
+    none at it. Arguments and results are as in `over_ranks`.
+    """
+    if not len(ranks):
+        return ranks, steps, values
+    wanted = np.sort(steps[ranks == ranks.min()])
+    columns = []
+    for rank in np.unique(ranks):
+        order = np.flatnonzero(ranks == rank)
+        order = order[np.argsort(steps[order])]
+        newest = np.searchsorted(steps[order], wanted, "right") - 1
+        at = wanted[newest >= 0]
+        columns.append((np.full(len(at), rank), at, values[order[newest[newest >= 0]]]))
+    found_ranks, found_steps, found_values = map(np.concatenate, zip(*columns, strict=True))
+    return found_ranks, found_steps, found_values
 
 
 def named_series(

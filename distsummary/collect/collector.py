@@ -106,6 +106,8 @@ class SummaryCollector(Callback):
         raise_exception: raise WriteError for values that could not be recorded.
         config: the settings of the training (a dict, dataclass, argparse.Namespace ...), see `read_config`.
             They are recorded in the manifest and, with nested names joined by dots, in the lineage.
+        system_metrics: every 10 s, record what the process, its node and its GPU use, at the newest step, as
+            `system/...`; see docs/recording.md.
 
     Raises:
         InvalidTypeError, InvalidValueError: a bad argument.
@@ -138,6 +140,7 @@ class SummaryCollector(Callback):
         delivery: str = WRITTEN,
         raise_exception: bool = False,
         config: object = None,
+        system_metrics: bool = False,
     ) -> None:
         check_int("collect_freq", collect_freq, low=1)
         check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
@@ -146,6 +149,7 @@ class SummaryCollector(Callback):
         check_choice("exists", exists, ("attempt", "refuse"))
         check_type("mindspore_compat", mindspore_compat, bool)
         check_type("raise_exception", raise_exception, bool)
+        check_type("system_metrics", system_metrics, bool)
         check_type("topology", topology, Topology, optional=True)
         specified = with_landscape(collect_specified_data, collect_landscape)
         self._collected = check_specified(
@@ -169,6 +173,7 @@ class SummaryCollector(Callback):
         self._collectors, self._exports_npy = collectors, check_export_options(export_options)
         self._freq, self._tensor_freq = collect_freq, collect_tensor_freq
         self._deal, self._compat = deal, mindspore_compat
+        self._system_metrics = system_metrics
         self._topology, self._coordinator, self._exists = topology, coordinator, exists
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
@@ -233,6 +238,8 @@ class SummaryCollector(Callback):
         network = params.get("network")
         if network is not None:
             self._failures.call("the parameters", self._watch, session, network, params)
+        if self._system_metrics:
+            self._failures.call("system metrics", session.monitor_system, network)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         """Join the run if the role is eval; otherwise, outside a training, keep the evaluation for later.

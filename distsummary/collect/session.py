@@ -20,6 +20,7 @@ from distsummary.collect.export import Exports, write_values
 from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import provenance
+from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
 from distsummary.coordination import (
     Coordinator,
@@ -136,6 +137,8 @@ class Session:
         self._lineage = Lineage()
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
+        self._monitor: SystemMonitor | None = None
+        self._last_step: int | None = None  # the newest recorded step
         self.keeps_checkpoints = False  # True also if it keeps sketches
         if topology.rank == 0 and not self._is_past:
             self._messages.submit("provenance", partial(self._record_provenance, config))
@@ -165,6 +168,7 @@ class Session:
             numbers = {name: number for name, number in numbers.items() if name not in self._leaves_out}
         try:
             if values:
+                self._last_step = step
                 self._write(step, numbers, values)
                 return
             try:
@@ -176,6 +180,7 @@ class Session:
                     self._packers.clear()
                 tags = (*numbers,)
                 _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
+            self._last_step = step
             try:
                 row = pack(time.time(), step, *numbers.values())
             except (struct.error, OverflowError):  # some values are not host numbers
@@ -210,6 +215,20 @@ class Session:
         state = self._lineage.to_bytes()
         send = partial(self._coordinator.lineage, self.topology, self._registration.attempt, state)
         self._messages.submit("sending the lineage", send, nbytes=len(state))
+
+    def monitor_system(self, network: object) -> None:
+        """From now on, record system metrics, those of the GPU that holds the network among them."""
+        if self._monitor is None:
+            sources = sources_of(self.topology, self._run_dir.base, network)
+            self._monitor = SystemMonitor(Sampler(sources, self.failures), self._record_system, self.failures)
+
+    def _record_system(self, sample: Mapping[str, float]) -> bool:
+        """Record a sample at the newest recorded step, so that no step is made for it; False without one."""
+        if self._last_step is None:
+            return False
+        values = [Value("scalar", tag, number) for tag, number in sample.items()]
+        self._writer.write(Event(self._last_step, time.time(), values))
+        return True
 
     def keep_trajectory(
         self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
@@ -308,6 +327,7 @@ class Session:
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
+            ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
             ("sending provenance and lineage", self._messages.close),
             ("closing the files", self._files.close),

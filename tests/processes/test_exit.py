@@ -36,7 +36,7 @@ def test_a_run_that_nobody_closes_is_closed_at_the_exit_of_the_process(
 
 
 FORK = """
-import os, sys
+import os, sys, threading
 from distsummary.collect.collector import SummaryCollector
 from distsummary.run_dir import RunDir
 from distsummary.training.run import Run
@@ -45,12 +45,14 @@ def state():
     [rank] = RunDir(sys.argv[1]).read_manifest()["attempts"][0]["ranks"].values()
     return rank["state"]
 
-with Run(callbacks=SummaryCollector(sys.argv[1])) as run:
+with Run(callbacks=SummaryCollector(sys.argv[1], system_metrics=True)) as run:
     for number in run.steps([1, 2]):
         run.log(loss=0.5)
         if number == 1:
+            assert "distsummary-system" in [thread.name for thread in threading.enumerate()]
             child = os.fork()
             if child == 0:
+                assert threading.active_count() == 1
                 sys.exit(0)  # leaves the with block, and runs the exit handlers
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert state() == "running", state()
@@ -60,7 +62,7 @@ assert state() == "finished", state()
 
 def test_a_forked_child_that_ends_does_not_end_its_parents_run(tmp_path):
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)], check=True, timeout=60)
-    assert [event.step for event in read_directory(tmp_path)] == [1, 2]
+    assert [event.step for event in read_directory(tmp_path)] == [1, 2, 2]  # and the last system metrics
 
 
 EVALUATE = """

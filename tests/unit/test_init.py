@@ -44,9 +44,9 @@ def test_ranks_that_no_launcher_names_meet_in_one_attempt(nasty_tmp_path: Path) 
 
 def test_a_resumed_training_goes_on_and_the_merged_run_keeps_its_past(nasty_tmp_path: Path) -> None:
     for rank in range(2):
-        train(nasty_tmp_path, 5, rank=rank)
+        train(nasty_tmp_path, 5, rank=rank, system_metrics=False)
     for rank in range(2):
-        train(nasty_tmp_path, 3, rank=rank, initial_step=4, initial_epoch=1)
+        train(nasty_tmp_path, 3, rank=rank, initial_step=4, initial_epoch=1, system_metrics=False)
     report = ds.merge_run(nasty_tmp_path)
     assert list(losses(nasty_tmp_path)) == [1, 2, 3, 4, 5, 6, 7]
     assert (report.attempts, report.superseded) == ((0, 1), 2)  # step 5 of both ranks was computed anew
@@ -346,3 +346,40 @@ def test_custom_lineage_data_take_values_of_any_kind_and_win_over_the_config(nas
 def test_a_config_without_names_is_refused_by_init(tmp_path: Path) -> None:
     with pytest.raises(InvalidTypeError, match=r"config must have named values, got \[1\] of type list"):
         ds.init(tmp_path, config=[1])
+
+
+def test_rank_0_says_once_where_the_run_is_and_how_to_open_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for rank in range(2):
+        train(Path("my runs/a"), 3, rank=rank)
+    output = capfd.readouterr()
+    assert output.err == "distsummary: recording my runs/a (2 ranks); tensorboard --logdir 'my runs'\n"
+    assert output.out == ""
+    train(tmp_path / "b", 3, world_size=1)
+    assert capfd.readouterr().err == "distsummary: recording b; tensorboard --logdir .\n"
+    train(tmp_path / "c", 3, world_size=1, formats=("mindspore",))
+    assert capfd.readouterr().err.endswith("; mindinsight start --summary-base-dir .\n")
+
+
+def test_nothing_is_said_if_quiet_without_training_or_before_it_has_begun(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "a", 3, world_size=1, quiet=True)
+    with ds.init(tmp_path / "a", rank=0, world_size=1) as run, run.eval() as evaluation:
+        evaluation.log(accuracy=0.5)
+    with pytest.raises(RunDirError):
+        train(tmp_path / "a", 3, world_size=1)  # it has finished: nothing is recorded there
+    assert capfd.readouterr().err == ""
+
+
+def test_system_metrics_stand_at_the_last_step_and_are_turned_off(tmp_path: Path) -> None:
+    train(tmp_path / "on", 3, world_size=1)
+    found = {v.tag: (e.step, v.data) for e in read_directory(tmp_path / "on") for v in e.values}
+    step, memory_gib = found["system/process/memory_gib"]
+    assert step == 3
+    assert 0 < memory_gib < 1024
+    train(tmp_path / "off", 3, world_size=1, system_metrics=False)
+    tags = {v.tag for e in read_directory(tmp_path / "off") for v in e.values}
+    assert not any(tag.startswith("system/") for tag in tags)

@@ -126,6 +126,16 @@ def test_scalars_are_merged_over_all_ranks_with_their_statistics(tmp_path):
     assert sorted(path.name for path in report.files) == [n for n in names(tmp_path) if "merged" in n]
 
 
+def test_samples_of_the_system_are_merged_though_ranks_take_them_at_different_steps(run):
+    tag = "system/process/memory_gib"
+    for rank, steps in enumerate(((3, 8), (2, 9))):
+        run.write(rank, [Event(step, 1.0, [Value("scalar", tag, 10.0 * rank + step)]) for step in steps])
+    run.merge()
+    assert run.points(tag) == [(3, 7.5), (8, 10.0)]
+    assert run.points(f"{tag}/max") == [(3, 12.0), (8, 12.0)]
+    assert run.points(f"{tag}/argmax_rank") == [(3, 1.0), (8, 1.0)]
+
+
 def test_tags_that_are_asked_for_get_all_statistics(run):
     run.write(0, [scalar(1, acc=0.5)])
     run.write(1, [scalar(1, acc=1.0)])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from distsummary.aggregate.statistics import last_recorded, named_series, over_ranks
+from distsummary.aggregate.statistics import held, last_recorded, named_series, over_ranks
 
 NAN, INF = float("nan"), float("inf")
 
@@ -84,3 +84,17 @@ def test_a_key_tag_is_written_with_all_statistics_and_another_with_its_mean():
 def test_a_statistic_does_not_take_the_name_of_a_tag_that_ranks_recorded():
     series = named_series("loss", one_step([1.0, 4.0]), is_key=True, recorded=["loss", "loss/min"])
     assert list(series) == ["loss", "loss/median", "loss/max", "loss/argmax_rank"]
+
+
+def test_samples_of_ranks_meet_at_the_steps_of_the_lowest_rank():
+    ranks = np.array([3, 3, 1, 1, 1, 2, 3])
+    steps = np.array([9, 31, 10, 20, 30, 25, 12])
+    values = np.array([3.0, 3.3, 1.0, 1.1, 1.2, 2.0, 3.1])
+    found = {(int(r), int(s)): float(v) for r, s, v in zip(*held(ranks, steps, values), strict=True)}
+    assert found == {
+        (1, 10): 1.0, (1, 20): 1.1, (1, 30): 1.2,
+        (2, 30): 2.0,
+        (3, 10): 3.0, (3, 20): 3.1, (3, 30): 3.1,
+    }  # fmt: skip
+    nothing = np.empty(0, np.int64)
+    assert [len(column) for column in held(nothing, nothing, np.empty(0))] == [0, 0, 0]
