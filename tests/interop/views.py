@@ -111,7 +111,8 @@ def _add_accumulated(view: View, run: str, accumulator: EventAccumulator) -> Non
             for point in accumulator.Images(tag)
         ]
     for tag in tags["tensors"]:
-        assert accumulator.SummaryMetadata(tag).plugin_data.plugin_name == "text"
+        if accumulator.SummaryMetadata(tag).plugin_data.plugin_name != "text":
+            continue
         view.texts[run, tag] = [
             (point.step, _text(tensor_util.make_ndarray(point.tensor_proto)))
             for point in accumulator.Tensors(tag)
