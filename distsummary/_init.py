@@ -81,11 +81,11 @@ def init(
         histograms: which parameters of `watch` get histograms, of those that require a gradient. True: first
             those of two or more dimensions (weights), then the others (biases), up to 200 parameters and 16
             million elements in all (the log says how many are left out), at step 1 and at 1, 2, 4, 8 ...
-            times `collect_freq`. Text, such as "conv" or ".*bias": those whose names begin with a match of
-            this regular expression, at step 1 and every `collect_freq` steps. n: the first n, at the same
-            steps. False: none. With `keep_default_action=False`, True means none; with
-            `mindspore_compat=True`, the first five; and the key `histogram_regular` of
-            `collect_specified_data` takes its place.
+            times `collect_freq`; n million elements n times as rarely. Text, such as "conv" or ".*bias":
+            those whose names begin with a match of this regular expression, at step 1 and every
+            `collect_freq` steps. n: the first n, at the same steps. False: none. With
+            `keep_default_action=False`, True means none; with `mindspore_compat=True`, the first five; and
+            the key `histogram_regular` of `collect_specified_data` takes its place.
         on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
         system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
         quiet: do not print where the run is and how to open it. Otherwise rank 0 prints this line to stderr

@@ -27,7 +27,7 @@ from distsummary.collect.options import (
 )
 from distsummary.collect.plan import DEALS, Group, Steps, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
-from distsummary.collect.selection import BY_DEFAULT, Selection
+from distsummary.collect.selection import BY_DEFAULT, Selection, default_steps
 from distsummary.collect.session import ENDED_LATE, Past, Session, find_past
 from distsummary.collect.step_values import (
     Parameters,
@@ -199,8 +199,6 @@ class SummaryCollector(Callback):
         self._group = Group()
         self._regular = regular_steps(self._freq)
         self._histogram_steps = self._regular
-        if self._collected.histogram is BY_DEFAULT:
-            self._histogram_steps = Steps(every=self._freq, doubling=True)
         self._tensors = tensor_steps(None, self._freq, self._tensor_freq)
         self._histograms: Parameters | None = None
         self._whole: Parameters | None = None
@@ -469,7 +467,11 @@ class SummaryCollector(Callback):
     def _histogram_values(self, params: CallbackParams, number: int) -> list[Value]:
         if self._histograms is None:
             return []
-        return self._parameter_values(self._histograms, "histogram", self._histogram_steps, params, number)
+        steps, found = self._histogram_steps, self._histograms
+        values = self._parameter_values(found, "histogram", steps, params, number)
+        if self._collected.histogram is BY_DEFAULT:
+            self._histogram_steps = default_steps(self._freq, found.elements)
+        return values
 
     def _tensor_values(self, params: CallbackParams, number: int) -> list[Value]:
         if self._whole is None:

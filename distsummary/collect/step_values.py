@@ -104,6 +104,7 @@ class Parameters:
         self._network = network
         self._framework = framework_of(network)
         self._selection, self._tell = selection, tell
+        self.elements = 0  # of all selected parameters, on whichever ranks, when `due` was last called
         self._group = group if deal != "all" else Group()
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 
@@ -112,7 +113,9 @@ class Parameters:
 
         def facts(tensor: Any) -> tuple[Shard | None, int]:
             """The shard (None: the tensor is whole here), and the bytes of the whole tensor."""
-            return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
+            elements = math.prod(tensor.shape)
+            self.elements += elements
+            return self._framework.shard(tensor), elements * int(tensor.itemsize)
 
         # Listed each time: parameters may have been added, removed or frozen since.
         parameters: dict[str, Any] = dict(self._framework.named_parameters(self._network))
@@ -122,6 +125,7 @@ class Parameters:
         if tell is not None and remark:
             tell(remark)
         wanted = [(name, parameters[name]) for name in selected]
+        self.elements = 0
         found = {name: failures.call(f"shard of {name}", facts, tensor) for name, tensor in wanted}
         sizes = {name: fact[1] for name, fact in found.items() if fact is not None and fact[0] is None}
         if self._deal == "steps":

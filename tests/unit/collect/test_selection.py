@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.plan import Steps
 from distsummary.collect.selection import (
     BY_DEFAULT,
     MAX_ELEMENTS,
     MAX_PARAMETERS,
     MINDSPORES,
     Selection,
+    default_steps,
     within_bounds,
 )
 from distsummary.topology import Topology
@@ -102,6 +104,12 @@ def test_parameters_that_are_added_removed_and_frozen_meanwhile_cost_nothing_els
     assert "layer2.weight/auto" not in writers[0].values("histogram", 2)
     assert len(writers[0].values("histogram", 1)) == len(writers[0].values("histogram", 2)) == 6
     assert collector.health().errors == {}
+
+
+def test_many_elements_are_recorded_that_many_times_more_rarely():
+    assert default_steps(10, 0) == default_steps(10, 1_000_000) == Steps(every=10, doubling=True)
+    assert default_steps(10, 1_000_001).after(1) == 20
+    assert [default_steps(10, 11_000_000).after(step) for step in (1, 110, 220)] == [110, 220, 440]
 
 
 def test_by_default_histograms_come_ever_more_rarely_and_by_choice_at_every_due_step(tmp_path, writers):
