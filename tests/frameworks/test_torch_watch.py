@@ -22,10 +22,12 @@ class Tied(nn.Module):
 
 def histograms(path) -> dict[int, list[str]]:
     """Step -> the tags of its histograms."""
-    return {
-        event.step: sorted(v.tag.removesuffix("/auto") for v in event.values if v.plugin == "histogram")
-        for event in read_directory(path)
-    }
+    found: dict[int, list[str]] = {}
+    for event in read_directory(path):
+        for value in event.values:
+            if value.plugin == "histogram":
+                found.setdefault(event.step, []).append(value.tag.removesuffix("/auto"))
+    return {step: sorted(tags) for step, tags in found.items()}
 
 
 def test_shared_memory_is_recorded_once_and_a_changed_model_goes_on(tmp_path):
