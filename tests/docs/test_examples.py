@@ -43,9 +43,13 @@ def test_an_example_says_how_it_is_started(path: Path) -> None:
 
 
 def test_the_own_loop_records_everything(tmp_path: Path) -> None:
-    run("own_loop.py", str(tmp_path / "run"))
+    said = run("own_loop.py", str(tmp_path / "run"))
+    assert int(said.split()[0]) > 60
     found = tags(tmp_path / "run")
-    assert found["loss"] == set(range(1, 61))
+    assert found["loss"] == found["gradients/norm"] == set(range(1, 61))
+    assert found["gradients/first"] == set(range(10, 61, 10))
+    assert found["task"] == {0}
+    assert found["confusion"] == {30, 60}  # a tensor and a figure
     assert len(found["eval/accuracy"]) == 2
     assert {"lr", "1.weight/auto", "input_data/auto"} <= found.keys()
     lineage = read_lineage(tmp_path / "run").train

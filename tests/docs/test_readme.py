@@ -12,10 +12,12 @@ import pytest
 
 import distsummary
 from distsummary import cli
+from distsummary.collect.options import FLAGS, PATTERNS
 from tests.docs.documents import ROOT, anchors, blocks, commands, documents, links
 
 README = (ROOT / "README.md").read_text()
-SNIPPETS = [block for block in blocks(README) if block.language == "python"]
+RECORDING = (ROOT / "docs/recording.md").read_text()
+SNIPPETS = [block for text in (README, RECORDING) for block in blocks(text) if block.language == "python"]
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
@@ -36,12 +38,18 @@ def test_the_readme_has_python_that_runs() -> None:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda block: f"line_{block.line}")
-def test_the_readmes_python_runs_as_it_stands(snippet, tmp_path: Path) -> None:
+def test_the_python_of_readme_and_recording_runs_as_it_stands(snippet, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text("\n" * (snippet.line - 1) + snippet.code)
     done = subprocess.run(
         [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_on_recording_names_all_keys_and_kinds() -> None:
+    named = set(re.findall(r"^\| `(\w+)` \|", RECORDING, re.MULTILINE))
+    assert named >= {*FLAGS, *PATTERNS, "collect_landscape"}
+    assert named >= {"log", "histogram", "image", "tensor", "text", "figure"}
 
 
 def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(tmp_path: Path) -> None:
