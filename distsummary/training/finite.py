@@ -12,6 +12,7 @@ WARN, STOP, IGNORE = "warn", "stop", "ignore"
 ON_NAN = (WARN, STOP, IGNORE)
 MAX_TAGS = 1 << 10  # beyond this number, tags are named again, so that memory stays bounded
 LARGEST = 3.4028235677973366e38  # from here on, float32, the precision of scalars in the files, is infinite
+LOWEST = -LARGEST
 
 
 class FiniteCheck:
@@ -45,7 +46,7 @@ class FiniteCheck:
 
     def check(self, step: int, tag: str, number: float) -> None:
         """Check one number; may be called from any thread."""
-        if -LARGEST < number < LARGEST or self.is_over:
+        if LOWEST < number < LARGEST or self.is_over:
             return
         is_finite = math.isfinite(number)
         if self._on_nan == IGNORE and not is_finite:

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import hypot
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +25,7 @@ from distsummary.training.callbacks import (
     length,
 )
 from distsummary.training.evaluation import EvaluationRun
-from distsummary.training.finite import LARGEST, WARN
+from distsummary.training.finite import LARGEST, LOWEST, WARN
 from distsummary.training.recorder import NoRecorder, Recorder
 from distsummary.training.recording import Recording
 from distsummary.training.values import Scalar
@@ -417,7 +416,7 @@ class Run(Recording):
         if given.has_more:
             given.gather()
         logged, given.numbers = given.numbers, {}
-        values = given.take_values() if given.values else []
+        values: Sequence[Value] = given.take_values() if given.values else ()
         if not logged and not values and not is_whole:
             params["cur_step_num"] -= 1
             return
@@ -436,18 +435,19 @@ class Run(Recording):
             logged[STEP_S] = waited_s + (ended_s - self._body_start_s)
             logged[DATA_WAIT_S] = waited_s
         step = params["cur_step_num"]
-        if step < self._recorder.plain_before:  # most steps
+        recorder = self._recorder
+        if step < recorder.plain_before:  # most steps
             try:
-                self._recorder.record(step, logged, values)
+                recorder.record(step, logged, values)
             except BaseException as error:
                 self._leave(error)
                 raise
         else:
             self._call("on_train_step_end", given=(logged, values))
-        try:  # a quick check; it needs a longer look if a number is not fine, or not on the host yet
-            if hypot(*logged.values()) < LARGEST and self._finite.error is None:  # type: ignore[arg-type]
+        try:  # a quick check: with a NaN or an infinity the sum is neither finite nor in this range
+            if LOWEST < sum(logged.values()) < LARGEST and self._finite.error is None:  # type: ignore[arg-type]
                 return
-        except TypeError:
+        except TypeError:  # a number is not on the host yet
             pass
         self._check_finite(logged)
 
@@ -481,7 +481,7 @@ class Run(Recording):
         hook: str,
         context: RunContext | None = None,
         *,
-        given: tuple[dict[str, Scalar], list[Value]] | None = None,
+        given: tuple[dict[str, Scalar], Sequence[Value]] | None = None,
     ) -> None:
         """Call a hook of all callbacks; `given`, for end hooks only, holds the numbers and values so far."""
         if given is not None:
