@@ -94,8 +94,8 @@ def init(
             `run.health()` and named once in the log.
         config: the settings of the training: a dict, dataclass, argparse.Namespace, a configuration of
             OmegaConf or pydantic, or an object with attributes; with values of any kind. Nested names are
-            joined by dots. They are shown in MindInsight's lineage and stored in run.json; values that look
-            like secrets are replaced by ***.
+            joined by dots. They are shown in MindInsight's lineage and on TensorBoard's page HPARAMS, and
+            stored in run.json; values that look like secrets are replaced by ***.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:

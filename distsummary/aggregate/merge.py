@@ -1,9 +1,10 @@
 """Merge the files of a run's ranks into one run, offline and without Ray."""
 
+import logging
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import groupby, pairwise
@@ -13,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
+from distsummary.aggregate.merge_lineage import CUSTOM, Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, other_segments
 from distsummary.aggregate.rank_files import RankFiles, StepValues
 from distsummary.aggregate.statistics import KEY_TAGS, SAMPLED, Floats, Ints, held, named_series, over_ranks
 from distsummary.checks import check_type
-from distsummary.coordination import newest_attempt
+from distsummary.coordination import newest_attempt, rank_states
 from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
 from distsummary.format.frames import MAX_PAYLOAD
+from distsummary.format.hparams import session_end, session_start
+from distsummary.format.lineage import custom_values
 from distsummary.format.records import Event, Histogram, Image, Landscape, Value
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage, read_lineage
@@ -32,6 +35,9 @@ EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes in one event; further values of the sam
 _BIN_BYTES = 30
 _SMALL_BYTES = 64
 _ALL_RANKS = -1
+_TOLD = 10  # settings named in a message
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +142,19 @@ def _merge_role(
     # A rank beyond the world size belongs to an earlier attempt with more ranks, and so does its lineage.
     lineages = {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}
     lineage, conflicts = merge_lineage(lineages, world_size)
+    _tell_settings(conflicts, target)
     run_id = manifest["run_id"] or ranks.run_id or secrets.token_hex(8)
     steps = set()
+    last_s, last_step = 0.0, 0
     with MergedFiles(target, run_id=run_id, attempt=max(ranks.attempts, default=0), files=files) as merged:
         for event in merged_events(ranks, key_tags):
             merged.write(event)
             if event.values[0].plugin != "graph":
                 steps.add(event.step)
+                last_s, last_step = max(last_s, event.wall_time), event.step
+        if role == "train" and lineage.custom is not None:
+            values = settings_values(custom_values(lineage.custom), newest, last_s)
+            merged.write(Event(last_step, last_s, values))
         merged.write_lineage(lineage)
         published = merged.publish()
     report = MergeReport(
@@ -176,6 +188,38 @@ def _merge_role(
 
     run_dir.update_manifest(enter)
     return report
+
+
+def _tell_settings(conflicts: Sequence[Conflict], target: Path) -> None:
+    """Say on which settings the ranks disagree."""
+    found = [conflict for conflict in conflicts if conflict.field.startswith(CUSTOM)]
+    if found:
+        more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+        logger.warning(
+            "%s: the settings of the ranks differ: %s%s; the merged run has those of the lowest rank",
+            target,
+            ", ".join(conflict.as_text() for conflict in found[:_TOLD]),
+            more,
+        )
+
+
+def settings_values(
+    settings: Mapping[str, str | float], attempt: Manifest | None, last_s: float
+) -> list[Value]:
+    """The settings and the end of a training for TensorBoard's page HPARAMS.
+
+    Args:
+        settings: by name.
+        attempt: the manifest's entry of the newest attempt, None if it is unknown. The end is left out while
+            one of its ranks runs or is unknown.
+        last_s: when the last step was recorded, in seconds since the epoch.
+    """
+    values = [session_start(settings, float(attempt.get("started", 0.0)) if attempt else 0.0)]
+    states = list(rank_states(attempt).values()) if attempt else []
+    is_whole = attempt is not None and len(states) == attempt["world_size"]
+    if is_whole and not {"running", "unknown"} & set(states):
+        values.append(session_end(last_s, is_success=set(states) == {"finished"}))
+    return values
 
 
 def refuse_foreign_files(target: Path) -> None:

@@ -11,6 +11,10 @@ from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 Json: TypeAlias = str | int | float | bool | None
 ByRank: TypeAlias = dict[int, Any]  # Any: the value of any field of a message
 
+CUSTOM = "custom."  # begins the field of a conflict between users' own entries
+MAX_CUSTOM = 100  # such conflicts that are listed
+MAX_RANKS = 64  # listed in the manifest for each conflict
+MAX_CHARACTERS = 200  # of a text in the manifest
 MAX_INT32 = 2**31 - 1
 _MAX_EXACT = 2**53  # integers up to this one are exact as floats
 _AGREED = (
@@ -32,8 +36,25 @@ class Conflict(NamedTuple):
     by_rank: dict[int, Json]
 
     def as_json(self) -> dict[str, Any]:
-        """The conflict as the manifest stores it; non-finite numbers become strings."""
-        return {"field": self.field, "by_rank": {str(rank): value for rank, value in self.by_rank.items()}}
+        """The conflict as the manifest stores it: texts are cut, and of many ranks those with new values."""
+        by_rank = self.by_rank
+        if len(by_rank) > MAX_RANKS:
+            firsts = {repr(value): rank for rank, value in reversed(by_rank.items())}
+            by_rank = {rank: by_rank[rank] for rank in sorted(firsts.values())[:MAX_RANKS]}
+        cut = {
+            str(rank): value[:MAX_CHARACTERS] if isinstance(value, str) else value
+            for rank, value in by_rank.items()
+        }
+        return {"field": self.field, "by_rank": cut}
+
+    def as_text(self) -> str:
+        """The field and the ranks of each value, for a message."""
+        ranks: dict[str, list[int]] = {}
+        for rank, value in self.by_rank.items():
+            ranks.setdefault(str(value)[:40], []).append(rank)
+        said = [f"{value} on {_ranks(found)}" for value, found in list(ranks.items())[:3]]
+        more = f" and {len(ranks) - 3} more values" if len(ranks) > 3 else ""
+        return f"{self.field.removeprefix(CUSTOM)} ({'; '.join(said)}{more})"
 
 
 def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lineage, list[Conflict]]:
@@ -157,12 +178,21 @@ def _merge_custom(
                 for key, value in values.items():
                     by_key.setdefault(key, {})[rank] = value
                     entries.setdefault(key, entry)
+    found: list[Conflict] = []
     kept = [
-        entries[key]
-        for key, values in by_key.items()
-        if _agreed(f"custom.{key}", values, conflicts) is not None
+        entries[key] for key, values in by_key.items() if _agreed(f"{CUSTOM}{key}", values, found) is not None
     ]
+    conflicts += found[:MAX_CUSTOM]
+    if len(found) > MAX_CUSTOM:
+        conflicts.append(Conflict(f"{CUSTOM[:-1]} ({len(found) - MAX_CUSTOM} more fields)", {}))
     return lineage_pb2.UserDefinedInfo(user_info=kept)
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    named = ", ".join(map(str, ranks[:4])) + (" ..." if len(ranks) > 4 else "")
+    return f"{len(ranks)} ranks ({named})"
 
 
 def _collect(messages: Mapping[int, Any], group: str, name: str) -> ByRank:

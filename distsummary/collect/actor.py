@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import platform
+import shlex
 import signal
 from collections import deque
 from typing import Any
@@ -41,6 +42,30 @@ def start_collector(spec: WriterSpec) -> Any:
         "scheduling_strategy": "DEFAULT",  # keeps it out of the placement group of the trainer that starts it
     }
     return ray.remote(RankCollector).options(**options).remote(spec)
+
+
+def driver_command() -> list[str]:
+    """The command that started the driver of this Ray job; empty in the driver itself or if unknown."""
+    context = ray.get_runtime_context()
+    if context.worker.mode == ray.SCRIPT_MODE:
+        return []
+    try:
+        # Ray's public functions for this ask the dashboard, which need not run; this one asks the cluster.
+        jobs = ray._private.state.jobs()
+        commands = [job.get("Entrypoint", "") for job in jobs if job["JobID"] == context.get_job_id()]
+        return split_command(commands[0]) if commands else []
+    except Exception as error:  # an interface without a promise: another version of Ray may lack it
+        logger.debug("the driver's command line is unknown: %r", error)
+        return []
+
+
+def split_command(command: str) -> list[str]:
+    """The arguments of a command line that Ray joined by `subprocess.list2cmdline`: only " quotes."""
+    lexer = shlex.shlex(command, posix=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    lexer.quotes = lexer.escapedquotes = '"'
+    return list(lexer)
 
 
 class RemoteWriter:

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -37,6 +38,8 @@ from distsummary.collect.step_values import (
     unless_logged,
 )
 from distsummary.errors import ClosedError, InvalidValueError
+from distsummary.format.hparams import session_end, session_start
+from distsummary.format.lineage import custom_values
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.reading.reader import read_last_step
@@ -185,6 +188,7 @@ class SummaryCollector(Callback):
     def _reset(self) -> None:
         """Reset the state for the next training."""
         self._is_over = False
+        self._has_settings = False  # whether TensorBoard shows the settings of the current training
         self._evaluations.clear()
         self._health = Health()
         self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
@@ -505,7 +509,18 @@ class SummaryCollector(Callback):
         if not is_final:
             custom = custom_lineage(self._custom, topologies.hyper_config())
             values += [Value("custom_lineage_data", "", custom)] if custom.user_info else []
+            self._record_settings(custom_values(custom), int(params.cur_step_num))
+        elif self._has_settings:
+            end = session_end(time.time(), is_success=True)
+            self._open_session().record(int(params.cur_step_num), {}, [end])
         self._open_session().report(int(params.cur_step_num), values)
+
+    def _record_settings(self, settings: Mapping[str, str | float], step: int) -> None:
+        """Record the settings for TensorBoard; of several ranks, the merged run has them, not the ranks."""
+        topology = self._open_session().topology
+        self._has_settings = bool(settings) and topology.role == "train" and topology.world_size == 1
+        if self._has_settings:
+            self._open_session().record(step, {}, [session_start(settings, time.time())])
 
     def _record_metrics(self, params: CallbackParams) -> None:
         metrics = params.get("metrics")

@@ -196,7 +196,7 @@ class _Reader:
     def report(self, what: str) -> None:
         """Say in one line what is not recorded as it was given."""
         parts = [
-            f"{_listed(names)} {why}"
+            f"{listed(names)} {why}"
             for names, why in (
                 (self._as_text, "recorded as text"),
                 (self._shortened, f"shortened to {MAX_TEXT} characters or {MAX_ITEMS} elements"),
@@ -221,7 +221,16 @@ def _leaves(nested: Mapping[str, Json], names: Names) -> Iterable[tuple[str, Jso
             yield SEPARATOR.join((*names, name)), value
 
 
-def _listed(names: Sequence[str]) -> str:
+def differing(one: Mapping[str, Json], other: Mapping[str, Json]) -> list[str]:
+    """The names of the entries that two nested configurations do not share."""
+    flat, other_flat = dict(_leaves(one, ())), dict(_leaves(other, ()))
+    missing = object()
+    names = dict.fromkeys((*flat, *other_flat))
+    return [name for name in names if flat.get(name, missing) != other_flat.get(name, missing)]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(name[:80] for name in names[:_NAMED]) + more
 

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from distsummary.topology import in_ray
+
 GIT_TIMEOUT_S = 5.0
 REDACTED = "***"
 PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
@@ -34,11 +36,20 @@ def provenance(directory: Path | None = None) -> dict[str, Any]:
     """
     return {
         "git": git_state(directory or Path.cwd()),
-        "argv": redact(sys.argv),
+        "argv": redact(command_line()),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": versions(),
     }
+
+
+def command_line() -> list[str]:
+    """The user's command line: in a worker of Ray, whose own is Ray's, that of the job's driver."""
+    if in_ray():
+        from distsummary.collect.actor import driver_command  # import Ray only where it is used
+
+        return driver_command() or sys.argv
+    return sys.argv
 
 
 def git_state(directory: Path) -> dict[str, str | bool]:

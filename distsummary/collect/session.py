@@ -1,5 +1,6 @@
 """Session: everything that a collector keeps open while it records, such as files and lineage."""
 
+import logging
 import os
 import struct
 import time
@@ -16,6 +17,7 @@ from distsummary.checkpoints.sketch.parts import ModelParts
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
 from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.collect.background import Background
+from distsummary.collect.config import differing, listed
 from distsummary.collect.export import Exports, write_values
 from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
@@ -39,6 +41,8 @@ from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology, is_alive
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
+
+logger = logging.getLogger(__name__)
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 # A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
@@ -157,6 +161,15 @@ class Session:
         known = self._run_dir.read_manifest()["attempts"]
         if any((entry["role"], entry["attempt"]) == (role, attempt) for entry in known):
             self._run_dir.update_manifest(change)
+        older = [entry for entry in known if entry["role"] == role and entry.get("config")]
+        names = differing(older[0]["config"], config) if older and config else []
+        if names and self.topology.world_size == 1 and role == "train":
+            logger.warning(
+                "the config differs from that of attempt %s in %s; TensorBoard's page HPARAMS still shows "
+                "the older one (run.json has both): name another run dir to see both",
+                older[0]["attempt"],
+                listed(names),
+            )
 
     def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Record numbers by name and other values as one event; without any, record nothing.

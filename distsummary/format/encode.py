@@ -20,10 +20,12 @@ from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.png import encode_image
 from distsummary.format.records import (
     DIALECTS,
+    HPARAMS,
     LINEAGE_PLUGINS,
     MAX_TAG_BYTES,
     PLUGINS,
     SUMMARY_PLUGINS,
+    TENSORBOARD,
     Event,
     EventIds,
     Histogram,
@@ -35,6 +37,7 @@ from distsummary.format.records import (
 from distsummary.format.scalar_encoder import ScalarEncoder
 from distsummary.format.scalar_rows import events_of
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 _ENVELOPE = 256  # upper bound of an event's bytes without its values
 _VALUE_ENVELOPE = 16  # upper bound of a value's bytes without its encoding
@@ -99,7 +102,9 @@ def event_parts(
     room = {dialect: max_payload - _ENVELOPE for dialect in formats}
     for value in event.values:
         try:
-            if value.plugin not in PLUGINS:  # checked here first, because check_choice is slow
+            if (
+                value.plugin not in PLUGINS and value.plugin != HPARAMS
+            ):  # checked here first, because check_choice is slow
                 check_choice("the plugin of a value", value.plugin, PLUGINS)
             parts: dict[str, list[Part] | None]
             if value.plugin == "graph":
@@ -119,7 +124,8 @@ def event_parts(
                 parts = {dialect: [checked] for dialect in formats}
             else:
                 finished = finish_value(value, mindspore_compat=mindspore_compat, max_payload=max_payload)
-                parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in formats}
+                shown_in = [d for d in formats if value.plugin != HPARAMS or d == TENSORBOARD]
+                parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in shown_in}
             needs = {
                 d: sum(map(len, part)) + _VALUE_ENVELOPE for d, part in parts.items() if part is not None
             }
@@ -168,6 +174,9 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
         raise InvalidValueError(
             f"a tag must have 1 to {MAX_TAG_BYTES} bytes, got {length}; choose another name"
         )
+    if value.plugin == HPARAMS:
+        check_type("the data of hparams", value.data, HParamsPluginData)
+        return value
     if value.plugin not in SUMMARY_PLUGINS:
         raise InvalidValueError(
             f"{value.plugin} is lineage, which has its own file; it cannot be part of a summary"

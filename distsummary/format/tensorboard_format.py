@@ -10,8 +10,9 @@ from distsummary.errors import DamagedFileError
 from distsummary.format import wire
 from distsummary.format.frames import Part
 from distsummary.format.mindspore_format import image_parts
-from distsummary.format.records import Array, Event, EventIds, Histogram, Image, Value
+from distsummary.format.records import HPARAMS, Array, Event, EventIds, Histogram, Image, Value
 from distsummary.pb import tensorboard_pb2
+from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 VERSION = "brain.Event:2"
 _MAX_FILLED = 8 << 20  # elements that a single number of a tensor may fill: a small file needs little memory
@@ -20,6 +21,8 @@ _STRING = 7  # TensorFlow's DT_STRING
 # A text is a string tensor without dimensions: TensorBoard would show one with dimensions as a table.
 _TEXT_SHAPE = wire.integer(1, _STRING) + wire.delimited(2, b"")
 _TEXT_METADATA = wire.delimited(9, wire.delimited(1, wire.text(1, "text")))
+# Hyperparameters are in the metadata of a value, whose tensor has the shape (0,).
+_NO_NUMBERS = wire.integer(1, 1) + wire.delimited(2, wire.delimited(2, b""))
 
 
 # --- encoding: each function returns the same bytes as protobuf's SerializeToString
@@ -52,7 +55,7 @@ def summary_parts(
 
 
 def encode_value(value: Value) -> bytes | None:
-    """The bytes of a `Summary.Value` for a scalar, histogram, image or text; None for other plugins."""
+    """The bytes of a `Summary.Value` for a scalar, histogram, image, text or hparams; None for others."""
     parts = value_parts(value)
     return None if parts is None else b"".join(parts)
 
@@ -83,6 +86,10 @@ def value_parts(value: Value) -> list[Part] | None:
             return [head, *wire.message(5, fields)]
         case "text":
             return [head, wire.delimited(8, _TEXT_SHAPE + wire.text(8, value.data)), _TEXT_METADATA]
+        case "hparams":
+            content = value.data.SerializeToString(deterministic=True)
+            plugin = wire.text(1, HPARAMS) + wire.delimited(2, content)
+            return [head, wire.delimited(8, _NO_NUMBERS), wire.delimited(9, wire.delimited(1, plugin))]
     return None
 
 
@@ -131,6 +138,10 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
         case "tensor" if value.metadata.plugin_data.plugin_name == "text":
             text = _decode_text(value.tensor)
             return None if text is None else Value("text", value.tag, text)
+        case "tensor" if value.metadata.plugin_data.plugin_name == HPARAMS:
+            content = value.metadata.plugin_data.content
+            wire.refuse_bombs(content, HParamsPluginData.DESCRIPTOR)
+            return Value(HPARAMS, value.tag, HParamsPluginData.FromString(content))
         case "tensor":  # scalars of TensorFlow 2 and torch, and any other tensor of floats
             plugin = value.metadata.plugin_data.plugin_name
             array = _decode_tensor(value.tensor)

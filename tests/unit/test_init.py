@@ -383,3 +383,33 @@ def test_system_metrics_stand_at_the_last_step_and_are_turned_off(tmp_path: Path
     train(tmp_path / "off", 3, world_size=1, system_metrics=False)
     tags = {v.tag for e in read_directory(tmp_path / "off") for v in e.values}
     assert not any(tag.startswith("system/") for tag in tags)
+
+
+def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_manifest(
+    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rank in range(3):
+        config = {"lr": 0.1 if rank < 2 else 0.2, "local_rank": rank, "seed": 7}
+        train(nasty_tmp_path, 1, rank=rank, world_size=3, config=config)
+    caplog.clear()
+    report = ds.merge_run(nasty_tmp_path)
+    [record] = caplog.records
+    told = record.getMessage()
+    assert "differ: lr (0.1 on 2 ranks (0, 1); 0.2 on rank 2), local_rank (0 on rank 0; 1 on rank 1;" in told
+    assert [one.field for one in report.conflicts if one.field.startswith("custom.")] == [
+        "custom.lr",
+        "custom.local_rank",
+    ]
+    entry = RunDir(nasty_tmp_path).read_manifest()["merged"]["train"]["conflicts"]
+    assert {"field": "custom.lr", "by_rank": {"0": 0.1, "1": 0.1, "2": 0.2}} in entry
+    assert custom(nasty_tmp_path) == {"lr": 0.1, "local_rank": 0, "seed": 7}
+
+
+def test_a_later_attempt_with_another_config_is_told_of_what_tensorboard_shows(
+    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for attempt, rate in enumerate((0.1, 0.1, 0.2)):
+        caplog.clear()
+        train(nasty_tmp_path, 1, world_size=1, initial_step=attempt, config={"lr": rate, "seed": 7})
+    [record] = caplog.records
+    assert "the config differs from that of attempt 0 in lr; TensorBoard" in record.getMessage()

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from distsummary.aggregate.merge_lineage import Conflict, is_split, merge_lineage
-from distsummary.format.lineage import Lineage
+from distsummary.aggregate.merge_lineage import MAX_CUSTOM, MAX_RANKS, Conflict, is_split, merge_lineage
+from distsummary.collect.lineage import custom_lineage
+from distsummary.format.lineage import Lineage, custom_values
 from distsummary.pb import mindspore_lineage_pb2 as pb
 
 NAN = float("nan")
@@ -227,3 +228,20 @@ def test_the_dataset_graph_is_that_of_the_lowest_rank_that_has_one():
 
 def test_no_lineage_merges_to_none():
     assert merge_lineage({}, 4) == (Lineage(), [])
+
+
+def test_settings_of_ranks_that_differ_are_listed_but_not_without_end():
+    def settings(rank):
+        return Lineage(custom=custom_lineage({f"k{i}": rank for i in range(MAX_CUSTOM + 20)}))
+
+    merged, conflicts = merge_lineage({rank: settings(rank) for rank in range(100)}, 100)
+    assert custom_values(merged.custom) == {f"k{i}": 0 for i in range(MAX_CUSTOM + 20)}
+    assert len(conflicts) == MAX_CUSTOM + 1
+    assert conflicts[-1].field == "custom (20 more fields)"
+    assert len(conflicts[0].as_json()["by_rank"]) == MAX_RANKS
+
+
+def test_a_conflict_in_words_groups_the_ranks_by_value():
+    conflict = Conflict("custom.lr", {0: 0.1, 1: 0.2, 2: 0.2, 3: "x" * 5000})
+    assert conflict.as_text() == f"lr (0.1 on rank 0; 0.2 on 2 ranks (1, 2); {'x' * 40} on rank 3)"
+    assert conflict.as_json()["by_rank"]["3"] == "x" * 200

@@ -9,6 +9,7 @@ import pytest
 from distsummary.errors import MissingFileError, RunDirError
 from distsummary.format.frames import read_frames
 from distsummary.format.histogram import count_histogram
+from distsummary.format.hparams import session_start
 from distsummary.format.records import Batch, Event, Histogram, Value
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory
@@ -196,3 +197,12 @@ def test_the_host_of_a_converted_file_is_this_one(nasty_tmp_path: Path):
     (converted,) = convert(nasty_tmp_path / "run", files=NamedHost()).converted
     assert converted.file is not None
     assert ".here." in converted.file.name
+
+
+def test_settings_for_tensorboard_have_no_place_in_mindspores_dialect(nasty_tmp_path: Path):
+    events = [Event(1, 1.0, [Value("scalar", "loss", 0.5)]), Event(1, 1.0, [session_start({"lr": 0.1}, 1.0)])]
+    writer = RankWriter(WriterSpec(directory=nasty_tmp_path, run_id=RUN, formats=("tensorboard",)))
+    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
+    writer.close()
+    [converted] = convert(nasty_tmp_path, to="mindspore").converted
+    assert (converted.events, converted.left_out, converted.refused) == (1, {"hparams": 1}, 0)

@@ -12,6 +12,7 @@ import pytest
 from distsummary.errors import MissingFileError
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
+from distsummary.format.hparams import session_start
 from distsummary.format.lineage import Lineage, encode_lineage
 from distsummary.format.records import Batch, Event, EventIds, Shard, Value
 from distsummary.tools.dump import dump, to_line
@@ -200,3 +201,14 @@ def test_what_is_not_there_is_named_at_once(nasty_tmp_path: Path):
 @pytest.mark.parametrize("case", sorted(path.parent.name for path in GOLDEN.glob("*/summary")))
 def test_real_mindspore_files_are_told_in_strict_json(case: str):
     assert lines(GOLDEN / case / "summary", full=True)
+
+
+def test_settings_for_tensorboard_are_described(tmp_path):
+    writer = RankWriter(WriterSpec(directory=tmp_path, run_id="00000000000000ff"))
+    event = Event(1, 2.0, [session_start({"lr": 0.5, "act": "relu"}, 1.0)])
+    writer.write(Batch(run_id="00000000000000ff", attempt=0, rank=0, first_seq=1, events=[event]))
+    writer.close()
+    [record] = dump(tmp_path)
+    hparams = {"act": {"string_value": "relu"}, "lr": {"number_value": 0.5}}
+    assert (record["plugin"], record["tag"]) == ("hparams", "_hparams_/session_start_info")
+    assert record["value"] == {"session_start_info": {"hparams": hparams, "start_time_secs": 1.0}}

@@ -1,0 +1,66 @@
+"""TensorBoard's own code for the page HPARAMS finds each run, with its settings and last metrics."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams.backend_context import Context
+from tensorboard.plugins.hparams.list_session_groups import Handler
+
+import distsummary as ds
+
+
+def train(path: Path, config: Any, *, ranks: int = 1, fails: bool = False, **options: Any) -> None:
+    for rank in range(ranks):
+        with ds.init(path, rank=rank, world_size=ranks, config=config, **options) as run:
+            for step in run.steps(range(3)):
+                run.log(loss=1.0 / (step + 1))
+                if fails and step == 1:
+                    raise ZeroDivisionError
+            with run.eval() as evaluation:
+                evaluation.log(accuracy=0.5)
+    if ranks > 1:
+        ds.merge_run(path)
+
+
+def sessions(logdir: Path) -> dict[str, Any]:
+    """Run -> its settings, status and metrics, as the page shows them."""
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    context = Context(TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(logdir))))
+    statuses = [api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE]
+    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=100, allowed_statuses=statuses)
+    found = Handler(RequestContext(), context, "", request).run().session_groups
+    return {
+        group.name: (
+            {name: value.string_value or value.number_value for name, value in group.hparams.items()},
+            api_pb2.Status.Name(group.sessions[0].status),
+            {one.name.tag: one.value for one in group.metric_values if not one.name.group},
+        )
+        for group in found
+    }
+
+
+def test_each_run_is_a_session_with_its_own_settings_and_metrics(nasty_tmp_path: Path) -> None:
+    train(nasty_tmp_path / "a", {"lr": 0.5, "opt": {"name": "adam"}})
+    train(nasty_tmp_path / "b", {"lr": 0.25, "amp": True}, ranks=2)
+    train(nasty_tmp_path / "none", None)
+    found = sessions(nasty_tmp_path)
+    assert found.keys() == {"a", "b"}  # no session for a rank, nor for a run without settings
+    assert found["a"][:2] == ({"lr": 0.5, "opt.name": "adam"}, "STATUS_SUCCESS")
+    assert found["b"][:2] == ({"lr": 0.25, "amp": "True"}, "STATUS_SUCCESS")
+    for _, _, metrics in found.values():
+        assert (metrics["loss"], metrics["eval/accuracy"]) == (pytest.approx(1 / 3), 0.5)
+
+
+def test_of_a_training_that_failed_the_settings_and_metrics_so_far_are_shown(nasty_tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        train(nasty_tmp_path / "a", {"lr": 0.5}, fails=True)
+    settings, status, metrics = sessions(nasty_tmp_path)["a"]
+    assert (settings, status, metrics["loss"]) == ({"lr": 0.5}, "STATUS_UNKNOWN", 0.5)
