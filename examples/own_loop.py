@@ -50,7 +50,7 @@ def main(run_dir: str) -> None:
             confused = torch.bincount(2 * labels + predicted, minlength=4).reshape(2, 2)
             run.tensor("confusion", confused)
             if not torch.equal(predicted, labels):
-                run.image("wrong", images[predicted != labels])  # the first of them is shown
+                run.image("wrong", images[predicted != labels][:8])  # side by side
             run.figure("confusion", picture(confused))
     print(run.health().events, "events in", run.dir)
 
