@@ -51,7 +51,7 @@ def main(run_dir: str) -> None:
             run.tensor("confusion", confused)
             if not torch.equal(predicted, labels):
                 run.image("wrong", images[predicted != labels][:8])  # side by side
-            run.figure("confusion", picture(confused))
+            run.figure("confusion_matrix", picture(confused))
     print(run.health().events, "events in", run.dir)
 
 

@@ -49,7 +49,7 @@ def test_the_own_loop_records_everything(tmp_path: Path) -> None:
     assert found["loss"] == found["gradients/norm"] == set(range(1, 61))
     assert found["gradients/first"] == set(range(10, 61, 10))
     assert found["task"] == {0}
-    assert found["confusion"] == {30, 60}  # a tensor and a figure
+    assert found["confusion"] == found["confusion_matrix"] == {30, 60}  # a tensor and a figure
     assert len(found["eval/accuracy"]) == 2
     assert {"lr", "1.weight/auto", "input_data/auto"} <= found.keys()
     lineage = read_lineage(tmp_path / "run").train
