@@ -11,7 +11,8 @@ and never as the difference of two trainings:
   after `run.close`. "per step" leaves out what is paid once (`ds.init`, the first step, `close`, and what the
   threads do in `close`), so it is what a long training sees.
 - "collector": under Ray, the CPU of the ranks' collector processes during the steps, over that of the
-  training processes during the steps. Programs that the package starts (git, once) stand in "children".
+  training processes during the steps, after they have started. Programs that the package starts (git, once)
+  stand in "children".
 
 Each rank has one thread of torch's, as under torchrun, so that all work of a call lies in its thread. What
 reading the clock costs is taken off. The figures are sums over ranks. With --items, where the time goes: the
@@ -51,6 +52,7 @@ FREQ = 10  # the default of collect_freq
 ONCE = ("init", "first step", "close")  # items that a training pays once
 COLLECTOR = "ray::RankCollector"  # how Ray titles the process of a rank's collector
 TIMEOUT_S = 900.0
+START_S = 60.0
 
 
 class Transformer(nn.Module):
@@ -178,6 +180,7 @@ def train(name: str, steps: int, run_dir: str) -> dict[str, Any]:
             if (batch := meter.call("first step" if step <= 1 else item, next, batches, None)) is None:
                 break
             if run.step == 3:  # what comes only once is over; from here to the mark below: "per step"
+                await_files(run.dir)
                 begin_s, threads_s = time.process_time(), meter.threads_s()
                 collectors_s = collector_times()
             loss = learn(*batch)
@@ -205,10 +208,20 @@ def train(name: str, steps: int, run_dir: str) -> dict[str, Any]:
     }
 
 
+def await_files(directory: Path) -> None:
+    """Wait until the collectors of all ranks have started; until then their CPU goes into imports."""
+    deadline_s = time.monotonic() + START_S
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    while time.monotonic() < deadline_s:
+        if len({path.parent for path in directory.glob("**/events.*") if path.stat().st_size}) >= ranks:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"the collectors of {directory} have not started within {START_S:g} s")
+
+
 def run_drops(run: ds.Run) -> int:
     """How many values of the run were not recorded."""
-    return sum(sum(callback.health().dropped.values()) for callback in run._callbacks.callbacks
-               if isinstance(callback, ds.SummaryCollector))  # fmt: skip
+    return sum(run.health().dropped.values())
 
 
 def collector_times() -> dict[int, float]:

@@ -23,9 +23,15 @@ from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 
 BATCH = 16
+LEARNING_RATE = 0.05
 TEST = 297
 CHECKPOINT_EVERY = 6  # steps between the checkpoints of the training path
 LANDSCAPE_SIZE = 21
+MOST_WRONG = 8  # pictures of misread digits after each epoch
+ABOUT = """# Handwritten digits
+A CNN of two convolutions learns the 8 x 8 **digits** of scikit-learn.
+`wrong digits` shows some that it misread.
+"""
 
 
 class DigitsNet(nn.Module):
@@ -67,7 +73,7 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
     loader = DataLoader(train_set, batch_size=BATCH, sampler=sampler)
     model = DistributedDataParallel(DigitsNet())
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     steps = epochs * len(loader)
     trajectory = {
         "intervals": [[1, *range(CHECKPOINT_EVERY, steps + 1, CHECKPOINT_EVERY)]],
@@ -82,23 +88,32 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         collect_specified_data={"tensor_regular": "fc"},
         collect_landscape=trajectory,
         exists="attempt",  # the demo may be run again in its default directory
+        quiet=True,  # `report` says where the run is
+        config={
+            "epochs": epochs,
+            "batch_size": BATCH,
+            "optimizer": {"name": "SGD", "lr": LEARNING_RATE, "momentum": 0.9},
+        },
     ) as run:
+        images, labels = test_set.tensors
+        run.text("about", ABOUT)
         for epoch in run.epochs(epochs):
             sampler.set_epoch(epoch)
-            for images, labels in run.steps(loader):
-                loss = criterion(model(images), labels)
+            for x, y in run.steps(loader):
+                loss = criterion(model(x), y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 run.log(loss=loss, lr=optimizer.param_groups[0]["lr"])
             if run.rank == 0:
                 print(f"epoch {epoch + 1}/{epochs}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
-        with run.eval() as evaluation:
-            images, labels = test_set.tensors
-            with torch.inference_mode():
+            with run.eval() as evaluation, torch.inference_mode():
                 logits = model.module(images)
-            accuracy = (logits.argmax(1) == labels).float().mean().item()
-            evaluation.log(loss=criterion(logits, labels), accuracy=accuracy)
+                is_right = logits.argmax(1) == labels
+                accuracy = is_right.float().mean().item()
+                evaluation.log(loss=criterion(logits, labels), accuracy=accuracy)
+            if not is_right.all():
+                run.image("wrong digits", images[~is_right][:MOST_WRONG])
     return {"loss": loss.item(), "accuracy": accuracy}
 
 

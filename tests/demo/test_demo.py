@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from distsummary import LossGrid
+from distsummary.format.lineage import custom_values
 from distsummary.format.records import DIALECTS
-from distsummary.reading.reader import read_directory
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from tests.interrupts import sigint
 
@@ -44,6 +45,13 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
         merged = {v.tag: v.data for e in read_directory(run_dir.base, dialect) for v in e.values}
         assert np.isclose(merged["loss"], summary["loss"])
         assert np.isclose(merged["eval/accuracy"], summary["accuracy"])
+        assert merged["about"].startswith("# Handwritten digits")
+        assert merged["wrong digits"].width > 0
+        assert "system/process/memory_gib/max" in merged
+        evaluated = [e.step for e in read_directory(run_dir.base, dialect) for v in e.values
+                     if v.tag == "eval/accuracy"]  # fmt: skip
+        assert len(evaluated) == 3  # one for each epoch
+    assert custom_values(read_lineage(run_dir.base).custom)["optimizer.lr"] == 0.05
     grids = [LossGrid.load(path) for path in sorted(run_dir.landscape_dir.glob("*.npz"))]
     assert {grid.decomposition for grid in grids} == {"PCA", "Random"}
     assert all(grid.z.shape == (21, 21) and np.isfinite(grid.z).all() for grid in grids)
