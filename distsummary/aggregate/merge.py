@@ -29,6 +29,7 @@ from distsummary.format.records import Event, Histogram, Image, Landscape, Value
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage, read_lineage
 from distsummary.run_dir import Manifest, RunDir
+from distsummary.run_text import TAG, run_text
 from distsummary.writing.files import Files
 
 EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes in one event; further values of the same step go into another event
@@ -155,6 +156,8 @@ def _merge_role(
         if role == "train" and lineage.custom is not None:
             values = settings_values(custom_values(lineage.custom), newest, last_s)
             merged.write(Event(last_step, last_s, values))
+        if newest is not None and lineage.train is not None:
+            merged.write(Event(last_step, last_s, [Value("text", TAG, run_text(manifest, role))]))
         merged.write_lineage(lineage)
         published = merged.publish()
     report = MergeReport(

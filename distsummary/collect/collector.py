@@ -510,6 +510,8 @@ class SummaryCollector(Callback):
             custom = custom_lineage(self._custom, topologies.hyper_config())
             values += [Value("custom_lineage_data", "", custom)] if custom.user_info else []
             self._record_settings(custom_values(custom), int(params.cur_step_num))
+            if self._collected.train_lineage and not self._compat:
+                self._open_session().describe_run(int(params.cur_step_num))
         elif self._has_settings:
             end = session_end(time.time(), is_success=True)
             self._open_session().record(int(params.cur_step_num), {}, [end])

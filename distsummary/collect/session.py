@@ -38,6 +38,7 @@ from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
 from distsummary.reading.segments import segments
 from distsummary.run_dir import Manifest, RunDir
+from distsummary.run_text import TAG, run_text
 from distsummary.topology import Topology, is_alive
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
@@ -170,6 +171,21 @@ class Session:
                 older[0]["attempt"],
                 listed(names),
             )
+
+    def describe_run(self, step: int) -> None:
+        """Record a text at `step` that says what the manifest knows about a run of one rank.
+
+        Of several ranks, the merge does so. Call it after the first step: TensorBoard hides what earlier
+        attempts recorded from the first step of an attempt on.
+        """
+        if self.topology.world_size > 1 or self.topology.role != "train":
+            return
+
+        def describe() -> None:
+            text = run_text(self._run_dir.read_manifest())
+            self._writer.write(Event(step, time.time(), [Value("text", TAG, text)]))
+
+        self._messages.submit("the text about the run", describe)  # after the provenance
 
     def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Record numbers by name and other values as one event; without any, record nothing.

@@ -265,8 +265,11 @@ def test_real_files_hold_the_run(nasty_tmp_path):
     collector = SummaryCollector(nasty_tmp_path, collect_freq=2, export_options={"tensor_format": "npy"},
                                  collect_specified_data={"tensor_regular": "layer2"})  # fmt: skip
     train(collector, steps=3, log={"loss": 0.5})
-    steps = {event.step: {v.tag: v for v in event.values} for event in read_directory(nasty_tmp_path)}
+    steps = {}
+    for event in read_directory(nasty_tmp_path):
+        steps.setdefault(event.step, {}).update({v.tag: v for v in event.values})
     assert sorted(steps) == [1, 2, 3]
+    assert f"| numpy | {np.__version__} |" in steps[1]["distsummary/run"].data
     assert steps[3].keys() == {"loss", "perf/step_s", "perf/data_wait_s"}
     assert steps[2]["layer1.weight/auto"].data.count == 1
     assert steps[2]["input_data/auto"].plugin == "image"

@@ -1,0 +1,67 @@
+"""What the manifest says about a run, as a table in Markdown for TensorBoard's page TEXT."""
+
+import re
+import shlex
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from distsummary.run_dir import Manifest
+
+TAG = "distsummary/run"
+MAX_HOSTS = 16  # that are named
+_MARKDOWN = re.compile(r"[&<>|*_`\[\]\\~#]")
+
+
+def run_text(manifest: Manifest, role: str = "train") -> str:
+    """The run, the ranks, hosts, command, commit and versions of the newest attempt, and all attempts."""
+    attempts = [entry for entry in manifest["attempts"] if entry["role"] == role]
+    rows = {"run": str(manifest["run_id"])}
+    for entry in attempts[-1:]:
+        provenance = entry.get("provenance") or {}
+        git, versions = provenance.get("git") or {}, provenance.get("versions") or {}
+        rows["ranks"] = f"{entry['world_size']}, {_hosts(entry['ranks'])}"
+        if provenance:
+            rows["command"] = shlex.join(provenance.get("argv", ()))
+            rows["python"] = f"{provenance.get('python', '')} on {provenance.get('platform', '')}"
+        if git:
+            rows["commit"] = f"{git.get('commit', '')}{' with changes' if git.get('dirty') else ''}"
+        rows |= {str(name): str(version) for name, version in versions.items()}
+    rows |= {f"attempt {entry['attempt']}": _attempt(entry) for entry in attempts}
+    lines = [f"| {_escaped(name)} | {_escaped(value)} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def _hosts(ranks: Mapping[str, Mapping[str, Any]]) -> str:
+    hosts: dict[str, list[int]] = {}
+    for rank, known in ranks.items():
+        hosts.setdefault(str(known.get("host", "")) or "unknown", []).append(int(rank))
+    named = [f"{host}: {_ranges(sorted(found))}" for host, found in list(hosts.items())[:MAX_HOSTS]]
+    more = f"; {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
+    return f"on {len(hosts)} host{'s' if len(hosts) > 1 else ''} ({'; '.join(named)}{more})"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Such as 0-3, 8 for the numbers 0, 1, 2, 3 and 8."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def _attempt(entry: Mapping[str, Any]) -> str:
+    states: dict[str, int] = {}
+    for known in entry["ranks"].values():
+        states[known["state"]] = states.get(known["state"], 0) + 1
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(entry.get("started", 0.0)))
+    if states.keys() <= {"running"}:
+        return f"began {started}"  # the text stays as it is when they end
+    return f"began {started}; ranks: " + ", ".join(f"{count} {state}" for state, count in states.items())
+
+
+def _escaped(text: str) -> str:
+    """The text without anything that Markdown or HTML would take for formatting."""
+    return _MARKDOWN.sub(lambda match: f"&#{ord(match[0])};", text.replace("\n", " "))

@@ -1,0 +1,55 @@
+"""What the manifest says, as a table: complete, bounded, and never taken for formatting."""
+
+from typing import Any
+
+from distsummary.run_text import run_text
+
+
+def attempt(number: int, hosts: list[str], state: str, **more: Any) -> dict[str, Any]:
+    ranks = {str(rank): {"host": host, "state": state} for rank, host in enumerate(hosts)}
+    entry = {"role": "train", "attempt": number, "world_size": len(hosts), "started": 0.0, "ranks": ranks}
+    return entry | more
+
+
+def rows(text: str) -> dict[str, str]:
+    header, rule, *lines = text.splitlines()
+    assert (header, rule) == ("| | |", "|---|---|")
+    return dict(line[2:-2].split(" | ") for line in lines)
+
+
+def test_the_newest_attempt_is_described_and_all_are_listed() -> None:
+    provenance = {
+        "argv": ["train.py", "--name", "a b"], "git": {"commit": "abc", "dirty": True},
+        "python": "3.11.7", "platform": "Linux", "versions": {"torch": "2.13.0"},
+    }  # fmt: skip
+    newest = attempt(1, ["n0", "n0", "n1", "n0"], "running", provenance=provenance)
+    manifest = {"run_id": "00ff", "attempts": [attempt(0, ["n0"], "failed"), newest]}
+    assert rows(run_text(manifest)) == {
+        "run": "00ff",
+        "ranks": "4, on 2 hosts (n0: 0-1, 3; n1: 2)",
+        "command": "train.py --name 'a b'",
+        "python": "3.11.7 on Linux",
+        "commit": "abc with changes",
+        "torch": "2.13.0",
+        "attempt 0": "began 1970-01-01 00:00:00 UTC; ranks: 1 failed",
+        "attempt 1": "began 1970-01-01 00:00:00 UTC",
+    }
+
+
+def test_a_run_that_was_rebuilt_without_provenance_is_described_as_far_as_it_is_known() -> None:
+    manifest = {"run_id": "00ff", "attempts": [attempt(0, [""], "unknown")]}
+    assert rows(run_text(manifest))["ranks"] == "1, on 1 host (unknown: 0)"
+
+
+def test_nothing_in_it_is_taken_for_formatting() -> None:
+    provenance = {"argv": ["--a|b", "***", "<script>", "[x](y)\nz"]}
+    text = run_text({"run_id": "", "attempts": [attempt(0, ["a_b"], "finished", provenance=provenance)]})
+    command = rows(text)["command"]
+    assert not set(command) & set("*<>|[]\n_`")
+
+
+def test_of_many_hosts_some_are_named() -> None:
+    manifest = {"run_id": "", "attempts": [attempt(0, [f"n{i}" for i in range(1000)], "running")]}
+    text = rows(run_text(manifest))["ranks"]
+    assert text.startswith("1000, on 1000 hosts (n0: 0; n1: 1;")
+    assert text.endswith("; 984 more)")
