@@ -203,12 +203,15 @@ class SummaryCollector(Callback):
         self._group = Group()
         self._regular = regular_steps(self._freq)
         self._histogram_steps = self._regular
+        # By default, pictures get rarer as histograms do: those of a small CNN take as long as a step of it.
+        is_default = self._collected.histogram is BY_DEFAULT
+        self._image_steps = default_steps(self._freq, 0) if is_default else self._regular
         self._tensors = tensor_steps(None, self._freq, self._tensor_freq)
         self._histograms: Parameters | None = None
         self._whole: Parameters | None = None
         self._last: int | None = None  # the newest recorded step
         # the next due steps; the first step is due
-        self._regular_at = self._histograms_at = self._tensors_at = -math.inf
+        self._regular_at = self._images_at = self._histograms_at = self._tensors_at = -math.inf
         self._takes_images = self._collected.input_data
         self._params: CallbackParams | None = None  # the parameters of the current training
         self._recorded: object = None  # the `logged` dict that was recorded last
@@ -366,8 +369,11 @@ class SummaryCollector(Callback):
         plain_before = math.inf
         self._regular_at = self._regular.after(self._last)
         optimizer = None if self._params is None else self._params.get("optimizer")
-        if (self._collected.metric and (optimizer is not None or self._compat)) or self._takes_images:
+        if self._collected.metric and (optimizer is not None or self._compat):
             plain_before = self._regular_at
+        if self._takes_images:
+            self._images_at = self._image_steps.after(self._last)
+            plain_before = min(plain_before, self._images_at)
         if self._histograms is not None:
             self._histograms_at = self._histogram_steps.after(self._last)
             plain_before = min(plain_before, self._histograms_at)
@@ -408,7 +414,8 @@ class SummaryCollector(Callback):
         values, step = list(params.get("values", ())), int(params.cur_step_num)
         if self._compat:  # MindSpore records the last step of an epoch twice if it was due
             if self._regular.holds_multiple(step):
-                values += self._regular_values(params) + self._histogram_values(params, step)
+                values += self._regular_values(params) + self._image_values(params)
+                values += self._histogram_values(params, step)
             values += self._tensor_values(params, step) if self._tensors.holds_multiple(step) else []
         self._open_session().record(step, logged, values)
 
@@ -430,6 +437,8 @@ class SummaryCollector(Callback):
         values: list[Value] = list(params.get("values", ()))
         if number >= self._regular_at:
             values += self._regular_values(params)
+        if number >= self._images_at:
+            values += self._image_values(params)
         if number >= self._histograms_at:
             values += self._histogram_values(params, number)
         if self._whole is not None and number >= self._tensors_at:
@@ -444,17 +453,20 @@ class SummaryCollector(Callback):
         self._open_session().record(int(params.cur_step_num), logged, params.get("values", ()))
 
     def _regular_values(self, params: CallbackParams) -> list[Value]:
-        call, values = self._failures.call, []
+        values: list[Value] = []
         if self._collected.metric:
             values += self._loss(params)
             if self._rate:
                 values += unless_logged(self._rate, params)
-        if self._takes_images:
-            batch = params.get("train_dataset_element")
-            images = call("input_data", image_values, batch, mindspore_compat=self._compat) or []
-            self._takes_images = bool(images)  # if a batch holds no images, do not try again
-            values += images
         return values
+
+    def _image_values(self, params: CallbackParams) -> list[Value]:
+        if not self._takes_images:
+            return []
+        batch = params.get("train_dataset_element")
+        images = self._failures.call("input_data", image_values, batch, mindspore_compat=self._compat) or []
+        self._takes_images = bool(images)  # if a batch holds no images, do not try again
+        return images
 
     def _loss(self, params: CallbackParams) -> list[Value]:
         """The loss in the loop's outputs, unless the loop logged it; outputs without a loss are counted."""

@@ -3,7 +3,10 @@
 import json
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from distsummary.format.lineage import custom_values
+from distsummary.reading.reader import read_lineage
 from tests.interop.conftest import RANKS, Demo
 
 pytestmark = pytest.mark.interop
@@ -30,3 +33,15 @@ def test_the_manifest_says_that_all_ranks_finished(demo: Demo) -> None:
     assert {rank: entry["state"] for rank, entry in attempt["ranks"].items()} == dict.fromkeys(
         "0123", "finished"
     )
+
+
+def test_tensorboard_shows_the_settings_and_the_text(demo: Demo) -> None:
+    shown = EventAccumulator(str(demo.run_dir)).Reload()
+    plugins = {metadata.plugin_data.plugin_name for metadata in shown.summary_metadata.values()}
+    assert {"hparams", "text"} <= plugins
+
+
+def test_mindinsight_is_given_the_settings_as_custom_lineage(demo: Demo) -> None:
+    custom = read_lineage(demo.run_dir).custom
+    assert custom is not None
+    assert custom_values(custom)["optimizer.momentum"] == 0.9

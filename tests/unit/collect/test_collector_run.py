@@ -15,7 +15,7 @@ from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams, LossMonitor, RunContext
 from distsummary.training.run import Run
-from tests.unit.collect.doubles import ListCoordinator, ListWriter, Model, drive, train
+from tests.unit.collect.doubles import IMAGES, ListCoordinator, ListWriter, Model, drive, train
 
 
 def test_lineage_is_there_from_the_first_step_and_complete_at_the_end(tmp_path, writers):
@@ -428,3 +428,15 @@ def test_numbers_and_copies_of_a_step_between_due_ones_are_recorded_in_their_ord
     assert [writers[0].values("scalar", step)["b"] for step in (1, 2, 3)] == [0.5, 1.0, 1.5]
     assert writers[0].values("scalar", 3)["a"] == float("inf")
     assert collector.health().errors == {"'a' is inf at step 1 on rank 0": 3}
+
+
+def test_pictures_of_the_batch_get_rarer_by_default_as_histograms_do(tmp_path, writers):
+    def steps_of_pictures(**options):
+        collector = SummaryCollector(tmp_path, collect_freq=2, **options)
+        with Run(callbacks=collector, network=Model()) as run:
+            for _ in run.steps([(IMAGES,)] * 17):
+                pass
+        return writers[0].steps("image", "input_data/auto")
+
+    assert steps_of_pictures() == [1, 2, 4, 6, 8, 10, 12, 14, 16]
+    assert steps_of_pictures(histograms=True) == [1, 2, 4, 8, 16]
