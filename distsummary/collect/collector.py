@@ -80,8 +80,8 @@ class SummaryCollector(Callback):
             `collect_metric=False` leaves out all numbers that nobody logged: `loss/auto`,
             `learning_rate/auto` and the times of the steps, `perf/step_s` and `perf/data_wait_s`.
         keep_default_action: False collects only what `collect_specified_data` names.
-        custom_lineage_data: a dict of values of any kind, recorded like `config`, but only in the lineage; it
-            has precedence.
+        custom_lineage_data: a dict of values of any kind, recorded like `config`, but not in the manifest;
+            it has precedence.
         max_file_size: limit of each event file in bytes; values that do not fit are dropped and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
         formats: some of "mindspore" and "tensorboard"; by default both, or "mindspore" beyond 16 ranks.
