@@ -128,7 +128,8 @@ class AggregatorClient:
         except RayError as error:
             reason = f"no answer from the aggregator ({type(error).__name__}: {error})"
         logger.warning(
-            "%s: %s; %s without it. If the merged run is missing later, run: distsummary merge %s",
+            "%s: %s; %s() goes on without the aggregator. If the merged run is missing later, run: "
+            "distsummary merge %s",
             self._run_dir, reason, method, self._run_dir.base,
         )  # fmt: skip
         return getattr(self._local, method)(*args, **options)
@@ -141,8 +142,8 @@ class AggregatorClient:
 def settle(launch_id: str) -> None:
     """Make the aggregators of a launch write their merged runs now; call it once all its ranks have ended.
 
-    Never raises. Waits at most SERVES_S for the aggregators of other jobs to answer, and MERGE_S for the
-    aggregators of this launch to merge.
+    Never raises. Waits at most SERVES_S for all aggregators in the cluster to say whether they serve the
+    launch, then at most MERGE_S for those that serve it to merge.
     """
     try:
         found = []

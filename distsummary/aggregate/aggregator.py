@@ -40,9 +40,9 @@ class Aggregator:
 
     All its lasting state is in the run's manifest, so that a restarted aggregator continues where the last
     one stopped. A role ("train" or "eval") is open until every rank of its newest attempt (start) is finished
-    or lost and the attempt has been merged after that. The attempt is merged when every rank has finished,
-    when `settle` is called for its launch, or when no rank has called for `lease_s` seconds. Ranks that have
-    not finished are then marked lost; a lost rank that comes back reopens its role.
+    or lost and the attempt has then been merged. The attempt is merged when every rank has finished,
+    when `settle` is called for its launch, or when no rank has called the aggregator for `lease_s` seconds.
+    Ranks that have not finished are then marked lost; a lost rank that comes back reopens its role.
 
     When no role is open, the aggregator ends and calls `on_end`, either `grace_s` seconds after the last call
     of a rank or at once after `settle`. It also ends if the merge after `lease_s` quiet seconds fails, and
@@ -167,7 +167,7 @@ class Aggregator:
         return any((entry["role"], entry["attempt"], rank) not in self._left for rank in running)
 
     def _settle(self, wanted: Callable[[Manifest], bool]) -> None:
-        """Merge the open attempts that `wanted` selects; marks their ranks that have not finished as lost."""
+        """Merge the open attempts that `wanted` selects; first marks their unfinished ranks as lost."""
         for entry in open_attempts(self._run_dir.read_manifest()):
             if wanted(entry):
                 self._merge(entry["role"], entry["attempt"])

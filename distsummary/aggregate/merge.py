@@ -83,9 +83,9 @@ def merge_run(
     The files are written in MindSpore's and in TensorBoard's dialect. A scalar becomes its mean over the
     ranks that recorded it at the step. Tags in KEY_TAGS or `key_tags` also get `<tag>/min`, `<tag>/median`,
     `<tag>/max` and `<tag>/argmax_rank` (see `statistics.over_ranks`). The graph and each histogram, tensor,
-    image and text come from the lowest rank that has them; `merge_lineage` merges the lineages. There is one
-    event per step, in rising step order, with the latest wall time of any rank. Merging the same rank files
-    again gives equal merged files. Directories of the role eval are merged in the same way, into `eval`.
+    image and text come from the lowest rank that has them; `merge_lineage` merges the lineages. Each step has
+    one event (or several, see `merged_events`), with the latest wall time of any rank. Merging the same rank
+    files again gives equal merged files. Directories of the role eval are merged likewise, into `eval`.
 
     Args:
         run_dir: the run dir.
@@ -231,8 +231,8 @@ def refuse_foreign_files(target: Path) -> None:
     if foreign:
         names = ", ".join(path.name for path in foreign[:3])
         raise RunDirError(
-            f"{target} holds event files that no merge wrote ({names}); the merged run of several ranks is "
-            "written there; viewers would mix both: move them to a directory of their own, then try again"
+            f"{target} holds event files that no merge wrote ({names}). The merged run is written to the "
+            "same directory, and viewers would mix the two: move those files elsewhere, then try again"
         )
 
 

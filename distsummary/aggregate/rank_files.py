@@ -22,7 +22,7 @@ from distsummary.run_dir import RunDir
 
 Bools: TypeAlias = NDArray[np.bool_]
 
-_TENSORBOARD_AT = 1 << 40  # ordinals from this one on count events in TensorBoard's format
+_TENSORBOARD_AT = 1 << 40  # the ordinal (see Origin) of a rank's first event in TensorBoard's format
 
 
 class BulkKey(NamedTuple):
@@ -34,7 +34,7 @@ class BulkKey(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a value was read; `ordinal` numbers the events of its rank in reading order."""
+    """Where a value was read; `ordinal` is its event's place in the reading order of the rank's events."""
 
     attempt: int
     rank: int
@@ -64,7 +64,7 @@ class Graph(NamedTuple):
 
 
 class _Columns:
-    """Four arrays with one entry for each scalar of a tag (or each event) of all ranks, in reading order."""
+    """All ranks' scalars of one tag, or all events (`numbers` are then wall times), in reading order."""
 
     __slots__ = ("attempts", "numbers", "ranks", "steps")
 
@@ -104,7 +104,7 @@ class RankFiles:
         self.graph: Graph | None = None
         self._directories = dict(sorted(directories.items()))
         self._others: dict[int, frozenset[Path]] = {}  # rank -> which of its TensorBoard files to read
-        self._events = _Columns()  # the fourth column holds wall times
+        self._events = _Columns()
         self._scalars: dict[str, _Columns] = defaultdict(_Columns)
         self._bulk: dict[BulkKey, Origin] = {}
         graph_origin: Origin | None = None
@@ -112,7 +112,7 @@ class RankFiles:
             for ordinal, event in self._read(rank, self.damage):
                 origin = Origin(event.attempt, rank, ordinal)
                 self.run_id = event.run_id or self.run_id
-                if event.values and event.values[0].plugin == "graph":  # alone in an event without a step
+                if event.values and event.values[0].plugin == "graph":  # such an event has no step
                     if graph_origin is None or graph_origin.gives_way_to(origin):
                         graph_origin, self.graph = origin, Graph(event.values[0], event.wall_time)
                     continue

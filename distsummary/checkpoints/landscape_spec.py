@@ -14,12 +14,13 @@ _KEYS = ("landscape_size", "unit", "num_samples", "create_landscape", "intervals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapeSpec:
-    """Which checkpoints to save (those at `intervals`: groups of steps or epochs) and landscapes to draw.
+    """Which checkpoints a training saves, and which landscapes are drawn from them.
 
-    A landscape has `landscape_size` points along each side; each point is evaluated on `num_samples` samples
-    of the data set. `create_train` requests one landscape per interval, `create_result` one around the last
-    checkpoint. `sketch` is the number of steps from one sketch (64 kB that stand for a checkpoint) to the
-    next; 0 means as often as a hundredth of the training's time allows, None means no sketches.
+    Checkpoints are saved at the steps or epochs (see `unit`) in `intervals`. `create_train` requests one
+    landscape per interval, `create_result` one around the last checkpoint. A landscape has `landscape_size`
+    points along each side; each point is evaluated on `num_samples` samples of the data set. `sketch` is the
+    number of steps from one sketch (64 kB that stand for a checkpoint) to the next; 0 means as often as a
+    hundredth of the training's time allows, None means no sketches.
     """
 
     intervals: tuple[tuple[int, ...], ...]
@@ -75,14 +76,14 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
         value.get("intervals", None if sketch is None else []),
     )
     if intervals is None:
-        raise InvalidTypeError(f"{field} is required: a list of lists of numbers, such as [[1, 2, 3]]")
+        raise InvalidTypeError(f"{field} is required: a list of lists of {unit}s, such as [[1, 2, 3]]")
     check_type(field, intervals, list)
     for index, interval in enumerate(intervals):
         check_type(f"{field}[{index}]", interval, list)
         if len(interval) < MIN_INTERVAL:
             raise InvalidValueError(
-                f"{field}[{index}] must have at least {MIN_INTERVAL} numbers, got {interval!r}; a plane "
-                "takes three points"
+                f"{field}[{index}] must have at least {MIN_INTERVAL} {unit}s, because three checkpoints "
+                f"determine a plane, got {interval!r}"
             )
         for item in interval:  # MindSpore accepts a bool here, but nowhere else
             check_type(f"an item of {field}[{index}]", item, (int, bool))

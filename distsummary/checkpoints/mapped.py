@@ -147,7 +147,7 @@ def check_stored(name: str, array: StoredArray) -> None:
     if len(name.encode()) > MAX_NAME_BYTES:
         raise DamagedFileError(f"a name has more than {MAX_NAME_BYTES} bytes: {name[:60]!r}...")
     if len(array.shape) > MAX_DIMENSIONS or any(size < 0 for size in array.shape):
-        raise DamagedFileError(f"{name!r} has the shape {array.shape[: MAX_DIMENSIONS + 1]}")
+        raise DamagedFileError(f"{name!r} has an impossible shape, {array.shape[: MAX_DIMENSIONS + 1]}")
     itemsize = array.stored.itemsize
     if math.prod(max(size, 1) for size in array.shape) * itemsize >= 1 << 63:
         raise DamagedFileError(f"{name!r} has the shape {array.shape}, which is too large for any array")
@@ -165,7 +165,10 @@ def map_file(path: Path) -> mmap.mmap:
     if not path.is_file():
         if path.exists():
             raise DamagedFileError(f"the checkpoint {path} is not a regular file")
-        raise MissingFileError(f"the checkpoint {path} does not exist; train again or choose another number")
+        raise MissingFileError(
+            f"the checkpoint {path} does not exist; train again, or choose the checkpoint of another step or "
+            "epoch"
+        )
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise DamagedFileError(f"the checkpoint {path} is empty; remove it and train again")

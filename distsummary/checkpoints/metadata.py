@@ -38,8 +38,9 @@ class CheckpointFile:
 class TrainMetadata:
     """The content of train_metadata.json: MindSpore's keys, and our own (`run_id`, `sha256`, `shards`).
 
-    `files` maps each saved number to its checkpoint; `spec.intervals` holds the planned numbers.
-    `step_per_epoch` is 0 if it was unknown in the training. `run_id` is empty if MindSpore wrote the file.
+    `files` maps the number (step or epoch, see `spec.unit`) of each saved checkpoint to its file;
+    `spec.intervals` holds the numbers at which checkpoints were to be saved. `step_per_epoch` is 0 if it was
+    unknown in the training. `run_id` is empty if MindSpore wrote the file.
     """
 
     spec: LandscapeSpec
@@ -134,9 +135,9 @@ def read_metadata(ckpt_dir: Path) -> TrainMetadata:
     if not path.is_file():
         refuse_absent_run(ckpt_dir)
         raise MissingFileError(
-            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} at least "
-            "up to its first number; to draw a landscape from checkpoints that were saved in another way, "
-            "pass them with their numbers: around={100: file, ...}"
+            f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} at least until "
+            "the first step or epoch in intervals; to draw a landscape from checkpoints that were saved in "
+            "another way, pass each under its step or epoch: around={100: file, ...}"
         )
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)

@@ -70,9 +70,9 @@ def write_ckpt(
     """Replace `path` by a .ckpt that MindSpore can load.
 
     Writing a state from `map_ckpt` reproduces the bytes of its file, except for BFloat16 and the checksum.
-    Arrays may have any shape (including 0-d), of bool, int8 to int64, uint8 to uint64, float16 to float64 or
-    0-d str. An array of more than `slice_bytes` is split into several values. Raises InvalidTypeError or
-    InvalidValueError before anything is written, or RunDirError if writing fails.
+    An array may have any shape (including 0-d) and the dtype bool, int8 to int64, uint8 to uint64 or float16
+    to float64; an array of str must be 0-d. An array of more than `slice_bytes` is split into several values.
+    Raises InvalidTypeError or InvalidValueError before anything is written, or RunDirError if writing fails.
     """
     check_type("state", state, Mapping)
     if not state:

@@ -5,9 +5,10 @@ Its metadata has one entry of our own, in JSON:
     "distsummary.shards": {"format": 1, "run_id", "attempt", "unit", "number", "rank", "ranks",
         "slices": {name: {"global_shape": [...], "offset": [...]}}, "sha256"}
 
-`ranks` counts only the ranks that write a file, and `rank` numbers them from 0; a rank that only holds copies
-of other ranks' slices writes no file. `slices` lists the parameters in the order of the model. The sha256
-covers this entry (with an empty sha256) and the bytes of the arrays, sorted by name.
+`number` is the checkpoint's step or epoch (see `unit`). `ranks` counts only the ranks that write a file, and
+`rank` numbers them from 0; a rank that only holds copies of other ranks' slices writes no file. `slices`
+lists the parameters in the order of the model. The sha256 covers this entry (with an empty sha256) and the
+bytes of the arrays, sorted by name.
 """
 
 import hashlib
@@ -93,7 +94,7 @@ class FileVersion:
             while rest:
                 count = file.readinto(rest)  # the operating system reads at most 2 GiB at a time
                 if not count:
-                    raise DamagedFileError(f"{self.path} ends early; train again or choose another number")
+                    raise DamagedFileError(f"{self.path} ends early; train again or use another checkpoint")
                 rest = rest[count:]
         if buffer is not out:
             out[...] = buffer
@@ -189,7 +190,7 @@ def verify(shards: ShardFile) -> None:
     if _digest(shards.header, spans) != shards.header.sha256:
         raise DamagedFileError(
             f"{shards.version.path} is not what rank {shards.header.rank} of run {shards.header.run_id} "
-            "wrote (its sha256 differs); train again or choose another number"
+            f"wrote (its sha256 differs); train again, or choose another {shards.header.unit}"
         )
 
 
@@ -208,5 +209,6 @@ def _check_slice(name: str, shard: Shard, shape: tuple[int, ...]) -> None:
     )
     if not is_inside:
         raise InvalidValueError(
-            f"{name!r} of shape {shape} at {shard.offset} must lie inside the whole, {shard.global_shape}"
+            f"{name!r} of shape {shape} at {shard.offset} must lie inside the whole array, whose shape is "
+            f"{shard.global_shape}"
         )

@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedArray:
-    """An array in shards. `one` is any slice (for its dtype); `boxes` are the non-empty slices by offset."""
+    """An array in shards. `one` is any slice, for its dtype; `boxes` are the non-empty slices, by offset."""
 
     shape: tuple[int, ...]
     one: StoredArray
@@ -148,8 +148,8 @@ def _sharded_array(name: str, files: Sequence[ShardFile]) -> ShardedArray:
     seen = {(f.header.slices[name].global_shape, f.arrays[name].dtype) for f in files}
     if len(seen) > 1:
         raise DamagedFileError(
-            f"{files[0].version.path} and its siblings disagree on {name!r}: {sorted(seen)}; "
-            "train again or choose another number"
+            f"{files[0].version.path} and the files of the other ranks disagree on {name!r}, with these "
+            f"shapes and dtypes: {sorted(seen)}; train again, or choose another {files[0].header.unit}"
         )
     ((shape, _),) = seen
     boxes = []
@@ -172,7 +172,8 @@ def _sharded_array(name: str, files: Sequence[ShardFile]) -> ShardedArray:
     )
     if not are_cells or len({box.offset for box in boxes}) != len(boxes) or len(boxes) != cells:
         raise DamagedFileError(
-            f"the slices of {name!r} in {files[0].version.path} and its siblings do not cover the whole "
-            f"array of shape {shape or (1,)}, each element once; train again or choose another number"
+            f"the slices of {name!r} in {files[0].version.path} and the files of the other ranks do not "
+            f"cover the whole array, of shape {shape or (1,)}, with each element once; train again, or "
+            f"choose another {files[0].header.unit}"
         )
     return ShardedArray(shape=shape, one=files[0].arrays[name], boxes=tuple(boxes))

@@ -83,15 +83,15 @@ class Trajectory:
             what = f"shard of rank {rank}" if self.files[number].shards > 1 else "checkpoint"
             raise MissingFileError(
                 f"the {what} of {self.unit} {number}, {path}, does not exist; put it back, train again or "
-                "choose another number"
+                f"choose another {self.unit}"
             )
         return path
 
     def shards(self, number: int) -> list[ShardFile]:
         """The shard files of a checkpoint in rank order; an empty list for a single file. Reads no array.
 
-        Raises the errors of `path`; also MissingFileError for a file of another run, attempt or number of
-        ranks, and DamagedFileError for a file without shards.
+        Raises the errors of `path`; also MissingFileError for a file of another run, attempt or world size,
+        and DamagedFileError for a file without shards.
         """
         ranks = self.files[number].shards if number in self.files else 1
         found = [read_shards(self.path(number, rank)) for rank in range(ranks if ranks > 1 else 0)]
@@ -104,8 +104,8 @@ class Trajectory:
             if file.header.rank != rank or not file.header.is_beside(expected):
                 raise MissingFileError(
                     f"the shard of rank {rank} of {self.unit} {number} was not saved: {file.version.path} is "
-                    "from another run, attempt or world size than its siblings; train again or choose "
-                    "another number"
+                    "from another run, attempt or world size than the files of the other ranks; train again "
+                    f"or choose another {self.unit}"
                 )
         return found
 
@@ -145,8 +145,8 @@ def map_checkpoint(path: Path) -> MappedState:
 def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:
     """The trajectory that train_metadata.json in `ckpt_dir` describes.
 
-    Numbers with missing shards are left out, with a warning in the log; shards may be missing because each
-    rank saves its own without waiting for the others. Raises MissingFileError if there is no metadata,
+    Checkpoints with missing shards are left out, with a warning in the log; shards may be missing because
+    each rank saves its own without waiting for the others. Raises MissingFileError if there is no metadata,
     DamagedFileError if it cannot be used.
     """
     directory = Path(ckpt_dir)

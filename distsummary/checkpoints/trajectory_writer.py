@@ -44,8 +44,8 @@ class TrajectoryWriter:
     """Saves whole checkpoints or one rank's shards, and keeps the metadata file up to date.
 
     If the directory was used before, the metadata names only files of this run: entries of other runs are
-    removed before any of their files is replaced. A resumed run keeps its own checkpoints with numbers below
-    the first number that is due after the restart, and saves all later ones again. `save` is not thread-safe.
+    removed before any of their files is replaced. A resumed run keeps its own checkpoints from before the
+    first step or epoch that is due after the restart, and saves all others again. `save` is not thread-safe.
 
     Args:
         ckpt_dir: `RunDir.ckpt_dir`; created when the first checkpoint is saved.

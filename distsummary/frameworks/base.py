@@ -36,7 +36,7 @@ class Pending(Protocol):
 class Framework(Protocol):
     """The operations on a framework's tensors and models; `numpy.py` is the reference implementation.
 
-    Each framework has one module of this folder. To callers, tensors and models are opaque.
+    Each framework is implemented in one module of this folder. To callers, tensors and models are opaque.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Framework(Protocol):
     def to_numpy(self, tensor: Any) -> Array:
         """A copy on the host, in the same shape; for a sharded tensor, a copy of the local part.
 
-        The dtype is kept, in native byte order, except that small numbers unknown to NumPy (bfloat16, float8
+        The dtype is kept, in native byte order, except that small dtypes which NumPy lacks (bfloat16, float8
         ...) become float32, which holds all their values.
         """
 
@@ -100,7 +100,7 @@ class Framework(Protocol):
         """Parameters and buffers by name, copied to the host: the content of a checkpoint."""
 
     def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
-        """Write values into the model's tensors by name; raises as `check_state` does, changing nothing."""
+        """Write values into the model's tensors by name; changes nothing if `check_state` raises an error."""
 
     def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
         """The mesh over which the model is distributed, {axis: (coordinate, size)}; empty without one."""

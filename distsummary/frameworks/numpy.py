@@ -106,7 +106,7 @@ class NumpyFramework:
         return {}
 
     def learning_rate(self, optimizer: Any) -> float | None:
-        """`optimizer.learning_rate` or `optimizer.lr`, whichever is a number."""
+        """`optimizer.learning_rate` or `optimizer.lr`: the first of these that is a number, else None."""
         for field in ("learning_rate", "lr"):
             value = getattr(optimizer, field, None)
             if isinstance(value, int | float | np.number) or (
@@ -137,7 +137,7 @@ def _parameters(model: Any) -> dict[str, Array]:
     if not isinstance(parameters, dict):
         raise InvalidTypeError(
             "model must be a torch.nn.Module, or have parameters: dict[str, ndarray], got "
-            f"{type(model).__name__} with {type(parameters).__name__}"
+            f"{type(model).__name__}, whose parameters are {type(parameters).__name__}"
         )
     return parameters
 

@@ -12,7 +12,7 @@ from distsummary.frameworks.base import Pending
 
 MAX_BINS = 90
 _CHUNK = 1 << 24  # elements counted at a time: bounds the memory of their bin numbers, 8 bytes each
-_NUMBERS = 7  # between counts and edges: nan, +inf, -inf, bins (int64); low, high, sum (bits of float64)
+_NUMBERS = 7  # packed between counts and edges: nan, +inf, -inf, bins (int64); low, high, sum (float64 bits)
 
 
 class CountedHistogram:

@@ -82,8 +82,8 @@ class SummaryLandscape:
             The grids; the keys are "pca", or "pca[first, last]" for each of several intervals, and "random".
 
         Raises:
-            InvalidTypeError, InvalidValueError: bad arguments, a checkpoint number that was not saved, or a
-                result of callback_fn in none of the forms above.
+            InvalidTypeError, InvalidValueError: bad arguments, a step or epoch without a saved checkpoint, or
+                a result of callback_fn in none of the forms above.
             MissingFileError: summary_dir has no trajectory, or a checkpoint file is gone.
             DamagedFileError: a file of the trajectory has damaged or unexpected content.
             LandscapeError: the checkpoints span no plane, or a worker failed.

@@ -48,7 +48,8 @@ class ReadEvent(NamedTuple):
     """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another program wrote the event.
 
     `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, the bytes of a
-    graph, a lineage message. `wall_time`: seconds since the epoch. `offset`, `end`: its bytes in the file.
+    graph, a lineage message. `wall_time`: seconds since the epoch. `offset`, `end`: the bytes at which the
+    event's frame begins and ends in the file.
     """
 
     run_id: str
@@ -261,7 +262,10 @@ def read_directory(
 
 
 def read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[tuple[Path, Piece]]:
-    """The events of the files without repetitions, with their files; many scalar events come as columns."""
+    """(file, piece) for the events of the files, each event once.
+
+    A long run of scalar events comes as one ScalarColumns.
+    """
     seen = Seen()
     for file in files:
         for piece in _read_file(file, 0, _Skipping(file, mode, skipped)):

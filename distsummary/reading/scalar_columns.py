@@ -161,7 +161,7 @@ class _Walker:
 class _Group(NamedTuple):
     """Frames with the same layout of fields. `places` (r,): their indices; `frames` (r, length): their bytes.
 
-    `tag_numbers` (r, values): the number of the tag of each value.
+    `tag_numbers` (r, values): the tag of each value, as a number from `_Tags`.
     """
 
     fields: FieldPlaces
@@ -171,7 +171,7 @@ class _Group(NamedTuple):
 
 
 class _Tags(dict[bytes, int]):
-    """Encoded tag -> its number, in order of first appearance; -1 for bytes that are not UTF-8."""
+    """Encoded tag -> its index in `texts`, which has the tags in the order of appearance; -1 if not UTF-8."""
 
     def __init__(self) -> None:
         super().__init__()

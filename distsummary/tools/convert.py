@@ -116,7 +116,7 @@ def convert(
     Args:
         path: a run dir or a rank's directory.
         to: the dialect to write, "tensorboard" or "mindspore".
-        out: the directory to write to, with children as in `path`. None: write next to the source files.
+        out: the directory to write to; it gets the same children as `path`. None: next to the source files.
         files: the file operations to use; None means the real ones. Tests pass a test double.
 
     Raises:
@@ -146,7 +146,7 @@ def convert(
         if not targets:
             raise RunDirError(
                 f"{base} has {to} event files already, and a second copy would double every point; "
-                "move them away to convert it again"
+                "move those files away to convert the directory again"
             )
         for directory in targets:
             live = [file for file in segments(directory, source) if is_live(file)]

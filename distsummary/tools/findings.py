@@ -32,7 +32,7 @@ KINDS = {
     "equal_stamps": Kind(WARNING, "give each file a stamp of its own, rising in the order of writing"),
     "misnamed": Kind(WARNING, "rename it, or move it away"),
     "symlink": Kind(WARNING, "put the files themselves there; viewers follow no links"),
-    "too_deep": Kind(WARNING, "move the directory up: viewers see a base and its direct children"),
+    "too_deep": Kind(WARNING, "move it up: a viewer looks only into its base directory and the children"),
     "temporary": Kind(
         NOTE,
         "the next writer of the directory removes it; or remove it when no process uses the directory",
@@ -40,7 +40,7 @@ KINDS = {
     # files that do not fit together
     "overlap": Kind(ERROR, "move the files of each writer to a directory of its own"),
     "step_back": Kind(WARNING, "a restarted run should use a new attempt, or a directory of its own"),
-    "duplicate": Kind(WARNING, "distsummary reads it once; viewers show it twice or not at all"),
+    "duplicate": Kind(WARNING, "distsummary reads each event once; viewers show it twice or not at all"),
     "mixed_runs": Kind(WARNING, "move the files of each run to a directory of its own"),
     # values that viewers reject
     "buckets": Kind(WARNING, "record histograms of at most 90 buckets"),
@@ -51,10 +51,10 @@ KINDS = {
     "metric": Kind(ERROR, "write the metrics as JSON"),
     "metric_not_finite": Kind(WARNING, "leave out metrics that are not finite: JSON has no such numbers"),
     "landscape_shape": Kind(WARNING, "store z with the shape (len(y), len(x))"),
-    "landscape_not_finite": Kind(WARNING, "replace the numbers that are not finite: the chart stays blank"),
+    "landscape_not_finite": Kind(WARNING, "replace these numbers: with them, the chart stays blank"),
     "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
     "lineage_custom_only": Kind(WARNING, "write the lineage of the training into the same file"),
-    "lineage_wiped": Kind(WARNING, "keep one lineage file in a directory, replaced as a whole"),
+    "lineage_wiped": Kind(WARNING, "keep only one lineage file in a directory, and replace it as a whole"),
     # journals: the losses evaluated so far, from which an unfinished landscape resumes
     "journal_torn": Kind(WARNING, REPAIR, True),
     "journal_damaged": Kind(WARNING, "resume the landscape: the lost points are evaluated again"),

@@ -110,7 +110,7 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
     elif size > end:
         # `cut_torn_tails` cuts only files whose name has a stamp, and no file with a damaged frame length.
         can_be_cut = stamp_of(path.name) is not None and whole_length(path) == end
-        text = f"its last frame is torn, {size - end} bytes: MindInsight retries it forever"
+        text = f"its last frame is torn ({size - end} bytes): MindInsight tries to read it again, forever"
         yield finding(path, "torn", text, offset=end, repairable=can_be_cut)
     elif not size and not is_live(path):
         yield finding(path, "empty", "the file has no event")

@@ -120,7 +120,7 @@ def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_
 
 
 def _missing(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
-    """The attempts that the manifest lacks, or all of the newest run if no file is of the manifest's run."""
+    """The attempts that the manifest lacks; all of the newest run if no file is of the manifest's run."""
     if not attempts:
         return []
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}

@@ -109,13 +109,13 @@ class StepOrder:
         """Yield what is wrong with the order, writers and copies of the events."""
         for (older, newer), clash in self._clashes.items():
             old, new = self._files[older], self._files[newer]
-            what = f"{clash.count} value(s), the first {short(clash.tag)} at step {clash.step}"
+            what = f"{clash.count} value(s) not rising in step, first {short(clash.tag)} at step {clash.step}"
             if old is new:
                 text = f"{what}, after step {clash.reached}: TensorBoard erases the steps between"
                 yield finding(new.path, "step_back", text, offset=clash.offset)
                 continue
             text = (
-                f"{what}, which {old.path.name} reached with step {clash.reached}: viewers erase its points"
+                f"{what}, but {old.path.name} already reached step {clash.reached}: viewers erase its points"
             )
             at_once = new.first <= old.last and old.first <= new.last
             if at_once or new.run_id != old.run_id:

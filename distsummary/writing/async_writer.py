@@ -60,7 +60,7 @@ class AsyncWriter:
     def __init__(self, writer: Writer, spec: WriterSpec) -> None:
         self._writer, self._spec = writer, spec
         self._queue: deque[Item] = deque()
-        self._event_bytes = 0  # bytes of the events (not the rows) in the queue and in progress
+        self._event_bytes = 0  # of the events in the queue and in progress, without those of `write_row`
         self._in_progress = 0  # items that the thread is processing
         self._fast_length = 0  # length of the queue up to which `write_row` may skip the checks
         self._is_asleep = False

@@ -73,7 +73,7 @@ class Failures:
             return None
 
     def fail(self, what: str, error: Exception) -> None:
-        """Count an exception under `what`; raise it as WriteError if `raise_exception` is set."""
+        """Count an exception, with a reason that begins with `what`; raise WriteError if so configured."""
         if self._raise_exception and isinstance(error, WriteError):
             raise error
         self.count(f"{what}: {type(error).__name__}: {error}")

@@ -44,8 +44,8 @@ class WriterSpec:
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
         budget_bytes: how many bytes may wait in an AsyncWriter. When the budget is full, bulk values are
             dropped and counted; other events block the caller for at most 0.5 s, once per stall, and are then
-            dropped and counted. A sixteenth is kept for these other events: an event that needs more than the
-            rest, even more than the whole budget, is taken when hardly anything else waits.
+            dropped and counted. An event counts with at most 15/16 of the budget: even one larger than the
+            budget is taken if hardly anything else waits, and scalars still find room while it is written.
         interval_s: how long an AsyncWriter collects events before it writes them.
         batch_bytes: a batch that reaches this size is written without waiting for `interval_s`.
         retry_s: the pause before a failed write is tried again; it doubles up to five times `retry_s`.

@@ -109,5 +109,5 @@ def test_what_is_not_the_values_by_name_is_told_with_what_to_give(tmp_path: Path
     with pytest.raises(InvalidTypeError, match=r"got a Mlp; for a model, give model\.state_dict\(\)"):
         draw(around=Mlp())
     (tmp_path / "checkpoint-500").mkdir()
-    with pytest.raises(MissingFileError, match=r"with their numbers: around=\{100: file"):
+    with pytest.raises(MissingFileError, match=r"under its step or epoch: around=\{100: file"):
         draw(around=tmp_path)

@@ -288,7 +288,7 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
         ({"collect_landscape": {"intervals": None}}, InvalidTypeError, "list of lists"),
         ({"collect_landscape": {"intervals": ([1, 2, 3],)}}, InvalidTypeError, "must be list"),
         ({"collect_landscape": {"intervals": [(1, 2, 3)]}}, InvalidTypeError, "must be list"),
-        ({"collect_landscape": {"intervals": [[1, 2]]}}, InvalidValueError, "at least 3 numbers"),
+        ({"collect_landscape": {"intervals": [[1, 2]]}}, InvalidValueError, "at least 3 steps"),
         ({"collect_landscape": {"intervals": [[1, 2, "3"]]}}, InvalidTypeError, "an item of"),
         (
             {"collect_landscape": {"intervals": [[3, 4, 5, 6]]}},

@@ -102,7 +102,7 @@ def test_a_negative_start_is_refused_by_name(tmp_path: Path, name: str) -> None:
 
 def test_event_files_where_the_merged_run_belongs_are_told_before_the_training(nasty_tmp_path: Path) -> None:
     train(nasty_tmp_path, 3, world_size=1)
-    with pytest.raises(RunDirError, match=r"holds event files that no merge wrote .* move them"):
+    with pytest.raises(RunDirError, match=r"holds event files that no merge wrote .* move those"):
         ds.init(nasty_tmp_path, rank=1, world_size=2)
 
 

@@ -14,7 +14,7 @@ from distsummary.frameworks.base import Pending
 
 SHARE = 0.008  # share of a step's time for sketches; with the background thread's work, about 0.01
 ROWS = 16  # sketches written at a time: one megabyte
-FIRST_STRIDE = 8  # used until the times of a step and of a sketch are known
+FIRST_STRIDE = 8  # steps from one sketch to the next, until the times of a step and of a sketch are known
 LOWERED = 0.8  # the stride is halved if the cost then stays below this share of the allowed cost
 _STEPS, _COSTS = 32, 8  # steps and sketches whose times are averaged
 
@@ -110,7 +110,7 @@ class SketchKeeper:
         self._ended_at = self._clock()
 
     def skip_step(self, number: int) -> bool:
-        """Take no sketch of step `number`, as its parameters have changed since; whether one was due."""
+        """Skip step `number`, whose parameters have changed since; returns whether a sketch was due."""
         self._ended_at = None
         return not self._has_file or (number - 1) % self._pace.stride == 0
 

@@ -13,7 +13,7 @@ from distsummary.frameworks.base import Framework
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchedPart:
-    """A parameter or this rank's shard; `runs` lists its contiguous pieces as `contiguous` yields them."""
+    """A parameter or this rank's shard of it; `runs` lists its contiguous pieces (see `contiguous`)."""
 
     name: str
     tensor: Any
@@ -21,10 +21,11 @@ class SketchedPart:
 
 
 class ModelParts:
-    """The trained parameters or shards for which `is_mine(mesh axes that split the parameter)` is true.
+    """The trained parameters (or this rank's shards of them) for which `is_mine` returns True.
 
-    Each iteration gives the tensors that the model holds at that time, for the names that were trainable when
-    this object was made. A parameter that FSDP2 has gathered since then is still given as its shard.
+    `is_mine` is called with the mesh axes that split the parameter. Each iteration gives the tensors that the
+    model holds at that time, for the names that were trainable when this object was made. A parameter that
+    FSDP2 has gathered since then is still given as its shard.
 
     Iterating raises InvalidValueError once the names or shapes of the trained parameters have changed.
     """

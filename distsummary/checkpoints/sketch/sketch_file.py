@@ -6,8 +6,9 @@ Its name is like `sketch_00000_rank_00002.frames` (attempt, rank), and it consis
     first    u32 length | JSON of the header | K float64: S0, which is S(theta) at the first step of the file
     others   int64 step | float64 scale | K int16: (S(theta) - S0) / scale, rounded
 
-All numbers are little-endian; a scale of NaN marks parameters that are not finite. The error of rounding to
-16 bits is negligible next to the error of the sketch. Each frame after the first takes 63,846 bytes.
+All numbers are little-endian. A scale of NaN marks parameters that are not finite; if the first step has such
+parameters, S0 is 0. The error of rounding to 16 bits is negligible next to the error of the sketch. Each
+frame after the first takes 63,846 bytes.
 """
 
 import json
@@ -187,7 +188,7 @@ def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
     files = [file for path in paths if (file := _read_file(path)) is not None]
     if not files:
         raise DamagedFileError(f"no sketch file in {directory} can be read; train again")
-    # Modification times choose only the run: copying changes them, so they cannot order its attempts.
+    # Modification times choose only the run: copying changes them, so they cannot order the run's attempts.
     run_id = max(files, key=lambda file: file.modified).header.run_id
     newest = max((f.header for f in files if f.header.run_id == run_id), key=lambda header: header.attempt)
     rows: dict[int, list[_Row]] = {}
@@ -245,7 +246,7 @@ def _read_file(path: Path) -> _SketchFile | None:
     last = -1
     for found in frames:
         if found.damage is not None or len(found.payload) != _ROW.size + 2 * BUCKETS:
-            _log.warning("%s: left out at byte %d: %s", path, found.offset, found.damage or "wrong size")
+            _log.warning("%s: no sketch at byte %d: %s", path, found.offset, found.damage or "wrong size")
             continue
         step, scale = _ROW.unpack_from(found.payload)
         if step <= last:  # the training repeated the steps from this one on

@@ -16,7 +16,7 @@ from distsummary.frameworks.torch import FRAMEWORK, local_part
 
 GROUP = 16  # chunks added at a time on a device: 8 million elements, 65 MB of workspace
 SUMMED = 64  # additions to the float32 sums before those sums are added to float64 totals
-LANES = 4  # partial sums per bucket on the host: fewer, longer additions, which torch spreads over threads
+LANES = 4  # partial sums per bucket on the host; with 4, torch spreads each (longer) addition over threads
 
 _Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, values, signs: buckets += values * signs
 

@@ -13,13 +13,13 @@ MODES = ("standard", "mindspore")
 class Engine(Protocol):
     """Evaluates points. An open engine changes the model's values; `close` restores the user's values.
 
-    The loss of a point is the mean of the batches' losses, weighted by each batch's number of rows in mode
-    "standard", unweighted in mode "mindspore".
+    The loss of a point is the mean of the batches' losses, weighted by each batch's number of rows (samples)
+    in mode "standard", unweighted in mode "mindspore".
     """
 
     name: str
     bn_mode: str  # see Evaluation
-    samples: int  # the number of rows of the first data set, from which its loss is computed
+    samples: int  # the number of rows of the first data set
     quantities: tuple[str, ...]  # names; the first is the loss of the first data set
     is_streamed: bool  # whether each call of `row_values` reads the data again, once for all its points
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from distsummary.landscapes.directions.planes import PlanePlan
 
 Kind = Literal["grid", "path", "checkpoint"]
-GRID_CHUNK = 32  # points of one row; all start from the same state, (centre + y * direction_y)
+GRID_CHUNK = 32  # points of one grid row; all of them start from the same state, centre + y * direction_y
 PATH_CHUNK = 8  # points or checkpoints of a path
 
 

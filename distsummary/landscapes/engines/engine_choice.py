@@ -14,7 +14,9 @@ EXACT = 5e-6  # the relative error that an engine may have
 LOOSE = 1e-2  # the same if the user requests reduced precision, such as bf16
 MAX_CHUNK = 64
 MAX_CHUNKED_S = 0.02  # on a CPU, evaluating points together gains nothing if a point takes longer
-MAX_RECORDED = 100_000_000  # elements; with more, the graph engine, at 40 bytes each, saves little
+# Elements of the varied parameters; with more of them, the graph engine saves little time, and it needs some
+# 40 bytes of memory per element.
+MAX_RECORDED = 100_000_000
 LEAST_GAIN = 0.08  # the share of time that a candidate must save to replace a simpler one
 NOISE = 0.3  # relative difference of two timings of equal work, seconds apart, on a shared machine
 LEAST_PLAN_S = 1.0  # for landscapes shorter than this, timing engines does not pay
@@ -132,7 +134,7 @@ def candidates(
 ) -> list[EngineChoice]:
     """The engines worth timing besides the row engine, for rows of `columns` points; most promising first.
 
-    `point_s` is the row engine's time per point, `parameters` the number of varied elements. Engines with
+    `point_s` is the row engine's time per point, `parameters` the number of elements that vary. Engines with
     chunk > 1 do not get channels_last: vmap makes grouped convolutions, which are slower in that layout.
     """
     layout = ("channels_last",) if has_pictures else ()
@@ -171,7 +173,8 @@ def compile_candidate(
 def chunks(columns: int, *, on_gpu: bool) -> list[int]:
     """The chunk sizes worth timing: each divides a row of `columns` points evenly and is at most MAX_CHUNK.
 
-    The most promising size is first. On a CPU this is not the whole row: its results often exceed the caches.
+    The most promising size is first. On a CPU this is not the whole row, since the intermediate results of so
+    many points often exceed the caches.
     """
     parts = (1, 2) if on_gpu else (2, 3, 6, 1)
     least = math.ceil(columns / MAX_CHUNK)

@@ -59,7 +59,7 @@ def choose_engine(
 ) -> TimedChoice:
     """Choose the engine for a task on this machine, unless the task has one already.
 
-    If reduced precision is requested, the choice holds the relative error of its losses.
+    If reduced precision is requested, the choice holds the relative error that this causes in the losses.
 
     Args:
         device: where the workers will compute; None means the model's device.
@@ -86,7 +86,8 @@ def choose_engine(
         if not is_out_of_memory(task.model, error):
             raise
         _log.warning(
-            "the row engine does not fit in memory; points are written to the model's own memory instead"
+            "the row engine does not fit in memory; using the inference engine, which writes the parameters "
+            "of each point into the model's own memory"
         )
         planned = TimedChoice(choice=EngineChoice(engine="inference", threads=threads))
     if task.evaluation.precision not in REDUCED:
@@ -202,7 +203,7 @@ class _Bench:
         return engine
 
     def _time(self, engine: Any, clock: Callable[[], float], start: float) -> Timing:
-        """Time an engine that was opened at time `start`; the first call sets the losses to compare with."""
+        """Time an engine, opened at time `start`; its losses are compared with those of the first call."""
         losses = self._losses(engine)
         if not len(self._base):
             self._base = losses

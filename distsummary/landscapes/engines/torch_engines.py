@@ -62,7 +62,7 @@ class TorchEngine:
 
     Args:
         model: moved to `device` if one is given; otherwise it stays where it is.
-        loss_fn, batches: see `user_code.bind_loss`; `batches` may be data sets by name. Batches are kept on
+        loss_fn, batches: see `user_code.bind_loss`; `batches` may be {name: data set}. Batches are kept on
             the model's device, or read again for each call of `row_values` (see `Evaluation.streamed`).
         names: the parameters that are varied. All others, and the buffers, keep the values of the centre.
         mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
@@ -172,7 +172,7 @@ class TorchEngine:
         return self._on_device(name, self._data[name]) if self.is_streamed else self._data[name]
 
     def _begin(self, name: str, first: Iterable[Any]) -> int:
-        """Probe the loss with the first batch of the data set `first`; returns its number of rows."""
+        """Probe the loss with the first batch of the data set `first`; returns how many rows `first` has."""
         rows = 0
         for batch in first:
             if not rows:

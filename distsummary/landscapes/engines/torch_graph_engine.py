@@ -1,7 +1,7 @@
 """The graph engine: records the loss once as a graph, and splits off its part that is affine in the point.
 
 The results of that part, the slots (see `graph.torch_affine`), are prepared once per plane and batch. A point
-then costs two additions per slot and one run of the rest of the graph. All points of a chunk go through the
+then costs one addition per slot and one run of the rest of the graph. All points of a chunk go through the
 rest together, along a new axis (torch.func.vmap turns matrix products into batched products). The option
 "compile" compiles the rest with torch.compile. With streamed data, no slots depend on the data.
 """
@@ -92,7 +92,7 @@ class TorchGraphEngine(TorchRowEngine):
         return torch.cat(found, dim=1)
 
     def _bind(self, loaded: Loaded) -> BoundProgram:
-        """Bind the program to a batch. A new program is checked. Results are kept unless data is streamed."""
+        """Bind the program to a batch; check it if it is new, and keep it bound unless data is streamed."""
         if loaded in self._bound:
             return self._bound[loaded]
         key = signature(loaded.batch)

@@ -111,8 +111,8 @@ class TorchHessian:
         loss, _, _ = self._loss(batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise LandscapeError(
-                "directions='hessian' needs a loss function that returns one tensor with a gradient for "
-                "a batch; return the mean over the batch, not detached"
+                "directions='hessian' needs a loss function that returns, for a batch, a tensor with a "
+                "single element and a gradient; return the mean over the batch, not detached"
             )
         gradient = torch.autograd.grad(loss, self._moved, create_graph=True, materialize_grads=True)
         slopes = [(g * v).sum().to(loss.device) for g, v in zip(gradient, along, strict=True)]

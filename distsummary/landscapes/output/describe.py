@@ -7,12 +7,12 @@ import numpy as np
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 
 ONLY_THE_CENTRE = (
-    "the loss of the centre itself is, so the steps of the grid are too long: try another normalization "
-    "or other directions"
+    "the loss of the centre itself is finite, so the steps of the grid are too long: try another "
+    "normalization or other directions"
 )
 NOT_EVEN_THE_CENTRE = (
-    "nor is the loss of the centre itself: look for NaN and Inf in the data, in the checkpoint, and in what "
-    "the loss function returns for one batch"
+    "nor is the loss of the centre itself finite: look for NaN and Inf in the data, in the checkpoint, and "
+    "in what the loss function returns for one batch"
 )
 
 
@@ -68,13 +68,13 @@ def doubts(grids: Mapping[str, Grid]) -> str:
 
 
 def ends_of_line(grid: Grid) -> tuple[str, str]:
-    """The names of the two ends of a line: the run labels or, if there are none, checkpoint numbers."""
+    """The names of the two ends of a line: the run labels or, if there are none, "step 100" and the like."""
     start, end = grid.runs or [f"{grid.unit} {number}" for number in (grid.numbers[0], grid.numbers[-1])]
     return start, end
 
 
 def checkpoint_names(grid: Grid) -> list[str]:
-    """The name of each checkpoint: its number, or the name of its run if that has only one checkpoint."""
+    """The name of each checkpoint: its step or epoch; if it is the only one of its run, the run's name."""
     names = [str(number) for number in grid.numbers]
     for run, part in grid.parts.items():
         if run and len(part) == 1:

@@ -101,8 +101,8 @@ class Grid:
     def tag(self) -> str:
         """The tag in event files, as in MindSpore: `landscape_[first, last]` for PCA, or `landscape_[last]`.
 
-        `first` and `last` are checkpoint numbers. Kinds in NAMED_KINDS and the label are part of the tag; for
-        example, if only some parameters are varied: `landscape_only_lora_[1, 9]`.
+        `first` and `last` are the steps or epochs of the path's ends. Kinds in NAMED_KINDS and the label are
+        part of the tag; for example, if only some parameters are varied: `landscape_only_lora_[1, 9]`.
         """
         kind = self.kind if self.kind in NAMED_KINDS else ""
         name = "_".join(word for word in ("landscape", kind, self.label) if word)

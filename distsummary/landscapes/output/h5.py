@@ -10,8 +10,8 @@ Their scripts use a surface, a direction and a projection file; this one file ho
 train_* and test_* come from the user's data called "train" and "test". If none is called "train",
 `train_loss` is the grid's loss. The quantity "accuracy" becomes `train_acc` and `test_acc`, in percent as in
 Li et al.'s evaluation.py: if no value is above 1, the values are multiplied by 100. A grid of one row has
-the layout of their 1-D plots: no ycoordinates, and arrays (n,). A missing accuracy is filled with NaN,
-because plot_1D.py needs an accuracy for each loss.
+the layout of their 1-D plots: no ycoordinates, arrays (n,), and NaN in place of an accuracy that was not
+computed, because plot_1D.py needs an accuracy for each loss.
 
 The file also has the HDF5 data sets checkpoints, path_loss, true_loss and residuals, each (k,), and computed
 (m, n); steps (s,) and step_path (s, 2), if the grid has them; and the group `quantities` with all quantities,
@@ -91,6 +91,6 @@ def _named(data_set: str, quantity: str) -> str:
 
 
 def link_name(name: str) -> str:
-    """A name without a slash, at which HDF5 would split it, and other than ".", which means the group."""
+    """A name that HDF5 takes as it is: HDF5 splits names at slashes, and "." means the group itself."""
     quoted = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return {"": "%", ".": "%2E"}.get(quoted, quoted)

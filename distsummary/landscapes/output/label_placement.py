@@ -59,7 +59,8 @@ def corners_with_room(
              o point        keep free (left, bottom, right, top); `gap` from point to name along either axis
 
     A name covers nothing in `taken` and no other name. Of the free corners it gets the one farthest from
-    other points and names (twice the gap is enough), so that it is not read as the name of another point.
+    other points and names, so that it is not read as the name of another point; distances above twice the
+    gap count as equal.
     Points in `always` choose first and get a place even if there is no room. A box in `taken` that is centred
     on a point is the point's own dot, which its name may cover.
     """

@@ -36,7 +36,8 @@ class LossGrid(Grid):
     Attributes:
         x, y: axes, float64 (n,) and (m,).
         z: losses, float64 (m, n); NaN and Inf are kept.
-        numbers: the numbers of the path's checkpoints; for a random plane, only that of the centre.
+        numbers: the step or epoch (see `unit`) of each checkpoint of the path; for a random plane, only that
+            of the centre.
         kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
             (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
         runs, run_lengths: if there are several runs, their labels and the number of checkpoints of each.
@@ -51,7 +52,7 @@ class LossGrid(Grid):
             bound of the error of each, apart from rounding in the Hessian-vector products.
         decomposition: the name of the kind in event files: "PCA", "Random" or "Hessian".
         convergence_point: (x, y, loss) of the end of training as viewers show it.
-        unit, step_per_epoch: what a checkpoint number counts, "step" or "epoch".
+        unit, step_per_epoch: what `numbers` count, "step" or "epoch", and the number of steps in an epoch.
         centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).
         parameters: the patterns that selected the varied parameters; empty if all trainable ones are varied.
         filter_axis: for filter normalization, {parameter name: filter axis} where the axis is not 0.
@@ -60,7 +61,7 @@ class LossGrid(Grid):
         label: the part of the tag that is neither kind nor checkpoints, see `directions.prepare.label`.
         bn_mode: "eval" (running statistics) or "batch" (statistics of each batch, training mode).
         engine: the engine that evaluated the points.
-        samples: rows of data behind each loss.
+        samples: the number of rows (samples) of the first data set.
         data_sets: the names of the data sets; `z` is the loss on the first; () for data without a name.
         quantities: what was computed besides the loss, by name: (m, n) each, such as a metric or "stderr".
             If there are `data_sets`, names begin with the data set, as in "train/stderr" and "test/loss".

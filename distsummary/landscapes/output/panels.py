@@ -225,7 +225,7 @@ def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
 
 
 def draw_losses(axes: Any, grid: Grid) -> None:
-    """Draw each checkpoint's true loss and its loss in the plane over the checkpoint number."""
+    """Draw each checkpoint's true loss and its loss in the plane over the checkpoint's step or epoch."""
     true, in_plane = clipped(grid.true_loss), clipped(grid.path_loss)
     numbers = np.array(grid.numbers or range(len(grid.path)))
     for run, part in grid.parts.items():

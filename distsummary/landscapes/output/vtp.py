@@ -34,8 +34,8 @@ def to_vtp(grid: Grid) -> bytes:
         loss: interpolated from the grid at points between checkpoints.
         log10_loss: NaN unless the loss is above 0.
         true_loss: a checkpoint's own loss; the same as `loss` at grid points; NaN between checkpoints.
-        residual: how much of a checkpoint is outside the plane; 0 at grid points, NaN between checkpoints.
-        checkpoint: the checkpoint's number, -1 at other points.
+        residual: see `LossGrid.residuals`; 0 at grid points, NaN between checkpoints.
+        checkpoint: the checkpoint's step or epoch, -1 at other points.
         run: the index of the checkpoint's run (joint planes), 0 at other points.
         computed: 1 where the loss was computed by the model, 0 where it is interpolated or missing.
         Each of the grid's quantities by its name, NaN outside grid points; with the prefix "quantity:" if an

@@ -47,8 +47,8 @@ def write_landscapes(
     same tag; both cases are logged.
 
     The events for MindInsight are the planes (its format has no lines) and a copy of a run's loss curve,
-    which its landscape page expects in the same job. The events for TensorBoard are the pictures. The
-    grids themselves are saved first, so that they are not lost if a later step fails.
+    which MindInsight's landscape page expects in the same job. The events for TensorBoard are the pictures.
+    The grids themselves are saved first, so that they are not lost if a later step fails.
 
     Args:
         run_dir: the run to write to.

@@ -525,7 +525,7 @@ def test_event_files_of_others_in_the_run_dir_are_not_mixed_with_the_merged(run)
     writer = RankWriter(WriterSpec(directory=run.run_dir.base, run_id=run.run_id))
     writer.write(Batch(run_id=run.run_id, attempt=0, rank=0, first_seq=1, events=[scalar(1, loss=2.0)]))
     writer.close()
-    with pytest.raises(RunDirError, match="move them"):
+    with pytest.raises(RunDirError, match="move those"):
         run.merge()
 
 

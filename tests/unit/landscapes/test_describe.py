@@ -43,7 +43,7 @@ def test_a_grid_without_a_finite_loss_says_so_and_what_to_check() -> None:
     assert "the steps of the grid are too long" in doubts({"pca": make_grid(z=nothing)})
     in_part = doubts({"pca": make_grid(z=nothing, computed=np.eye(3, 4) > 0)})
     assert in_part.startswith(
-        "pca: not one of the 3 computed losses is finite; the loss of the centre itself is"
+        "pca: not one of the 3 computed losses is finite; the loss of the centre itself is finite"
     )
 
 

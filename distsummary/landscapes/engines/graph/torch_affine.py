@@ -3,8 +3,8 @@
 A moved tensor (varied parameter) is affine in (x, y): centre + x * u + y * v, with directions u and v. So are
 the results of linear operations on it with fixed tensors and data: the output of a first Linear, Conv or
 Embedding, or weights into which a fixed BN was folded. The graph is cut where non-affine operations use
-affine values. The values at the cut are the *slots*. For each slot, the value at the centre and the changes
-along u and v are computed once per plane; two additions of these give the slot's value at any point.
+affine values. The values at the cut are the *slots*. For each slot, the value at the centre and its changes
+du and dv along u and v are computed once per plane; at any point, the slot's value is centre + x du + y dv.
 
     constants:  fixed tensors, batch      -> inputs of the other two; runs once per plane and batch
     affine:     moved tensors, constants  -> slots for centre, u and v; once per plane and batch, in float64
@@ -79,7 +79,7 @@ class CutGraph:
 def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_data: bool = True) -> CutGraph:
     """Cut a graph. Its placeholders `moved` are the moved tensors, the placeholders `batch` are data.
 
-    With `with_data=False` no slot depends on data. Otherwise, every batch needs its own copy of such slots.
+    With `with_data=False` no slot depends on data. Otherwise each batch needs its own copy of those that do.
     """
     moving, data = set(moved), depends_on(graph, batch)
     kinds: dict[Node, int] = {}
@@ -115,7 +115,7 @@ def hoist(whole: fx.GraphModule, slots: int) -> tuple[fx.GraphModule, fx.GraphMo
     """Split off what need not be repeated at every point: taking views, and values that depend on no slot.
 
     `whole` takes the slots and the constants. Returns (prepare, point): `prepare` takes the same and returns
-    the arguments of `point`. The slots must stay in their memory, because `prepare` takes views of it once.
+    the arguments of `point`. Slots must stay at their addresses, since `prepare` takes views of them once.
     """
     graph = whole.graph
     inputs = placeholders(graph)

@@ -104,7 +104,8 @@ def fold_batch_norms(graph: fx.Graph) -> None:
     """Fold BN (batch norm) with running statistics into the convolution or linear layer before it.
 
     With s = gamma / sqrt(var + eps), the layer's weights for output channel c are multiplied by s[c], and its
-    bias becomes beta + (bias - mean) * s (gamma, beta: BN's weight and bias). If gamma is fixed, BN is free.
+    bias becomes beta + (bias - mean) * s (gamma, beta: BN's weight and bias). With a fixed gamma, BN then
+    takes no time at the points.
     """
     for norm in list(graph.nodes):
         if norm.op != "call_function" or norm.target not in BATCH_NORMS or not _is_foldable(norm):

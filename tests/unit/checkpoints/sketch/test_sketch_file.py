@@ -161,7 +161,7 @@ def test_what_a_crash_tore_and_a_disk_damaged_is_left_out(tmp_path, caplog):
     path.write_bytes(data[:-10])  # the fifth is torn
     with caplog.at_level(logging.WARNING):
         assert read_sketches(tmp_path).steps == (1, 2, 4)
-    assert "left out at byte" in caplog.text
+    assert "no sketch at byte" in caplog.text
 
 
 def test_files_that_hold_no_sketches_are_refused_by_name(tmp_path, caplog):
