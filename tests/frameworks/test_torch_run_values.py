@@ -1,6 +1,8 @@
 """Tensors of every sort given to a Run, and what TensorBoard's own reader shows of them."""
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -214,3 +216,45 @@ def test_the_values_of_the_step_that_failed_are_recorded(tmp_path: Path):
             run.image("sample", torch.zeros(4, 4))
             1 / (1 - number)
     assert [step for step, _ in values_of(run, "image")["sample"]] == [1, 2]
+
+
+LONG_RUN = """
+import sys
+
+import psutil
+import torch
+
+import distsummary as ds
+
+torch.set_num_threads(1)
+process = psutil.Process()
+model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x, picture = torch.randn(16, 32), torch.rand(3, 16, 16)
+with ds.init(sys.argv[1], watch=model, optimizer=optimizer, config={"lr": 0.01}, quiet=True) as run:
+    for i in run.steps(range(8_000)):
+        loss = (model(x) - 1).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log({"accuracy": 0.5}, loss=loss, lr=0.01)
+        if i % 20 == 0:
+            run.histogram("gradients", model[0].weight.grad)
+            run.image("picture", picture)
+            run.tensor("weight", model[0].weight)
+            run.text("said", f"step {i}")
+        if i == 3_000:
+            before = process.memory_info().rss
+    grown = process.memory_info().rss - before
+health = run.health()
+assert not health.dropped and health.events > 8_000, health
+print(grown)
+"""
+
+
+def test_the_memory_of_a_long_run_with_all_kinds_is_flat(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LONG_RUN, str(tmp_path / "run")], capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 4 << 20  # the steps since then wrote 8 MB
