@@ -163,11 +163,6 @@ class Recording(abc.ABC):
         for name, value in given.items():
             if type(value) is not float or name not in known:
                 new = self._numbers(given)
-                if len(known) > MAX_KNOWN_NAMES:
-                    known.clear()
-                known.update(new)
-                for tag in new:
-                    self._note_kind("scalar", tag)
                 break
         held = self._given
         if is_elsewhere:
@@ -331,10 +326,14 @@ class Recording(abc.ABC):
     def _numbers(self, given: Mapping[str, object]) -> dict[str, Scalar]:
         """Convert a mapping of names to values; what is not a number is refused."""
         numbers: dict[str, Scalar] = {}
+        known = self._known_names
         for name, value in _flat(given):
-            check_type("the name of a value", name, str)
+            is_known = isinstance(name, str) and name in known
+            if not is_known:
+                check_type("the name of a value", name, str)
             try:
-                check_tag(name)
+                if not is_known:
+                    check_tag(name)
                 number = scalar(repr(name), _array_of(repr(name), value), instead=WHOLE_ARRAY)
             except Exception as error:
                 self._refuse(
@@ -344,6 +343,11 @@ class Recording(abc.ABC):
             if not isinstance(number, float):
                 number = Checked(number, self._finite.check, self.step, name)
             numbers[name] = number
+            if not is_known:
+                if len(known) > MAX_KNOWN_NAMES:
+                    known.clear()
+                known.add(name)
+                self._note_kind("scalar", name)
         return numbers
 
     def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
