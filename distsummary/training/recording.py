@@ -163,6 +163,11 @@ class Recording(abc.ABC):
         for name, value in given.items():
             if type(value) is not float or name not in known:
                 new = self._numbers(given)
+                if len(known) > MAX_KNOWN_NAMES:
+                    known.clear()
+                for tag in new.keys() - known:
+                    self._note_kind("scalar", tag)
+                known.update(new)
                 break
         held = self._given
         if is_elsewhere:
@@ -343,11 +348,6 @@ class Recording(abc.ABC):
             if not isinstance(number, float):
                 number = Checked(number, self._finite.check, self.step, name)
             numbers[name] = number
-            if not is_known:
-                if len(known) > MAX_KNOWN_NAMES:
-                    known.clear()
-                known.add(name)
-                self._note_kind("scalar", name)
         return numbers
 
     def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
