@@ -96,7 +96,8 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         },
     ) as run:
         images, labels = test_set.tensors
-        run.text("about", ABOUT)
+        if run.rank == 0:  # a text or picture that is the same on all ranks is needed once
+            run.text("about", ABOUT)
         for epoch in run.epochs(epochs):
             sampler.set_epoch(epoch)
             for x, y in run.steps(loader):
@@ -112,7 +113,7 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
                 is_right = logits.argmax(1) == labels
                 accuracy = is_right.float().mean().item()
                 evaluation.log(loss=criterion(logits, labels), accuracy=accuracy)
-            if not is_right.all():
+            if run.rank == 0 and not is_right.all():
                 run.image("wrong digits", images[~is_right][:MOST_WRONG])
     return {"loss": loss.item(), "accuracy": accuracy}
 
@@ -201,7 +202,7 @@ Files{merged if summary["ranks"] > 1 else alone}
     {base}/landscape    the loss landscapes: events, .npz, .png
     {base}/ckpt_dir    the checkpoints of the training path
 Next
-    tensorboard --logdir {base}
+    tensorboard --logdir {base.parent}
     mindinsight start --summary-base-dir {base} --port 8080
     distsummary landscape {base} distsummary.demo:landscape_of_digits --size 51
 """
