@@ -72,7 +72,7 @@ def init(
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
         mesh: the device mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
         initial_step, initial_epoch: how many steps and epochs were completed in the checkpoint from which the
-            training resumes, >= 0. The merged run keeps what earlier attempts (starts) recorded up to it.
+            training resumes, >= 0. Merging keeps what earlier attempts (starts) recorded up to that step.
         exists: what a training from step 0 does if `run_dir` holds a finished training. "refuse": its first
             step raises RunDirError. "attempt": it becomes the next attempt, which viewers show instead of the
             finished one. "new": it goes to the next free directory, such as runs/a-2. A training that failed
@@ -81,11 +81,11 @@ def init(
         histograms: which parameters of `watch` get histograms, of those that require a gradient. True: first
             those of two or more dimensions (weights), then the others (biases), up to 200 parameters and 16
             million elements in all (the log says how many are left out), at step 1 and at 1, 2, 4, 8 ...
-            times `collect_freq`; n million elements n times as rarely. Text, such as "conv" or ".*bias":
-            those whose names begin with a match of this regular expression, at step 1 and every
-            `collect_freq` steps. n: the first n, at the same steps. False: none. With
-            `keep_default_action=False`, True means none; with `mindspore_compat=True`, the first five; and
-            the key `histogram_regular` of `collect_specified_data` takes its place.
+            times `collect_freq` (n * `collect_freq` for n million elements). Text, such as "conv" or
+            ".*bias": those whose names begin with a match of this regular expression, at step 1 and every
+            `collect_freq` steps. n: the first n, at the same steps. False: none. True means none with
+            `keep_default_action=False`, and the first five with `mindspore_compat=True`; the key
+            `histogram_regular` of `collect_specified_data` replaces True.
         on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
         system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
         quiet: do not print where the run is and how to open it. Otherwise rank 0 prints this line to stderr
@@ -161,7 +161,7 @@ def init(
 
 
 class Announcement(Callback):
-    """Prints a line to stderr when the training begins; not by logging, which most scripts leave as it is."""
+    """Prints a line to stderr when the training begins: by default, logging would not show it."""
 
     def __init__(self, line: str) -> None:
         self._line = line

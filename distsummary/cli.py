@@ -228,8 +228,8 @@ def refuse_centring(value: str) -> None:
         help="a number of Ray workers, or auto for as many as fit; 0 computes in this process",
     ),
     argument("--gpus-per-worker", type=float, help="GPUs of each worker, or a share of one (1)"),
-    argument("--engine", default="auto", help="auto, row, or an engine that a LossGrid names"),
-    argument("--memory", choices=("inference",), help="inference: write points to the model's own memory"),
+    argument("--engine", default="auto", help="auto, row, or the engine of an earlier landscape"),
+    argument("--memory", choices=("inference",), help="inference: compute within the model's own memory"),
     argument("--anew", action="store_true", help="start again instead of resuming an interrupted landscape"),
 )
 def landscape(options: argparse.Namespace) -> None:
@@ -243,7 +243,7 @@ def landscape(options: argparse.Namespace) -> None:
     usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
     directions = usual if options.directions is None else options.directions
     parts = load_factory(options.factory)
-    # Log the progress at level INFO: it appears where stderr is no terminal, as in a batch job.
+    # Where stderr is no terminal, as in a batch job, the progress is logged at level INFO: let it through.
     progress = logging.getLogger("distsummary.landscapes.run.progress")
     level = progress.level
     progress.setLevel(logging.INFO)
@@ -292,7 +292,7 @@ def grid_line(name: str, grid: "LossGrid") -> str:
     if grid.explained_variance.size:
         facts.append("explained variance " + " + ".join(f"{share:.3f}" for share in grid.explained_variance))
     if (out := grid.residuals.max(initial=0.0)) > 0.005:  # smaller ones are rounding errors
-        facts.append(f"checkpoints up to {out:.0%} out of the plane")
+        facts.append(f"up to {out:.0%} of a checkpoint's offset from the centre lies outside the plane")
     return f"{name}: {', '.join(facts)}"
 
 

@@ -35,7 +35,8 @@ class Coordinator(Protocol):
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Join the run; all ranks of one start of the job get the same attempt.
 
-        Raises RunDirError if another job records the run, or if it is finished and `refuse_finished` is set.
+        Raises RunDirError if another job records the run, or if the run is finished and `refuse_finished` is
+        set.
         """
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
@@ -99,7 +100,7 @@ def refuse_reuse(
     refuse_finished: bool,
     alive: Liveness = is_alive,
 ) -> None:
-    """Raise RunDirError if another job records the run, or if it is finished and `refuse_finished` is set.
+    """Raise RunDirError if another job records the run, or if the run is finished and `refuse_finished` set.
 
     Only the role train is checked. All ranks of a job, its restarts by the launcher, and other trainings in
     the same process count as one job.

@@ -43,7 +43,7 @@ def heeds_interrupts() -> Iterator[None]:
         yield
         return
     main_ident = main.ident
-    lost: SimpleQueue[bool] = SimpleQueue()  # unlike that of Queue, its put is safe in a destructor
+    lost: SimpleQueue[bool] = SimpleQueue()  # its put is safe in a destructor, Queue's is not
     before = sys.unraisablehook
 
     def note(ignored: "sys.UnraisableHookArgs") -> None:

@@ -54,7 +54,7 @@ def temporary_name(directory: Path) -> Path:
 
 
 def is_in_use(path: Path) -> bool | None:
-    """Whether the process named in a temporary file or directory still runs; None if unknown.
+    """Whether the process that made a temporary file or directory still runs; None if unknown.
 
     The answer is known for processes on this machine (or in this container). A file of another machine gives
     None, and after `STALE_S` False: no process takes that long between creating a file and renaming it. A

@@ -26,8 +26,8 @@ LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path turns s3://bucket/run into s3:/bucket/run
 _REMEDY = (
-    "rebuild it with: distsummary fsck --repair; or end the run's processes and remove it: the run then gets "
-    "a new id, and its attempts continue from the event files"
+    "rebuild it with: distsummary fsck --repair; or end the run's processes and remove the file: the run "
+    "then gets a new id, and new attempts are numbered after those in the event files"
 )
 
 Manifest = dict[str, Any]
@@ -38,7 +38,7 @@ class RunDir:
 
     A run of one rank keeps its files in the run dir itself. A run of several ranks keeps the files of each
     rank in `rank_00000/`, `rank_00001/` and so on, and the files of the merged run in the run dir. These are
-    for training; other roles of processes (eval, landscape) have their own directories.
+    for training; processes of other roles (eval, landscape) have directories of their own.
 
     Args:
         path: the directory. It need not exist before `create`. `~` is expanded; a URL raises
@@ -74,7 +74,7 @@ class RunDir:
         return self.base / "landscape"
 
     def landscape_journal(self, plan: Mapping[str, str]) -> Path:
-        """The journal of a landscape in progress; its name has a hash of `plan`, its identity."""
+        """The journal of the landscape that `plan` identifies; a hash of `plan` is in its file name."""
         text = json.dumps(dict(plan), sort_keys=True)
         return self.landscape_dir / f"journal-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.bin"
 

@@ -117,7 +117,10 @@ def first_name(stem: str, ranks: int) -> str:
 def sibling_name(first: str, rank: int) -> str:
     """The name of `rank`'s file; raises DamagedFileError unless `first` is the name of rank 0's file."""
     if not _FIRST.search(first):
-        raise DamagedFileError(f"{first!r} does not name the shards of rank 0; it is not from this training")
+        raise DamagedFileError(
+            f"the name of the file with rank 0's shards must end with _rank_00000_of_<ranks>{SUFFIX}, got "
+            f"{first!r}; train again"
+        )
     return _FIRST.sub(lambda found: f"_rank_{rank:05d}_of_{found[1]}{SUFFIX}", first)
 
 

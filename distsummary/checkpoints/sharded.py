@@ -27,7 +27,7 @@ class Box:
     shape: tuple[int, ...]
 
     def row(self, row: int, itemsize: int) -> "Box":
-        """The part at index `row` of the first axis: an array with one axis less."""
+        """The part of this slice in row `row` of the whole array: a slice with one axis less."""
         inner = math.prod(self.shape[1:]) * itemsize
         begin = self.begin + (row - self.offset[0]) * inner
         return Box(self.file, begin, self.offset[1:], self.shape[1:])
@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedArray:
-    """An array in shards. `one` is any slice, for its dtype; `boxes` are the non-empty slices, by offset."""
+    """An array in shards. `one`: any slice (for its dtype); `boxes`: non-empty slices, sorted by offset."""
 
     shape: tuple[int, ...]
     one: StoredArray

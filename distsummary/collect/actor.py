@@ -54,13 +54,13 @@ def driver_command() -> list[str]:
         jobs = ray._private.state.jobs()
         commands = [job.get("Entrypoint", "") for job in jobs if job["JobID"] == context.get_job_id()]
         return split_command(commands[0]) if commands else []
-    except Exception as error:  # an interface without a promise: another version of Ray may lack it
+    except Exception as error:  # a private interface: another version of Ray may lack it
         logger.debug("the driver's command line is unknown: %r", error)
         return []
 
 
 def split_command(command: str) -> list[str]:
-    """The arguments of a command line that Ray joined by `subprocess.list2cmdline`: only " quotes."""
+    """The arguments of a command line that Ray made by `subprocess.list2cmdline`, which quotes only by "."""
     lexer = shlex.shlex(command, posix=True)
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -84,8 +84,9 @@ class RemoteWriter:
         self._actor = start_collector(spec)
         self._session: str | None = None
         self._process = ("", 0)
-        self._sent: deque[tuple[Batch, Any]] = deque()  # None in place of an answer: it is not sent again yet
-        self._refusal = ""  # why the last attempt failed
+        # Batches with references to their answers; None: the batch has not been sent to the new session yet.
+        self._sent: deque[tuple[Batch, Any]] = deque()
+        self._refusal = ""  # why the last write failed
         self._health = Health()
         self._failed = Health()
 
@@ -101,7 +102,7 @@ class RemoteWriter:
     def write(self, batch: Batch) -> None:
         """Send a batch; an OSError means: not accepted.
 
-        Waits while WINDOW batches, or the bytes of the budget, are unacknowledged.
+        Waits while WINDOW batches are unacknowledged, or while they and `batch` exceed the budget in bytes.
         """
         while self._sent and (
             self._session is None or len(self._sent) >= WINDOW or self._exceeds_budget(batch)
@@ -137,13 +138,13 @@ class RemoteWriter:
         return self._actor.write.remote(self._session, batch)
 
     def _settle_oldest(self) -> None:
-        """Wait for the oldest batch's acknowledgement; on an OSError, keeps the batch unless QUEUED."""
+        """Await the oldest batch's acknowledgement; after an OSError, all batches are kept unless QUEUED."""
         if self._session is None:
             self._resume()
         batch, reference = self._sent[0]
         try:
             self._health = self._answer(reference, ANSWER_S + batch.nbytes / SLOW_BYTES_S)
-        except StaleAttemptError:  # an earlier batch failed: both go to the next session
+        except StaleAttemptError:  # this batch's session is over: the batch is sent again in the next session
             self._session = None
             return
         except OSError as error:
@@ -151,7 +152,7 @@ class RemoteWriter:
             if self._spec.delivery == QUEUED:
                 self._drop_sent(f"not sent again: {error}")
             raise
-        except RayTaskError as error:  # permanently refused: the collector could not even read it
+        except RayTaskError as error:  # any other error: the collector would raise it again
             self._count_lost(batch, _reason(error))
         self._sent.popleft()
         if self._sent and self._sent[0][1] is None:
@@ -172,7 +173,7 @@ class RemoteWriter:
             elif host:
                 ray.kill(self._actor, no_restart=False)
             raise TimeoutError(f"no answer from the collector for {timeout_s:g} s") from error
-        except ActorDiedError as error:  # permanently: Ray does not restart an actor whose constructor failed
+        except ActorDiedError as error:  # for good: Ray does not restart an actor whose constructor failed
             self._actor = start_collector(self._spec)
             raise ConnectionError(f"the collector died and is started again: {_reason(error)}") from error
         except RayActorError as error:
@@ -191,16 +192,16 @@ class RemoteWriter:
     def _resume(self) -> None:
         """Send the oldest batch to the collector's next session; the others follow when it is acknowledged.
 
-        So a disk that takes nothing costs one batch each time that this is tried.
+        If the disk still takes nothing, only this one batch was sent in vain.
         """
         self._connect()
-        self._ignore_answers()  # all came before the greeting
+        self._ignore_answers()  # they came before the greeting: their session is over
         batch, _ = self._sent[0]
         self._sent = deque((waiting, None) for waiting, _ in self._sent)
         self._sent[0] = batch, self._send(batch)
 
     def _ignore_answers(self) -> None:
-        """Look at the answers that count no more: Ray prints an error that nobody looks at."""
+        """Fetch the answers that no longer count, because Ray prints each error that nobody fetches."""
         for _, reference in self._sent:
             if reference is not None and ray.is_initialized():
                 with contextlib.suppress(Exception):

@@ -69,7 +69,7 @@ class Background:
         with self._changed:
             if not self._room.wait_for(has_room, wait_s):
                 waiting = len(self._jobs)
-                self._failures.count(f"{name}: dropped, because {waiting} wait already; is the disk slow?")
+                self._failures.count(f"{name}: dropped, because {waiting} older jobs wait; is the disk slow?")
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="distsummary-files", daemon=True)
@@ -100,13 +100,13 @@ class Background:
             self._thread.join(CLOSE_TIMEOUT_S)
             if self._thread.is_alive():
                 left = self._accepted - self._done
-                self._failures.count(f"files: {left} not written within {CLOSE_TIMEOUT_S:g} s of the end")
+                self._failures.count(f"files: {left} jobs were not done {CLOSE_TIMEOUT_S:g} s after the end")
         self._failures.raise_last()
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise ClosedError(
-                f"this thread belongs to process {self._pid}; open a new record or collector after a fork"
+                f"files are written in process {self._pid}; after a fork, open a new record or collector"
             )
         if self._is_closed:
             raise ClosedError("the thread for files is closed; open a new record or collector")

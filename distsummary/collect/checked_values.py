@@ -54,10 +54,10 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
         value: what the plugin takes:
             "scalar": a number, or a tensor of one element.
             "tensor", "histogram", "image": an array of NumPy, torch or JAX as `checked_copy` describes, an
-                object that NumPy can read as one, or numbers in (nested) lists and tuples; for the first
-                two with at least one dimension.
+                object that NumPy can read as one, or numbers in (nested) lists and tuples. A tensor or
+                histogram needs at least one dimension.
             "text": a str that takes at most MAX_VALUE_BYTES in UTF-8; shown as Markdown.
-            "figure": a matplotlib Figure; it becomes an image, as it is now.
+            "figure": a matplotlib Figure, which is drawn at once and becomes an image.
             "landscape": a `records.Landscape`, or MindSpore's LossLandscape message.
             "graph": a ModelProto or GraphProto, or the bytes of one.
             a lineage plugin: its protobuf message, of MindSpore's classes or of ours.
@@ -98,7 +98,7 @@ def _tensor(field: str, value: object) -> Any:
     """The value itself if a framework owns it, otherwise the array that NumPy makes of it."""
     if framework_of(value).is_tensor(value):
         layout = str(getattr(value, "layout", ""))
-        if "sparse" in layout:  # torch's COO, CSR ...: zeros would be counted, and may fill the memory
+        if "sparse" in layout:  # torch's COO, CSR ...: as a dense tensor, it may fill the memory
             shape: Any = getattr(value, "shape", ())
             raise InvalidTypeError(
                 f"{field} must be dense, got {layout} of shape {tuple(shape)}; convert it: value.to_dense()"
@@ -112,7 +112,7 @@ def _tensor(field: str, value: object) -> Any:
     try:
         return np.asarray(value)
     except Exception as error:  # the value's own conversion may raise anything
-        reason = str(error).partition(". ")[0]  # NumPy goes on with the shapes
+        reason = str(error).partition(". ")[0]  # NumPy's second sentence names the shapes
         raise InvalidValueError(
             f"{field} must be numbers in a regular shape, got a {type(value).__name__} that NumPy cannot "
             f"read ({reason}); make it an array, or stack its items"

@@ -64,12 +64,13 @@ class SummaryCollector(Callback):
     At every step, it records the values that the loop logged, under their names. At the first step and every
     `collect_freq` steps, it records the loss as `loss/auto` and the learning rate as `learning_rate/auto`
     (unless they were logged), histograms of parameters as `<name>/auto`, and the first images of the batch as
-    `input_data/auto`. At about 20 steps, it records whole parameters, if `tensor_regular` selects any. It
-    records the lineage at the first step and completes it at the end. The metrics of an evaluation become
-    scalars `eval/<name>`.
+    `input_data/auto`. If `tensor_regular` selects any, it records whole parameters at about 20 steps spread
+    over the training (or every `collect_tensor_freq` steps). It records the lineage at the first step and
+    completes it at the end. The metrics of an evaluation become scalars `eval/<name>`.
 
-    Hooks raise only for bad arguments and files that cannot be opened, when a training or evaluation begins,
-    or with `raise_exception`. Other failures are counted in `health()` and logged once.
+    Hooks raise only when a training or evaluation begins, for bad arguments or files that cannot be opened.
+    With `raise_exception`, they also raise for values that could not be recorded. Other failures are counted
+    in `health()` and logged once.
 
     Args:
         summary_dir: the run dir, the same for all ranks; created if absent.
@@ -84,7 +85,7 @@ class SummaryCollector(Callback):
             it has precedence.
         max_file_size: limit of each event file in bytes; values that do not fit are dropped and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
-        formats: some of "mindspore" and "tensorboard"; by default both, or "mindspore" beyond 16 ranks.
+        formats: some of "mindspore" and "tensorboard"; by default both; with over 16 ranks, only "mindspore".
         histograms: which parameters get histograms. None: the first five, as in MindSpore, or those that
             `histogram_regular` matches. True, False, a pattern or a number: as in `ds.init`, where True is
             the default.
@@ -93,8 +94,9 @@ class SummaryCollector(Callback):
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
             default. If the disk is still busy with older checkpoints, a new checkpoint blocks the training
             for at most 5 s and is then dropped and counted.
-        mindspore_compat: scale images, compute histograms, record an epoch's last step twice, like MindSpore;
-            a value logged as `loss` is also recorded as `loss/auto`.
+        mindspore_compat: do as MindSpore does: its way to scale images and to compute histograms, and an
+            epoch's last step, if due, recorded twice; a value logged as `loss` is also recorded as
+            `loss/auto`.
         topology: this rank's place among the ranks; by default from the loop or the environment.
         coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, the ranks use
             the manifest in the run dir.
@@ -359,8 +361,8 @@ class SummaryCollector(Callback):
     def _plan_next(self) -> None:
         """Find the next steps at which more than the logged values are due; until then, steps are "plain".
 
-        Only a `Run` has a faster path for plain steps. It always logs its loss, so no loss is due here,
-        except with `mindspore_compat`.
+        Only a `Run` has a faster path for plain steps. A `Run` knows only a loss that was logged, so
+        `loss/auto` is never due in it, except with `mindspore_compat`.
         """
         if self._last is None or self._session is None:
             return
@@ -530,7 +532,10 @@ class SummaryCollector(Callback):
         self._open_session().report(int(params.cur_step_num), values)
 
     def _record_settings(self, settings: Mapping[str, str | float], step: int) -> None:
-        """Record the settings for TensorBoard; of several ranks, the merged run has them, not the ranks."""
+        """Record the settings for TensorBoard, if there is only one rank.
+
+        With several ranks, only the merged run holds them.
+        """
         topology = self._open_session().topology
         self._has_settings = bool(settings) and topology.role == "train" and topology.world_size == 1
         if self._has_settings:

@@ -55,12 +55,12 @@ class Config:
 
 
 def read_config(source: object, what: str = "config", *, is_quiet: bool = False) -> Config:
-    """The configuration in `source`, with secrets replaced by ***; a value of any kind is accepted.
+    """The configuration in `source`, with secrets replaced by ***; its entries may be of any kind.
 
-    A value that JSON cannot hold becomes a text: paths and the members of enums as expected, classes and
-    functions as their names, other objects as their repr without addresses. Tensors and arrays of up to
-    MAX_ITEMS elements become numbers or lists. One log line names the entries that became their repr, were
-    shortened or were left out because of the limits above.
+    An entry that JSON cannot hold becomes a text: a path as it is written, a class or function as its name,
+    any other object as its repr without addresses. A member of an enum becomes its value if that is a text or
+    number, else its name. Tensors and arrays of up to MAX_ITEMS elements become numbers or lists. One log
+    line names the entries that became their repr, were shortened or left out (see MAX_TEXT to MAX_DEPTH).
 
     Args:
         source: a mapping, dataclass, argparse.Namespace, named tuple, an object with `model_dump`,
@@ -109,7 +109,7 @@ class _Reader:
     def mapping(
         self, entries: Mapping[Any, Any], names: Names, *, is_hidden: bool = False
     ) -> dict[str, Json]:
-        """The entries as JSON, by their names; `names` lead to this mapping, `is_hidden` hides its values."""
+        """The entries as JSON, by name; `names`: the path to this mapping; `is_hidden` hides all values."""
         found: dict[str, Json] = {}
         for index, (key, value) in enumerate(entries.items()):
             if self._left <= 0:
@@ -202,7 +202,7 @@ class _Reader:
                 (self._shortened, f"shortened to {MAX_TEXT} characters or {MAX_ITEMS} elements"),
                 (
                     self._left_out,
-                    f"left out (each name once, at most {MAX_ENTRIES} entries)",
+                    f"left out (beyond {MAX_ENTRIES} entries, or of the same joined name as another)",
                 ),
             )
             if names
@@ -242,7 +242,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _entries(value: Any) -> dict[Any, Any] | None:
-    """The named values in a container, by its own rules; None if it has no rules that are known here."""
+    """The named values in a container of a kind that is known here, such as a dataclass; else None."""
     if isinstance(value, type):
         return None
     omegaconf = sys.modules.get("omegaconf")  # not imported unless the user did

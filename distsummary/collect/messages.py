@@ -1,7 +1,8 @@
 """Protobuf messages that a user records: graphs, lineage and landscapes, of MindSpore's classes or of ours.
 
-MindSpore has its own classes for the same messages; they are told by the name in their .proto file. The
-functions raise InvalidTypeError for anything else, InvalidValueError for a message that does not parse.
+MindSpore has its own classes for the same messages. The functions therefore recognise a message by its name
+in the .proto file, and not by its class. They raise InvalidTypeError for anything but such a message, and
+InvalidValueError for one that does not parse.
 """
 
 from typing import Any

@@ -137,14 +137,14 @@ def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:
     parts = [os.fsencode(part) for part in run_dir.base.parts]
     if len(os.fsencode(run_dir.base)) > MAX_PATH or any(len(part) > MAX_PATH_PART for part in parts):
         raise InvalidValueError(
-            f"{field} must have at most {MAX_PATH} bytes and {MAX_PATH_PART} in each part, "
-            f"got {len(os.fsencode(run_dir.base))}; choose a shorter path"
+            f"{field} must have at most {MAX_PATH} bytes, and at most {MAX_PATH_PART} between two slashes, "
+            f"got {len(os.fsencode(run_dir.base))} bytes in all; choose a shorter path"
         )
     return run_dir.create()
 
 
 def check_custom_lineage(value: object, *, is_quiet: bool = False) -> dict[str, FlatValue]:
-    """The `custom_lineage_data`, a dict with names as keys, as texts and numbers (`read_config`)."""
+    """The `custom_lineage_data` as texts and numbers (see `read_config`); its keys must be text."""
     check_type("custom_lineage_data", value, dict, optional=True)
     for key in value if isinstance(value, dict) else ():
         check_type("a key of custom_lineage_data", key, str)
@@ -182,7 +182,8 @@ def check_file_affix(field: str, value: object) -> str:
     text = str(value)
     if not _AFFIX.fullmatch(text) or any(word in text for word in _RESERVED):
         raise InvalidValueError(
-            f"{field} must be letters, digits, _, dots (not first), without {list(_RESERVED)}, got {text!r}"
+            f"{field} must be letters, digits, _ and dots (no dot first), and contain none of "
+            f"{list(_RESERVED)}, got {text!r}"
         )
     return text
 
@@ -207,8 +208,8 @@ def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: obje
         raise InvalidValueError(f"rotate_s must be more than 0 seconds, got {rotate_s}")
     if max_file_size is not None and (rotate_bytes is not None or rotate_s is not None):
         raise InvalidValueError(
-            f"max_file_size={max_file_size} ends a file where rotate_bytes={rotate_bytes} and rotate_s="
-            f"{rotate_s} begin a new one; give either max_file_size or the others"
+            f"max_file_size={max_file_size} drops what does not fit into the file, but rotate_bytes="
+            f"{rotate_bytes}, rotate_s={rotate_s} begin a new file for it; give the first or the others"
         )
     return Limits(max_file_size=max_file_size, rotate_bytes=rotate_bytes, rotate_s=rotate_s)  # type: ignore[arg-type]  # just checked
 

@@ -70,7 +70,7 @@ class Steps:
     def turn(self, step: int, group: "Group") -> bool:
         """Whether it is this rank's turn: the ranks of `group` take these steps in turn.
 
-        If some of these steps were skipped, the newest of them decides, so that exactly one rank records.
+        If `step` itself is not one of these steps, the last one before it decides: exactly one rank records.
         """
         return (self.count(step) - 1) % group.size == group.index
 

@@ -44,7 +44,7 @@ def provenance(directory: Path | None = None) -> dict[str, Any]:
 
 
 def command_line() -> list[str]:
-    """The user's command line: in a worker of Ray, whose own is Ray's, that of the job's driver."""
+    """The command line that the user typed: of this process or, in Ray's workers, of the job's driver."""
     if in_ray():
         from distsummary.collect.actor import driver_command  # import Ray only where it is used
 

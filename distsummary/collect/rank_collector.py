@@ -35,13 +35,14 @@ class RankCollector:
     def hello(self) -> Greeting:
         """The collector's session and process, and the counters of its files, such as the last seq.
 
-        The first call of any method opens the files; raises RunDirError if they cannot be made or written.
+        The files are opened by the first call of a method, other than a `write` that is refused; that call
+        raises RunDirError if they cannot be made or written.
         """
         health = self._opened().health()
         return Greeting(self.session, platform.node(), os.getpid(), health)
 
     def _opened(self) -> RankWriter:
-        # not opened by the constructor: when that fails, Ray starts a new process
+        # not opened by the constructor: if a constructor raises, Ray starts a new process
         if self._writer is None:
             self._writer = RankWriter(self._spec)
             self.session = uuid.uuid4().hex

@@ -16,7 +16,7 @@ EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Parameters by name, by number, or, without both, by the default rule (see `within_bounds`).
+    """Selects parameters by name, or the first few; without either, by the default rule (`within_bounds`).
 
     Args:
         pattern: a regular expression for the beginning of the names.
@@ -39,7 +39,7 @@ class Selection:
         return [name for name in parameters if name in taken]
 
     def remark(self, names: Sequence[str], selected: Sequence[str]) -> str:
-        """What a user should know about the selection: that it is empty, or not all although a default."""
+        """What a user should know: that a pattern selects nothing, or that a default leaves some out."""
         if not names:
             return ""
         if self.pattern is not None and not selected:
@@ -70,8 +70,8 @@ BY_DEFAULT = Selection()
 def default_steps(freq: int, elements: int) -> Steps:
     """The steps of the default histograms: 1, and 1, 2, 4 ... times `freq`.
 
-    Counting a million elements takes about 5 ms of CPU, so that more than AT_ONCE elements are counted that
-    many times more rarely.
+    Counting a million elements takes about 5 ms of CPU. n * AT_ONCE elements are therefore counted n times as
+    rarely, at 1, 2, 4 ... times n * `freq`.
     """
     return Steps(every=freq * max(1, -(-elements // AT_ONCE)), doubling=True)
 

@@ -149,7 +149,7 @@ class Session:
             self._messages.submit("provenance", partial(self._record_provenance, config))
 
     def _record_provenance(self, config: Mapping[str, Any]) -> None:
-        """Put provenance and config into the manifest; does nothing if the manifest is kept elsewhere."""
+        """Put provenance and config into the manifest, if it has this attempt; warn of a changed config."""
         role, attempt = self.topology.role, self._registration.attempt
         found = provenance()
 
@@ -175,8 +175,8 @@ class Session:
     def describe_run(self, step: int) -> None:
         """Record a text at `step` that says what the manifest knows about a run of one rank.
 
-        Of several ranks, the merge does so. Call it after the first step: TensorBoard hides what earlier
-        attempts recorded from the first step of an attempt on.
+        For a run of several ranks, merging does this. Call it after the first step: TensorBoard hides what
+        earlier attempts recorded from the step of this attempt's first event on.
         """
         if self.topology.world_size > 1 or self.topology.role != "train":
             return
@@ -246,13 +246,13 @@ class Session:
         self._messages.submit("sending the lineage", send, nbytes=len(state))
 
     def monitor_system(self, network: object) -> None:
-        """From now on, record system metrics, those of the GPU that holds the network among them."""
+        """From now on, record system metrics, including those of the GPU that holds the network."""
         if self._monitor is None:
             sources = sources_of(self.topology, self._run_dir.base, network)
             self._monitor = SystemMonitor(Sampler(sources, self.failures), self._record_system, self.failures)
 
     def _record_system(self, sample: Mapping[str, float]) -> bool:
-        """Record a sample at the newest recorded step, so that no step is made for it; False without one."""
+        """Record a sample at the newest recorded step, not at a step of its own; False before the first."""
         if self._last_step is None:
             return False
         values = [Value("scalar", tag, number) for tag, number in sample.items()]

@@ -104,7 +104,7 @@ class Parameters:
         self._network = network
         self._framework = framework_of(network)
         self._selection, self._tell = selection, tell
-        self.elements = 0  # of all selected parameters, on whichever ranks, when `due` was last called
+        self.elements = 0  # of all selected parameters, also of those that other ranks record; set by `due`
         self._group = group if deal != "all" else Group()
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
 

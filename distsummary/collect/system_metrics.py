@@ -65,7 +65,7 @@ def levels_only(read: Callable[[], Mapping[str, float]]) -> Reading:
 
 
 def process_reading(process: psutil.Process) -> Reading:
-    """Processors (100 is one of them, busy) and memory of this process."""
+    """Processor time (100: one processor is busy) and memory of this process."""
     return Reading(
         {"system/process/memory_gib": process.memory_info().rss / GIB},
         {"system/process/cpu_percent": 100 * time.process_time()},
@@ -85,10 +85,10 @@ def process_disk_reading(process: psutil.Process) -> Reading:
 
 
 def node_reading() -> Reading:
-    """Processors (100: all are busy) and memory of the node, of the host where it is a container."""
+    """Processor time (100: all are busy) and memory of the node; in a container, of its host."""
     times = psutil.cpu_times()
     idle_s = times.idle + getattr(times, "iowait", 0.0)
-    # What processors do for guests is a part of their user time.
+    # The user time already includes the time for guests (virtual machines).
     busy_s = sum(times) - idle_s - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return Reading(
         {"system/node/memory_percent": psutil.virtual_memory().percent},
@@ -133,16 +133,16 @@ class Sampler:
         self._read_s = clock()
 
     def sample(self) -> dict[str, float]:
-        """Tag -> value. There is no rate in the first sample, and in one that follows another at once."""
+        """Tag -> value. The first sample has no rates, nor has one less than LEAST_S after another."""
         levels: dict[str, float] = {}
         totals: dict[str, float] = {}
         for name, read in list(self._sources.items()):
             try:
                 reading = read()
-            except Exception as error:  # of the system, of a driver: the next sample would fail as well
+            except Exception as error:  # raised by the system or a driver: the next sample would fail as well
                 del self._sources[name]
                 self._failures.count(
-                    f"system metrics: the {name} cannot be read, and is recorded no more: "
+                    f"system metrics of the {name} cannot be read, and are not recorded any more: "
                     f"{type(error).__name__}: {error}; system_metrics=False turns them off"
                 )
                 continue
@@ -184,7 +184,7 @@ class SystemMonitor:
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        self._sampler.sample()  # what rates are computed from
+        self._sampler.sample()  # its totals: the next sample's rates are computed from them
         wait_s = FIRST_S
         is_last = False
         while not is_last:
@@ -193,5 +193,5 @@ class SystemMonitor:
                 wait_s = PERIOD_S if self._record(self._sampler.sample()) else FIRST_S
             except ClosedError:
                 return  # the process ends without having closed the run
-            except Exception as error:  # of the writer
+            except Exception as error:  # raised by the writer
                 self._failures.count(f"system metrics: {type(error).__name__}: {error}")

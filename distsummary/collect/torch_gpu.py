@@ -13,7 +13,7 @@ Levels = dict[str, float]
 
 
 def gpu_sources(network: object) -> dict[str, Callable[[], Levels]]:
-    """What can be sampled of the rank's GPU, tag -> percent; nothing if it uses none.
+    """Functions that sample the rank's GPU (tag -> percent), by name; empty if the rank uses none.
 
     Memory is that of the whole GPU, whoever uses it. The utilization needs the package nvidia-ml-py.
     """

@@ -66,7 +66,7 @@ def encode_event(
     """The payload of an event in each format (None if the format cannot show it), and the refused values.
 
     A bad value does not affect the others. A summary whose values were all refused is still written in the
-    MindSpore format, as MindSpore does, so that the numbering has no gaps. Lineage values are refused here,
+    MindSpore format, as MindSpore does, so that the seqs have no gaps. Lineage values are refused here,
     because lineage is written to a file of its own (`lineage.encode_lineage`). A graph must be the only
     value of its event (`records.split_event`).
 
@@ -76,7 +76,7 @@ def encode_event(
         ids: written into each payload; with None the payload equals what MindSpore itself writes.
         formats: some of "mindspore" and "tensorboard".
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
-        max_payload: in bytes; a value that would make the event larger is refused, since readers reject it.
+        max_payload: in bytes; a value that would exceed it is refused, since readers reject larger events.
     """
     payloads, refused = event_parts(
         event, ids, formats, mindspore_compat=mindspore_compat, max_payload=max_payload

@@ -1,7 +1,8 @@
 """Values for TensorBoard's page HPARAMS: the settings of a training and how it ended.
 
 TensorBoard finds the names of all settings, and the last values of all scalars, by itself. A description of
-the whole experiment is not written: TensorBoard would use that of one run, and hide what only others have.
+the whole experiment is not written: TensorBoard would use the description found in one run, and hide settings
+that only other runs have.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ def session_start(settings: Mapping[str, str | float], started_s: float) -> Valu
 
 
 def session_end(ended_s: float, *, is_success: bool) -> Value:
-    """The end of a training, at `ended_s` (seconds since the epoch); without it its status is unknown."""
+    """How a training ended, and when: at `ended_s` (seconds since the epoch)."""
     data = HParamsPluginData()
     data.session_end_info.status = STATUS_SUCCESS if is_success else STATUS_FAILURE
     data.session_end_info.end_time_secs = ended_s

@@ -102,7 +102,7 @@ def merge_custom(
 
 
 def custom_values(info: lineage_pb2.UserDefinedInfo) -> dict[str, str | int | float]:
-    """The texts and numbers of custom information by their keys; groups of other writers are left out."""
+    """The texts and numbers of custom information by their keys; groups (map_dict) are left out."""
     found: dict[str, str | int | float] = {}
     for _, entry in _custom_entries(info):
         found |= {**entry.map_int32, **entry.map_str, **entry.map_double}

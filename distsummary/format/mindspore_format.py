@@ -216,7 +216,7 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
 
 
 def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
-    """A tensor message's float32 numbers as an array of the original dtype; integer dtypes clip them.
+    """A tensor message's float32 numbers as an array of the original dtype, clipped to an integer's range.
 
     A message without any field becomes an empty array of shape (0,). Raises DamagedFileError if the numbers
     do not fill the shape.

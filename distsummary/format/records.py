@@ -185,7 +185,7 @@ class Batch:
 
 
 def nbytes_of(data: Any) -> int:
-    """The bytes of memory that the data of a bulk value (an array, a device copy, a text) take; else 0."""
+    """The bytes of memory that an array, a device copy or a text takes; 0 for any other data."""
     return sys.getsizeof(data) if isinstance(data, str) else int(getattr(data, "nbytes", 0))
 
 

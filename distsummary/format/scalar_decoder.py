@@ -15,7 +15,7 @@ from distsummary.format.wire import read_varint
 #   09 f64 wall_time | 10 varint step | 2a length { 0a length { 0a length tag | 1d or 15 f32 } ... }
 #   and our writers add the identity: c1 3e u64 run_id | c8 3e varint attempt | d0 3e varint seq
 # An event that differs from this in any byte is left to protobuf.
-_SCALAR_KEYS = {MINDSPORE: 0x1D, TENSORBOARD: 0x15}  # of the f32: field 3 or field 2
+_SCALAR_KEYS = {MINDSPORE: 0x1D, TENSORBOARD: 0x15}  # keys of the f32, field 3 (MindSpore) or 2
 _OWNER_KEYS = (b"\xc1\x3e", b"\xc8\x3e")
 _OWNER_BYTES = 13  # run id and attempt
 _MAX_VARINT = 9  # bytes; a longer varint is a negative number

@@ -15,7 +15,7 @@ from distsummary.pb import tensorboard_pb2
 from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 VERSION = "brain.Event:2"
-_MAX_FILLED = 8 << 20  # elements that a single number of a tensor may fill: a small file needs little memory
+_MAX_FILLED = 8 << 20  # elements that a single number may fill: a small file must not fill the memory
 _START = 1  # SessionLog.START, see `encode_session_start`
 _STRING = 7  # TensorFlow's DT_STRING
 # A text is a string tensor without dimensions: TensorBoard would show one with dimensions as a table.
@@ -180,9 +180,9 @@ def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
 def _decode_text(tensor: tensorboard_pb2.TensorProto) -> str | None:
     """The text of a tensor of strings; None for other dtypes.
 
-    Of a tensor with dimensions, which TensorBoard shows as a table, each row is a line, and " | " divides its
-    cells. Of three dimensions or more, both show the first table only. Raises ValueError for bytes that are
-    not UTF-8.
+    TensorBoard shows a tensor with dimensions as a table; here, each row of it becomes a line, with " | "
+    between its cells. With three dimensions or more, only the first table is taken, as in TensorBoard. Raises
+    ValueError for bytes that are not UTF-8.
     """
     if tensor.dtype != _STRING:
         return None

@@ -56,7 +56,8 @@ def in_reading_order(files: list[EventFile]) -> list[EventFile]:
 def check_names(directory: Path) -> tuple[list[EventFile], list[Finding]]:
     """Returns the event files of a directory in reading order, and what is wrong with the names there.
 
-    Symbolic links are reported, not followed. Raises OSError for a directory that cannot be read.
+    A symbolic link to an event file, or to a directory that holds event files, is reported; the files behind
+    it are not checked. Raises OSError for a directory that cannot be read.
     """
     files: list[EventFile] = []
     findings: list[Finding] = []

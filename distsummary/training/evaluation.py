@@ -14,7 +14,7 @@ class EvaluationRun:
     """One evaluation, made by `Run.eval`.
 
     Args:
-        dataset: the data to be evaluated, if known beforehand.
+        dataset: the data on which the model is evaluated, if known beforehand.
         train: the parameters of the training that the evaluation belongs to.
         call: takes the name of a hook and a context, and calls that hook of all callbacks.
         numbers: checks and converts a mapping of names to metrics.

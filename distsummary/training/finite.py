@@ -10,8 +10,8 @@ from distsummary.writing.health import Failures
 
 WARN, STOP, IGNORE = "warn", "stop", "ignore"
 ON_NAN = (WARN, STOP, IGNORE)
-MAX_TAGS = 1 << 10  # beyond this number, tags are named again, so that memory stays bounded
-LARGEST = 3.4028235677973366e38  # from here on, float32, the precision of scalars in the files, is infinite
+MAX_TAGS = 1 << 10  # if there are more, all are forgotten and may be named again: memory stays bounded
+LARGEST = 3.4028235677973366e38  # numbers from here on are infinite in the files, which hold float32
 LOWEST = -LARGEST
 
 

@@ -26,12 +26,12 @@ class Forks:
     """Counts the values that forked children give to a run, in memory that they share with its process.
 
     Children inherit no thread that writes, and one writer at most may append to an event file, so nothing is
-    recorded in them. They take no lock, which another thread may have held when the process was forked.
+    recorded in them. Counting takes no lock: another thread may have held it when the process was forked.
     """
 
     def __init__(self) -> None:
         # A counter for each plugin, in a row of its own for each child: children that run at the same time
-        # hardly ever share a row. The last column of the first row says whether the log names the drops.
+        # hardly ever share a row. The last column of the first row says whether a drop was logged.
         shape = (PROCESSES, len(PLUGINS) + 1)
         shared = mmap.mmap(-1, 8 * math.prod(shape))
         self._counts = np.frombuffer(shared, np.int64).reshape(shape)

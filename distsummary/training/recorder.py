@@ -8,7 +8,7 @@ from distsummary.format.records import Health, Value
 from distsummary.writing.health import Failures
 
 NOT_RECORDED = (
-    "no callback records values, they are dropped; use ds.init or callbacks=[ds.SummaryCollector(...)]"
+    "no callback records values, so they are dropped; use ds.init or callbacks=[ds.SummaryCollector(...)]"
 )
 TIMES = "perf/"  # how the tags of times that a Run measures begin
 
@@ -50,7 +50,7 @@ class NoRecorder:
     Args:
         plain_before: -inf if there are callbacks, which find the numbers in their parameters; inf if nobody
             sees the numbers, so that they are counted as dropped.
-        failures: counts them.
+        failures: counts the dropped numbers.
     """
 
     def __init__(self, plain_before: float, failures: Failures) -> None:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
 IN_THE_PAST = "run.log(..., step=n): values of steps before the last one are dropped"
-MAX_KNOWN_NAMES = 1 << 14  # beyond this number, names are checked again, so that memory stays bounded
+MAX_KNOWN_NAMES = 1 << 14  # if there are more, all are forgotten and checked again: memory stays bounded
 SHOWN_BY_TAG = ("scalar", "histogram", "image", "text")  # plugins that TensorBoard has
 SEVERAL = "several"
 MAX_SHOWN = 40  # characters of a name in a message
@@ -137,7 +137,7 @@ class Recording(abc.ABC):
                 one are dropped and counted. Ignored in other threads.
             commit: must be left out; values are recorded when their step ends.
             named: ints, floats, or tensors or arrays of one element. `log` does not wait for device tensors.
-                Files hold float32: a finite number beyond it is recorded as infinite, and counted.
+                Files hold float32: a finite number beyond its range is recorded as infinite, and counted.
 
         Raises:
             InvalidTypeError: a name is not text. ClosedError: the run is closed.
@@ -259,7 +259,7 @@ class Recording(abc.ABC):
             held.values[key] = new
 
     def _note_kind(self, plugin: str, tag: str) -> None:
-        """Say it, once, if a name is used for values of two kinds, because TensorBoard then shows neither."""
+        """Warn, once, if a name is used for values of two kinds, because TensorBoard then shows neither."""
         if plugin not in SHOWN_BY_TAG:
             return
         if len(self._kinds) > MAX_KNOWN_NAMES:
@@ -294,14 +294,14 @@ class Recording(abc.ABC):
     def after_fork(self) -> None:
         """In a forked child: from now on, only count the values that it gives."""
         self._is_forked = True
-        self._thread = 0  # no thread: `log` looks for forks in threads other than the loop's only
+        self._thread = 0  # no thread's id: `log` checks for a fork only in threads other than the loop's
         recorders = self._recorders()
         self._inherited_dir = recorders[0].dir if recorders else None
-        self._given = Given()  # the parent's values are recorded there; its lock may be held
+        self._given = Given()  # the parent records its own values; the lock of the copy may be held
         self._own_failures = Failures(Health(), logger)
 
     def _begin_stepping(self) -> None:
-        """The loop counts its steps from now on, and its thread is the calling one."""
+        """From now on, the loop counts the steps, and the calling thread is the thread of the loop."""
         self._is_stepped = True
         if not self._is_forked:
             self._thread = get_ident()
@@ -313,7 +313,7 @@ class Recording(abc.ABC):
             raise ClosedError(FORKED)
 
     def _count_forked(self) -> None:
-        """Count what forked children have dropped; the log names it already."""
+        """Count what forked children have dropped; they have logged it already."""
         dropped = Counter() if self._is_forked else self._forks.new()
         if dropped:
             health = self._failures().health
@@ -373,7 +373,7 @@ class Recording(abc.ABC):
         self._failures().count(f"not recorded: {reason}{remedy}", dropped={plugin: 1})
 
     def _failures(self) -> Failures:
-        """Counts the values that the run drops: the recorder's, as long as its files can still say it."""
+        """Counts the values that the run drops: the recorder's while the run is open, then the run's own."""
         recorders = [] if self._is_closed else self._recorders()
         return recorders[0].failures if recorders else self._own_failures
 

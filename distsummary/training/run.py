@@ -74,12 +74,13 @@ class Run(Recording):
     of callbacks and evaluations. A loop without a loader calls `next_step`.
 
     If `break`, `return` or an exception leaves the loop, the current step ends when Python releases the
-    iterator of `steps`; it counts, and the hooks of its end are called, if a value was given in it. Its epoch
-    ends at the next call. If a callback raises at that moment, the next call on the run raises the exception.
-    While a variable still refers to the iterator, the step stays open
-    until `steps`, `next_step`, `epochs` or `close` is called. That call records the step's scalars. Data read
-    from the model are skipped and counted, as the model may have changed since (callbacks then find the
-    parameter `ended_late`).
+    iterator of `steps`. If a value was given in that step, the step counts and the hooks of its end are
+    called; otherwise it is forgotten. If a hook raises while the iterator is released, the next call on the
+    run raises the exception. The epoch stays open until `close`, the next round of `epochs` or, outside
+    `epochs`, the next `steps`. While a variable still refers to the iterator, the step stays open until
+    `steps`, `next_step`, `epochs` or `close` is called. That call records the step's scalars. Data read from
+    the model are skipped and counted, as the model may have changed since (callbacks then find the parameter
+    `ended_late`).
 
     If an exception leaves the `with` block, or a hook raises, `__exit__` of the callbacks is called, but
     `on_train_end` is not. In a forked child process, closing or leaving the run calls no callback.
@@ -139,7 +140,8 @@ class Run(Recording):
         self._data_wait_s = self._body_start_s = 0.0
         # What began the current step: a `steps` iterator's token, a ManualStep or BY_LOG; None between steps.
         self._opener: object | None = None
-        self._recorder: Recorder | NoRecorder = NoRecorder(-math.inf, self._own_failures)  # of most steps
+        # records the steps before its `plain_before`, in place of their hooks
+        self._recorder: Recorder | NoRecorder = NoRecorder(-math.inf, self._own_failures)
         self._error: BaseException | None = None  # the next call raises it
         self._is_entered = self._is_training = self._is_epoch_begun = False
         self._in_epochs = self._is_evaluating = self._is_guarded = False
@@ -261,9 +263,10 @@ class Run(Recording):
             self._settle_epoch()
 
     def next_step(self) -> contextlib.AbstractContextManager[None]:
-        """End the current step, if any, and begin a new one, which a `with` statement ends with its block.
+        """End the current step, if any, and begin a new one.
 
-        For loops without a loader. The time of each step is logged as `perf/step_s`.
+        For loops without a loader. In a `with` statement, the new step ends with the block. The time of each
+        step is logged as `perf/step_s`.
         """
         self._require_open()
         self._begin_stepping()
@@ -332,7 +335,8 @@ class Run(Recording):
     def after_fork(self) -> None:
         """In a forked child: from now on, call no callbacks and only count the values that it gives."""
         super().after_fork()
-        # Kept: the end of its objects could release what the parent still uses, such as locks of files.
+        # The parent's callbacks are kept referenced: if they were destroyed in the child, that could release
+        # what the parent still uses, such as file locks.
         self._parents_callbacks, self._callbacks = self._callbacks, CallbackList()
         self._recorder = NoRecorder(math.inf, self._own_failures)
 
@@ -344,7 +348,7 @@ class Run(Recording):
         if self._is_closed:
             return
         if self._given and not self._is_training:
-            if self._is_entered:  # only evaluated: the values stand with the evaluations
+            if self._is_entered:  # the run only evaluated: record the values together with its evaluations
                 self._record_given()
             else:
                 self._begin_epoch(())  # given without any step: recorded at step 0
@@ -460,7 +464,8 @@ class Run(Recording):
         """Record the values given since the last step ended, at that step, before the next step begins.
 
         The values go to the next step instead if no callback has a recorder, or if a resumed training has
-        not made a step yet: merging drops an earlier attempt's records from this attempt's first record on.
+        not made a step yet: a record at the initial step would make merging drop the earlier attempt's
+        records of that step, since it drops all from this attempt's first record on.
         """
         if self._given and self._recorders() and not self.step == self._initial_step > 0:
             self._record_given()
@@ -483,7 +488,10 @@ class Run(Recording):
         *,
         given: tuple[dict[str, Scalar], Sequence[Value]] | None = None,
     ) -> None:
-        """Call a hook of all callbacks; `given`, for end hooks only, holds the numbers and values so far."""
+        """Call a hook of all callbacks.
+
+        `given`, for end hooks only: the numbers and values given since they were last recorded.
+        """
         if given is not None:
             self._params["logged"], self._params["values"] = given
         self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch

@@ -163,8 +163,10 @@ def test_convert_writes_the_other_dialect_once(tmp_path, capsys):
 
 
 def test_a_landscape_says_how_far_its_checkpoints_are_out_of_the_plane_where_they_are():
-    assert "checkpoints up to 20% out of the plane" in grid_line("pca", make_grid())
-    assert "out of the plane" not in grid_line("triangle", make_grid(residuals=np.array([1e-8, 2e-8, 0.0])))
+    assert "up to 20% of a checkpoint's offset from the centre lies outside the plane" in grid_line(
+        "pca", make_grid()
+    )
+    assert "outside the plane" not in grid_line("triangle", make_grid(residuals=np.array([1e-8, 2e-8, 0.0])))
 
 
 def test_a_landscape_in_a_line_says_what_was_computed_and_the_barrier_of_a_line() -> None:

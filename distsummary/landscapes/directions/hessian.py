@@ -112,7 +112,8 @@ def lanczos(
         coefficients = basis.extend(product, _DEFLATED * largest)
         projected[: len(coefficients), column] = coefficients
         ritz = _ritz(projected[: basis.count, : column + 1], min(count, column + 1))
-        is_whole = basis.count == column + 1  # no vector was added: the space is invariant
+        # every vector of the basis has been multiplied: they span an invariant space
+        is_whole = basis.count == column + 1
         scale = max(abs(ritz.values[0]), abs(ritz.smallest))
         allowed = tolerance * np.maximum(np.abs(ritz.values), SMALLEST * scale)
         has_converged = column + 1 >= count and bool(np.all(ritz.residuals <= allowed))

@@ -125,8 +125,8 @@ class Grid:
     def missing(self) -> Array:
         """bool (m, n): True where there is no loss, neither computed nor interpolated.
 
-        All False for a complete grid. Points that refinement skipped count as interpolated, even if their
-        value is NaN because the losses around them are not finite.
+        All False for a complete grid, even at points that refinement skipped and whose value is NaN because
+        the losses around them are not finite. In a partial grid, such points count as missing.
         """
         return np.logical_and(self.is_partial, ~self.computed & ~np.isfinite(self.z))
 

@@ -74,7 +74,7 @@ def test_two_jobs_wait_whatever_they_hold_and_others_are_dropped_and_counted(go)
     go.set()
     background.close()
     assert done == [0, 1]
-    assert health.errors == {"job: dropped, because 2 wait already; is the disk slow?": 2}
+    assert health.errors == {"job: dropped, because 2 older jobs wait; is the disk slow?": 2}
 
 
 def test_as_many_jobs_wait_as_the_budget_holds(go):
@@ -126,7 +126,7 @@ def test_closing_does_not_wait_longer_than_said_for_a_job_that_hangs(go, monkeyp
     for _ in range(2):
         background.submit("job", lambda: None)
     background.close()
-    assert health.errors == {"files: 3 not written within 0.01 s of the end": 1}
+    assert health.errors == {"files: 3 jobs were not done 0.01 s after the end": 1}
 
 
 def test_a_failure_is_raised_once_if_that_was_asked_for():
