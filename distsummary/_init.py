@@ -78,7 +78,7 @@ def init(
             finished one. "new": it goes to the next free directory, such as runs/a-2. A training that failed
             or was interrupted always gets a next attempt. A run that only evaluates is not an attempt: its
             metrics are recorded at the last step of the training.
-        histograms: which parameters of `watch` get histograms, of those that require a gradient. True: first
+        histograms: which of those parameters of `watch` that require a gradient get histograms. True: first
             those of two or more dimensions (weights), then the others (biases), up to 200 parameters and 16
             million elements in all (the log says how many are left out), at step 1 and at 1, 2, 4, 8 ...
             times `collect_freq` (n * `collect_freq` for n million elements). Text, such as "conv" or
@@ -88,8 +88,8 @@ def init(
             `histogram_regular` of `collect_specified_data` replaces True.
         on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
         system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
-        quiet: do not print where the run is and how to open it. Otherwise rank 0 prints this line to stderr
-            when the training begins.
+        quiet: False: when the training begins, rank 0 prints a line to stderr that says where the run is and
+            how to open it. True: it does not.
         strict: whether values that cannot be recorded raise, instead of being dropped, counted in
             `run.health()` and named once in the log.
         config: the settings of the training: a dict, dataclass, argparse.Namespace, a configuration of

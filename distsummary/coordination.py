@@ -55,7 +55,8 @@ class LocalCoordinator:
     Args:
         run_dir: the run.
         first_attempt: called with a role ("train" or "eval") that has no attempt in the manifest; returns the
-            number of its first: above 0 if the event files hold attempts that the manifest has lost.
+            number of the role's first attempt: above 0 if the event files hold attempts that are not in the
+            manifest.
     """
 
     def __init__(self, run_dir: RunDir, first_attempt: Callable[[str], int] = lambda role: 0) -> None:
@@ -196,8 +197,9 @@ def choose_attempt(
 
     The attempt may have another world size: then the ranks disagree, and the caller raises. An incarnation is
     the launcher's name for a start of the job. If it may be reused (an address and port) or is empty, only
-    the newest attempt is a candidate. It is not chosen if it already has this rank, if the process of a
-    running rank died, or if all its ranks have left and one failed or it began over JOIN_WINDOW_S ago.
+    the newest attempt is a candidate. The rank does not join it if it already has this rank, if the process
+    of one of its running ranks has died, or if all its ranks have left and one of them failed. Once all have
+    left, a further rank may join only within JOIN_WINDOW_S of the attempt's start.
 
     Args:
         attempts: the attempts of the rank's role, in the order of their numbers.

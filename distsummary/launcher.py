@@ -46,8 +46,8 @@ def launch(
     Each process gets the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
     MASTER_PORT, as torchrun would set them, and an initialised torch.distributed (unless `backend` is None),
     so that `ds.init` finds the rank by itself. If this process is not connected to Ray, it connects to the
-    cluster at RAY_ADDRESS, or starts a local one that is large enough if this variable is not set; at the end
-    it disconnects. A Run that `train_fn` leaves open is closed when its process ends.
+    cluster at RAY_ADDRESS or, if this variable is not set, starts a local one that is large enough; at the
+    end it disconnects. A Run that `train_fn` leaves open is closed when the rank's process ends.
 
     Args:
         train_fn: takes no arguments; bind them with functools.partial. It and its result must be picklable.

@@ -94,7 +94,7 @@ def detect(
     environ: Mapping[str, str] | None = None,
     modules: Mapping[str, ModuleType] | None = None,
 ) -> Topology:
-    """Find this rank from arguments, Ray Train, torch.distributed or the environment; by default 0 of 1.
+    """Find this rank by arguments, Ray Train, torch.distributed or the environment; default: rank 0 of 1.
 
     Raises InvalidTypeError or InvalidValueError for wrong arguments, WorldMismatchError if the sources
     (other than SLURM) disagree on the world size.

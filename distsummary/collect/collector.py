@@ -82,7 +82,7 @@ class SummaryCollector(Callback):
             `learning_rate/auto` and the times of the steps, `perf/step_s` and `perf/data_wait_s`.
         keep_default_action: False collects only what `collect_specified_data` names.
         custom_lineage_data: a dict of values of any kind, recorded like `config`, but not in the manifest;
-            it has precedence.
+            for a name that `config` has too, its value is recorded in the lineage.
         max_file_size: limit of each event file in bytes; values that do not fit are dropped and counted.
         export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
         formats: some of "mindspore" and "tensorboard"; by default both; with over 16 ranks, only "mindspore".

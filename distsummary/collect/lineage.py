@@ -104,7 +104,10 @@ def _parse_hyper_config(text: str) -> dict[str, str | int | float]:
         parsed, reason = {}, f"it is not JSON: {error}"
     given = parsed.get("custom_lineage_data", {}) if isinstance(parsed, dict) else None
     if reason or not isinstance(given, dict):
-        logger.warning("MINDINSIGHT_HYPER_CONFIG is ignored: %s", reason or "it has no custom_lineage_data")
+        logger.warning(
+            "MINDINSIGHT_HYPER_CONFIG is ignored: %s",
+            reason or "it must be a JSON object, and so must its custom_lineage_data",
+        )
         return {}
     return {
         key: value

@@ -67,8 +67,8 @@ def check_specified(
 ) -> Collected:
     """The checked `collect_specified_data` and `histograms`; `keep_default_action`: add the defaults.
 
-    The defaults collect everything except whole parameters and a trajectory (with `mindspore_compat` also a
-    trajectory). Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
+    The defaults collect everything except whole parameters and, without `mindspore_compat`, a trajectory.
+    Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
     """
     check_type("keep_default_action", keep_default_action, bool)
     check_type("collect_specified_data", value, dict, optional=True)

@@ -44,8 +44,8 @@ class KeptTrajectory:
         """Copy what this rank saves; returns the function that writes it, and the bytes held until then.
 
         Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began,
-        or the other way round, because gathered values may be rounded or older than the shards. (The user
-        must reshard on all ranks; this method runs only on the ranks that keep a trajectory.)
+        or the other way round, because gathered values may be rounded or older than the shards. (This
+        method cannot reshard by itself: all ranks must do so, but only those that keep a trajectory call it.)
         """
         state: dict[str, Array] = {}
         slices: dict[str, Shard] = {}

@@ -21,7 +21,7 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
 
     At most 90 equal bins span the finite values, or 0.5 to either side if all values are equal. Edges are
     float32 for float16 and float32 values, else float64. With `mindspore_compat`, they are computed in the
-    dtype of the values as in MindSpore: integers are truncated, and the width of int8 bins may wrap around.
+    dtype of the values as in MindSpore: integer edges are truncated, and widths of int8 may wrap around.
 
     Raises InvalidTypeError unless the dtype is bool, integer or float of at most 64 bits.
     """

@@ -25,7 +25,7 @@ from distsummary.writing.health import Failures
 logger = logging.getLogger(__name__)
 
 WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
-IN_THE_PAST = "run.log(..., step=n): values of steps before the last one are dropped"
+IN_THE_PAST = "run.log(..., step=n): values of steps before run.step are dropped"
 MAX_KNOWN_NAMES = 1 << 14  # if there are more, all are forgotten and checked again: memory stays bounded
 SHOWN_BY_TAG = ("scalar", "histogram", "image", "text")  # plugins that TensorBoard has
 SEVERAL = "several"
@@ -133,8 +133,8 @@ class Recording(abc.ABC):
         Args:
             values: scalars by name, for names that are not identifiers, such as {"train/accuracy": 0.9}. A
                 dict among them is flattened: {"train": {"loss": 1.0}} is recorded as "train/loss".
-            step: the step of these values; allowed only outside of `steps`. Values of a step before the last
-                one are dropped and counted. Ignored in other threads.
+            step: the step of these values; allowed only outside of `steps`. Values of a step before
+                `run.step` are dropped and counted. Ignored in other threads.
             commit: must be left out; values are recorded when their step ends.
             named: ints, floats, or tensors or arrays of one element. `log` does not wait for device tensors.
                 Files hold float32: a finite number beyond its range is recorded as infinite, and counted.
