@@ -34,6 +34,8 @@ def load_factory(name: str) -> dict[str, Any]:
         try:
             factory = getattr(importlib.import_module(module_name), attribute)
         except ModuleNotFoundError as error:
+            if not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module was found; one that it imports is missing
             remedy = "leave .py out" if module_name.endswith(".py") else "name another"
             raise InvalidValueError(f"factory {name!r} cannot be found: {error}; {remedy}") from error
         except AttributeError as error:

@@ -41,12 +41,16 @@ def make_nothing() -> None:
         ("def parts(:", r"raised SyntaxError: invalid syntax \(line 1 of .*broken_syntax\.py\)"),
         ("x = 1\n1 / 0", r"raised ZeroDivisionError: division by zero \(line 2 of .*broken_zero\.py\)"),
         ("import math\nmath.nothing", r"raised AttributeError: .* 'nothing' \(line 2 of"),
+        (
+            "\nimport nosuchlib_x",
+            r"raised ModuleNotFoundError: No module named 'nosuchlib_x' \(line 2 of .*broken_import\.py\)",
+        ),
     ],
 )
 def test_a_module_that_raises_is_told_by_its_line(
     text: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "broken_" + {"d": "syntax", "x": "zero", "i": "attribute"}[text[0]]
+    name = "broken_" + {"d": "syntax", "x": "zero", "i": "attribute", "\n": "import"}[text[0]]
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(LandscapeError, match=match):
