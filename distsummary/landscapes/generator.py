@@ -259,8 +259,8 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
     intervals = len(set(source.intervals))
     if runs is None and "pca" in directions and intervals > 1 and not is_set:
         raise InvalidValueError(
-            f"the trajectory has {intervals} intervals, each with its PCA plane; use ds.landscape_set(...), "
-            "which returns a grid for each"
+            f"the trajectory has {intervals} intervals, each with a PCA plane of its own; use "
+            "ds.landscape_set(...), which returns a grid for each"
         )
     moved = moving(model, mode, request.parameters, request.filter_axis)
     loss = check_loss(model, request.loss_fn, request.batch_loss)

@@ -69,7 +69,11 @@ def check_arguments(request: Request) -> None:
             check_choice(field, value, choices)
     check_int("step_per_epoch", request.step_per_epoch, low=1, optional=True)
     if not isinstance(request.workers, str) or request.workers not in ("auto", "ray"):
-        check_int("workers (or 'auto', 'ray')", request.workers, low=0)
+        expected = f"workers must be 'auto', 'ray' or an int >= 0, got {request.workers!r}"
+        if not isinstance(request.workers, int) or isinstance(request.workers, bool):
+            raise InvalidTypeError(expected)
+        if request.workers < 0:
+            raise InvalidValueError(expected)
     share = request.gpus_per_worker
     if share is not None:  # Ray assigns a fraction of one GPU, or whole GPUs
         if isinstance(share, bool) or not isinstance(share, int | float):
@@ -110,14 +114,16 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
         if not is_torch:
             raise InvalidValueError(
                 f"memory={memory!r} is for torch models, got a {type(model).__name__}; leave it out: "
-                "other models are changed in place anyway"
+                "for other models each point is always written into the model's own parameters"
             )
         engine = "inference"
     if is_torch and engine != "auto":
         try:
             return EngineChoice.from_label(engine)
         except InvalidValueError as error:
-            raise InvalidValueError(f"engine must be 'auto' or a LossGrid.engine: {error}") from error
+            raise InvalidValueError(
+                f"engine must be 'auto', 'row' or the `engine` of an earlier LossGrid: {error}"
+            ) from error
     if not is_torch and engine.removeprefix("numpy-") not in ("auto", "naive"):
         raise InvalidValueError(
             f"engine must be 'auto' or 'naive' for a model that is not torch's, got {engine!r}"
@@ -148,7 +154,7 @@ def requested_directions(request: Request) -> list[Direction]:
             if isinstance(direction, Directions):  # check_choice would print its arrays
                 raise InvalidValueError(
                     f"directions with runs= must be one of {sorted(OF_RUNS)}, got Directions of your own; "
-                    "use around= with one checkpoint for them"
+                    "give these with around= and one checkpoint"
                 )
             check_choice("directions with runs=", direction, OF_RUNS)
             corners = CORNERS.get(direction)
@@ -159,7 +165,7 @@ def requested_directions(request: Request) -> list[Direction]:
         elif direction in OF_RUNS and is_single(around):
             raise InvalidValueError(
                 f"directions={direction!r} needs around= with a run or trajectory, or runs=; "
-                "use directions='random' without one"
+                "if you have neither, use directions='random'"
             )
         if direction == "hessian" and framework_of(request.model).name != "torch":
             raise InvalidValueError(
@@ -194,8 +200,8 @@ def refuse_unused(request: Request, directions: Sequence[Direction]) -> None:
     normalization = request.normalization
     if normalization is not None and all(direction == "line" for direction in directions):
         raise InvalidValueError(
-            "normalization= has no meaning for directions='line', which leads from one end to the other; "
-            "leave it out"
+            "normalization= has no meaning for directions='line', whose direction is the difference of two "
+            "checkpoints; leave it out"
         )
     if request.centering is not None and "pca" not in directions:
         raise InvalidValueError("centering= applies to directions='pca' alone; leave it out or ask for 'pca'")

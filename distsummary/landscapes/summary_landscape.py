@@ -170,7 +170,7 @@ def check_overrides(given: object) -> None:
     if len(create) == 1:
         raise InvalidValueError(
             "collect_landscape['create_landscape'] must have both keys, 'train' and 'result', got "
-            f"{create!r}; leave it out to draw what was recorded"
+            f"{create!r}; leave it out to draw what the training asked for"
         )
 
 
@@ -224,7 +224,7 @@ def parts_of(result: object) -> dict[str, Any]:
         found, place = getattr(model, "loss_fn", model), "the model (the first value of callback_fn)"
     if not callable(found):
         raise InvalidTypeError(
-            f"{place} must be a loss function, got {found!r}: loss_fn(network(inputs), targets); "
+            f"{place} must be a loss function, got {found!r}; give a function of (network(inputs), targets), "
             "or return (model, loss_fn, batches)"
         )
     return {"model": network, "loss_fn": found, "batches": batches}

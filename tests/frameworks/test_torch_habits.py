@@ -76,7 +76,7 @@ class Cached(Net):
 
 @pytest.mark.parametrize("options", [(), ("channels_last",)])
 @pytest.mark.parametrize(
-    ("kind", "match"), [(Renormed, "writes to table.weight"), (Cached, "depends on more")]
+    ("kind", "match"), [(Renormed, "reads and writes table.weight"), (Cached, "depends on more")]
 )
 def test_what_a_batch_leaves_for_the_next_is_not_recorded(
     kind: type[Net], match: str, options: tuple[str, ...]

@@ -318,7 +318,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name() -> None:
             )
     with pytest.raises(InvalidValueError, match="no_such"):
         TorchRowEngine(model, CRITERION, golden_batches(), names=["no_such"])
-    with pytest.raises(InvalidTypeError, match="floating point"):
+    with pytest.raises(InvalidTypeError, match="floating-point"):
         TorchRowEngine(conv_net(), CRITERION, images(), names=["bn.num_batches_tracked"])
     assert fingerprint(model) == before
 
@@ -339,5 +339,5 @@ def test_what_is_sent_to_workers_is_the_bare_model_on_the_host() -> None:
 @pytest.mark.parametrize("engine", ["fast", "torch-graph fast", ""])
 def test_an_engine_that_is_none_is_refused_with_what_there_is(engine: str) -> None:
     batch = torch.ones(2, 2), torch.ones(2, 2)
-    with pytest.raises(InvalidValueError, match=r"engine must be .auto. or a LossGrid.engine: .* one of"):
+    with pytest.raises(InvalidValueError, match=r"or the `engine` of an earlier LossGrid: .* one of"):
         landscape(nn.Linear(2, 2), nn.MSELoss(), [batch], engine=engine, workers=0)

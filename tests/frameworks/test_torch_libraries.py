@@ -210,7 +210,7 @@ def test_a_model_that_computes_its_loss_takes_batches_as_mappings(engine: str) -
 
 def test_the_output_of_such_a_model_is_no_loss_and_nothing_for_a_criterion() -> None:
     net = make_net(WithLoss)
-    with pytest.raises(LandscapeError, match=r"got Output\(.*of type Output; return the loss in it"):
+    with pytest.raises(LandscapeError, match=r"got Output\(.*of type Output; return the loss it holds"):
         draw(net, named(net.batches()), batch_loss=lambda model, batch: model(**batch))
     with pytest.raises(LandscapeError, match=r"hint: .*batch_loss=lambda .*: model\(\*\*batch\)\.loss"):
         draw(net, net.batches())

@@ -275,7 +275,7 @@ def test_a_value_that_stays_and_is_nan_is_told_by_name(tmp_path: Path, direction
     states[-1]["d2.bias"][1] = np.nan
     save_path(run, states, [[1, 2, 3]])
     with pytest.raises(
-        LandscapeError, match=r"checkpoint 3 of run: d2\.bias of the centre holds NaN.*does not move"
+        LandscapeError, match=r"checkpoint 3 of run: d2\.bias of the centre holds NaN.*is not varied"
     ):
         draw(around=run, directions=directions, parameters="d1")
 

@@ -72,13 +72,16 @@ def test_links_are_called_after_the_folder_that_they_lie_in(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("path", "match"),
     [
-        ({-1: "a.safetensors"}, r"a number of a checkpoint in around must be .*-1"),
-        ({True: "a.safetensors"}, r"a number of a checkpoint in around must be int, got True"),
-        ({1: "a.safetensors", "2": "b.safetensors"}, r"a number .* in around must be int, got '2'"),
-        ({1.0: Mlp().parameters}, r"a number of a checkpoint in around must be int, got 1\.0"),
+        ({-1: "a.safetensors"}, r"a key of around, a step or epoch, must be .*-1"),
+        ({True: "a.safetensors"}, r"a key of around, a step or epoch, must be int, got True"),
+        ({1: "a.safetensors", "2": "b.safetensors"}, r"a key of around, .* must be int, got '2'"),
+        ({1.0: Mlp().parameters}, r"a key of around, a step or epoch, must be int, got 1\.0"),
         ({1: None}, r"around\[1\] must be values by name or a file .*, got a NoneType"),
-        ({1: {5: Mlp().parameters}}, r"around\[1\] must be values by name or .*, got a dict; give one"),
-        ({1: [Mlp().parameters]}, r"around\[1\] must be values by name or .*, got a list; give one"),
+        (
+            {1: {5: Mlp().parameters}},
+            r"around\[1\] must be values by name or .*, got a dict; give one of these",
+        ),
+        ({1: [Mlp().parameters]}, r"around\[1\] must be values by name or .*, got a list; give one of these"),
         ({1: "checkpoint-1"}, r"around\[1\] must be values by name or a file that ends with"),
         ({1: "model.pt"}, r"files of torch\.save are not read here"),
     ],

@@ -185,7 +185,7 @@ def test_steps_are_not_shown_where_sketches_are_not_of_what_moves(
     assert "not shown: the sketches cover other parameters" in caplog.text
     with caplog.at_level(logging.WARNING):
         assert draw(around=sketched_run(tmp_path / "other", run_id="1" * 16)).steps == ()
-    assert "another run's" in caplog.text
+    assert "belong to another run" in caplog.text
     (run.ckpt_dir / "sketch_00000_rank_00000.frames").write_bytes(b"damaged")
     with caplog.at_level(logging.WARNING):
         assert draw(around=run).steps == ()
@@ -225,5 +225,5 @@ def test_sketches_that_are_not_finite_are_told_where_too_few_are_left(tmp_path: 
 def test_a_landscape_of_a_run_with_sketches_alone_says_what_it_needs(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run").create()
     write_sketches(run.ckpt_dir, descent(6))
-    with pytest.raises(MissingFileError, match=r"sketches and no checkpoints.*'intervals'.*training_path"):
+    with pytest.raises(MissingFileError, match=r"sketches alone.*'intervals'.*training_path"):
         open_source(Mlp(), run.base)

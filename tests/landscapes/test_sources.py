@@ -33,7 +33,7 @@ def test_unit_and_length_of_an_epoch_are_those_asked_for(tmp_path: Path) -> None
 
 def test_numbers_are_those_that_files_can_hold() -> None:
     assert open_source(Mlp(), {0: Mlp().parameters, MAX_INT: Mlp().parameters}).last == MAX_INT
-    with pytest.raises(InvalidValueError, match="a number of a checkpoint in around must be"):
+    with pytest.raises(InvalidValueError, match="a key of around, a step or epoch, must be"):
         open_source(Mlp(), {MAX_INT + 1: Mlp().parameters})
 
 
@@ -95,6 +95,6 @@ def test_of_planned_paths_what_was_saved_is_drawn_where_it_spans_a_plane(
         assert not caplog.messages
         assert saved_intervals([[1, 2, 3, 9], [3, 4, 9]], [1, 2, 3, 4]) == ((1, 2, 3),)
         assert saved_intervals([[1, 2, 9]], [1, 2]) == ((1, 2),)
-    assert caplog.messages[0] == "of the interval [1, 2, 3, 9], only [1, 2, 3] were saved"
+    assert caplog.messages[0] == "of the checkpoints in the interval [1, 2, 3, 9], only [1, 2, 3] were saved"
     with pytest.raises(LandscapeError, match="the trajectory has no checkpoints yet"):
         saved_intervals([[1, 2, 3]], [])

@@ -215,7 +215,7 @@ def test_a_gpu_is_waited_for_where_gpus_have_given_results(
         for _ in range(2):
             crew._look_after_workers()
         assert kinds(crew) == [ON_GPU]
-    assert caplog.text.count("got its GPU in 0 s; still waiting for one") == 1
+    assert caplog.text.count("got its GPU in 0 s; still waiting for a GPU") == 1
 
 
 def test_a_crew_goes_on_when_what_a_dead_worker_held_is_taken(

@@ -156,7 +156,7 @@ def test_an_error_in_the_loss_is_raised_with_its_place_and_cause(tmp_path: Path)
         return golden_mlp.cross_entropy(model(batch[0]), batch[1])
 
     kept = (
-        r"raised ZeroDivisionError: in the loss in batch 1 at y = .*, x = .*; .* points finished are kept in "
+        r"raised ZeroDivisionError: in the loss in batch 1 at y = .*, x = .*; .* finished points are kept in "
     )
     with pytest.raises(LandscapeError, match=kept) as failed:
         draw_numpy(2, loss_fn, run_dir=tmp_path)

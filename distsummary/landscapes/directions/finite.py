@@ -10,7 +10,7 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.array_rows import rows_of
 from distsummary.landscapes.directions.recipe import Array, Weights
 
-STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused if it normalizes by each batch's own
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm; unused if batch statistics are used
 EARLIER = (
     "choose checkpoints from before the training diverged, with around= (one file) or runs= (several files)"
 )
@@ -37,8 +37,8 @@ def refuse_not_finite(
             whose = "the centre" if state is centre else "the model (the checkpoint lacks it)"
             more = "; or recompute the running statistics with ds.Evaluation(bn_mode='recompute')"
             raise LandscapeError(
-                f"{label}: {name} of {whose} holds NaN, so every loss would be NaN although {name} does "
-                f"not move; give it finite values, or {EARLIER}{more if name.endswith(STATISTICS) else ''}"
+                f"{label}: {name} of {whose} holds NaN, so every loss would be NaN, although {name} is "
+                f"not varied; give it finite values, or {EARLIER}{more if name.endswith(STATISTICS) else ''}"
             )
 
 

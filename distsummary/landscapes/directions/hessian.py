@@ -141,7 +141,10 @@ class _Basis:
         return self._rows[:count]
 
     def extend(self, vector: Array, negligible: float) -> Array:
-        """Append `vector`'s part orthogonal to the basis unless too short; return `vector`'s coefficients."""
+        """Append the part of `vector` orthogonal to the basis if that part is longer than `negligible`.
+
+        Returns the coefficients of `vector` in the basis, including the appended vector.
+        """
         known = self._rows[: self.count]
         rest, coefficients = vector.copy(), np.zeros(self.count)
         for _ in range(2):  # twice is enough (Parlett 1998, section 6.9)
@@ -172,8 +175,8 @@ def _ritz(projected: Array, count: int) -> _Ritz:
     asymmetry = float(np.abs(square - square.T).max())
     if asymmetry > MAX_ASYMMETRY * size:
         raise LandscapeError(
-            f"Hessian-vector products are not symmetric (by {asymmetry / size:.1%}), so the loss is not the "
-            "same each time it is computed; turn off what is random in loss_fn"
+            f"Hessian-vector products are not symmetric (u.Hv and v.Hu differ by {asymmetry / size:.1%}), so "
+            "the loss is not the same each time it is computed; turn off what is random in loss_fn"
         )
     values, vectors = np.linalg.eigh((square + square.T) / 2)
     order = np.argsort(values)[::-1][:count]

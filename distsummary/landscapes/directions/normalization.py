@@ -98,8 +98,8 @@ def resolve_filter_axes(
         unknown = sorted(set(hook) - set(shapes))
         if unknown:
             raise InvalidValueError(
-                f"filter_axis names {', '.join(map(str, unknown[:5]))}, which do not move; "
-                f"the parameters are {', '.join(list(shapes)[:5])} ..."
+                f"filter_axis names {', '.join(map(str, unknown[:5]))}, not among the varied parameters, "
+                f"which are {', '.join(list(shapes)[:5])} ...; name some of these"
             )
         axes.update(hook)
     elif callable(hook):

@@ -2,7 +2,7 @@
 
     words    = count_sketch.philox(seed, axis, name, block).random_raw()      block = index // 2^16
     u, w     = words 2j and 2j+1 of the block as (word >> 11) / 2^53, u shifted to (0, 1]
-    normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)                            elements 2j and 2j+1, in float64
+    normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)  elements 2j, 2j+1, computed in float64, returned as float32
 
 philox is NumPy's generator Philox. The normals do not depend on workers, sharding, device or NumPy's own
 method for normals. Cosine and sine are read from a table of 1,024 angles and rotated by the remaining angle,
@@ -77,7 +77,10 @@ def _radius(words: Array) -> Array:
 
 
 def _cosine_and_sine(words: Array) -> tuple[Array, Array]:
-    """cos and sin of 2 pi w for words w of 53 bits, float64; uses few operations, most of them in place."""
+    """cos and sin of 2 pi w, float64, where w = word / 2^53 for `words` of 53 bits.
+
+    Uses few operations, most of them in place.
+    """
     nearest = (words >> np.uint64(_REST)).view(np.int64)
     cosines, sines = _COSINES.take(nearest), _SINES.take(nearest)
     rest = (words & np.uint64((1 << _REST) - 1)).astype(np.float64)

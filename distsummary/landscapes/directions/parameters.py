@@ -165,7 +165,10 @@ def _mindspore_shapes(
     if frozen:
         _log.warning("mode='mindspore' moves frozen parameters as MindSpore does: %s", ", ".join(frozen[:5]))
     if not names:
-        raise LandscapeError("no parameter's name has 'weight' or 'bias'; use mode='standard'")
+        raise LandscapeError(
+            "mode='mindspore' varies parameters with 'weight' or 'bias' in their names, got none; "
+            "use mode='standard'"
+        )
     return {name: state[name].shape for name in names}
 
 

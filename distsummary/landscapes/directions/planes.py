@@ -206,8 +206,8 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
     if not any(moves):
         raise LandscapeError(
             f"normalization={normalization!r} leaves random directions without any parameter to move; "
-            "use normalization='none', or choose parameters that are not all zero and that the present "
-            "normalization moves"
+            "use normalization='none', or choose parameters that this normalization "
+            "moves and that are not all zero"
         )
     known = {
         "kind": "random",

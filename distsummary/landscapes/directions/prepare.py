@@ -209,8 +209,8 @@ def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[s
     size = flat_size(state, names)
     if size < 2:
         raise InvalidValueError(
-            f"directions='hessian' needs at least two elements that vary, got {size}; use 'line' between two "
-            "checkpoints"
+            f"directions='hessian' needs varied parameters with at least two elements, got {size}; use "
+            "'line' between two checkpoints"
         )
     with open_hessian(names=names, centre=state) as hessian:
         pairs = lanczos(mean_product(hessian), size, seed=seed)

@@ -60,7 +60,7 @@ def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) 
 
     `length` is a singular value: the root of the sum of squares over the checkpoints. Rounding moves each
     value by at most half an ulp; the last checkpoint's rounding enters all displacements from it. Float32
-    values count as bfloat16 only if those of all checkpoints fit into it: one checkpoint's may fit by chance.
+    values count as bfloat16 only if the values of all checkpoints fit into it; those of one may by chance.
     """
     is_narrow = all(  # the lower 16 bits of a float32, which bfloat16 lacks, are 0
         block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()

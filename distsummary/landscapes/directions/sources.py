@@ -102,7 +102,7 @@ def open_source(
         ckpt_dir = ckpt_dir_of(around, _has_metadata)
         if has_sketches(ckpt_dir) and not _has_metadata(ckpt_dir):
             raise MissingFileError(
-                f"{ckpt_dir} holds sketches and no checkpoints, but a landscape needs the latter: train with "
+                f"{ckpt_dir} holds sketches alone, but a landscape needs checkpoints: train with "
                 "collect_landscape={'sketch': True, 'intervals': [[...]]}; ds.training_path gives the path "
                 "alone, from sketches"
             )
@@ -124,7 +124,7 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
     """The source for a path through numbered checkpoints; files stay where they are."""
     path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
     for number, checkpoint in path.items():
-        check_int("a number of a checkpoint in around", number, low=0, high=MAX_INT)
+        check_int("a key of around, a step or epoch,", number, low=0, high=MAX_INT)
         if isinstance(checkpoint, str | os.PathLike | Mapping) and is_single(checkpoint):
             continue
         _refuse_files(checkpoint)
@@ -135,7 +135,7 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
         error = InvalidValueError if is_path else InvalidTypeError
         raise error(
             f"around[{number}] must be values by name or a file that ends with one of {SUFFIXES}, got "
-            f"{found}; give one"
+            f"{found}; give one of these"
         )
     numbers = tuple(sorted(path))
     return Source(
@@ -158,7 +158,7 @@ def _sketches(trajectory: Trajectory) -> Sketches | None:
         _log.warning("the steps between checkpoints are not shown: %s", error)
         return None
     if sketches.header.run_id != trajectory.run_id:
-        _log.warning("the sketches in %s are another run's; they are not shown", trajectory.ckpt_dir)
+        _log.warning("the sketches in %s belong to another run; they are not shown", trajectory.ckpt_dir)
         return None
     return sketches
 
@@ -201,9 +201,9 @@ def _refuse_files(around: object) -> None:
             is_zip = file.read(len(ZIP)) == ZIP
     if Path(around).suffix in PICKLES or is_zip:
         raise InvalidValueError(
-            f"files of torch.save are not read here, got {os.fspath(around)}; load it yourself and give the "
-            "values by name: around=torch.load(path, weights_only=True) if that is a state_dict, otherwise "
-            'its entry under "state_dict"'
+            f"files of torch.save are not read here, got {os.fspath(around)}; load the file yourself and "
+            "give the values by name: around=torch.load(path, weights_only=True) if that is a state_dict, "
+            'otherwise its entry under "state_dict"'
         )
     if is_single(around):
         return
@@ -249,9 +249,9 @@ def _limits_open_files() -> Iterator[None]:
         if error.errno != errno.EMFILE:
             raise
         raise LandscapeError(
-            "the path has more checkpoints than this process may have files open; raise the limit "
-            "(ulimit -n) above the number of checkpoints, choose fewer checkpoints, or use Python 3.13, "
-            "where their files need not stay open"
+            "the path has more checkpoints than the number of files that this process may have open; raise "
+            "that limit (ulimit -n) above the number of checkpoints, choose fewer checkpoints, or use Python "
+            "3.13, where their files need not stay open"
         ) from error
 
 
@@ -261,7 +261,7 @@ def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path]
         return around.ckpt_dir
     if not isinstance(around, str | os.PathLike):
         raise InvalidTypeError(
-            "around must be a run, a checkpoint file, values by name or checkpoints by their numbers, got a "
+            "around must be a run, a checkpoint file, values by name or checkpoints by step or epoch, got a "
             f"{type(around).__name__}; for a model, give model.state_dict()"
         )
     return Path(around) if is_one(Path(around)) else RunDir(around).ckpt_dir
@@ -284,7 +284,9 @@ def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) ->
     for interval in planned:
         saved = tuple(number for number in interval if number in numbers)
         if len(saved) < len(interval):
-            _log.warning("of the interval %s, only %s were saved", list(interval), list(saved))
+            _log.warning(
+                "of the checkpoints in the interval %s, only %s were saved", list(interval), list(saved)
+            )
         if len(saved) >= MIN_INTERVAL:
             found.append(saved)
     return tuple(found) or (tuple(numbers),)

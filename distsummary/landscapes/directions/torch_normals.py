@@ -63,7 +63,7 @@ def _upper(x: Tensor) -> Tensor:
 
 
 def _signed(word: int) -> int:
-    """The int64 with the same lowest 64 bits as a number."""
+    """The int64 whose 64 bits are the lowest 64 bits of `word`."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

@@ -23,7 +23,8 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in found.items():
         if type(tensor.data) is not Tensor:
             raise InvalidTypeError(
-                f"{name} is a {type(tensor.data).__name__}; gather a sharded model on one device first"
+                f"{name} is a {type(tensor.data).__name__}, and landscapes need plain tensors; "
+                "gather a sharded model on one device first"
             )
     return found
 
@@ -132,7 +133,7 @@ class OwnState(Mapping[str, Array]):
                 )
             if tensor.layout != torch.strided:
                 raise InvalidTypeError(
-                    f"{name} is sparse ({tensor.layout}), and landscapes are of dense values; keep "
+                    f"{name} is sparse ({tensor.layout}), and landscapes need dense tensors; keep "
                     "it dense and call to_sparse() in forward(), or make it a buffer with persistent=False"
                 )
         return cls(found)

@@ -69,7 +69,9 @@ class EngineChoice:
         if self.options and self.engine == "inference":
             raise InvalidValueError(f"options must be empty for the engine 'inference', got {self.options}")
         if {"compile", "cuda_graph"} <= set(self.options):
-            raise InvalidValueError("options must hold compile or cuda_graph, got both; leave out one")
+            raise InvalidValueError(
+                "options must not hold both compile and cuda_graph; leave out one of them"
+            )
 
     @property
     def label(self) -> str:

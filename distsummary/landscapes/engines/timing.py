@@ -145,7 +145,7 @@ class _Bench:
         self._try_all(close(timings), clock, timings, limit_s)
         tolerance = LOOSE if self._task.evaluation.precision in REDUCED else EXACT
         choice = choose(timings, points, tolerance=tolerance)
-        _log.info("landscape engine: %s of %d timed", choice.label, len(timings))
+        _log.info("landscape engine: %s, chosen from %d that were timed", choice.label, len(timings))
         return TimedChoice(choice=choice, timings=timings, refused=refused)
 
     def _try_all(
@@ -182,7 +182,7 @@ class _Bench:
             timings[choice] = min(timing, timings.get(choice, timing), key=lambda found: found.point_s)
         except Exception as error:  # a candidate may fail in any way
             refused[choice] = f"{type(error).__name__}: {error}"
-            _log.debug("landscape engine %s: %s", choice.label, refused[choice])
+            _log.debug("landscape engine %s is refused: %s", choice.label, refused[choice])
         finally:
             if engine is not None:
                 engine.close()

@@ -204,8 +204,8 @@ class TorchEngine:
         if self._is_random and not repeats():
             raise LandscapeError(
                 "the model gives different losses for the same parameters and batch, even with the same "
-                "random numbers of torch; switch off its randomness, such as augmentation, and let it write "
-                "to copies of its batch"
+                "random numbers of torch; switch off its other randomness, such as augmentation; if it "
+                "writes to its batch, let it write to copies"
             )
         if is_surprise:
             _log.warning("the loss is random; it gets the same random numbers at every point")
@@ -218,8 +218,8 @@ class TorchEngine:
             if not is_near(found, expected, self._evaluation.precision):
                 raise LandscapeError(
                     f"the model gives {found.tolist()} for pictures in channels-last memory and "
-                    f"{expected.tolist()} for the same pictures in their own layout: it computes "
-                    "positions in memory, or loses digits; leave channels_last out of engine="
+                    f"{expected.tolist()} for the same pictures in their own layout: its code computes "
+                    "positions in memory, or rounds too coarsely; leave channels_last out of engine="
                 )
 
     def _reading(self, batch: Any) -> Tensor:

@@ -80,7 +80,8 @@ class TorchGraphEngine(TorchRowEngine):
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:
         step = self.choice.chunk
-        if step > 1 and len(xs) % step == 1:  # however a row is divided, this point is left over
+        # The row's last point is left over wherever a worker's chunks begin: they are multiples of `step`.
+        if step > 1 and len(xs) % step == 1:
             alone = super()._readings(y, xs[-1:], batches)
             return torch.cat([self._readings(y, xs[:-1], batches), alone], dim=1) if len(xs) > 1 else alone
         points = [tuple(float(x) for x in xs[n : n + step]) for n in range(0, len(xs), step)]
@@ -92,7 +93,10 @@ class TorchGraphEngine(TorchRowEngine):
         return torch.cat(found, dim=1)
 
     def _bind(self, loaded: Loaded) -> BoundProgram:
-        """Bind the program to a batch; check it if it is new, and keep it bound unless data is streamed."""
+        """Bind the program to a batch. A new program is checked first.
+
+        The bound program is kept for the next call, unless data is streamed.
+        """
         if loaded in self._bound:
             return self._bound[loaded]
         key = signature(loaded.batch)
@@ -168,7 +172,7 @@ class TorchGraphEngine(TorchRowEngine):
         if not is_near(found, expected, self._evaluation.precision):
             raise CannotTraceError(
                 f"the recorded loss gives {found.tolist()} where the model gives {expected.tolist()}: "
-                "it depends on more than parameters, buffers and batch"
+                "the loss depends on more than parameters, buffers and batch"
             )
 
 

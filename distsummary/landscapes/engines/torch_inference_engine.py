@@ -2,8 +2,8 @@
 
 For each point (x, y), it writes theta + y * v + x * u (v, u: the directions) into the user's own parameters,
 block by block, as MeZO does (Malladi et al. 2023). It reads theta from the checkpoint's file, or from a saved
-copy of the model's own values, and draws random directions again from their seeds. So any model that can be
-evaluated can have a landscape; the price is the time to draw the directions at every point.
+copy of the model's own values, and draws random directions again from their seeds. So a landscape needs no
+larger machine than one evaluation of the model; the price is the time to draw the directions at every point.
 """
 
 from collections.abc import Sequence

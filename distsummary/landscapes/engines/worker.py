@@ -88,7 +88,7 @@ class LandscapeWorker:
 
     @property
     def facts(self) -> EngineFacts:
-        """The engine's name, BN mode, rows of data and quantities."""
+        """What a grid records about this worker's engine."""
         engine = self._engine
         return EngineFacts(
             name=engine.name,
@@ -103,7 +103,7 @@ class LandscapeWorker:
         """The quantities of the chunk's points; they depend only on the task and the chunk."""
         start = self._clock()
         plane = self._planes[chunk.plane]
-        with self._within_memory(f"at {chunk}"):
+        with self._within_memory(f"at a chunk of {len(chunk)} point(s)"):
             if self._plane != chunk.plane:
                 self._engine.set_plane(plane.states[-1], plane.recipe)
                 self._plane = chunk.plane
@@ -128,7 +128,7 @@ class LandscapeWorker:
             if smaller is None:
                 raise
             raise MemoryTooSmallError(
-                f"{choice.label} ran out of memory {when}; go on with {smaller.label}", smaller
+                f"{choice.label} ran out of memory {when}; going on with {smaller.label}", smaller
             ) from error
 
     def close(self) -> None:

@@ -94,8 +94,8 @@ class Evaluation:
         check_choice("precision", self.precision, PRECISIONS)
         if self.bn_mode == "recompute" and (self.streamed or self.stops_early):
             raise InvalidValueError(
-                "bn_mode='recompute' sees all batches twice at every point, got streamed, tolerance or cap; "
-                "leave these out or use bn_mode='batch'"
+                "bn_mode='recompute' reads all batches twice at every point, which excludes streamed, "
+                "tolerance and cap; leave these out or use bn_mode='batch'"
             )
 
     @property
@@ -120,7 +120,8 @@ def refuse_unfit(evaluation: Evaluation, mode: str, *, is_torch: bool) -> None:
     """Raise InvalidValueError for options that do not apply to this framework or mode."""
     if not is_torch and (evaluation.precision or evaluation.bn_mode):
         raise InvalidValueError(
-            "precision and bn_mode are for torch models; a numpy model computes as it is written"
+            "precision and bn_mode are for torch models; leave them out, since a numpy model computes "
+            "as it is written"
         )
     if mode == "mindspore" and evaluation.bn_mode not in ("", "batch"):
         raise InvalidValueError(f"bn_mode must be 'batch' in mode 'mindspore', got {evaluation.bn_mode!r}")

@@ -73,7 +73,7 @@ class Loan:
             for name, tensor in self.moved.items():
                 if not tensor.is_floating_point():
                     raise InvalidTypeError(
-                        f"only floating point parameters can be varied, {name} is {tensor.dtype}"
+                        f"only floating-point parameters can be varied, but {name} is {tensor.dtype}"
                     )
             self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
             self._gpus = gpus_of(self.tensors.values())
@@ -262,7 +262,7 @@ def run_as_written(model: nn.Module) -> None:
     """Make modules compiled by `module.compile()` or torch.compile run their original code.
 
     `unwrap` does the same for a whole model. Compiled code may read parameters from the memory that they had
-    when it was compiled. It is also compiled again for eval mode, and has no second derivatives.
+    when it was compiled. Torch would also compile it again for eval mode, and it has no second derivatives.
     """
     for module in model.modules():
         if getattr(module, "_compiled_call_impl", None) is not None:  # as in torch 2.13

@@ -34,8 +34,9 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Measure:
     """Computes readings (rows of numbers, see `quantities`) of the model with its current values.
 
-    `measure(batch)` returns a scalar tensor for each number; the sums by class are one tensor (classes,), the
-    last. It does not wait for a GPU, and raises LandscapeError if a loss or metric is not a number.
+    `measure(batch)` returns a scalar tensor for each number, except that the sums by class are one tensor
+    (classes,), the last. The call does not wait for a GPU; it raises LandscapeError if a loss or metric is
+    not a number.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:

@@ -102,7 +102,7 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
 def plane_tensors(
     centre: Weights, recipe: Recipe, moved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """(centre, x, y), each a dict of tensors by name, on the host; x and y drawn on a GPU stay there."""
+    """(centre, x, y), each a dict of tensors by name, on the host; random x and y of a GPU stay on it."""
     here = {name: as_tensor(centre[name]) for name in moved}
     if isinstance(recipe, RandomDirections) and any(draws(tensor.device) for tensor in moved.values()):
         x, y = (

@@ -161,7 +161,7 @@ def shown(value: object) -> str:
 
 def no_number_error(what: str, found: object) -> str:
     """The message for a loss or metric that is not a number."""
-    remedy = "the loss in it" if holds_loss(found) else "one for the batch, such as the mean over its rows"
+    remedy = "the loss it holds" if holds_loss(found) else "one for the batch, such as the mean over its rows"
     return (
         f"{what} must return real numbers, got {shown(found)} of type {type(found).__name__}; return {remedy}"
     )

@@ -95,7 +95,7 @@ class Grid:
         axes = {n: tuple(a) if isinstance(a, list) else a for n, a in self.filter_axis.items()}  # from JSON
         object.__setattr__(self, "filter_axis", axes)
         if self.computed.dtype != np.bool_:
-            raise InvalidValueError(f"computed must be of bool, got {self.computed.dtype}")
+            raise InvalidValueError(f"computed must have the dtype bool, got {self.computed.dtype}")
 
     @property
     def tag(self) -> str:
@@ -174,7 +174,8 @@ class Grid:
         """The grid in an archive that `to_npz` made; raises DamagedFileError for anything else."""
         if not data.startswith(ZIP):  # NumPy's error would suggest loading it as a pickle
             raise DamagedFileError(
-                "it is not an .npz file, the only format that loads; save as .npz, or compute it again"
+                "it is not an .npz file, the only format that can be loaded; save as .npz, or "
+                "compute it again"
             )
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as saved:

@@ -8,7 +8,8 @@ import numpy as np
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.output.grid import Grid
 
-CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # right or left, above or below, in the order tried
+# Right or left, above or below; of equally good corners the first is taken.
+CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))
 DOT, STAR = 3.5, 7.0  # typographic points: half the drawn size of checkpoints and of the centre
 GAP = STAR  # from a checkpoint to its name, so that the name covers no star
 
@@ -55,8 +56,11 @@ def corners_with_room(
 ) -> dict[int, tuple[int, int]]:
     """The corner for each point's name, by index of the point; points without room are left out.
 
-        name |              all in pixels: `points` and `sizes` of names (k, 2); `taken` (t, 4), boxes to
-             o point        keep free (left, bottom, right, top); `gap` from point to name along either axis
+        name |
+             o point
+
+    All in pixels: `points` and the `sizes` of names (k, 2); `taken` (t, 4), boxes to keep free, each (left,
+    bottom, right, top); `gap`, the distance from a point to its name along either axis.
 
     A name covers nothing in `taken` and no other name. Of the free corners it gets the one farthest from
     other points and names, so that it is not read as the name of another point; distances above twice the

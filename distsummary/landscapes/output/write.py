@@ -63,7 +63,7 @@ def write_landscapes(
     tags = [grid.tag for grid in grids]
     if twice := sorted({tag for tag in tags if tags.count(tag) > 1}):
         raise InvalidValueError(
-            f"grids must have different tags, got {', '.join(twice)} twice; set their label"
+            f"grids must have different tags, got {', '.join(twice)} twice; give them different labels"
         )
     ensure_directory(run_dir.landscape_dir)
     with run_dir.locked("landscape"):
@@ -100,7 +100,7 @@ def write_landscapes(
                     width, height = struct.unpack(">II", png[16:24])  # PNG: length, "IHDR", width, height
                     pictures[tag] = Image(height=height, width=width, encoded=png)
         except MissingExtraError as error:
-            _log.warning("no pictures: %s", error)
+            _log.warning("no pictures are drawn: %s", error)
             pictures = {}
         for tag in [tag for of_grid in kinds.values() for tag in of_grid]:
             path = run_dir.landscape_file(tag, ".png")
@@ -195,7 +195,7 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
         try:
             events = list(read_directory(directory, mode="skip"))
         except (OSError, DamagedFileError) as error:
-            _log.warning("no loss curve from %s: %s", directory, error)
+            _log.warning("the loss curve of %s cannot be read: %s", directory, error)
             continue
         for tag in LOSS_TAGS:
             curve = {  # the last event of each step: a later attempt repeats steps of an earlier one

@@ -75,7 +75,7 @@ class RayWorkers:
             beginning=CHOOSING,
             forgo=self._forgo_gpus,
             max_deaths=1,
-            remedy="look into the memory it needs, name an engine (engine='row'), or use workers=0",
+            remedy="check that it has enough memory, name an engine (engine='row'), or use workers=0",
         ) as crew:
             crew.do(Work())
             choice: EngineChoice = crew.begun
@@ -118,7 +118,10 @@ class RayWorkers:
         found = self._planned(model, jobs)
         gpus = found[0].get("num_gpus", 0)
         if gpus and not fits(gpus):
-            _log.warning("no single GPU has %g free, only several together: landscape workers use CPUs", gpus)
+            text = (
+                "no worker can get %g GPU(s), since what is free lies on several: landscape workers use CPUs"
+            )
+            _log.warning(text, gpus)
             self._forgo_gpus()
             found = self._planned(model, jobs)
         check_spread(spread(model), found[0].get("num_gpus", 0))
@@ -146,7 +149,7 @@ def send(value: Any) -> Any:
         what = first_line(error.__cause__ or error)
         raise LandscapeError(
             f"the model, loss function or batches cannot be sent to workers ({what}); "
-            "use functions and classes of a module, or workers=0 to stay in this process"
+            "use functions and classes that a module defines, or workers=0 to stay in this process"
         ) from error
 
 

@@ -149,7 +149,7 @@ class ActorCrew:
             self._calls[reference] = _Call(worker, job, work, time.monotonic())
 
     def _take(self, reference: Any, work: Work) -> None:
-        """Receive the result of a call, which may belong to earlier work that was finished without it."""
+        """Receive the result of a call; the call may belong to earlier work, finished without this result."""
         call = self._calls.pop(reference)
         self._silences.hear(call.worker, time.monotonic())
         try:
@@ -186,7 +186,7 @@ class ActorCrew:
             many = f"{count} {self._name} workers died one after the other without a result"
             who = many if count > 1 else f"the {self._name} worker died"
             raise LandscapeError(f"{who} ({how}); {self._remedy}") from error
-        _log.warning("%s %s died (%s); others do its work again", self._name, worker, how)
+        _log.warning("%s %s died (%s); other workers do its work again", self._name, worker, how)
         self._start(options)
         self._feed(list(self._workers), work)
 
@@ -211,7 +211,7 @@ class ActorCrew:
                 place = ray.get(self._workers[worker].place)
                 text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
                 _log.warning(text, self._name, worker, place, silent_s, then)
-        if started:  # wait START_S again if they die: others may take their resources
+        if started:  # if they all die, wait START_S again: other programs may take their resources
             self._patience_ends = now + START_S
             return
         if now < self._patience_ends:
@@ -222,14 +222,14 @@ class ActorCrew:
         on_gpus = [worker for worker, one in self._workers.items() if one.options.get("num_gpus")]
         if on_gpus and self._has_results:
             _log.warning(
-                "no %s worker got its GPU in %g s; still waiting for one, because GPUs computed the finished "
-                "points and CPUs round differently; free a GPU, or stop this call: with run_dir= the next "
-                "call continues",
+                "no %s worker got its GPU in %g s; still waiting for a GPU, because GPUs computed the "
+                "finished points and CPUs round differently; free a GPU, or stop this call: if it has "
+                "run_dir=, repeating it later keeps the finished points",
                 self._name,
                 START_S,
             )
             return
-        text = "no %s worker started in %g s; starting one without a reservation"
+        text = "no %s worker started in %g s; starting one on the CPU, for which Ray reserves no resources"
         _log.warning(text, self._name, START_S)
         for worker in on_gpus:
             self._drop(worker)

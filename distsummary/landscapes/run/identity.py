@@ -82,7 +82,7 @@ def digest(value: object) -> str:
     walk.take(value)
     if walk.unreadable:
         _log.warning(
-            "batches hold %s, which cannot be hashed: a landscape that is stopped cannot be resumed; "
+            "batches hold %s, which cannot be hashed, so this landscape cannot be resumed if it is stopped; "
             "give tensors, arrays, or objects that can be pickled",
             ", ".join(sorted(walk.unreadable)),
         )

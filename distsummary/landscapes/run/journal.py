@@ -5,13 +5,14 @@ A journal is an append-only file of frames (see `format.frames`), each of which 
 - First the header, JSON: {"format": 3, "plan": {part of the landscape's identity: its hash}}.
 - Then the chosen engine, JSON: {"choice": {the engine, and where it computes}}.
 - Then one entry for each finished chunk of points: JSON, a line feed, and the losses and metrics, as
-  little-endian float64 (points, quantities). Between them may be new choices, for example after an engine ran
-  out of memory. A new choice voids all chunks before it: one engine must compute the whole landscape.
+  little-endian float64 (points, quantities). A new choice may stand before some of these entries, for example
+  after an engine ran out of memory. It voids all chunks before it: one engine must compute the whole
+  landscape.
 
-Each chunk has a hash of its choice in its entry: if the frame of a choice is damaged, its chunks are not
-mistaken for those of another choice. A chunk is evaluated again if its frame, or that of its choice, is
-damaged. Opening a journal cuts off an incomplete last frame. Format 2, whose chunks have no such hash, is
-refused.
+The entry of a chunk holds a hash of the choice that the chunk was computed with: if the frame of a choice is
+damaged, its chunks are not mistaken for those of another choice. A chunk is evaluated again if its frame, or
+the frame of its choice, is damaged. Opening a journal cuts off an incomplete last frame. Format 2, whose
+chunks have no such hash, is refused.
 """
 
 import errno
@@ -96,7 +97,7 @@ class Journal:
             self._descriptor = os.open(self.path, _FLAGS, 0o666)
         except OSError as error:
             raise RunDirError(
-                f"{self.path} cannot be opened: {error.strerror}; fix that, or choose another output"
+                f"{self.path} cannot be opened: {error.strerror}; fix that, or write to another run_dir"
             ) from error
         for _ in range(LOCK_TRIES):
             try:
@@ -106,11 +107,12 @@ class Journal:
                 time.sleep(LOCK_WAIT_S)
             except OSError as error:  # not every file system has locks
                 raise RunDirError(
-                    f"{self.path} cannot be locked: {error.strerror}; choose another output"
+                    f"{self.path} cannot be locked: {error.strerror}; write to a run_dir elsewhere"
                 ) from error
         else:
             raise LandscapeError(
-                f"{self.path} is held by another process that draws this landscape; wait for it or end it"
+                f"{self.path} is held by another process that draws this landscape; "
+                "wait for that process or end it"
             )
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
@@ -136,7 +138,7 @@ class Journal:
             ) from error
         if changed := sorted(n for n in {*identity, *found} if identity.get(n) != found.get(n)):
             raise LandscapeError(
-                f"{self.path} is the journal of another landscape: {', '.join(changed)} differ(s); "
+                f"{self.path} is the journal of another landscape, with other {', '.join(changed)}; "
                 "give the arguments that it was begun with, or resume=False to begin anew"
             )
         for payload in (framed.payload for framed in frames if framed.damage is None):
@@ -156,7 +158,7 @@ class Journal:
                 ) from error
 
     def enter_choice(self, choice: Mapping[str, Any]) -> None:
-        """Enter the engine choice of the next chunks; drop all earlier chunks. An error changes nothing."""
+        """Enter the engine choice of the next chunks; drop earlier chunks. A failed write changes nothing."""
         self._append({"choice": dict(choice)})
         self._begin_with(dict(choice))
 
@@ -180,7 +182,7 @@ class Journal:
             self._hardware_now = name
             self._note_hardware(name)
             _log.warning(
-                "%s was begun on %s and goes on with %s: losses may differ in the last bits; "
+                "%s was begun on %s and is continued on %s: losses may differ in the last bits; "
                 "resume=False begins anew",
                 self.path,
                 before,

@@ -112,7 +112,7 @@ def generate(
         if task.choice is not None and task.choice.label != choice.label:
             raise LandscapeError(
                 f"{journal.path} was begun with engine={choice.label!r}, got {task.choice.label!r}; "
-                "leave engine= out to keep the former, or use resume=False to begin anew"
+                "leave engine= out to go on with the journal's engine, or use resume=False to begin anew"
             )
     else:
         choice = workers.choose_engine(task)
@@ -199,16 +199,17 @@ class _Drawing:
             crew.run(scheduler, keep)
         except ChunkFailedError as failed:
             done = sum(map(len, self._results))
-            kept = f"the {done} points finished are lost; with run_dir= they would be kept"
+            kept = f"the {done} finished points are lost; with run_dir= they would be kept"
             if self._journal is not None:
                 kept = (
-                    f"the {done} points finished are kept in {self._journal.path} for a call with the same "
+                    f"the {done} finished points are kept in {self._journal.path} for a call with the same "
                     "code; a call with other code begins anew"
                 )
             where = place(failed.chunk, task.planes)
             raise LandscapeError(f"{raised(failed.cause)} at {where}; {MEND} ({kept})") from failed.cause
         for chunk in scheduler.abandoned:
-            _log.warning("%s was given up: its workers died again and again; its losses are NaN", chunk)
+            text = "the part at %s was given up, because its workers died again and again; its losses are NaN"
+            _log.warning(text, place(chunk, task.planes))
             self._results[chunk] = scheduler.results[chunk]
         self._abandoned += scheduler.abandoned
 

@@ -52,7 +52,7 @@ def check_spread(own: list[int], given: float) -> None:
         )
     if given < len(own):
         raise InvalidValueError(
-            f"each worker must have the {len(own)} GPUs that the model lies on, got {given:g}; "
+            f"each worker must have as many GPUs as the model lies on ({len(own)}), got {given:g}; "
             "free as many, change gpus_per_worker, or use workers=0"
         )
 
@@ -61,7 +61,7 @@ class Silences:
     """Tracks which workers have not answered for too long; all times are seconds of the same clock."""
 
     def __init__(self, limit_s: float = SILENT_S) -> None:
-        self._limit_s = limit_s  # for all workers; raised by each report, to report a usual delay once
+        self._limit_s = limit_s  # for all workers; a report raises it, so that slow calls are reported once
         self._heard: dict[str, float] = {}
 
     def hear(self, worker: str, now: float) -> None:

@@ -40,7 +40,7 @@ class Work:
         return None
 
     def lost(self, worker: str, *, was_at_it: bool) -> None:
-        """Take back a dead worker's jobs; `was_at_it`: it died in one of these, not in earlier work."""
+        """Take back a dead worker's jobs; `was_at_it`: it died in one of its jobs, not in earlier work."""
 
     def failure(self, job: Job, error: Exception) -> Exception:
         """The error to raise after the user's code has raised `error` in a job."""

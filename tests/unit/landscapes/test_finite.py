@@ -21,7 +21,7 @@ def test_what_moves_must_be_finite(bad: float) -> None:
 
 def test_what_stays_may_be_infinite_as_masks_are_but_not_nan() -> None:
     refuse(OWN)
-    with pytest.raises(LandscapeError, match=r"mask of the centre holds NaN.*although mask does not move"):
+    with pytest.raises(LandscapeError, match=r"mask of the centre holds NaN.*although mask is not varied"):
         refuse(OWN | {"mask": np.array([0, np.nan])})
 
 

@@ -237,14 +237,14 @@ def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
     assert str(failed.value) == (
         "the model, the loss function or a metric raised ValueError: not positive definite in batch 1 at "
         "y = -1, x = -1 to 1; fix the error, or return NaN there "
-        "(the 2 points finished are lost; with run_dir= they would be kept)"
+        "(the 2 finished points are lost; with run_dir= they would be kept)"
     )
 
 
 @pytest.mark.usefixtures("no_matplotlib")
 def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(tmp_path: Path) -> None:
     arguments = {"around": None, "run_dir": tmp_path}
-    with pytest.raises(LandscapeError, match=r"the 2 points finished are kept in .*journal-"):
+    with pytest.raises(LandscapeError, match=r"the 2 finished points are kept in .*journal-"):
         draw(batch_loss=raising_at(CENTRE), **arguments)
     told: list[Progress] = []
     grid = draw(batch_loss=raising_at(np.inf), **arguments, progress=told.append)
@@ -265,7 +265,7 @@ def test_a_landscape_that_goes_on_elsewhere_says_so(
     there = draw(around=None).hardware
     assert there != here
     [record] = [record for record in caplog.records if "last bits" in record.message]
-    assert f"was begun on {here} and goes on with {there}" in record.message
+    assert f"was begun on {here} and is continued on {there}" in record.message
     assert grid.hardware == f"{here} and {there}"
     [saved] = (tmp_path / "landscape").glob("*.npz")
     assert LossGrid.load(saved).hardware == grid.hardware

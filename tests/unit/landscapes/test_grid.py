@@ -165,7 +165,7 @@ def test_all_points_count_as_computed_where_nothing_else_is_said() -> None:
             {"computed": np.ones((4, 3), bool)},
             r"computed must be \(len\(y\), len\(x\)\) = \(3, 4\), got \(4, 3\)",
         ),
-        ({"computed": np.ones((3, 4))}, "computed must be of bool, got float64"),
+        ({"computed": np.ones((3, 4))}, "computed must have the dtype bool, got float64"),
         ({"quantities": {"acc": np.ones(12)}}, r"acc must be .* = \(3, 4\), got \(12,\)"),
     ],
 )

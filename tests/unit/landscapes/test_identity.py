@@ -301,4 +301,4 @@ def test_objects_that_hold_each_other_take_no_time() -> None:
 def test_what_cannot_be_read_is_never_the_same_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     batches = [Plain(threading.Lock()), (number for number in range(3))]
     assert digest(batches) != digest(batches)
-    assert "batches hold generator, lock, which cannot be hashed: a landscape that is stopped" in caplog.text
+    assert "batches hold generator, lock, which cannot be hashed, so this landscape" in caplog.text

@@ -84,7 +84,7 @@ def test_the_first_chunk_says_where_it_was_computed_and_others_elsewhere_are_war
         journal.enter_hardware("H200")
         assert not caplog.records
         journal.enter_hardware("B200")
-        assert "was begun on H200 and goes on with B200" in caplog.text
+        assert "was begun on H200 and is continued on B200" in caplog.text
         assert journal.choice == {"engine": "row", "hardware": "H200"}
         assert len(journal.results) == 1
         for row in (1, 2):
@@ -92,7 +92,7 @@ def test_the_first_chunk_says_where_it_was_computed_and_others_elsewhere_are_war
     with Journal(path, PLAN) as journal:
         assert journal.hardware == ["H200", "B200"]
         journal.enter_hardware("H200")
-        assert "was begun on H200 and B200 and goes on with H200" in caplog.text
+        assert "was begun on H200 and B200 and is continued on H200" in caplog.text
         journal.enter_choice({"engine": "naive", "hardware": "H200"})
         assert journal.hardware == ["H200"]
 
@@ -143,7 +143,7 @@ def test_a_damaged_chunk_is_evaluated_again_and_those_behind_it_are_kept(path: P
 
 def test_the_journal_of_another_landscape_is_refused_with_what_differs_and_stays(path: Path):
     fill(path, 1)
-    with pytest.raises(LandscapeError, match=r"another landscape: data, seed differ.*resume=False"):
+    with pytest.raises(LandscapeError, match=r"another landscape, with other data, seed.*resume=False"):
         Journal(path, {"checkpoints": "ab", "seed": "8", "data": "x"})
     with Journal(path, PLAN) as journal:
         assert len(journal.results) == 1
@@ -234,7 +234,9 @@ def test_a_file_system_without_locks_is_told_by_name(path: Path, monkeypatch: py
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(RunDirError, match=r"cannot be locked: Function not implemented; choose another"):
+    with pytest.raises(
+        RunDirError, match=r"cannot be locked: Function not implemented; write to a run_dir elsewhere"
+    ):
         Journal(path, PLAN)
 
 
@@ -329,7 +331,7 @@ def test_one_that_has_no_room_for_its_header_is_not_left_behind(path: Path, monk
 
 def test_a_journal_that_cannot_be_opened_is_told_by_name(path: Path):
     path.symlink_to("elsewhere")
-    with pytest.raises(RunDirError, match=r"landscape\.journal cannot be opened: .*choose another output"):
+    with pytest.raises(RunDirError, match=r"landscape\.journal cannot be opened: .*write to another run_dir"):
         Journal(path, PLAN)
 
 

@@ -218,5 +218,5 @@ def test_what_cannot_be_evaluated_is_named(field: str, value: Any, error: type[E
 def test_statistics_of_all_batches_and_leaving_some_out_exclude_each_other() -> None:
     Evaluation(bn_mode="recompute")
     for more in ({"streamed": True}, {"tolerance": 0.1}, {"cap": 3.0}):
-        with pytest.raises(InvalidValueError, match="bn_mode='recompute' sees all batches"):
+        with pytest.raises(InvalidValueError, match="bn_mode='recompute' reads all batches"):
             Evaluation(bn_mode="recompute", **more)  # type: ignore[arg-type]  # of several kinds

@@ -42,6 +42,9 @@ def directions(given: Any, **changes: Any) -> list[Any]:
         ({"unit": "banana"}, InvalidValueError, "unit must be one of"),
         ({"step_per_epoch": -3}, InvalidValueError, "step_per_epoch must be >= 1"),
         ({"step_per_epoch": "x"}, InvalidTypeError, "step_per_epoch must be int"),
+        ({"workers": "x"}, InvalidTypeError, "workers must be 'auto', 'ray' or an int >= 0, got 'x'"),
+        ({"workers": True}, InvalidTypeError, "workers must be 'auto', 'ray' or an int >= 0, got True"),
+        ({"workers": -1}, InvalidValueError, "workers must be 'auto', 'ray' or an int >= 0, got -1"),
     ],
 )
 def test_numbers_out_of_their_range_are_refused(

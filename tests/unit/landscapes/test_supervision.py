@@ -42,7 +42,7 @@ def test_workers_start_with_what_is_free(
 @pytest.mark.parametrize(
     ("own", "given", "message"),
     [
-        ([0, 1], 1, "must have the 2 GPUs that the model lies on, got 1"),
+        ([0, 1], 1, "must have as many GPUs as the model lies on .2., got 1"),
         ([0, 1], 0, "got 0; free as many"),
         ([1, 2], 2, r"must be on the first ones \(0, 1, ...\) to use workers, got \[1, 2\]"),
     ],

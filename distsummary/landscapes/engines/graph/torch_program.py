@@ -190,9 +190,10 @@ class ChunkFlat(Flat):
 def _no_vmap_advice() -> Iterator[None]:
     """Keep vmap from printing a warning for each operation without a batching rule, such as an LSTM.
 
-    Such an operation is recorded point by point; if that is slow, timing rejects the chunk. The warning comes
-    from C++, where Python's filters have no effect. The switch for it is private (seen in torch 2.6 to 2.13);
-    without the switch the warning is printed. Its state cannot be read, so the default is restored.
+    Such an operation is recorded point by point; if that is slow, timing prefers another engine. The warning
+    comes from C++, where Python's filters have no effect. Only a private function switches it off (seen in
+    torch 2.6 to 2.13); without that function the warning is printed. Whether the warning was on before cannot
+    be found out, so it is switched on afterwards, as by default.
     """
     functorch: Any = getattr(torch._C, "_functorch", None)
     switch = getattr(functorch, "_set_vmap_fallback_warning_enabled", lambda is_enabled: None)
@@ -206,9 +207,9 @@ def _no_vmap_advice() -> Iterator[None]:
 def _compile(step: fx.GraphModule, arguments: Sequence[Tensor]) -> None:
     """Compile a graph with torch.compile for arguments like these; raises CannotTraceError if that fails.
 
-    With more than one compile thread, inductor would leave a pool of processes behind. It reads the number of
-    threads before the `options=` of torch.compile, so the number is set in inductor's configuration (seen in
-    torch 2.6 to 2.13). With a torch version that lacks this setting, CannotTraceError is raised.
+    With more than one compile thread, inductor would leave a pool of processes behind. Inductor reads the
+    number of threads before the `options=` of torch.compile, so the number is set in inductor's configuration
+    (seen in torch 2.6 to 2.13). With a torch version that lacks this setting, CannotTraceError is raised.
     """
     try:
         from torch._inductor import config

@@ -39,7 +39,8 @@ ON_VALUES = (  # torch's errors for code that reads values of fake tensors, whic
     "DataDependentOutputException",
     "DynamicOutputShapeException",
 )
-PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device  # equal if their reprs are
+# The types whose values `signature` compares by repr.
+PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device
 SAME_NUMBERS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 DROPOUT_ARGUMENT = {  # the argument number of the dropout probability; attention is random unless it is 0
     aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
@@ -73,7 +74,7 @@ def trace(
     graph = record(pure, [*tensors.values(), *batch_tensors(batch)], decompositions)
     for name, node in zip(names, placeholders(graph), strict=False):
         if node.meta.get("is_written") and node.users:
-            raise CannotTraceError(f"the loss writes to {name}, which it reads")
+            raise CannotTraceError(f"the loss reads and writes {name}, so batches would affect each other")
     return graph
 
 
@@ -197,7 +198,8 @@ def make_out_of_place(graph: fx.Graph) -> None:
         if is_alias or is_mutable(first) or len(first.users) != 1:
             continue  # other nodes may read the memory that is overwritten
         found, before = outline_of(anew, node.args, node.kwargs), node.meta["val"]
-        if (found.shape, found.dtype) == (before.shape, before.dtype):  # a sum may have a wider dtype
+        # Out of place, a + b may promote to a wider dtype than a.add_(b) keeps.
+        if (found.shape, found.dtype) == (before.shape, before.dtype):
             node.target = anew
 
 
@@ -213,7 +215,8 @@ def refuse_unfaithful(graph: fx.Graph) -> None:
             if not {torch.bool, torch.uint8} & picked:  # only masks make the shape depend on values
                 tags = []
         if tags:
-            raise CannotTraceError(f"{node.target} in the loss is {str(tags[0]).split('.')[-1]}")
+            tag = str(tags[0]).split(".")[-1]
+            raise CannotTraceError(f"{node.target} in the loss cannot be recorded (torch tags it {tag})")
         if is_mutable(node):
             raise CannotTraceError(f"{node.target} in the loss writes to its input")
 
