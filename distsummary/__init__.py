@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.aggregate.merge import MergeReport, merge_run
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
-    from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError
+    from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
     from distsummary.format.records import Health
     from distsummary.landscapes.directions.recipe import Directions
     from distsummary.landscapes.directions.sketched import SketchedPath, training_path
@@ -41,6 +41,7 @@ __all__ = [
     "LossGrid",
     "LossMonitor",
     "MergeReport",
+    "NonFiniteError",
     "Progress",
     "Run",
     "RunContext",
@@ -63,7 +64,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.aggregate.merge": ("MergeReport", "merge_run"),
     "distsummary.collect.collector": ("SummaryCollector",),
     "distsummary.collect.record": ("SummaryRecord",),
-    "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError"),
+    "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError", "NonFiniteError"),
     "distsummary.format.records": ("Health",),
     "distsummary.landscapes.directions.recipe": ("Directions",),
     "distsummary.landscapes.directions.sketched": ("SketchedPath", "training_path"),

@@ -12,7 +12,7 @@ from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
 from distsummary.format.records import GIVEN_PLUGINS, Value
 from distsummary.frameworks.base import ArraySpec, framework_of, spec_of
-from distsummary.training.values import check_tag, scalar
+from distsummary.training.values import check_tag, refuse_sparse, scalar
 
 # The rest of an event, 8 KiB, is for the tag, the shape, a shard's position (up to 64 axes) and other fields.
 MAX_VALUE_BYTES = MAX_PAYLOAD - (8 << 10)
@@ -97,12 +97,7 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
 def _tensor(field: str, value: object) -> Any:
     """The value itself if a framework owns it, otherwise the array that NumPy makes of it."""
     if framework_of(value).is_tensor(value):
-        layout = str(getattr(value, "layout", ""))
-        if "sparse" in layout:  # torch's COO, CSR ...: as a dense tensor, it may fill the memory
-            shape: Any = getattr(value, "shape", ())
-            raise InvalidTypeError(
-                f"{field} must be dense, got {layout} of shape {tuple(shape)}; convert it: value.to_dense()"
-            )
+        refuse_sparse(field, value)
         return value
     is_readable = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
     if not is_readable and not isinstance(value, (int, float, list, tuple)):

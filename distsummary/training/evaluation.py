@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from distsummary.checks import check_type
 from distsummary.errors import ClosedError
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
-from distsummary.training.values import Scalar, resolve
+from distsummary.training.values import Scalar, check_named, resolve
 
 
 class EvaluationRun:
@@ -52,8 +51,8 @@ class EvaluationRun:
         """Log metrics by name, like `Run.log`; raises ClosedError after the evaluation's `with` block."""
         if self._is_over:
             raise ClosedError("the evaluation is over; log inside its `with run.eval()` block")
-        check_type("values", values, Mapping, optional=True)
-        self.logged |= self._numbers({**(values or {}), **named})
+        given = {} if values is None else check_named("evaluation.log", values)
+        self.logged |= self._numbers({**given, **named})
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a loader; each batch is one step of the evaluation."""

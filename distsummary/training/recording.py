@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.errors import ClosedError, DistSummaryError, InvalidValueError
+from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Health, Value
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.forks import FORKED, Forks, tell_forks
 from distsummary.training.given import Given
 from distsummary.training.recorder import NOT_RECORDED, NoRecorder, Recorder
-from distsummary.training.values import Scalar, check_tag, scalar
+from distsummary.training.values import Scalar, check_named, check_tag, scalar
 from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
@@ -148,8 +148,7 @@ class Recording(abc.ABC):
             return
         given: dict[str, Any] = named
         if values is not None:
-            check_type("values", values, Mapping)
-            given = {**values, **named}
+            given = {**check_named("run.log", values), **named}
         if is_elsewhere and self._is_forked:
             self._drop_forked({"scalar": len(given)})
             return
@@ -163,6 +162,8 @@ class Recording(abc.ABC):
         for name, value in given.items():
             if type(value) is not float or name not in known:
                 new = self._numbers(given)
+                if self._strict and not self._callbacks.callbacks:
+                    raise InvalidValueError(NOT_RECORDED)
                 if len(known) > MAX_KNOWN_NAMES:
                     known.clear()
                 for tag in new.keys() - known:
@@ -285,6 +286,11 @@ class Recording(abc.ABC):
         if step is not None:
             check_int("step", step, low=0, high=MAX_STEP)
             if not self._go_to(step, has_values=any(counts.values())):
+                if self._strict:
+                    raise InvalidValueError(
+                        f"step must not be before the last step, which is {self.step}, got {step}; give the "
+                        "values of a step before those of the next one"
+                    )
                 self._failures().count(IN_THE_PAST, dropped=counts)
                 return False
         elif is_repeated and not self._is_stepped:
@@ -333,17 +339,16 @@ class Recording(abc.ABC):
         numbers: dict[str, Scalar] = {}
         known = self._known_names
         for name, value in _flat(given):
-            is_known = isinstance(name, str) and name in known
-            if not is_known:
-                check_type("the name of a value", name, str)
             try:
-                if not is_known:
+                if name not in known:
                     check_tag(name)
+                if isinstance(value, str):
+                    raise InvalidTypeError(
+                        f"{name!r} must be a real number, got str; record text by run.text"
+                    )
                 number = scalar(repr(name), _array_of(repr(name), value), instead=WHOLE_ARRAY)
             except Exception as error:
-                self._refuse(
-                    "scalar", name, error, "; record text by run.text" if isinstance(value, str) else ""
-                )
+                self._refuse("scalar", name, error)
                 continue
             if not isinstance(number, float):
                 number = Checked(number, self._finite.check, self.step, name)
@@ -354,6 +359,8 @@ class Recording(abc.ABC):
         """A checked copy of a value; None if it is refused."""
         recorders = self._recorders()
         if not recorders:
+            if self._strict:
+                raise InvalidValueError(NOT_RECORDED)
             self._failures().count(NOT_RECORDED, dropped={plugin: 1})
             return None
         try:
@@ -362,7 +369,7 @@ class Recording(abc.ABC):
             self._refuse(plugin, name, error)
             return None
 
-    def _refuse(self, plugin: str, name: str | None, error: Exception, remedy: str = "") -> None:
+    def _refuse(self, plugin: str, name: str | None, error: Exception) -> None:
         """Count a value that cannot be recorded; if the run is strict, raise `error`."""
         if self._strict:
             raise error
@@ -370,7 +377,7 @@ class Recording(abc.ABC):
         if not isinstance(error, DistSummaryError):  # ours name the value
             shown = name if name is None else name[:MAX_SHOWN]
             reason = f"the {plugin} {shown!r}: {type(error).__name__}: {error}"
-        self._failures().count(f"not recorded: {reason}{remedy}", dropped={plugin: 1})
+        self._failures().count(f"not recorded: {reason}", dropped={plugin: 1})
 
     def _failures(self) -> Failures:
         """Counts the values that the run drops: the recorder's while the run is open, then the run's own."""
@@ -410,9 +417,15 @@ class Recording(abc.ABC):
             raise
 
 
-def _flat(given: Mapping[Any, object], prefix: str = "", level: int = 1) -> Iterator[tuple[Any, object]]:
-    """The items of a mapping; those of a mapping inside of it are named <outer>/<inner>."""
+def _flat(given: Mapping[Any, object], prefix: str = "", level: int = 1) -> Iterator[tuple[str, object]]:
+    """The items of a mapping; those of a mapping inside of it are named <outer>/<inner>.
+
+    Raises InvalidTypeError for a name that is not text.
+    """
     for name, value in given.items():
+        if not isinstance(name, str):
+            where = f" inside of {prefix[:-1]!r}" if prefix else ""
+            check_type(f"the name of a value{where}", name, str)
         if isinstance(value, Mapping) and level < MAX_NESTING:
             yield from _flat(value, f"{prefix}{name}/", level + 1)
         else:

@@ -174,6 +174,7 @@ class Run(Recording):
         """
         check_int("count", count, low=1)
         self._require_open()
+        self._refuse_in_evaluation("epochs")
         if self.epoch >= count:
             logger.warning("epochs(%d): epoch %d is done already, nothing is left to do", count, self.epoch)
         self._params.epoch_num = count
@@ -202,6 +203,7 @@ class Run(Recording):
             raise InvalidTypeError(f"loader must be iterable, got {type(loader).__name__}; pass the batches")
         check_int("accumulate", accumulate, low=1)
         self._require_open()
+        self._refuse_in_evaluation("steps")
         self._begin_stepping()
         if loader is ENDLESS:
             loader = itertools.count(self.step * accumulate)
@@ -269,6 +271,7 @@ class Run(Recording):
         step is logged as `perf/step_s`.
         """
         self._require_open()
+        self._refuse_in_evaluation("next_step")
         self._begin_stepping()
         if isinstance(self._opener, ManualStep):
             self._end_step(self._clock(), is_whole=True)
@@ -280,6 +283,13 @@ class Run(Recording):
         step = ManualStep(self._end_manual_step)
         self._begin_step(step)
         return step
+
+    def _refuse_in_evaluation(self, method: str) -> None:
+        if self._is_evaluating:
+            raise InvalidValueError(
+                f"run.{method} must not be called inside of `with run.eval() as evaluation:`, where it would "
+                "begin steps of the training; write `for batch in evaluation.steps(loader):`"
+            )
 
     def _end_manual_step(self, step: ManualStep) -> None:
         if self._opener is step and os.getpid() == self._pid:
@@ -306,7 +316,10 @@ class Run(Recording):
 
     @contextlib.contextmanager
     def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
-        """Begin an evaluation; its metrics become lineage and scalars `eval/<name>` of the current step."""
+        """Begin an evaluation; its metrics become lineage and scalars `eval/<name>` of the current step.
+
+        Inside of it, `steps`, `next_step` and `epochs` raise InvalidValueError; use the evaluation's `steps`.
+        """
         self._require_open()
         started_s = self._clock()
         evaluation = EvaluationRun(
@@ -319,11 +332,11 @@ class Run(Recording):
         )
         self._enter()
         evaluation.call("on_eval_begin", "on_eval_epoch_begin")
-        self._is_evaluating = True
+        was_evaluating, self._is_evaluating = self._is_evaluating, True
         try:
             yield evaluation
         finally:
-            self._is_evaluating = False
+            self._is_evaluating = was_evaluating
         evaluation.settle()
         evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params.metrics = evaluation.metrics

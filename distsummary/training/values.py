@@ -1,5 +1,7 @@
 """Scalars of a training loop: floats, or device tensors whose copies to the host are still in progress."""
 
+import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -72,6 +74,7 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
     number = framework.number(tensor)
     if number is not None:
         return number
+    refuse_sparse(name, tensor, instead)
     if not _is_real(spec_of(name, tensor).dtype):
         raise _not_a_number(name, value)
     if any(extent != 1 for extent in tensor.shape):
@@ -79,6 +82,30 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
     if isinstance(tensor, (np.ndarray, np.generic)):
         return float(known_numbers(np.asarray(tensor)).reshape(-1)[0])
     return Mean(framework.snapshot(tensor))
+
+
+def refuse_sparse(name: str, tensor: Any, instead: str = "") -> None:
+    """Raise InvalidTypeError for a sparse tensor: made dense here, its zeros might fill the memory.
+
+    `instead`: what the error message advises for more than one element.
+    """
+    layout = str(getattr(tensor, "layout", ""))
+    if "sparse" in layout:  # torch's COO, CSR ...
+        shape = tuple(tensor.shape)
+        raise InvalidTypeError(
+            f"{name} must be dense, got {layout} of shape {shape}; convert it: value.to_dense()"
+            + (f", and {instead}" if instead and math.prod(shape) != 1 else "")
+        )
+
+
+def check_named(method: str, values: object) -> Mapping[str, object]:
+    """Return `values` if it is a mapping, else raise InvalidTypeError that shows how to call `method`."""
+    if not isinstance(values, Mapping):
+        raise InvalidTypeError(
+            f"values must be a dict of names and numbers, got {reprlib.repr(values)} of type "
+            f'{type(values).__name__}; write {method}(loss=...) or {method}({{"loss": ...}})'
+        )
+    return values
 
 
 def scalars(given: object) -> dict[str, Scalar]:

@@ -177,12 +177,12 @@ def test_what_cannot_be_recorded_is_counted_and_named_once_and_the_rest_is_recor
     names = {" ": 1, "x" * 2**20: 1, "\ud800": 1}
     with Run(callbacks=keeper) as run:
         for _ in run.steps(range(3)):
-            run.log(bad | names, good=1, one=[0.5], nested={"a": {"b": 2, 3: np.float32(4)}})
+            run.log(bad | names, good=1, one=[0.5], nested={"a": {"b": 2, "c": np.float32(4)}})
             run.histogram("empty", None)
             run.tensor("broken", Broken())
             run.image("ragged", [[1], [1, 2]])
     assert keeper.recorded == [
-        (step, {"good": 1.0, "one": 0.5, "nested/a/b": 2.0, "nested/a/3": 4.0}) for step in (1, 2, 3)
+        (step, {"good": 1.0, "one": 0.5, "nested/a/b": 2.0, "nested/a/c": 4.0}) for step in (1, 2, 3)
     ]
     health = run.health()
     assert health.dropped == {"scalar": 3 * 9, "histogram": 3, "tensor": 3, "image": 3}
@@ -224,8 +224,32 @@ def test_a_strict_run_raises_instead():
             for bad in (None, "x", 1j, 10**400, [1, 2]):
                 with pytest.raises((InvalidTypeError, InvalidValueError), match="'bad'"):
                     run.log(bad=bad)
+            with pytest.raises(InvalidTypeError, match=r"record text by run\.text"):
+                run.log(bad="x")
             with pytest.raises(InvalidTypeError, match="'h' must be an array"):
                 run.histogram("h", None)
+    assert run.health().dropped == {}
+
+
+def test_a_strict_run_refuses_a_step_before_the_last_one_naming_both():
+    keeper = Keeper()
+    with Run(callbacks=keeper, strict=True) as run:
+        run.log(a=1, step=5)
+        for give in (lambda: run.log(a=2, step=3), lambda: run.image("x", [[1]], step=3)):
+            with pytest.raises(InvalidValueError, match="the last step, which is 5, got 3"):
+                give()
+        run.log(b=3, step=5)
+    assert keeper.recorded == [(5, {"a": 1, "b": 3})]
+    assert run.health().dropped == {}
+
+
+def test_a_strict_run_without_a_recorder_refuses_every_value():
+    with Run(strict=True) as run:
+        for _ in run.steps([1]):
+            for give in (lambda: run.log(a=1.0), lambda: run.image("x", [[1]])):
+                for _ in range(2):
+                    with pytest.raises(InvalidValueError, match=r"no callback records values.* use ds\.init"):
+                        give()
     assert run.health().dropped == {}
 
 
@@ -234,8 +258,16 @@ def test_the_misuse_of_an_argument_raises_in_any_run():
         for _ in run.steps([1]):
             with pytest.raises(InvalidTypeError, match="name"):
                 run.log({3: 0.5})
-            with pytest.raises(InvalidTypeError, match="values"):
-                run.log([0.5])
+            with pytest.raises(
+                InvalidTypeError, match="the name of a value inside of 'a/b' must be str, got 1"
+            ):
+                run.log({"a": {"b": {1: 2}}})
+            with pytest.raises(
+                InvalidTypeError, match=r"got 3\.0 of type float; write run\.log\(loss=\.\.\.\) or"
+            ):
+                run.log(3.0)
+            with run.eval() as evaluation, pytest.raises(InvalidTypeError, match=r"write evaluation\.log"):
+                evaluation.log(0)
             with pytest.raises(InvalidTypeError, match="the name of the image must be str"):
                 run.image(3, [[1]])
             with pytest.raises(InvalidValueError, match="plugin must be one of"):
@@ -400,6 +432,46 @@ def test_in_an_evaluation_no_value_begins_a_step_and_a_run_that_only_evaluates_h
             run.log(n=number)
     assert (run.step, keeper.seen) == (0, [])
     assert keeper.recorded == [(0, {"n": 2.0, ("image", "x"): [[2]]})]
+
+
+@pytest.mark.parametrize(
+    ("method", "begin"),
+    [
+        ("steps", lambda run: run.steps([1, 2])),
+        ("next_step", lambda run: run.next_step()),
+        ("epochs", lambda run: run.epochs(2)),
+    ],
+)
+def test_in_an_evaluation_no_step_of_the_training_begins(method, begin):
+    keeper = Keeper()
+    with Run(callbacks=keeper) as run:
+        for number in run.steps(range(2)):
+            run.log(loss=number)
+            with run.eval() as evaluation:
+                with run.eval():
+                    pass
+                with pytest.raises(
+                    InvalidValueError, match=rf"run\.{method} must .* evaluation\.steps\(loader\)"
+                ):
+                    begin(run)
+                assert list(evaluation.steps([1, 2])) == [1, 2]
+            run.log(after=number)
+    assert keeper.recorded == [(step, {"loss": step - 1, "after": step - 1}) for step in (1, 2)]
+
+
+def test_the_step_in_which_an_evaluation_was_misused_is_recorded():
+    keeper = Keeper()
+
+    def train():
+        with Run(callbacks=keeper) as run:
+            for _ in run.steps(range(3)):
+                run.log(loss=1)
+                with run.eval():
+                    run.steps(range(2))
+
+    with pytest.raises(InvalidValueError, match=r"evaluation\.steps"):
+        train()
+    assert keeper.recorded == [(1, {"loss": 1.0})]
 
 
 def test_the_reasons_that_are_kept_are_bounded(caplog):
