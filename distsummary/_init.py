@@ -172,7 +172,7 @@ class Announcement(Callback):
 
 
 def announcement(directory: RunDir, topology: Topology, formats: Sequence[str] | None) -> str:
-    """Where a run is, and the command that shows it among its neighbours."""
+    """Where a run is, and the commands that show it among its neighbours and merge its ranks."""
     base, here = directory.base, Path.cwd()
     if base.is_relative_to(here) and not topologies.in_ray():  # Ray's workers may run elsewhere
         base = base.relative_to(here)
@@ -181,6 +181,8 @@ def announcement(directory: RunDir, topology: Topology, formats: Sequence[str] |
     if topology.world_size == 1 and formats is not None and TENSORBOARD not in formats:
         show = f"mindinsight start --summary-base-dir {parent}"
     ranks = f" ({topology.world_size} ranks)" if topology.world_size > 1 else ""
+    if topology.world_size > 1 and not topologies.in_ray():  # under Ray, the aggregator merges
+        show += f"; after the training: distsummary merge {shlex.quote(str(base))}"
     return f"distsummary: recording {base}{ranks}; {show}"
 
 

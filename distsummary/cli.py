@@ -164,9 +164,16 @@ def merge(options: argparse.Namespace) -> None:
         print(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
         for path in report.files:
             print(f"  {path.name}")
-        for name in ("missing_ranks", "conflicts", "damage", "refused"):
-            if found := getattr(report, name):
-                print(f"  {name.replace('_', ' ')}: {', '.join(map(str, found))}")
+        # The merge has logged those of the configuration.
+        conflicts = [one.as_text() for one in report.conflicts if not one.is_setting]
+        for name, found in (
+            ("missing ranks", report.missing_ranks),
+            ("conflicts", conflicts),
+            ("damage", report.damage),
+            ("refused", report.refused),
+        ):
+            if found:
+                print(f"  {name}: {', '.join(map(str, found))}")
 
 
 def _workers(text: str) -> int | str:

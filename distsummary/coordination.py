@@ -4,6 +4,8 @@ An attempt is one start of the job; a restart gets the next number. A rank asks 
 attempt. Under Ray, this is the aggregator actor; otherwise a LocalCoordinator, which uses only the manifest.
 """
 
+import logging
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -12,6 +14,8 @@ from typing import Any, Protocol
 from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology, is_alive
+
+logger = logging.getLogger(__name__)
 
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
 
@@ -83,14 +87,27 @@ class LocalCoordinator:
         self.run_dir.update_manifest(lambda manifest: leave_attempt(manifest, topology, attempt, health))
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
-        """Note in the manifest that the merged run, if there is one, does not contain this evaluation."""
+        """Note that the merged run, if there is one, does not contain this evaluation; rank 0 logs it."""
+        if note_evaluation(self.run_dir, topology, attempt) and topology.rank == 0:
+            logger.warning(
+                "the evaluation is not in the merged run yet; after the evaluation: distsummary merge %s",
+                shlex.quote(str(self.run_dir.base)),
+            )
 
-        def note(manifest: Manifest) -> None:
-            entry = find_attempt(manifest, "train", attempt)
-            if entry["world_size"] > 1:
-                entry["evaluated"] = sorted({*entry.get("evaluated", []), topology.rank})
 
-        self.run_dir.update_manifest(note)
+def note_evaluation(run_dir: RunDir, topology: Topology, attempt: int) -> bool:
+    """Note an evaluation in the manifest; returns whether a merge is needed to show it: of several ranks."""
+    needs_merge = False
+
+    def note(manifest: Manifest) -> None:
+        nonlocal needs_merge
+        entry = find_attempt(manifest, "train", attempt)
+        needs_merge = entry["world_size"] > 1
+        if needs_merge:
+            entry["evaluated"] = sorted({*entry.get("evaluated", []), topology.rank})
+
+    run_dir.update_manifest(note)
+    return needs_merge
 
 
 def refuse_reuse(

@@ -17,6 +17,7 @@ from distsummary.coordination import (
     find_attempt,
     is_complete,
     newest_attempt,
+    note_evaluation,
     open_attempts,
     rank_states,
     refuse_stale,
@@ -136,7 +137,7 @@ class Aggregator:
         """Note that a rank evaluated its finished training; when the last rank reports this, merge again."""
         with self._changed, self._saving():
             self.renew()
-            self._local.evaluated(topology, attempt)
+            note_evaluation(self._run_dir, topology, attempt)
             entry = find_attempt(self._run_dir.read_manifest(), "train", attempt)
             has_all = len(entry.get("evaluated", [])) >= topology.world_size
             if has_all and "running" not in rank_states(entry).values():

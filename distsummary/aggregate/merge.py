@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.aggregate.merge_lineage import CUSTOM, Conflict, merge_lineage
+from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, other_segments
 from distsummary.aggregate.rank_files import RankFiles, StepValues
 from distsummary.aggregate.statistics import KEY_TAGS, SAMPLED, Floats, Ints, held, named_series, over_ranks
@@ -195,11 +195,12 @@ def _merge_role(
 
 def _tell_settings(conflicts: Sequence[Conflict], target: Path) -> None:
     """Say on which settings the ranks disagree."""
-    found = [conflict for conflict in conflicts if conflict.field.startswith(CUSTOM)]
+    found = [conflict for conflict in conflicts if conflict.is_setting]
     if found:
         more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
         logger.warning(
-            "%s: the settings of the ranks differ: %s%s; the merged run has those of the lowest rank",
+            "%s: the config of the ranks differs: %s%s; the merged run has of each entry the value of the "
+            "lowest rank that has it",
             target,
             ", ".join(conflict.as_text() for conflict in found[:_TOLD]),
             more,

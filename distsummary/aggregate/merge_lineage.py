@@ -35,6 +35,11 @@ class Conflict(NamedTuple):
     field: str
     by_rank: dict[int, Json]
 
+    @property
+    def is_setting(self) -> bool:
+        """Whether it is about the user's own entries (`config`, `custom_lineage_data`)."""
+        return self.field.startswith(CUSTOM[:-1])
+
     def as_json(self) -> dict[str, Any]:
         """The conflict as the manifest stores it: texts are cut, and of many ranks those with new values."""
         by_rank = self.by_rank

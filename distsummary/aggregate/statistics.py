@@ -1,4 +1,4 @@
-"""Mean, min, median, max of a scalar over the ranks, and the rank with the maximum, at each step."""
+"""Mean, min, median, max of a scalar over the ranks, and the rank with the maximum or a NaN, at each step."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -31,7 +31,9 @@ SAMPLED = ("system/process/", "system/node/", "system/gpu/")  # tags that each r
 class RankStatistics:
     """Statistics of one tag over the ranks that recorded it, at each of S steps; all arrays are (S,).
 
-    `steps` int64, rising; `mean`, `min`, `median`, `max` float64; `argmax_rank` int64.
+    `steps` int64, rising; `mean`, `min`, `median`, `max` float64; `argmax_rank` int64. A NaN of a rank makes
+    the mean NaN, is left out of min, median and max, and its rank is the `argmax_rank`: it names the rank to
+    look at. See `over_ranks`.
     """
 
     steps: Ints

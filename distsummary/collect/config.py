@@ -57,10 +57,11 @@ class Config:
 def read_config(source: object, what: str = "config", *, is_quiet: bool = False) -> Config:
     """The configuration in `source`, with secrets replaced by ***; its entries may be of any kind.
 
-    An entry that JSON cannot hold becomes a text: a path as it is written, a class or function as its name,
-    any other object as its repr without addresses. A member of an enum becomes its value if that is a text or
-    number, else its name. Tensors and arrays of up to MAX_ITEMS elements become numbers or lists. One log
-    line names the entries that became their repr, were shortened or left out (see MAX_TEXT to MAX_DEPTH).
+    An entry that JSON cannot hold becomes a text: a path as it is written, a class, function, dtype or device
+    as its name, any other object as its repr without addresses. A member of an enum becomes its value if that
+    is a text or number, else its name. Tensors and arrays of up to MAX_ITEMS elements become numbers or
+    lists. One log line names the entries that became their repr, were shortened or left out (see MAX_TEXT to
+    MAX_DEPTH).
 
     Args:
         source: a mapping, dataclass, argparse.Namespace, named tuple, an object with `model_dump`,
@@ -152,7 +153,7 @@ class _Reader:
             return float(value) if math.isfinite(value) else str(float(value))
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
             return _qualified(value)
-        if isinstance(value, (str, PurePath)):
+        if isinstance(value, (str, PurePath, np.dtype)) or _is_name_of_torch(value):
             return self._bounded(redact_text(str(value)), names)
         return self._as_repr(value, names, is_hidden=is_hidden)
 
@@ -198,7 +199,11 @@ class _Reader:
         parts = [
             f"{listed(names)} {why}"
             for names, why in (
-                (self._as_text, "recorded as text"),
+                (
+                    self._as_text,
+                    "recorded by repr(), because JSON cannot hold them (give numbers, texts, lists or dicts "
+                    "to choose what is recorded)",
+                ),
                 (self._shortened, f"shortened to {MAX_TEXT} characters or {MAX_ITEMS} elements"),
                 (
                     self._left_out,
@@ -208,9 +213,7 @@ class _Reader:
             if names
         ]
         if parts:
-            logger.warning(
-                "%s: %s; give numbers or short texts to record them as such", what, "; ".join(parts)
-            )
+            logger.warning("%s: %s", what, "; ".join(parts))
 
 
 def _leaves(nested: Mapping[str, Json], names: Names) -> Iterable[tuple[str, Json]]:
@@ -307,6 +310,12 @@ def _attributes(value: Any) -> dict[str, Any] | None:
 def _is_code(value: object) -> bool:
     kinds = (types.ModuleType, type, property, classmethod, staticmethod)
     return isinstance(value, kinds) or inspect.isroutine(value)
+
+
+def _is_name_of_torch(value: object) -> bool:
+    """Whether a value is one of torch's whose text is its name, such as torch.float32 or cuda:0."""
+    kind = type(value)  # torch is not imported for this
+    return kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "layout", "memory_format")
 
 
 def _qualified(value: Any) -> str:

@@ -15,10 +15,17 @@ GIT_TIMEOUT_S = 5.0
 REDACTED = "***"
 PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
 
+# Beside one of these words, a token is not a password but one of a vocabulary: pad_token, eos_token_id.
+_HARMLESS = (
+    *("pad", "eos", "bos", "unk", "sep", "cls", "mask", "special", "start", "end", "stop"),
+    *("id", "ids", "index", "path", "num", "min", "max", "count", "len", "size"),
+)
+_NOT_AFTER = "".join(rf"(?<!(?<![a-z]){word}[-_])" for word in _HARMLESS)
+_TOKEN_WORD = rf"{_NOT_AFTER}token(?![-_](?:{'|'.join(_HARMLESS)})(?![a-z]))"
 # Matches whole words of an option's name: --token and --hf_token match, --tokenizer and --max-tokens do not.
 _SECRET_WORD = (
-    r"(?<![a-z])(?:pass(?:word|wd|phrase)?|pwd|secrets?|token|(?:api|access|private)[-_]?key|credentials?|auth)"
-    r"(?![a-z])"
+    rf"(?<![a-z])(?:pass(?:word|wd|phrase)?|pwd|secrets?|{_TOKEN_WORD}|(?:api|access|private)[-_]?key"
+    r"|credentials?|auth)(?![a-z])"
 )
 _SECRET = re.compile(_SECRET_WORD, re.IGNORECASE)
 # In a repr: password='...' or 'password': '...'

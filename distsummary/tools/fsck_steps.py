@@ -48,8 +48,11 @@ class _Clash:
 class StepOrder:
     """Receives the events of the files in reading order; `findings` then lists what viewers would lose.
 
-    MindInsight and TensorBoard erase a tag's older points when a newer file has a lower or equal step.
-    TensorBoard also does this within one file. A new attempt may go back to lower steps without a finding.
+    MindInsight and TensorBoard erase a tag's older points when a newer file has a lower step; TensorBoard
+    also does this within one file. At an equal step, MindInsight and TensorBoard's data server show the newer
+    point in place of the older one. That is a finding only if the files are not known to be of one attempt;
+    a later evaluation of a run stands at an equal step. A new attempt may go back to lower steps without a
+    finding.
     """
 
     def __init__(self, dialect: str) -> None:
@@ -98,7 +101,10 @@ class StepOrder:
         elif self._dialect == TENSORBOARD and step < tag.step and ids.attempt == tag.attempt:
             self._clash(now, now, key[1], step, tag.step)
         if tag.old_file >= 0 and ids.attempt <= tag.old_attempt and step <= tag.old_step:
-            self._clash(tag.old_file, now, key[1], step, tag.old_step)
+            old_ids = (self._files[tag.old_file].run_id, tag.old_attempt)
+            is_same_attempt = bool(ids.run_id) and (ids.run_id, ids.attempt) == old_ids
+            if step < tag.old_step or not is_same_attempt:
+                self._clash(tag.old_file, now, key[1], step, tag.old_step)
         tag.step = max(tag.step, step)
 
     def _clash(self, older: int, newer: int, tag: str, step: int, reached: int) -> None:

@@ -16,8 +16,6 @@ from distsummary.collect.config import read_config
         (torch.tensor(True), True),
         (torch.nn.functional.relu, "torch.nn.functional.relu"),
         (torch.optim.AdamW, "torch.optim.adamw.AdamW"),
-        (torch.float32, "torch.float32"),
-        (torch.device("cpu"), "device(type='cpu')"),
         (torch.empty(2, device="meta"), "tensor(..., device='meta', size=(2,))"),
         (torch.nn.Linear(1, 1), "Linear(in_features=1, out_features=1, bias=True)"),
     ],
@@ -25,6 +23,17 @@ from distsummary.collect.config import read_config
 )
 def test_a_value_of_torch_is_recorded(value: object, recorded: object) -> None:
     assert read_config({"a": value}).nested == {"a": recorded}
+
+
+@pytest.mark.parametrize(
+    ("value", "recorded"),
+    [(torch.float32, "torch.float32"), (torch.device("cpu"), "cpu"), (torch.device("cuda:0"), "cuda:0")],
+)
+def test_a_dtype_and_a_device_are_recorded_by_name_in_silence(
+    value: object, recorded: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_config({"a": value}).flat == {"a": recorded}
+    assert not caplog.records
 
 
 def test_a_tensor_is_no_configuration() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+import distsummary as ds
+from distsummary.tools.fsck import fsck
 from tests.interop.conftest import RANKS, Demo
 from tests.interop.views import View, differences, own_view, python_view, server_view
 
@@ -51,6 +53,21 @@ def test_both_dialects_hold_the_same_scalars(demo: Demo, recorded: View) -> None
     # the landscape has a copy of the loss that only MindInsight's page asks for
     mindspore = {key: points for key, points in scalars.items() if key[0] != "landscape"}
     assert differences(View(mindspore, {}, {}, {}), View(recorded.scalars, {}, {}, {})) == []
+
+
+def test_a_later_evaluation_erases_no_other_step(nasty_tmp_path: Path) -> None:
+    """The data server shows the newer of two points of one step, the Python reader both."""
+    with ds.init(nasty_tmp_path, rank=0, world_size=1) as run:
+        for accuracy in (0.25, 0.5):
+            list(run.steps(range(3)))
+            with run.eval() as evaluation:
+                evaluation.log(accuracy=accuracy)
+    with ds.init(nasty_tmp_path, rank=0, world_size=1) as run, run.eval() as evaluation:
+        evaluation.log(accuracy=0.75)
+    key = (".", "eval/accuracy")
+    assert python_view(nasty_tmp_path).scalars[key] == [(3, 0.25), (6, 0.5), (6, 0.75)]
+    assert server_view(nasty_tmp_path).scalars[key] == [(3, 0.25), (6, 0.75)]
+    assert fsck(nasty_tmp_path).findings == ()
 
 
 # --- the views themselves, on files that TensorBoard's own writer wrote

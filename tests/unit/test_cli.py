@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import distsummary as ds
 from distsummary.cli import FIELDS, grid_line, main
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Batch, Event, Value
@@ -38,6 +39,25 @@ def test_merge_makes_one_run_and_tells_it_as_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["ranks"] == [0, 1]
     merged = {v.tag: v.data for e in read_directory(run_dir.base) for v in e.values}
     assert (merged["acc"], merged["acc/max"], merged["acc/argmax_rank"]) == (0.5, 1.0, 1.0)
+
+
+class Mse: ...
+
+
+class Mae: ...
+
+
+def test_what_the_ranks_disagree_on_is_printed_once_in_words(tmp_path, capsys, caplog):
+    for rank, loss_fn in enumerate([Mse(), Mae()]):
+        given = {"loss_fn": loss_fn, "config": {"seed": 7 + rank}}
+        with ds.init(tmp_path, rank=rank, world_size=2, quiet=True, **given) as run:
+            list(run.steps(range(3)))
+    caplog.clear()
+    assert main(["merge", str(tmp_path)]) == 0
+    told = capsys.readouterr().out + caplog.text
+    assert told.count("seed (7 on rank 0; 8 on rank 1)") == 1
+    assert "  conflicts: hyper_parameters.loss_function (Mse on rank 0; Mae on rank 1)\n" in told
+    assert not any(word in told for word in ("Conflict(", "by_rank", "custom"))
 
 
 def test_an_error_is_one_line_that_names_the_verb(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The recommended door: ranks meet in one run, resumed ones keep its past, strangers are told at once."""
 
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, RunDirError
 from distsummary.format.lineage import custom_values
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from distsummary.tools.fsck import fsck
 from distsummary.topology import LAUNCH_ID
 from tests.unit.collect.doubles import Model
 
@@ -209,15 +211,19 @@ def test_an_evaluation_after_the_training_stands_at_its_last_step_and_takes_no_a
     assert lineage.evaluation is not None
     assert lineage.evaluation.metric == '{"accuracy": 0.5}'
     assert list(read_directory(nasty_tmp_path, "tensorboard"))[-1].step == 3
+    assert fsck(nasty_tmp_path).findings == ()
 
 
 @pytest.mark.parametrize("evaluating", [1, 2])
 def test_an_evaluation_of_several_ranks_enters_the_merged_run_and_hides_no_step(
-    nasty_tmp_path: Path, evaluating: int
+    nasty_tmp_path: Path, evaluating: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     finished(nasty_tmp_path, world_size=2)
+    assert not caplog.records
     for rank in range(evaluating):
         evaluate(nasty_tmp_path, rank=rank, world_size=evaluating)
+    [record] = caplog.records
+    assert record.getMessage().endswith(f"distsummary merge {shlex.quote(str(nasty_tmp_path))}")
     report = ds.merge_run(nasty_tmp_path)
     assert (report.steps, report.superseded) == (3, 0)
     assert scalars(nasty_tmp_path, "eval/accuracy") == [(0, 3, 0.5 if evaluating == 1 else 1.0)]
@@ -355,7 +361,8 @@ def test_rank_0_says_once_where_the_run_is_and_how_to_open_it(
     for rank in range(2):
         train(Path("my runs/a"), 3, rank=rank)
     output = capfd.readouterr()
-    assert output.err == "distsummary: recording my runs/a (2 ranks); tensorboard --logdir 'my runs'\n"
+    said = "distsummary: recording my runs/a (2 ranks); tensorboard --logdir 'my runs'; "
+    assert output.err == said + "after the training: distsummary merge 'my runs/a'\n"
     assert output.out == ""
     train(tmp_path / "b", 3, world_size=1)
     assert capfd.readouterr().err == "distsummary: recording b; tensorboard --logdir .\n"
@@ -395,7 +402,9 @@ def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_mani
     report = ds.merge_run(nasty_tmp_path)
     [record] = caplog.records
     told = record.getMessage()
-    assert "differ: lr (0.1 on 2 ranks (0, 1); 0.2 on rank 2), local_rank (0 on rank 0; 1 on rank 1;" in told
+    assert told.startswith(f"{nasty_tmp_path}: the config of the ranks differs: lr (0.1 on 2 ranks (0, 1); ")
+    assert "0.2 on rank 2), local_rank (0 on rank 0; 1 on rank 1; 2 on rank 2); the merged run" in told
+    assert told.endswith("of each entry the value of the lowest rank that has it")
     assert [one.field for one in report.conflicts if one.field.startswith("custom.")] == [
         "custom.lr",
         "custom.local_rank",

@@ -156,7 +156,15 @@ def test_any_other_value_becomes_its_repr_without_addresses_and_is_named_once(
 ) -> None:
     assert read_config({"a": {"b": value}, "c": value}).flat == {"a.b": text, "c": text}
     [record] = caplog.records
-    assert record.getMessage().startswith("config: a.b, c recorded as text;")
+    assert record.getMessage() == (
+        "config: a.b, c recorded by repr(), because JSON cannot hold them (give numbers, texts, lists or "
+        "dicts to choose what is recorded)"
+    )
+
+
+def test_a_dtype_is_recorded_by_its_name_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    assert read_config({"a": np.dtype("float32")}).flat == {"a": "float32"}
+    assert not caplog.records
 
 
 def test_ranks_that_need_not_say_it_do_not(caplog: pytest.LogCaptureFixture) -> None:

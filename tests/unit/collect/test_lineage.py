@@ -13,7 +13,7 @@ from distsummary.collect.lineage import (
     evaluation_lineage,
     train_lineage,
 )
-from distsummary.collect.provenance import git_state, provenance, redact
+from distsummary.collect.provenance import git_state, is_secret, provenance, redact, redact_repr
 from distsummary.topology import Topology, hyper_config
 from distsummary.training.callbacks import CallbackParams
 from tests.unit.collect.doubles import Model, Momentum
@@ -210,6 +210,28 @@ def test_metrics_are_json_and_those_that_are_none_are_left_out(caplog):
     assert message.valid_dataset.valid_dataset_size == 10
     assert not evaluation_lineage(CallbackParams(metrics={"a": object()})).HasField("metric")
     assert "not JSON" in caplog.text
+
+
+SECRET = (
+    "token hf_token api_token access_token --hf-token HF_TOKEN token_2 my_token_file valid_token "
+    "launchpad_token token_identity"
+)
+KEPT = (
+    "pad_token eos_token_id --pad-token PAD_TOKEN tokenizer max_tokens max_token num_token token_count "
+    "token_ids hf_token_path bos_token unk_token sep_token cls_token mask_token mask_token_str"
+)
+
+
+@pytest.mark.parametrize("name", SECRET.split())
+def test_a_token_is_a_secret(name: str) -> None:
+    assert is_secret(name)
+    assert redact_repr(f"Settings({name}='x')") == f"Settings({name}=***)"
+
+
+@pytest.mark.parametrize("name", KEPT.split())
+def test_a_token_of_a_vocabulary_is_no_secret(name: str) -> None:
+    assert not is_secret(name)
+    assert redact_repr(f"Settings({name}='x')") == f"Settings({name}='x')"
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,17 @@ def test_steps_that_begin_again_without_an_attempt_are_named(nasty_tmp_path: Pat
     assert kinds(fsck(nasty_tmp_path)) == ["step_back"]
 
 
+def test_a_later_value_of_the_same_run_at_its_last_step_takes_no_other_point(nasty_tmp_path: Path):
+    write(nasty_tmp_path, MINDSPORE.format(STAMP), scalars(range(1, 21), 100.0, RUN))
+    write(nasty_tmp_path, MINDSPORE.format(STAMP + 1), scalars(range(20, 21), 500.0, RUN))
+    write(nasty_tmp_path, MINDSPORE.format(STAMP + 2), scalars(range(20, 30), 900.0, RUN))
+    assert fsck(nasty_tmp_path).findings == ()
+    write(nasty_tmp_path, MINDSPORE.format(STAMP + 3), scalars(range(28, 30), 1500.0, RUN))
+    (one,) = fsck(nasty_tmp_path).findings
+    assert (one.kind, one.message.split()[0]) == ("step_back", "1")
+    assert "'loss' at step 28" in one.message
+
+
 def test_rising_steps_in_later_files_are_clean(nasty_tmp_path: Path):
     write(nasty_tmp_path, MINDSPORE.format(STAMP), scalars(range(1, 21), 100.0))
     write(nasty_tmp_path, MINDSPORE.format(STAMP + 1), scalars(range(21, 30), 100.0))
