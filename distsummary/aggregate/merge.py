@@ -179,6 +179,11 @@ def _merge_role(
 
     def enter(manifest: Manifest) -> None:
         manifest["run_id"] = run_id
+        merged_evaluations = newest.get("evaluated", []) if newest else []
+        for entry in manifest["attempts"]:
+            is_newest = newest is not None and entry["attempt"] == newest["attempt"]
+            if is_newest and entry["role"] == role and "evaluated" in entry:  # later ones may have come since
+                entry["evaluated"] = sorted(set(entry["evaluated"]) - set(merged_evaluations))
         entries: dict[str, Any] = manifest.setdefault("merged", {})
         entries[role] = {  # facts about the merge that event files cannot hold
             "merged_at": time.time(),

@@ -227,6 +227,7 @@ def test_an_evaluation_of_several_ranks_enters_the_merged_run_and_hides_no_step(
     report = ds.merge_run(nasty_tmp_path)
     assert (report.steps, report.superseded) == (3, 0)
     assert scalars(nasty_tmp_path, "eval/accuracy") == [(0, 3, 0.5 if evaluating == 1 else 1.0)]
+    assert RunDir(nasty_tmp_path).read_manifest()["attempts"][0]["evaluated"] == []
 
 
 def test_an_evaluation_writes_no_format_that_the_training_has_not(nasty_tmp_path: Path) -> None:
