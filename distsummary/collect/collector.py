@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.collect.config import read_config
+from distsummary.collect.config import differing, listed, read_config
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
 from distsummary.collect.open_writer import COLLECTORS
 from distsummary.collect.options import (
@@ -37,6 +37,7 @@ from distsummary.collect.step_values import (
     loss_values,
     unless_logged,
 )
+from distsummary.coordination import newest_attempt
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import custom_values
@@ -315,11 +316,28 @@ class SummaryCollector(Callback):
     def _close_evaluations(self, evaluator: Topology) -> None:
         """Add the evaluations to the last training's files; without a training, join the run as role eval."""
         past = find_past(self.run_dir, evaluator)
+        training = newest_attempt(self.run_dir.read_manifest())
         if past is None:
+            if training is None and evaluator.rank == 0:
+                logger.warning(
+                    "%s holds no training: the evaluation is recorded in %s; name the directory of the "
+                    'training, or pass role="eval" if there is none',
+                    self.run_dir.base,
+                    self.run_dir.base / "eval",
+                )
             session = self._open(dataclasses.replace(evaluator, role="eval"))
             self._record_evaluations(session)
             self._health = session.close()
             return
+        # A script that both trains and evaluates passes the config that its training has recorded.
+        given = self._config.nested
+        own = differing({}, given)  # all its names
+        names = [name for name in differing((training or {}).get("config", {}), given) if name in own]
+        if names and evaluator.rank == 0:
+            self._failures.count(
+                "the config of a run that only evaluates is not recorded; it differs from that of the "
+                f"training in {listed(names)}: record these by run.text"
+            )
         with RunDir(past.rank_dir).locked("evaluation"):  # only one writer at a time may append events
             session = self._open(evaluator, past=past)
             self._record_evaluations(session, read_last_step(past.rank_dir))

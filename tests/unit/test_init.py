@@ -267,6 +267,43 @@ def test_an_evaluation_without_a_training_leaves_the_run_to_one(nasty_tmp_path: 
     assert roles(nasty_tmp_path) == [("eval", 0), ("train", 0)]
 
 
+def test_an_evaluation_without_a_training_names_its_directory_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rank in range(2):
+        evaluate(tmp_path / "typo", rank=rank, world_size=2, config={"lr": 0.1})
+    [record] = caplog.records
+    told = record.getMessage()
+    assert f"{tmp_path / 'typo'} holds no training: the evaluation is recorded in" in told
+    assert told.count(str(tmp_path / "typo" / "eval")) == 1
+    assert [entry["config"] for entry in RunDir(tmp_path / "typo").read_manifest()["attempts"]] == [
+        {"lr": 0.1}
+    ]
+    caplog.clear()
+    evaluate(tmp_path / "meant", role="eval")
+    finished(tmp_path / "trained")
+    evaluate(tmp_path / "trained")
+    assert not caplog.records
+
+
+def test_the_config_of_an_evaluation_is_told_if_the_training_has_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, 2, world_size=1, config={"lr": 0.1, "opt": {"eps": 1, "amp": None}})
+    evaluate(tmp_path, config={"lr": 0.1, "opt": {"eps": 1, "amp": None}})
+    assert not caplog.records
+    with (
+        ds.init(tmp_path, rank=0, world_size=1, config={"lr": 0.2, "beams": 4}) as run,
+        run.eval() as evaluation,
+    ):
+        evaluation.log(accuracy=0.5)
+    [(reason, times)] = run.health().errors.items()
+    assert (times, len(caplog.records)) == (1, 1)
+    assert "config of a run that only evaluates is not recorded" in reason
+    assert "in lr, beams:" in reason
+    assert [entry["config"]["lr"] for entry in RunDir(tmp_path).read_manifest()["attempts"]] == [0.1]
+
+
 def test_an_evaluation_beside_an_open_run_of_the_process_is_kept_apart(nasty_tmp_path: Path) -> None:
     with ds.init(nasty_tmp_path, rank=0, world_size=1) as run:
         for _ in run.steps(range(2)):
