@@ -5,6 +5,7 @@ attempt. Under Ray, this is the aggregator actor; otherwise a LocalCoordinator, 
 """
 
 import logging
+import platform
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import Topology, is_alive
+from distsummary.topology import Topology, is_alive, own_process
 
 logger = logging.getLogger(__name__)
 
@@ -317,6 +318,22 @@ def is_complete(entry: Manifest) -> bool:
     """Whether every rank of the attempt has joined and then reported its end."""
     states = rank_states(entry).values()
     return len(states) == entry["world_size"] and all(state in ENDED for state in states)
+
+
+def note_aggregator(run_dir: RunDir) -> None:
+    """Note in the manifest that this process is the run's aggregator; raises as `update_manifest`."""
+    place = own_process() | {"host": platform.node()}
+    run_dir.update_manifest(lambda manifest: manifest.update(aggregator=place))
+
+
+def awaited_aggregator(manifest: Manifest) -> Manifest | None:
+    """The place of another process that lives and will merge the run; None if there is none.
+
+    Also None if that process is on another host: whether it lives cannot be known there.
+    """
+    place: Manifest = manifest.get("aggregator", {})
+    is_own = all(place.get(key) == value for key, value in own_process().items())
+    return place if place and not is_own and is_alive(place) and open_attempts(manifest) else None
 
 
 def open_attempts(manifest: Manifest) -> list[Manifest]:

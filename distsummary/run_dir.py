@@ -142,6 +142,8 @@ class RunDir:
             or not isinstance(manifest.get("run_id"), str)
             or not all(isinstance(entry, dict) for entry in attempts)
             or not all(isinstance(entry.get(key), kind) for entry in attempts for key, kind in fields.items())
+            or not isinstance(manifest.get("aggregator", {}), dict)
+            or not isinstance(manifest.get("key_tags", []), list)
         ):
             raise DamagedFileError(f"{self.manifest_path} is not a manifest of a run; {_REMEDY}")
         return manifest  # type: ignore[no-any-return]  # json.loads returns Any; just checked

@@ -17,6 +17,7 @@ from distsummary.coordination import (
     find_attempt,
     is_complete,
     newest_attempt,
+    note_aggregator,
     note_evaluation,
     open_attempts,
     rank_states,
@@ -72,6 +73,10 @@ class Aggregator:
         self._cannot_save = False
         self._last_contact = time.monotonic()
         self._changed = threading.Condition(threading.RLock())
+        try:
+            note_aggregator(self._run_dir)
+        except DistSummaryError as error:  # the ranks register all the same
+            logger.warning("a merge by hand will not see that an aggregator lives: %s", error)
         threading.Thread(target=self._watch, name="distsummary-lease", daemon=True).start()
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:

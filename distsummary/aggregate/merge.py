@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from heapq import merge
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -15,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
-from distsummary.aggregate.merged_files import MergedFiles, other_segments
+from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import RankFiles, StepValues
 from distsummary.aggregate.statistics import KEY_TAGS, SAMPLED, Floats, Ints, held, named_series, over_ranks
 from distsummary.checks import check_type
-from distsummary.coordination import newest_attempt, rank_states
-from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.coordination import awaited_aggregator, newest_attempt, rank_states
+from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.hparams import session_end, session_start
@@ -36,7 +37,8 @@ EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes in one event; further values of the sam
 _BIN_BYTES = 30
 _SMALL_BYTES = 64
 _ALL_RANKS = -1
-_TOLD = 10  # settings named in a message
+_ROLES = ("eval", "train")
+_TOLD = 10  # settings or tags named in a message
 
 logger = logging.getLogger(__name__)
 
@@ -89,14 +91,19 @@ def merge_run(
 
     Args:
         run_dir: the run dir.
-        key_tags: more scalar tags that get all statistics.
+        key_tags: more scalar tags that get all statistics, in this and every later merge of the run: they are
+            kept in `key_tags` of run.json.
         files: the file operations to use; None means the real ones. Tests pass a test double.
 
     Raises:
         MissingFileError: the directory does not exist.
         NotADirectoryPathError: it is a file.
-        RunDirError: the directory is no run, cannot be written, is being merged by another process, or holds
-            event files that were not written by a merge.
+        InvalidValueError: no rank recorded a scalar with a tag in `key_tags`.
+        RunDirError: the directory is no run, cannot be written, is being merged by another process or will be
+            by an aggregator that lives, holds event files that were not written by a merge, or holds a merged
+            run while no rank directory has events.
+
+    In all these cases the files of the run stay as they were.
     """
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
     check_type("key_tags", key_tags, (list, tuple, set, frozenset))
@@ -115,36 +122,52 @@ def merge_run(
             "files; name the directory that holds them"
         )
     if not has_ranks:
+        for role in _ROLES:
+            refuse_loss(run, role, RankFiles({}))
         return MergeReport(
             path=run.base, note="the run has one rank, so nothing has to be merged", ranks=(0,), last_steps={}
         )
+    refuse_aggregated(run)
     with run.locked("merge"):
-        evaluation = _merge_role(run, "eval", key_tags, files)
-        return _merge_role(run, "train", key_tags, files, evaluation)
+        manifest = run.read_manifest()  # before the files: what is noted later may not be in them
+        read = {role: RankFiles(run.rank_dirs(role)) for role in _ROLES}
+        for role, ranks in read.items():
+            refuse_loss(run, role, ranks)
+        refuse_unknown(key_tags, {tag for ranks in read.values() for tag in ranks.scalar_tags()})
+        known = set(manifest.get("key_tags", []))
+        wanted = known | set(key_tags)
+        run_id = manifest["run_id"] or read["eval"].run_id or read["train"].run_id or secrets.token_hex(8)
+        evaluation = _merge_role(run, "eval", manifest, read["eval"], run_id, wanted, files)
+        report = _merge_role(run, "train", manifest, read["train"], run_id, wanted, files, evaluation)
+        if wanted > known:
+            run.update_manifest(
+                lambda manifest: manifest.update(key_tags=sorted({*manifest.get("key_tags", []), *wanted}))
+            )
+        return report
 
 
 def _merge_role(
     run_dir: RunDir,
     role: str,
+    manifest: Manifest,
+    ranks: RankFiles,
+    run_id: str,
     key_tags: Collection[str],
     files: Files | None,
     evaluation: MergeReport | None = None,
 ) -> MergeReport:
-    directories = run_dir.rank_dirs(role)
+    directories = ranks.directories
     target = run_dir.writer_dir(role, 0, 1)
     if not directories:
         return MergeReport(path=target, role=role, note="no rank directories", evaluation=evaluation)
     ensure_directory(target)
     refuse_foreign_files(target)
-    manifest = run_dir.read_manifest()
     newest = newest_attempt(manifest, role)
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
-    ranks = RankFiles(directories)
     # A rank beyond the world size belongs to an earlier attempt with more ranks, and so does its lineage.
     lineages = {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}
     lineage, conflicts = merge_lineage(lineages, world_size)
     _tell_settings(conflicts, target)
-    run_id = manifest["run_id"] or ranks.run_id or secrets.token_hex(8)
     steps = set()
     last_s, last_step = 0.0, 0
     with MergedFiles(target, run_id=run_id, attempt=max(ranks.attempts, default=0), files=files) as merged:
@@ -240,6 +263,37 @@ def refuse_foreign_files(target: Path) -> None:
             f"{target} holds event files that no merge wrote ({names}). The merged run is written to the "
             "same directory, and viewers would mix the two: move those files elsewhere, then try again"
         )
+
+
+def refuse_aggregated(run_dir: RunDir) -> None:
+    """Raise RunDirError if an aggregator lives that will merge the run."""
+    if place := awaited_aggregator(run_dir.read_manifest()):
+        raise RunDirError(
+            f"{run_dir.base} has an aggregator (process {place['pid']} on {place['host']}), which writes the "
+            "merged run itself when the last rank has ended, or 60 s after a rank was last heard: wait for that. "
+            "If it hangs, end that process: Ray then starts another one, which merges"
+        )
+
+
+def refuse_loss(run_dir: RunDir, role: str, ranks: RankFiles) -> None:
+    """Raise RunDirError if a merge would replace the merged run of a role by nothing."""
+    target = run_dir.writer_dir(role, 0, 1)
+    if not ranks.is_empty or not target.is_dir() or not holds_steps(target):
+        return
+    damage = f" ({len(ranks.damage)} damaged parts, see distsummary fsck)" if ranks.damage else ""
+    raise RunDirError(
+        f"{target} holds a merged run, but no rank directory in {run_dir.base} holds events that can be read"
+        f"{damage}, so a merge could only remove it; put the directories of the ranks back, then try again"
+    )
+
+
+def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:
+    """Raise InvalidValueError if one of `key_tags` is not in `known`, the tags of the recorded scalars."""
+    for tag in sorted(set(key_tags) - set(known)):
+        near = get_close_matches(tag, known, 3) or sorted(known)
+        more = f" and {len(near) - _TOLD} more" if len(near) > _TOLD else ""
+        names = f"the nearest names are {', '.join(near[:_TOLD])}{more}" if near else "there are no scalars"
+        raise InvalidValueError(f"no rank recorded a scalar named {tag!r}; {names}; nothing was merged")
 
 
 def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[Event]:

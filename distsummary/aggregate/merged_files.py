@@ -12,9 +12,11 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import Refusal, encode_event
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds
+from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Event, EventIds
 from distsummary.publish import TEMPORARY, sync, temporary_name
+from distsummary.reading.reader import read_file
 from distsummary.reading.segments import SegmentName, lineage_files, next_stamp, segments
+from distsummary.run_text import TAG
 from distsummary.writing.files import Files
 from distsummary.writing.segment import Segment
 
@@ -31,6 +33,17 @@ def is_merged(path: Path) -> bool:
 def other_segments(directory: Path) -> list[Path]:
     """The event files in a directory that were not written by a merge."""
     return [path for dialect in DIALECTS for path in segments(directory, dialect) if not is_merged(path)]
+
+
+def holds_steps(directory: Path) -> bool:
+    """Whether the merged files of a directory hold anything that ranks recorded, except for lineage."""
+    merged = [path for dialect in DIALECTS for path in segments(directory, dialect) if is_merged(path)]
+    return any(
+        value.plugin != HPARAMS and value.tag != TAG  # these are written by the merge itself
+        for path in merged
+        for event in read_file(path, "skip", skipped=[])
+        for value in event.values
+    )
 
 
 class MergedFiles:
@@ -100,7 +113,12 @@ class MergedFiles:
             )
 
     def publish(self) -> tuple[Path, ...]:
-        """Make the new files durable and visible, then remove the older merged ones; returns the new ones."""
+        """Make the new files durable and visible, then remove the older merged ones; returns the new ones.
+
+        If nothing was written, nothing is removed.
+        """
+        if not self._segments:
+            return ()
         for segment in self._segments.values():
             segment.sync()
             segment.close()

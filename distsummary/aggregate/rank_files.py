@@ -155,6 +155,16 @@ class RankFiles:
             skipped += [item for item in damage if item.file in files]
 
     @property
+    def directories(self) -> Mapping[int, Path]:
+        """Rank -> its directory, in rising order."""
+        return self._directories
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the ranks recorded neither a step nor a graph; they may have a lineage."""
+        return self.graph is None and not self._ends
+
+    @property
     def attempts(self) -> tuple[int, ...]:
         """The attempts that recorded something."""
         return tuple(self._ends)

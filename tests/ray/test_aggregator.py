@@ -80,6 +80,18 @@ def test_the_last_rank_to_finish_finds_the_merged_run_written(run_dir):
     assert manifest["attempts"][0]["ranks"]["1"]["health"] == {"events": 3}
 
 
+def test_a_merge_by_hand_waits_for_the_aggregator_even_after_that_was_killed(run_dir):
+    clients = [AggregatorClient(run_dir) for _ in range(2)]
+    for rank, client in enumerate(clients):
+        record(run_dir, rank, client.register(place(rank)), range(1, 4))
+    os.kill(aggregator_pid(run_dir), signal.SIGKILL)
+    clients[0].finish(place(0), 0, {})
+    with pytest.raises(RunDirError, match=rf"process {aggregator_pid(run_dir)} on .*wait for that"):
+        ds.merge_run(run_dir)
+    clients[1].finish(place(1), 0, {})
+    assert ds.merge_run(run_dir).steps == 3
+
+
 def test_a_restart_is_a_new_attempt_and_the_old_one_is_refused(run_dir):
     client = AggregatorClient(run_dir)
     first = client.register(place(0))

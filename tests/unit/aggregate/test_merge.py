@@ -1,6 +1,9 @@
 import errno
 import json
 import os
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,9 +11,16 @@ import pytest
 from distsummary import Topology, merge_run
 from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import merge as merge_module
+from distsummary.aggregate.merged_files import MERGED
 from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
 from distsummary.coordination import LocalCoordinator
-from distsummary.errors import InvalidTypeError, MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    MissingFileError,
+    NotADirectoryPathError,
+    RunDirError,
+)
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
@@ -518,6 +528,93 @@ def test_a_rank_that_has_written_nothing_yet_is_no_error(run):
     (run.run_dir.base / "rank_00000").mkdir()
     report = run.merge()
     assert (report.files, report.steps, report.last_steps) == ((), 0, {})
+
+
+def test_tags_that_one_merge_declares_have_statistics_in_the_next_ones_too(run):
+    for rank in (0, 1):
+        run.write(rank, [scalar(1, acc=float(rank), val=float(rank))])
+    run.merge(key_tags=["acc"])
+    run.merge(key_tags=["val"])
+    run.merge()
+    assert run.points("acc/max") == run.points("val/max") == [(1, 1.0)]
+    assert run.run_dir.read_manifest()["key_tags"] == ["acc", "val"]
+
+
+def test_a_tag_that_no_rank_has_is_refused_with_the_nearest_and_the_run_stays(run):
+    for rank in (0, 1):
+        run.write(rank, [scalar(1, val_loss=float(rank), acc=0.0)])
+    run.write(0, [scalar(1, score=2.0)], role="eval")
+    run.merge(key_tags=["score"])
+    before = {path: path.read_bytes() for path in run.run_dir.base.rglob("*") if path.is_file()}
+    with pytest.raises(InvalidValueError, match=r"'val_los'; the nearest names are val_loss; nothing"):
+        run.merge(key_tags=["acc", "val_los"])
+    with pytest.raises(
+        InvalidValueError, match=r"'xyz'; the nearest names are acc, score, val_loss; nothing"
+    ):
+        run.merge(key_tags=["xyz"])
+    assert {path: path.read_bytes() for path in run.run_dir.base.rglob("*") if path.is_file()} == before
+
+
+def empty(directory):
+    for path in directory.iterdir():
+        path.unlink()
+
+
+def damage(directory):
+    for path in directory.iterdir():
+        path.write_bytes(b"damaged")
+
+
+@pytest.mark.parametrize("ruin", [shutil.rmtree, empty, damage])
+@pytest.mark.parametrize("role", ["train", "eval"])
+def test_a_merge_that_could_only_remove_the_merged_run_is_refused(run, role, ruin):
+    for one in ("train", "eval"):
+        run.write(0, [scalar(1, loss=1.0), lineage_event(epoch=1)], role=one)
+    run.merge()
+    target = run.run_dir.writer_dir(role, 0, 1)
+    ruin(run.run_dir.rank_dirs(role)[0])
+    with pytest.raises(RunDirError, match="put the directories of the ranks back"):
+        run.merge()
+    assert run.points("loss") == run.points("loss", directory=target) == [(1, 1.0)]
+    for directory in run.run_dir.rank_dirs().values():
+        shutil.rmtree(directory)
+    with pytest.raises(RunDirError, match="put the directories of the ranks back"):
+        run.merge()
+
+
+def test_a_merged_lineage_stays_until_a_rank_has_recorded_something(run):
+    (run.run_dir.base / "rank_00000").mkdir()
+    writer = RankWriter(WriterSpec(directory=run.run_dir.base, run_id=run.run_id, source=MERGED))
+    event = lineage_event(epoch=1)  # what the aggregator writes at the start
+    writer.write(Batch(run_id=run.run_id, attempt=0, rank=0, first_seq=1, events=[event]))
+    writer.close()
+    run.merge()
+    assert read_lineage(run.run_dir.base).train is not None
+
+
+def test_ranks_that_have_only_a_lineage_are_merged_again(run):
+    run.write(0, [lineage_event(epoch=1)])
+    run.merge()
+    assert len(run.merge().files) == 3
+
+
+def test_a_merge_by_hand_is_refused_while_another_process_aggregates_the_run(run):
+    for rank in (0, 1):
+        run.write(rank, [scalar(1, loss=float(rank))])
+    code = "import sys; from distsummary.aggregate.aggregator import Aggregator; Aggregator(sys.argv[1])"
+    started = f"{code}; print('lives', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", started, str(run.run_dir.base)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == b"lives\n"
+        with pytest.raises(RunDirError, match=rf"aggregator \(process {process.pid} on .*wait for that"):
+            run.merge()
+        assert run.points("loss") == []
+        process.kill()
+        process.wait()
+        run.merge()
+    assert run.points("loss") == [(1, 0.5)]
 
 
 def test_event_files_of_others_in_the_run_dir_are_not_mixed_with_the_merged(run):
