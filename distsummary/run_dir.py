@@ -144,6 +144,7 @@ class RunDir:
             or not all(isinstance(entry.get(key), kind) for entry in attempts for key, kind in fields.items())
             or not isinstance(manifest.get("aggregator", {}), dict)
             or not isinstance(manifest.get("key_tags", []), list)
+            or not all(isinstance(tag, str) for tag in manifest.get("key_tags", []))
         ):
             raise DamagedFileError(f"{self.manifest_path} is not a manifest of a run; {_REMEDY}")
         return manifest  # type: ignore[no-any-return]  # json.loads returns Any; just checked

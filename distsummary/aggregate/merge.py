@@ -270,8 +270,8 @@ def refuse_aggregated(run_dir: RunDir) -> None:
     if place := awaited_aggregator(run_dir.read_manifest()):
         raise RunDirError(
             f"{run_dir.base} has an aggregator (process {place['pid']} on {place['host']}), which writes the "
-            "merged run itself when the last rank has ended, or 60 s after a rank was last heard: wait for that. "
-            "If it hangs, end that process: Ray then starts another one, which merges"
+            "merged run itself when the last rank has ended, or 60 s after a rank was last heard: wait for "
+            "that. If it hangs, end that process: Ray then starts another one, which merges"
         )
 
 

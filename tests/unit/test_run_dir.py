@@ -178,6 +178,9 @@ def test_a_change_that_raises_changes_nothing(run: RunDir) -> None:
         b'{"run_id": "a", "attempts": {}}',
         b'{"run_id": "a", "attempts": [3]}',
         b'{"run_id": "a", "attempts": [{"role": "train", "attempt": "0"}]}',
+        b'{"run_id": "a", "attempts": [], "key_tags": "loss"}',
+        b'{"run_id": "a", "attempts": [], "key_tags": [1]}',
+        b'{"run_id": "a", "attempts": [], "aggregator": 1}',
     ],
 )
 def test_a_damaged_manifest_is_named_and_kept(run: RunDir, damage: bytes) -> None:
