@@ -21,7 +21,13 @@ logger = logging.getLogger(__name__)
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
 
 TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
-ENDED = (*TRAINED, "failed")
+ENDED = (*TRAINED, "failed", "interrupted")
+_STOPPED = ("failed", "interrupted")  # states of a rank whose training an exception ended; the worse first
+_STATE_KEYS = {
+    "failed": "failed",
+    "interrupted": "interrupted",
+    "incomplete": "missing",
+}  # in a rank's health
 _PROCESS = ("pid", "pid_space", "pid_start")  # the fields of a Topology that identify a process
 Liveness = Callable[[Mapping[str, Any]], bool | None]
 
@@ -197,7 +203,7 @@ def join_attempt(
             "ranks": {},
         }
         manifest["attempts"].append(entry)
-        manifest["state"] = "running"
+        set_run_state(manifest, entry, "running")
     if entry["world_size"] != topology.world_size:
         others = ", ".join(sorted(entry["ranks"], key=int))
         raise WorldMismatchError(
@@ -255,10 +261,10 @@ def choose_attempt(
 def leave_attempt(
     manifest: Manifest, topology: Topology, attempt: int, health: Mapping[str, int | str]
 ) -> None:
-    """Mark the rank as finished, incomplete or failed, and the run as finished if this was its last rank.
+    """Mark the rank as finished, incomplete, failed or interrupted, and change the run's state accordingly.
 
-    `health` may have, beside the rank's counters, `failed` (the training raised) and `missing` (why events
-    are missing from the files).
+    `health` may have, beside the rank's counters, `failed` or `interrupted` with `error` (what the training
+    raised), and `missing` (why events are missing from the files). The attempt keeps its first failure.
     """
     refuse_stale(manifest, topology.role, attempt)
     entry = find_attempt(manifest, topology.role, attempt)
@@ -266,10 +272,25 @@ def leave_attempt(
         raise InvalidValueError(
             f"rank {topology.rank} never joined attempt {attempt} of role {topology.role}; register it first"
         )
-    state = "failed" if health.get("failed") else "incomplete" if health.get("missing") else "finished"
+    told = (state for state, key in _STATE_KEYS.items() if health.get(key))
+    state = next(told, "finished")
     entry["ranks"][str(topology.rank)] |= {"state": state, "health": dict(health)}
-    if is_complete(entry):
-        manifest["state"] = "finished"
+    if state == "failed":  # a rank tells its failure before its process ends and its peers fail because of it
+        entry.setdefault("failure", {"rank": topology.rank, "error": str(health.get("error", ""))})
+    if state in _STOPPED or is_complete(entry):
+        set_run_state(manifest, entry, end_of(entry))
+
+
+def set_run_state(manifest: Manifest, entry: Manifest, state: str) -> None:
+    """Set the state of the run if the attempt decides it: the newest training or, without any, evaluation."""
+    if entry is (newest_attempt(manifest) or newest_attempt(manifest, "eval")):
+        manifest["state"] = state
+
+
+def end_of(entry: Manifest) -> str:
+    """How an attempt ended: failed or interrupted if one of its ranks did, else finished."""
+    states = rank_states(entry).values()
+    return next((state for state in _STOPPED if state in states), "finished")
 
 
 def find_attempt(manifest: Manifest, role: str, attempt: int) -> Manifest:
@@ -309,7 +330,8 @@ def rank_states(entry: Manifest) -> dict[str, str]:
     """Rank -> its state in an attempt.
 
     running; finished; incomplete: it finished, but events are missing from its files (a full disk; the reason
-    is `missing` in its health); failed: its training raised; lost: no sign of life.
+    is `missing` in its health); failed: its training raised; interrupted: Ctrl-C,
+    a handler of a signal or sys.exit() ended it; lost: no sign of life.
     """
     return {rank: known["state"] for rank, known in entry["ranks"].items()}
 

@@ -1,15 +1,33 @@
-"""Handles Ctrl-C: repeats a KeyboardInterrupt that Python ignored, and delays one while work must finish."""
+"""Handles Ctrl-C: repeats a lost KeyboardInterrupt, delays one while work must finish, and recognises it."""
 
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 
 RETURN_S = 0.01  # seconds; the destructor or callback that lost the interrupt has returned by then
+
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether a training that raised `error` was asked to end, rather than failed.
+
+    True for Ctrl-C, for `sys.exit()` without a failing exit status, and for `sys.exit` with any status in a
+    handler of a signal that asks a job to end, such as SIGTERM.
+    """
+    if not isinstance(error, SystemExit):
+        return isinstance(error, KeyboardInterrupt)
+    if error.code in (None, 0):
+        return True
+    handlers = [signal.getsignal(number) for number in _END_SIGNALS]
+    codes = [getattr(handler, "__code__", None) for handler in handlers]
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @contextmanager

@@ -59,7 +59,9 @@ def _attempt(entry: Mapping[str, Any]) -> str:
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(entry.get("started", 0.0)))
     if states.keys() <= {"running"}:
         return f"began {started}"  # the text stays as it is when they end
-    return f"began {started}; ranks: " + ", ".join(f"{count} {state}" for state, count in states.items())
+    failure = entry.get("failure")
+    first = f"; first: rank {failure['rank']}, {failure['error']}" if failure else ""
+    return f"began {started}; ranks: {', '.join(f'{n} {state}' for state, n in states.items())}{first}"
 
 
 def _escaped(text: str) -> str:

@@ -14,6 +14,7 @@ from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import (
     LocalCoordinator,
     Registration,
+    end_of,
     find_attempt,
     is_complete,
     newest_attempt,
@@ -22,6 +23,7 @@ from distsummary.coordination import (
     open_attempts,
     rank_states,
     refuse_stale,
+    set_run_state,
 )
 from distsummary.errors import DistSummaryError
 from distsummary.format.lineage import Lineage, lineage_values
@@ -181,10 +183,11 @@ class Aggregator:
 
     def _merge(self, role: str, attempt: int) -> None:
         def mark_lost(manifest: Manifest) -> None:
-            for rank in find_attempt(manifest, role, attempt)["ranks"].values():
+            found = find_attempt(manifest, role, attempt)
+            for rank in found["ranks"].values():
                 if rank["state"] == "running":
                     rank["state"] = "lost"
-            manifest["state"] = "finished"
+            set_run_state(manifest, found, end_of(found))
 
         entry = find_attempt(self._run_dir.update_manifest(mark_lost), role, attempt)
         if entry["world_size"] > 1:

@@ -242,14 +242,15 @@ def settings_values(
 
     Args:
         settings: by name.
-        attempt: the manifest's entry of the newest attempt, None if it is unknown. The end is left out while
-            one of its ranks runs or is unknown.
+        attempt: the manifest's entry of the newest attempt, None if it is unknown. A failure of one
+            rank is the end; otherwise it is left out while a rank runs, is unknown or was interrupted.
         last_s: when the last step was recorded, in seconds since the epoch.
     """
     values = [session_start(settings, float(attempt.get("started", 0.0)) if attempt else 0.0)]
     states = list(rank_states(attempt).values()) if attempt else []
     is_whole = attempt is not None and len(states) == attempt["world_size"]
-    if is_whole and not {"running", "unknown"} & set(states):
+    is_over = is_whole and not {"running", "unknown", "interrupted"} & set(states)
+    if is_over or "failed" in states:
         values.append(session_end(last_s, is_success=set(states) == {"finished"}))
     return values
 

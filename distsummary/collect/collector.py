@@ -43,6 +43,7 @@ from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import custom_values
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
+from distsummary.interrupts import is_interruption
 from distsummary.reading.reader import read_last_step
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
@@ -545,8 +546,7 @@ class SummaryCollector(Callback):
             if self._collected.train_lineage and not self._compat:
                 self._open_session().describe_run(int(params.cur_step_num))
         elif self._has_settings:
-            end = session_end(time.time(), is_success=True)
-            self._open_session().record(int(params.cur_step_num), {}, [end])
+            self._record_end(params, is_success=True)
         self._open_session().report(int(params.cur_step_num), values)
 
     def _record_settings(self, settings: Mapping[str, str | float], step: int) -> None:
@@ -558,6 +558,12 @@ class SummaryCollector(Callback):
         self._has_settings = bool(settings) and topology.role == "train" and topology.world_size == 1
         if self._has_settings:
             self._open_session().record(step, {}, [session_start(settings, time.time())])
+
+    def _record_end(self, params: CallbackParams, *, is_success: bool) -> None:
+        """Record for TensorBoard how the training with the recorded settings ended."""
+        self._has_settings = False
+        end = session_end(time.time(), is_success=is_success)
+        self._open_session().record(int(params.cur_step_num), {}, [end])
 
     def _record_metrics(self, params: CallbackParams) -> None:
         metrics = params.get("metrics")
@@ -594,8 +600,12 @@ class SummaryCollector(Callback):
         """What was written, dropped and refused in the current training or, if none runs, in the last one."""
         return self._health if self._session is None else self._session.health()
 
-    def close(self, *, has_failed: bool = False) -> None:
-        """Write everything, close the files and leave the run; a second call does nothing."""
+    def close(self, *, error: BaseException | None = None) -> None:
+        """Write everything, close the files and leave the run; a second call does nothing.
+
+        `error` is the exception that ended the training, if one did: the rank has then failed, or was
+        interrupted if `interrupts.is_interruption` says so.
+        """
         session, self._session = self._session, None
         evaluator, self._evaluator = self._evaluator, None
         if evaluator is not None and self._evaluator_pid == os.getpid():  # not in a forked child
@@ -603,7 +613,7 @@ class SummaryCollector(Callback):
         self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
         self._is_over = True
         if session is not None:
-            self._health = session.close(has_failed=has_failed)
+            self._health = session.close(error)
 
     def __enter__(self) -> Self:
         return self
@@ -619,7 +629,10 @@ class SummaryCollector(Callback):
             and params.logged is not self._recorded
         ):
             self._failures.call("values", self._record_rest, params)  # logged in the step that failed
-        self.close(has_failed=kind is not None)
+        has_failed = error is not None and not is_interruption(error)
+        if has_failed and params is not None and self._session is not None and self._has_settings:
+            self._failures.call("the end of the settings", self._record_end, params, is_success=False)
+        self.close(error=error)
 
 
 def _is_sink(params: CallbackParams) -> bool:

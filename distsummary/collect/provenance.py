@@ -13,6 +13,7 @@ from distsummary.topology import in_ray
 
 GIT_TIMEOUT_S = 5.0
 REDACTED = "***"
+MAX_ERROR = 300  # characters
 PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
 
 # Beside one of these words, a token is not a password but one of a vocabulary: pad_token, eos_token_id.
@@ -128,3 +129,15 @@ def redact_text(text: str) -> str:
 def redact_repr(text: str) -> str:
     """The repr of an object with the values of attributes and keys that are secrets replaced by ***."""
     return _ASSIGNED.sub(rf"\g<1>{REDACTED}", redact_text(text))
+
+
+def error_text(error: BaseException) -> str:
+    """The type of an error and its message's first line, without secrets, of at most MAX_ERROR characters."""
+    try:
+        message = str(error).strip()[: 8 * MAX_ERROR]
+    except Exception as cause:  # the class of the error is the user's
+        message = f"its message raises {type(cause).__name__}"
+    lines = message.splitlines() or [""]
+    text = redact_repr(f"{type(error).__name__}: {lines[0]}".removesuffix(": "))
+    text = text.encode("utf-8", "replace").decode()  # without halves of a surrogate pair
+    return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 3]}..."

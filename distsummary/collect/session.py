@@ -21,7 +21,7 @@ from distsummary.collect.config import differing, listed
 from distsummary.collect.export import Exports, write_values
 from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
-from distsummary.collect.provenance import provenance
+from distsummary.collect.provenance import error_text, provenance
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
 from distsummary.coordination import (
@@ -36,6 +36,7 @@ from distsummary.format.lineage import Lineage, updated_lineage
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
+from distsummary.interrupts import is_interruption
 from distsummary.reading.segments import segments
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
@@ -326,8 +327,10 @@ class Session:
         """What was written, dropped and refused so far."""
         return self._writer.health().plus(self.failures.health)
 
-    def close(self, *, has_failed: bool = False) -> Health:
+    def close(self, error: BaseException | None = None) -> Health:
         """Write and close everything, even if a part fails, and leave the run; returns the final health.
+
+        `error` is what ended the training, if anything did.
 
         In a process forked from the one that joined the run, it writes and closes nothing.
         """
@@ -349,8 +352,9 @@ class Session:
                 self._coordinator.evaluated(self.topology, self._registration.attempt)
                 return
             counters: dict[str, int | str] = {**counters_of(final)}
-            if has_failed:
-                counters["failed"] = 1
+            if error is not None:
+                counters["interrupted" if is_interruption(error) else "failed"] = 1
+                counters["error"] = error_text(error)
             if missing:
                 counters["missing"] = missing
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
@@ -367,8 +371,8 @@ class Session:
         for what, part in parts:
             try:
                 self.failures.call(what, part)
-            except WriteError as error:
-                errors.append(error)
+            except WriteError as failure:
+                errors.append(failure)
         if errors:
             raise errors[0]
         return final

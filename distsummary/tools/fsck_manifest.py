@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from distsummary.coordination import newest_attempt
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.tools.findings import Finding, finding
@@ -69,6 +70,7 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
         missing = _missing(manifest, attempts)
         if missing and manifest["run_id"] != missing[0].run_id:  # a new manifest, or another run's
             manifest |= {"run_id": missing[0].run_id, "attempts": []}
+        added: list[Manifest] = []
         for one in missing:  # the ranks' states, hosts and processes are unknown
             incarnation = f"fsck {one.run_id} {one.role} {one.number}"
             ranks = {}
@@ -92,10 +94,12 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
                 "ranks": ranks,
             }
             manifest["attempts"].append(entry)
+            added.append(entry)
         starts = [entry["started"] for entry in manifest["attempts"] if entry.get("started")]
         if starts:
             manifest["created"] = min(starts)
-        if manifest.get("state") == "running":
+        newest = newest_attempt(manifest)
+        if manifest.get("state") == "running" or newest in added:
             manifest["state"] = "unknown"
 
     run.update_manifest(change)

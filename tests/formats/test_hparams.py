@@ -1,5 +1,6 @@
 """TensorBoard's own code for the page HPARAMS finds each run, with its settings and last metrics."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,25 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 import distsummary as ds
+from distsummary.aggregate.merge import settings_values
+from distsummary.pb.tensorboard_hparams_pb2 import STATUS_FAILURE, STATUS_SUCCESS
 
 
-def train(path: Path, config: Any, *, ranks: int = 1, fails: bool = False, **options: Any) -> None:
+def train(
+    path: Path,
+    config: Any,
+    *,
+    ranks: int = 1,
+    error: type[BaseException] | None = None,
+    **options: Any,
+) -> None:
     for rank in range(ranks):
-        with ds.init(path, rank=rank, world_size=ranks, config=config, **options) as run:
+        ending = pytest.raises(error) if error is not None and rank == ranks - 1 else nullcontext()
+        with ending, ds.init(path, rank=rank, world_size=ranks, config=config, **options) as run:
             for step in run.steps(range(3)):
                 run.log(loss=1.0 / (step + 1))
-                if fails and step == 1:
-                    raise ZeroDivisionError
+                if error is not None and rank == ranks - 1 and step == 1:
+                    raise error
             with run.eval() as evaluation:
                 evaluation.log(accuracy=0.5)
     if ranks > 1:
@@ -59,8 +70,33 @@ def test_each_run_is_a_session_with_its_own_settings_and_metrics(nasty_tmp_path:
         assert (metrics["loss"], metrics["eval/accuracy"]) == (pytest.approx(1 / 3), 0.5)
 
 
-def test_of_a_training_that_failed_the_settings_and_metrics_so_far_are_shown(nasty_tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        train(nasty_tmp_path / "a", {"lr": 0.5}, fails=True)
-    settings, status, metrics = sessions(nasty_tmp_path)["a"]
-    assert (settings, status, metrics["loss"]) == ({"lr": 0.5}, "STATUS_UNKNOWN", 0.5)
+@pytest.mark.parametrize(
+    ("error", "status"), [(ZeroDivisionError, "STATUS_FAILURE"), (KeyboardInterrupt, "STATUS_UNKNOWN")]
+)
+def test_of_a_training_that_was_stopped_the_end_and_the_metrics_so_far_are_shown(
+    nasty_tmp_path: Path, error: type[BaseException], status: str
+) -> None:
+    train(nasty_tmp_path / "a", {"lr": 0.5}, error=error)
+    train(nasty_tmp_path / "b", {"lr": 0.5}, error=error, ranks=2)
+    found = sessions(nasty_tmp_path)
+    assert found["a"][:2] == found["b"][:2] == ({"lr": 0.5}, status)
+    assert found["a"][2]["loss"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("others", "end"),
+    [
+        (["finished"], [STATUS_SUCCESS]),
+        (["failed"], [STATUS_FAILURE]),
+        (["failed", "interrupted"], [STATUS_FAILURE]),
+        (["failed", "running"], [STATUS_FAILURE]),  # a peer that was killed because of the failure
+        (["interrupted"], []),
+        (["running"], []),
+        (["unknown"], []),
+    ],
+)
+def test_one_failed_rank_is_the_failure_of_the_training(others: list[str], end: list[int]) -> None:
+    ranks = {str(rank): {"state": state} for rank, state in enumerate(["finished", *others])}
+    attempt = {"world_size": len(ranks), "started": 1.0, "ranks": ranks}
+    _, *ends = settings_values({"lr": 0.5}, attempt, 2.0)
+    assert [value.data.session_end_info.status for value in ends] == end

@@ -34,6 +34,60 @@ def test_a_run_that_nobody_closes_is_closed_at_the_exit_of_the_process(
     assert (rank["health"]["events"], "failed" in rank["health"]) == (events, not is_complete)
     assert read_lineage(tmp_path).train.algorithm.HasField("loss") == is_complete
 
+    error = None if is_complete else "ZeroDivisionError: division by zero"
+    assert rank["health"].get("error") == error
+
+
+STOPPED = """
+import os, signal, sys
+import distsummary as ds
+
+def asked(number, frame):
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, asked)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+token = "hf_" + 20 * "x"
+run = ds.init(sys.argv[1], rank=0, world_size=1)
+
+def train():
+    for step in run.steps(range(3)):
+        run.log(loss=0.5)
+        if step == 1:
+            exec(sys.argv[3])
+
+if sys.argv[2] == "with":
+    with run:
+        train()
+else:
+    train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "ending", "state", "error"),
+    [
+        ("open", "os.kill(os.getpid(), signal.SIGINT)", "interrupted", "KeyboardInterrupt"),
+        ("with", "os.kill(os.getpid(), signal.SIGINT)", "interrupted", "KeyboardInterrupt"),
+        ("with", "os.kill(os.getpid(), signal.SIGTERM)", "interrupted", "SystemExit: 1"),
+        ("with", "sys.exit()", "interrupted", "SystemExit"),
+        ("with", "sys.exit('no data')", "failed", "SystemExit: no data"),
+        ("open", "raise OSError(f'{token} is wrong\\nmore')", "failed", "OSError: *** is wrong"),
+    ],
+)
+def test_the_manifest_tells_a_training_that_failed_from_one_that_was_interrupted(
+    tmp_path, way, ending, state, error
+):
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(tmp_path), way, ending], capture_output=True, check=False
+    )
+    assert done.returncode != 0 or ending == "sys.exit()"
+    manifest = RunDir(tmp_path).read_manifest()
+    [attempt] = manifest["attempts"]
+    assert manifest["state"] == attempt["ranks"]["0"]["state"] == state
+    assert attempt["ranks"]["0"]["health"]["error"] == error
+    assert attempt.get("failure") == ({"rank": 0, "error": error} if state == "failed" else None)
+
 
 FORK = """
 import os, sys, threading

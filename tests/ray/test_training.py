@@ -123,6 +123,9 @@ def test_a_rank_that_fails_leaves_its_files_readable_and_the_others_merged(tmp_p
     assert len(scalars(run_dir.rank_dirs()[0], "loss")) == 10
     assert len(scalars(run_dir.rank_dirs()[1], "loss")) in (4, 5)
     assert set(scalars(run_dir.base, "loss")) == set(range(1, 11))
+    manifest = run_dir.read_manifest()
+    assert manifest["state"] == "failed"
+    assert manifest["attempts"][0]["failure"] == {"rank": 1, "error": "ValueError: this shard is broken"}
 
 
 @pytest.mark.parametrize("fails", [False, True])

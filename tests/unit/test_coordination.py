@@ -13,7 +13,9 @@ from distsummary.coordination import (
     choose_attempt,
     find_attempt,
     newest_attempt,
+    next_run_dir,
     open_attempts,
+    rank_states,
     refuse_reuse,
 )
 from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
@@ -188,11 +190,65 @@ def test_a_process_that_trains_again_is_a_new_attempt_and_slower_ranks_may_still
 def test_a_rank_that_failed_makes_its_attempt_complete_and_starts_anew(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0, world_size=1))
-    coordinator.finish(rank(0, world_size=1), 0, {"failed": 1})
+    coordinator.finish(rank(0, world_size=1), 0, {"failed": 1, "error": "ValueError: no"})
     manifest = run.read_manifest()
-    assert find_attempt(manifest, "train", 0)["ranks"]["0"]["state"] == "failed"
-    assert manifest["state"] == "finished"
+    attempt = find_attempt(manifest, "train", 0)
+    assert attempt["ranks"]["0"]["state"] == "failed"
+    assert attempt["failure"] == {"rank": 0, "error": "ValueError: no"}
+    assert manifest["state"] == "failed"
     assert coordinator.register(rank(0, world_size=1)).attempt == 1
+    assert run.read_manifest()["state"] == "running"
+    coordinator.finish(rank(0, world_size=1), 1, {})
+    assert run.read_manifest()["state"] == "finished"
+
+
+def test_the_first_failure_of_several_ranks_is_kept_and_decides_the_state(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    for number in range(4):
+        coordinator.register(rank(number, world_size=4))
+    states = []
+    for number, health in [
+        (3, {"interrupted": 1, "error": "KeyboardInterrupt"}),
+        (2, {"failed": 1, "error": "ValueError: the culprit"}),
+        (1, {"failed": 1, "error": "RuntimeError: the peer is gone", "missing": "the disk was full"}),
+        (0, {}),
+    ]:
+        coordinator.finish(rank(number, world_size=4), 0, health)
+        states.append(run.read_manifest()["state"])
+    assert states == ["interrupted", "failed", "failed", "failed"]
+    attempt = find_attempt(run.read_manifest(), "train", 0)
+    assert attempt["failure"] == {"rank": 2, "error": "ValueError: the culprit"}
+    assert rank_states(attempt) == {"0": "finished", "1": "failed", "2": "failed", "3": "interrupted"}
+
+
+@pytest.mark.parametrize("state", ["failed", "interrupted"])
+def test_a_training_that_was_stopped_gets_a_next_attempt_in_its_own_directory(
+    run: RunDir, state: str
+) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0, world_size=1))
+    coordinator.finish(rank(0, world_size=1), 0, {state: 1})
+    again = rank(0, world_size=1, incarnation="another")
+    assert next_run_dir(run, again).base == run.base
+    assert coordinator.register(again, refuse_finished=True).attempt == 1
+
+
+@pytest.mark.parametrize("health", [{}, {"failed": 1, "error": "ValueError: no metric"}])
+def test_an_eval_job_does_not_change_the_state_of_a_training(run: RunDir, health: dict[str, Any]) -> None:
+    coordinator = LocalCoordinator(run)
+    beside = rank(0, world_size=1, role="eval", incarnation="eval-1")
+    coordinator.register(beside)
+    coordinator.finish(beside, 0, health)
+    assert run.read_manifest()["state"] == ("failed" if health else "finished")  # nothing else is there
+    coordinator.register(rank(0, world_size=1))
+    for attempt, state in [(1, "running"), (2, "failed")]:
+        beside = rank(0, world_size=1, role="eval", incarnation=f"eval-{attempt + 1}")
+        coordinator.register(beside)
+        assert run.read_manifest()["state"] == state
+        coordinator.finish(beside, attempt, health)
+        assert run.read_manifest()["state"] == state
+        if attempt == 1:
+            coordinator.finish(rank(0, world_size=1), 0, {"failed": 1})
 
 
 def test_a_rank_whose_events_are_missing_is_incomplete_but_trained(run: RunDir) -> None:

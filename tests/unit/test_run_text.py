@@ -22,8 +22,9 @@ def test_the_newest_attempt_is_described_and_all_are_listed() -> None:
         "argv": ["train.py", "--name", "a b"], "git": {"commit": "abc", "dirty": True},
         "python": "3.11.7", "platform": "Linux", "versions": {"torch": "2.13.0"},
     }  # fmt: skip
+    failure = {"rank": 0, "error": "ValueError: no"}
     newest = attempt(1, ["n0", "n0", "n1", "n0"], "running", provenance=provenance)
-    manifest = {"run_id": "00ff", "attempts": [attempt(0, ["n0"], "failed"), newest]}
+    manifest = {"run_id": "00ff", "attempts": [attempt(0, ["n0"], "failed", failure=failure), newest]}
     assert rows(run_text(manifest)) == {
         "run": "00ff",
         "ranks": "4, on 2 hosts (n0: 0-1, 3; n1: 2)",
@@ -31,7 +32,7 @@ def test_the_newest_attempt_is_described_and_all_are_listed() -> None:
         "python": "3.11.7 on Linux",
         "commit": "abc with changes",
         "torch": "2.13.0",
-        "attempt 0": "began 1970-01-01 00:00:00 UTC; ranks: 1 failed",
+        "attempt 0": "began 1970-01-01 00:00:00 UTC; ranks: 1 failed; first: rank 0, ValueError: no",
         "attempt 1": "began 1970-01-01 00:00:00 UTC",
     }
 

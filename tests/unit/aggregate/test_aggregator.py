@@ -120,6 +120,20 @@ def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life, monkeypatch
     assert len(merges) == 1
 
 
+def test_a_run_in_which_a_rank_failed_is_failed_after_its_merge(life: Life) -> None:
+    aggregator = life.start()
+    for topology in RANKS:
+        aggregator.register(topology)
+        record(life.run_dir, topology, range(1, 4))
+    aggregator.finish(RANKS[1], 0, {"failed": 1, "error": "ValueError: no"})
+    aggregator.settle("launch-1")
+    manifest = life.run_dir.read_manifest()
+    assert life.states() == {"0": "lost", "1": "failed"}
+    assert manifest["state"] == "failed"
+    assert manifest["attempts"][0]["failure"] == {"rank": 1, "error": "ValueError: no"}
+    assert life.merged_steps() == [1, 2, 3]
+
+
 def test_ranks_that_come_back_after_a_lapse_are_merged_to_their_end(life: Life) -> None:
     join(life)
     for topology in RANKS:

@@ -190,7 +190,8 @@ def test_a_training_that_fails_leaves_the_run_as_failed_without_complete_lineage
 
     with pytest.raises(OSError, match="lost"):
         fail()
-    assert coordinator.finished[0][2]["failed"] == 1
+    health = coordinator.finished[0][2]
+    assert (health["failed"], health["error"]) == (1, "OSError: lost")
     assert writers[0].steps("train_lineage") == [1]
     assert writers[0].closes == 1
 

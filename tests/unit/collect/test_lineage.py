@@ -13,7 +13,7 @@ from distsummary.collect.lineage import (
     evaluation_lineage,
     train_lineage,
 )
-from distsummary.collect.provenance import git_state, is_secret, provenance, redact, redact_repr
+from distsummary.collect.provenance import error_text, git_state, is_secret, provenance, redact, redact_repr
 from distsummary.topology import Topology, hyper_config
 from distsummary.training.callbacks import CallbackParams
 from tests.unit.collect.doubles import Model, Momentum
@@ -226,6 +226,27 @@ KEPT = (
 def test_a_token_is_a_secret(name: str) -> None:
     assert is_secret(name)
     assert redact_repr(f"Settings({name}='x')") == f"Settings({name}=***)"
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no\nmore"), "ValueError: no"),
+        (KeyError("a"), "KeyError: 'a'"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (OSError("https://me:pw@host/ with password='a b'"), "OSError: https://***@host/ with password=***"),
+        (ValueError("x" * 10_000_000), f"ValueError: {'x' * 285}..."),
+        (ValueError("\ud800"), "ValueError: ?"),
+        (Unprintable(), "Unprintable: its message raises ValueError"),
+    ],
+)
+def test_the_text_of_an_error_is_short_and_without_secrets(error: BaseException, text: str) -> None:
+    assert error_text(error) == text
 
 
 @pytest.mark.parametrize("name", KEPT.split())

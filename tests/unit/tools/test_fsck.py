@@ -379,6 +379,7 @@ def test_a_damaged_manifest_is_made_anew_and_the_old_one_kept(nasty_tmp_path: Pa
         1.0,
     )
     assert [rank["state"] for rank in attempt["ranks"].values()] == ["unknown", "unknown"]
+    assert manifest["state"] == "unknown"
 
 
 def test_a_missing_manifest_of_several_ranks_is_made(nasty_tmp_path: Path):
