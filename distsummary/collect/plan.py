@@ -132,10 +132,11 @@ def dealing_group(topology: Topology) -> Group:
 
 
 def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:
-    """The parameters that this rank records, balanced by bytes; each parameter belongs to exactly one rank.
+    """The parameters that this rank records, balanced by bytes; one rank of the group records each.
 
     Assigns the largest parameter first, each to the rank with the fewest bytes so far (Graham 1969: no rank
-    gets over 4/3 of the optimum). A parameter never changes its rank: each tag is in one rank's files only.
+    gets over 4/3 of the optimum). A parameter never changes its rank: within the group, each tag is in the
+    files of one rank only.
 
     Args:
         sizes: parameter name -> bytes; the order does not matter.

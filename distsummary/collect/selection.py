@@ -10,7 +10,7 @@ from distsummary.collect.plan import Steps
 
 MAX_PARAMETERS = 200
 MAX_ELEMENTS = 16_000_000
-AT_ONCE = 1_000_000  # elements that are recorded at full frequency by default
+AT_ONCE = 1_000_000  # elements; histograms of more elements begin later, see `default_steps`
 EXAMPLES = 5
 
 
@@ -70,8 +70,8 @@ BY_DEFAULT = Selection()
 def default_steps(freq: int, elements: int) -> Steps:
     """The steps of the default histograms: 1, and 1, 2, 4 ... times `freq`.
 
-    Counting a million elements takes about 5 ms of CPU. n * AT_ONCE elements are therefore counted n times as
-    rarely, at 1, 2, 4 ... times n * `freq`.
+    Counting a million elements takes about 5 ms of CPU. n * AT_ONCE elements are therefore counted at 1, 2,
+    4 ... times n * `freq`, so that the first histograms lie further apart.
     """
     return Steps(every=freq * max(1, -(-elements // AT_ONCE)), doubling=True)
 

@@ -98,8 +98,9 @@ def landscape(
         grid = ds.landscape(model, torch.nn.CrossEntropyLoss(), test_batches, around="runs/digits")
         grid.plot("landscape.png")
 
-    Parameters, buffers, gradients and flags of the model are restored bit for bit, and so are those of
-    modules that the loss function or a metric holds; other state that a forward pass changes stays changed.
+    Parameters, buffers, gradients and flags of the model are restored bit for bit. So are those of modules
+    that the loss function or a metric holds, except with mode="mindspore". Other state that a forward pass
+    changes stays changed.
     The same arguments and engine give the same losses with any number of workers, bit for bit on equal
     hardware.
 
@@ -290,7 +291,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
 
             count = None if isinstance(request.workers, str) else request.workers
             workers = stack.enter_context(RayWorkers(count, gpus_each=request.gpus_per_worker))
-        if is_torch and mode != "mindspore":  # MindSpore's mode leaves modules as they are
+        if is_torch and mode != "mindspore":  # MindSpore evaluates the loss and metrics in their current mode
             from distsummary.landscapes.model.torch_loan import at_rest
 
             stack.enter_context(at_rest(held_modules(model, loss, dict(evaluation.metrics))))

@@ -1,4 +1,4 @@
-"""Divides all points of landscapes into chunks, one for each call of a worker. Pure functions."""
+"""Divides all points of landscapes into chunks, the units of work for workers. Pure functions."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
