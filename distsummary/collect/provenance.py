@@ -73,7 +73,7 @@ def git_state(directory: Path) -> dict[str, str | bool]:
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(directory), *arguments],
+            ["git", "--no-optional-locks", "-C", str(directory), *arguments],
             capture_output=True,
             text=True,
             timeout=GIT_TIMEOUT_S,

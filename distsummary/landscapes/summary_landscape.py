@@ -178,7 +178,7 @@ def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajector
     """The trajectory with the options in `given` (checked) instead of the recorded ones.
 
     If `given` has intervals, the trajectory keeps only their checkpoints and ends at the last of these;
-    InvalidValueError is raised if one was not saved. Checkpoints that the recorded intervals ask for, but that
+    InvalidValueError is raised if one was not saved. Checkpoints that the recorded intervals ask for but that
     were not saved (a training may end early), raise no error here: `landscape` logs them and omits them.
     """
     recorded = trajectory.spec
