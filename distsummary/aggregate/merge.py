@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.aggregate.charts import charts
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import RankFiles, StepValues
@@ -168,17 +169,22 @@ def _merge_role(
     lineages = {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}
     lineage, conflicts = merge_lineage(lineages, world_size)
     _tell_settings(conflicts, target)
-    steps = set()
+    steps, tags = set(), set[str]()
     last_s, last_step = 0.0, 0
     with MergedFiles(target, run_id=run_id, attempt=max(ranks.attempts, default=0), files=files) as merged:
         for event in merged_events(ranks, key_tags):
             merged.write(event)
             if event.values[0].plugin != "graph":
                 steps.add(event.step)
+                tags.update(value.tag for value in event.values if value.plugin == "scalar")
                 last_s, last_step = max(last_s, event.wall_time), event.step
         if role == "train" and lineage.custom is not None:
             values = settings_values(custom_values(lineage.custom), newest, last_s)
             merged.write(Event(last_step, last_s, values))
+        too_long = {refusal.tag for refusal in merged.refused if refusal.plugin == "scalar"}
+        layout = charts(tags.difference(ranks.scalar_tags(), too_long))
+        if layout is not None:
+            merged.write(Event(last_step, last_s, [layout]))
         if newest is not None and lineage.train is not None:
             merged.write(Event(last_step, last_s, [Value("text", TAG, run_text(manifest, role))]))
         merged.write_lineage(lineage)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distsummary.aggregate.statistics import Floats, Ints, last_recorded
 from distsummary.format.frames import read_frames
-from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, TENSORBOARD_PLUGINS, Value
 from distsummary.format.wire import read_identity
 from distsummary.reading.reader import Damage, ReadEvent, read_directory, read_file
 from distsummary.reading.segments import segments
@@ -116,7 +116,7 @@ class RankFiles:
                     if graph_origin is None or graph_origin.gives_way_to(origin):
                         graph_origin, self.graph = origin, Graph(event.values[0], event.wall_time)
                     continue
-                if event.values and event.values[0].plugin == HPARAMS:  # made again from the lineage
+                if event.values and event.values[0].plugin in TENSORBOARD_PLUGINS:  # made again
                     continue
                 self._events.append(rank, event.attempt, event.step, event.wall_time)
                 for value in event.values:

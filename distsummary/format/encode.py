@@ -19,6 +19,7 @@ from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.png import encode_image
 from distsummary.format.records import (
+    CUSTOM_SCALARS,
     DIALECTS,
     HPARAMS,
     LINEAGE_PLUGINS,
@@ -26,6 +27,7 @@ from distsummary.format.records import (
     PLUGINS,
     SUMMARY_PLUGINS,
     TENSORBOARD,
+    TENSORBOARD_PLUGINS,
     Event,
     EventIds,
     Histogram,
@@ -37,10 +39,12 @@ from distsummary.format.records import (
 from distsummary.format.scalar_encoder import ScalarEncoder
 from distsummary.format.scalar_rows import events_of
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.pb.tensorboard_custom_scalars_pb2 import Layout
 from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 _ENVELOPE = 256  # upper bound of an event's bytes without its values
 _VALUE_ENVELOPE = 16  # upper bound of a value's bytes without its encoding
+_MESSAGES = {HPARAMS: HParamsPluginData, CUSTOM_SCALARS: Layout}
 _VALUE_ENCODERS: dict[str, Callable[[Value], list[Part] | None]] = {
     "mindspore": mindspore_format.value_parts,
     "tensorboard": tensorboard_format.value_parts,
@@ -103,7 +107,7 @@ def event_parts(
     for value in event.values:
         try:
             if (
-                value.plugin not in PLUGINS and value.plugin != HPARAMS
+                value.plugin not in PLUGINS and value.plugin not in TENSORBOARD_PLUGINS
             ):  # checked here first, because check_choice is slow
                 check_choice("the plugin of a value", value.plugin, PLUGINS)
             parts: dict[str, list[Part] | None]
@@ -124,7 +128,7 @@ def event_parts(
                 parts = {dialect: [checked] for dialect in formats}
             else:
                 finished = finish_value(value, mindspore_compat=mindspore_compat, max_payload=max_payload)
-                shown_in = [d for d in formats if value.plugin != HPARAMS or d == TENSORBOARD]
+                shown_in = [d for d in formats if value.plugin not in TENSORBOARD_PLUGINS or d == TENSORBOARD]
                 parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in shown_in}
             needs = {
                 d: sum(map(len, part)) + _VALUE_ENVELOPE for d, part in parts.items() if part is not None
@@ -174,8 +178,8 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
         raise InvalidValueError(
             f"a tag must have 1 to {MAX_TAG_BYTES} bytes, got {length}; choose another name"
         )
-    if value.plugin == HPARAMS:
-        check_type("the data of hparams", value.data, HParamsPluginData)
+    if value.plugin in TENSORBOARD_PLUGINS:
+        check_type(f"the data of {value.plugin}", value.data, _MESSAGES[value.plugin])
         return value
     if value.plugin not in SUMMARY_PLUGINS:
         raise InvalidValueError(

@@ -13,7 +13,10 @@ SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text"
 LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
 PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
 GIVEN_PLUGINS = (*PLUGINS, "figure")  # what users name; a figure is recorded as an image
-HPARAMS = "hparams"  # for TensorBoard's page of that name; not for users, and not in MindSpore's dialect
+HPARAMS = "hparams"
+CUSTOM_SCALARS = "custom_scalars"
+# For the pages of TensorBoard with these names; not for users, and not in MindSpore's dialect.
+TENSORBOARD_PLUGINS = (HPARAMS, CUSTOM_SCALARS)
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
@@ -90,8 +93,9 @@ class Value(NamedTuple):
 
     The plugin determines what `data` is. scalar: a float; tensor: an array; histogram: an array or a
     Histogram; image: an array with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; text: a
-    str; graph: the bytes of a GraphProto; lineage plugins and hparams: their protobuf message. Until a
-    writer thread resolves `data`, it may also be any object with `result()` (a device copy in progress).
+    str; graph: the bytes of a GraphProto; lineage plugins and those of TensorBoard's pages: their protobuf
+    message. Until a writer thread resolves `data`, it may also be any object with `result()` (a device copy
+    in progress).
     """
 
     plugin: str

@@ -10,8 +10,18 @@ from distsummary.errors import DamagedFileError
 from distsummary.format import wire
 from distsummary.format.frames import Part
 from distsummary.format.mindspore_format import image_parts
-from distsummary.format.records import HPARAMS, Array, Event, EventIds, Histogram, Image, Value
+from distsummary.format.records import (
+    CUSTOM_SCALARS,
+    HPARAMS,
+    Array,
+    Event,
+    EventIds,
+    Histogram,
+    Image,
+    Value,
+)
 from distsummary.pb import tensorboard_pb2
+from distsummary.pb.tensorboard_custom_scalars_pb2 import Layout
 from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 VERSION = "brain.Event:2"
@@ -21,6 +31,7 @@ _STRING = 7  # TensorFlow's DT_STRING
 # A text is a string tensor without dimensions: TensorBoard would show one with dimensions as a table.
 _TEXT_SHAPE = wire.integer(1, _STRING) + wire.delimited(2, b"")
 _TEXT_METADATA = wire.delimited(9, wire.delimited(1, wire.text(1, "text")))
+_LAYOUT_METADATA = wire.delimited(9, wire.delimited(1, wire.text(1, CUSTOM_SCALARS)))
 # Hyperparameters are in the metadata of a value, whose tensor has the shape (0,).
 _NO_NUMBERS = wire.integer(1, 1) + wire.delimited(2, wire.delimited(2, b""))
 
@@ -55,7 +66,7 @@ def summary_parts(
 
 
 def encode_value(value: Value) -> bytes | None:
-    """The bytes of a `Summary.Value` for a scalar, histogram, image, text or hparams; None for others."""
+    """The bytes of a `Summary.Value` for each kind that this dialect has; None for others."""
     parts = value_parts(value)
     return None if parts is None else b"".join(parts)
 
@@ -90,6 +101,9 @@ def value_parts(value: Value) -> list[Part] | None:
             content = value.data.SerializeToString(deterministic=True)
             plugin = wire.text(1, HPARAMS) + wire.delimited(2, content)
             return [head, wire.delimited(8, _NO_NUMBERS), wire.delimited(9, wire.delimited(1, plugin))]
+        case "custom_scalars":
+            layout = value.data.SerializeToString(deterministic=True)
+            return [head, wire.delimited(8, _TEXT_SHAPE + wire.delimited(8, layout)), _LAYOUT_METADATA]
     return None
 
 
@@ -142,6 +156,14 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
             content = value.metadata.plugin_data.content
             wire.refuse_bombs(content, HParamsPluginData.DESCRIPTOR)
             return Value(HPARAMS, value.tag, HParamsPluginData.FromString(content))
+        case "tensor" if value.metadata.plugin_data.plugin_name == CUSTOM_SCALARS:
+            if len(value.tensor.string_val) != 1:
+                raise DamagedFileError(
+                    f"a layout of custom scalars has {len(value.tensor.string_val)} strings instead of one"
+                )
+            [layout] = value.tensor.string_val
+            wire.refuse_bombs(layout, Layout.DESCRIPTOR)
+            return Value(CUSTOM_SCALARS, value.tag, Layout.FromString(layout))
         case "tensor":  # scalars of TensorFlow 2 and torch, and any other tensor of floats
             plugin = value.metadata.plugin_data.plugin_name
             array = _decode_tensor(value.tensor)

@@ -18,10 +18,10 @@ from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.records import (
     DIALECTS,
-    HPARAMS,
     MINDSPORE,
     SUMMARY_PLUGINS,
     TENSORBOARD,
+    TENSORBOARD_PLUGINS,
     Event,
     EventIds,
     Histogram,
@@ -200,7 +200,7 @@ class _Conversion:
         for event in events:
             kept: list[Value] = []
             for value in event.values:
-                if self._to == MINDSPORE and value.plugin != HPARAMS:
+                if self._to == MINDSPORE and value.plugin not in TENSORBOARD_PLUGINS:
                     is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
                     kept.append(value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value)
                 elif value.plugin in SUMMARY_PLUGINS and tensorboard_format.encode_value(value) is not None:

@@ -11,6 +11,7 @@ import pytest
 from distsummary import Topology, merge_run
 from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import merge as merge_module
+from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import MERGED
 from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
 from distsummary.coordination import LocalCoordinator
@@ -22,7 +23,17 @@ from distsummary.errors import (
     RunDirError,
 )
 from distsummary.format.frames import frame, read_frames
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Shard, Value
+from distsummary.format.records import (
+    DIALECTS,
+    MINDSPORE,
+    TENSORBOARD,
+    TENSORBOARD_PLUGINS,
+    Batch,
+    Event,
+    Image,
+    Shard,
+    Value,
+)
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
@@ -91,6 +102,11 @@ class Run:
         read = read_directory(directory or self.run_dir.base, dialect)
         return [(e.run_id, e.attempt, e.seq, e.step, e.wall_time, plain(e.values)) for e in read]
 
+    def summaries(self, dialect=MINDSPORE):
+        """The merged events of both dialects: without those for a page of TensorBoard."""
+        read = read_directory(self.run_dir.base, dialect)
+        return [event for event in read if event.values[0].plugin not in TENSORBOARD_PLUGINS]
+
     def points(self, tag, dialect=MINDSPORE, directory=None):
         read = read_directory(directory or self.run_dir.base, dialect)
         return [(e.step, v.data) for e in read for v in e.values if v.tag == tag]
@@ -155,12 +171,28 @@ def test_tags_that_are_asked_for_get_all_statistics(run):
         run.merge(key_tags="acc")
 
 
+def test_the_charts_for_tensorboard_are_of_the_statistics_that_the_merge_made(run):
+    run.write(0, [Event(1, 101.0, [Value("scalar", tag, 1.0) for tag in ("acc", "loss", "lr", "lr/min")])])
+    run.write(0, [scalar(1, loss=0.5)], role="eval")
+    run.merge(key_tags=["acc"])
+    [(step, layout)] = run.points(LAYOUT_TAG, TENSORBOARD)
+    assert (step, run.points(LAYOUT_TAG)) == (1, [])  # MindSpore's dialect has no place for it
+    found = {category.title: [chart.title for chart in category.chart] for category in layout.category}
+    loss = ["loss: mean, min to max", "loss: rank of the max"]
+    assert found == {  # the ranks recorded lr/min: it is no limit of a band
+        "loss and learning rate": loss,
+        "other": ["acc: mean, min to max", "acc: rank of the max"],
+    }
+    [(_, layout)] = run.points(LAYOUT_TAG, TENSORBOARD, run.run_dir.base / "eval")
+    assert [chart.title for chart in layout.category[0].chart] == loss
+
+
 def test_steps_rise_and_each_is_one_event_with_the_wall_time_of_its_latest_rank(run):
     run.write(0, [scalar(5, 50.0, loss=1.0), scalar(1, 10.0, loss=2.0), tensor(1, "w", 1.0)])
     run.write(1, [scalar(3, 300.0, loss=3.0), scalar(1, 20.0, loss=4.0)])
     run.merge()
     for dialect in DIALECTS:
-        events = list(read_directory(run.run_dir.base, dialect))
+        events = run.summaries(dialect)
         assert [event.step for event in events] == [1, 3, 5]
         assert [event.wall_time for event in events] == [100.0, 300.0, 50.0]
         assert [event.seq for event in events] == [1, 2, 3]
@@ -172,11 +204,13 @@ def test_tensorboards_dialect_says_the_same_as_mindspores(run):
     run.write(0, [Event(1, 101.0, [histogram, image]), scalar(1, loss=1.0), scalar(2, loss=2.0)])
     run.write(1, [scalar(1, loss=2.0), scalar(2, loss=NAN)])
     run.merge()
-    mindspore, tensorboard = (run.decoded(dialect) for dialect in DIALECTS)
-    assert [record[:5] for record in mindspore] == [record[:5] for record in tensorboard]
+    mindspore, tensorboard = (run.summaries(dialect) for dialect in DIALECTS)
     for mine, theirs in zip(mindspore, tensorboard, strict=True):
-        assert [v[:2] for v in mine[5]] == [v[:2] for v in theirs[5]]
-        assert [v for v in mine[5] if v[0] != "histogram"] == [v for v in theirs[5] if v[0] != "histogram"]
+        assert (mine.run_id, mine.attempt, mine.seq) == (theirs.run_id, theirs.attempt, theirs.seq)
+        assert (mine.step, mine.wall_time) == (theirs.step, theirs.wall_time)
+        mine, theirs = plain(mine.values), plain(theirs.values)
+        assert [v[:2] for v in mine] == [v[:2] for v in theirs]
+        assert [v for v in mine if v[0] != "histogram"] == [v for v in theirs if v[0] != "histogram"]
     (histogram,) = run.points("h", TENSORBOARD)
     assert histogram[1].count == 100
 

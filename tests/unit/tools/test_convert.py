@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary.aggregate.charts import charts
 from distsummary.errors import MissingFileError, RunDirError
 from distsummary.format.frames import read_frames
 from distsummary.format.histogram import count_histogram
@@ -199,10 +200,17 @@ def test_the_host_of_a_converted_file_is_this_one(nasty_tmp_path: Path):
     assert ".here." in converted.file.name
 
 
-def test_settings_for_tensorboard_have_no_place_in_mindspores_dialect(nasty_tmp_path: Path):
-    events = [Event(1, 1.0, [Value("scalar", "loss", 0.5)]), Event(1, 1.0, [session_start({"lr": 0.1}, 1.0)])]
+def test_what_is_for_a_page_of_tensorboard_has_no_place_in_mindspores_dialect(nasty_tmp_path: Path):
+    layout = charts({"loss/min", "loss/max"})
+    assert layout is not None
+    only = [Event(1, 1.0, [session_start({"lr": 0.1}, 1.0)]), Event(1, 1.0, [layout])]
+    events = [Event(1, 1.0, [Value("scalar", "loss", 0.5)]), *only]
     writer = RankWriter(WriterSpec(directory=nasty_tmp_path, run_id=RUN, formats=("tensorboard",)))
     writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
     writer.close()
     [converted] = convert(nasty_tmp_path, to="mindspore").converted
-    assert (converted.events, converted.left_out, converted.refused) == (1, {"hparams": 1}, 0)
+    assert (converted.events, converted.left_out, converted.refused) == (
+        1,
+        {"hparams": 1, "custom_scalars": 1},
+        0,
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary.aggregate.charts import charts
 from distsummary.errors import MissingFileError
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
@@ -212,3 +213,15 @@ def test_settings_for_tensorboard_are_described(tmp_path):
     hparams = {"act": {"string_value": "relu"}, "lr": {"number_value": 0.5}}
     assert (record["plugin"], record["tag"]) == ("hparams", "_hparams_/session_start_info")
     assert record["value"] == {"session_start_info": {"hparams": hparams, "start_time_secs": 1.0}}
+
+
+def test_a_layout_for_tensorboard_is_described(tmp_path):
+    writer = RankWriter(WriterSpec(directory=tmp_path, run_id="00000000000000ff"))
+    event = Event(1, 2.0, [charts({"loss/min", "loss/max"})])
+    writer.write(Batch(run_id="00000000000000ff", attempt=0, rank=0, first_seq=1, events=[event]))
+    writer.close()
+    [record] = dump(tmp_path)
+    assert (record["plugin"], record["tag"]) == ("custom_scalars", "custom_scalars__config__")
+    margin = {"series": [{"value": "loss", "lower": "loss/min", "upper": "loss/max"}]}
+    chart = {"title": "loss: mean, min to max", "margin": margin}
+    assert record["value"] == {"category": [{"title": "loss and learning rate", "chart": [chart]}]}
