@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,35 @@ def test_the_manifest_tells_a_training_that_failed_from_one_that_was_interrupted
     assert manifest["state"] == attempt["ranks"]["0"]["state"] == state
     assert attempt["ranks"]["0"]["health"]["error"] == error
     assert attempt.get("failure") == ({"rank": 0, "error": error} if state == "failed" else None)
+
+
+RANK = """
+import sys
+import distsummary as ds
+
+with ds.init(sys.argv[1], system_metrics=False) as run:
+    for step in run.steps(range(2)):
+        run.log(loss=0.5)
+    if run.rank == int(sys.argv[2]):
+        raise OSError("no data")
+"""
+
+
+def test_a_run_of_several_processes_is_failed_until_an_attempt_of_all_of_them_finishes(tmp_path):
+    def start(job: str, failing: int) -> dict[str, Any]:
+        command = [sys.executable, "-c", RANK, str(tmp_path), str(failing)]
+        slurm = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+        places = [os.environ | slurm | {"SLURM_PROCID": str(rank)} for rank in range(2)]
+        ranks = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for env in places]
+        assert [rank.wait(60) for rank in ranks] == [int(rank == failing) for rank in range(2)]
+        return RunDir(tmp_path).read_manifest()
+
+    manifest = start("1", failing=1)
+    assert manifest["state"] == "failed"
+    assert manifest["attempts"][0]["failure"] == {"rank": 1, "error": "OSError: no data"}
+    manifest = start("2", failing=-1)  # not refused, although rank 0 had finished
+    assert (len(manifest["attempts"]), manifest["state"]) == (2, "finished")
+    assert "failure" not in manifest["attempts"][1]
 
 
 FORK = """
