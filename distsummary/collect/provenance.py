@@ -122,12 +122,12 @@ def is_secret(name: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """The text with everything replaced by *** that looks like a secret: tokens, logins in URLs."""
+    """The text, in which *** replaces everything that looks like a secret: tokens, logins in URLs."""
     return _URL_LOGIN.sub(REDACTED, _TOKEN.sub(REDACTED, text))
 
 
 def redact_repr(text: str) -> str:
-    """The repr of an object with the values of attributes and keys that are secrets replaced by ***."""
+    """A repr, in which *** also replaces the values of attributes and keys with names such as password."""
     return _ASSIGNED.sub(rf"\g<1>{REDACTED}", redact_text(text))
 
 

@@ -59,7 +59,7 @@ def encode_value(value: Value) -> bytes:
 
 
 def value_parts(value: Value) -> list[Part]:
-    """The bytes of `encode_value` in parts; float32 tensors and the bytes of a PNG are not copied."""
+    """The bytes of `encode_value` in parts; float32 tensors in C order and PNG bytes are not copied."""
     head = wire.text(1, value.tag)
     match value.plugin:
         case "scalar":
@@ -216,7 +216,7 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
 
 
 def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
-    """A tensor message's float32 numbers as an array of the original dtype, clipped to an integer's range.
+    """The float32 numbers of a tensor message as an array of the original dtype; integer dtypes clip them.
 
     A message without any field becomes an empty array of shape (0,). Raises DamagedFileError if the numbers
     do not fill the shape.

@@ -90,9 +90,9 @@ def lanczos(
 ) -> Eigenpairs:
     """The `count` algebraically largest eigenvalues and eigenvectors of a symmetric matrix (size, size).
 
-    Stops when each residual is at most `tolerance` * max(|eigenvalue|, SMALLEST * largest |eigenvalue|), or
-    after `max_products` products. Memory: (products + count) * size * 8 bytes. The start vectors
-    depend only on `seed`.
+    Stops when each residual is at most `tolerance` * max(|eigenvalue|, SMALLEST * largest |eigenvalue|), when
+    the basis spans an invariant space, or after `max_products` products. Memory: (products + count) * size *
+    8 bytes. The start vectors depend only on `seed`.
 
     Raises LandscapeError if products are not finite, or not symmetric (for example with a stochastic loss).
     """
@@ -112,7 +112,7 @@ def lanczos(
         coefficients = basis.extend(product, _DEFLATED * largest)
         projected[: len(coefficients), column] = coefficients
         ritz = _ritz(projected[: basis.count, : column + 1], min(count, column + 1))
-        # every vector of the basis has been multiplied: they span an invariant space
+        # whether every vector of the basis has been multiplied; then the basis spans an invariant space
         is_whole = basis.count == column + 1
         scale = max(abs(ritz.values[0]), abs(ritz.smallest))
         allowed = tolerance * np.maximum(np.abs(ritz.values), SMALLEST * scale)

@@ -32,7 +32,7 @@ from distsummary.run_dir import RunDir
 # Checkpoints that another library saved, by step or epoch. Each is a file, or a dict of values by name.
 Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]
 Around: TypeAlias = str | os.PathLike[str] | Weights | Saved | None
-AnyAround: TypeAlias = Around | Trajectory  # a Trajectory: SummaryLandscape's own choice of checkpoints
+AnyAround: TypeAlias = Around | Trajectory  # only SummaryLandscape passes a Trajectory
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl")
 ZIP = b"PK\3\4"  # files of torch.save begin with this, as do Lightning's .ckpt files
@@ -121,7 +121,7 @@ def open_source(
 
 
 def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None) -> Source:
-    """The source for a path through numbered checkpoints; files stay where they are."""
+    """The source for a path through numbered checkpoints; a file is opened when it is needed."""
     path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
     for number, checkpoint in path.items():
         check_int("a key of around, a step or epoch,", number, low=0, high=MAX_INT)
@@ -180,7 +180,7 @@ def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[Source]:
 
 
 def is_single(around: AnyAround) -> bool:
-    """Whether `around` is a single state: the model, one file or values by name, not a run or a path."""
+    """Whether `around` is a single state: None (the model), one file or values by name."""
     if isinstance(around, Mapping):
         return all(isinstance(name, str) for name in around)
     is_path = isinstance(around, str | os.PathLike) and not isinstance(around, RunDir)
@@ -188,7 +188,7 @@ def is_single(around: AnyAround) -> bool:
 
 
 def _refuse_files(around: object) -> None:
-    """Raise InvalidValueError for a file of another format: unpickling files of torch.save may run code."""
+    """Raise InvalidValueError for a blank name or another file format; unpickling a file may run code."""
     if not isinstance(around, str | os.PathLike):
         return
     if not os.fspath(around).strip():
@@ -272,7 +272,7 @@ def _has_metadata(directory: Path) -> bool:
 
 
 def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The saved checkpoints of each planned path that has 3 or more; if no path has, all in one path.
+    """For each planned path with at least 3 saved checkpoints, these; without any, one path through all.
 
     Raises LandscapeError if there are no checkpoints.
     """

@@ -107,7 +107,7 @@ def held_modules(model: Any, *functions: object) -> list[Any]:
 
 
 def _globals(function: FunctionType) -> list[Any]:
-    """The globals whose names a function and its inner functions use, even if only for attributes."""
+    """The globals that a function and its inner functions may use; a name may be that of an attribute."""
     codes, held = [function.__code__], function.__globals__
     for code in codes:  # this loop also visits the codes that it appends
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
@@ -120,8 +120,9 @@ class _Walk:
     Args:
         known: id -> name of some objects; of such an object only the name is hashed.
         is_data: True hashes objects as pickle would store them; an object that cannot be pickled gets a new
-            hash each time. False (for models and functions) hashes callable objects and dataclasses by their
-            attributes, other objects only by their class.
+            hash each time. False (for models and functions) hashes callable objects, dataclasses and
+            namespaces by their attributes, containers and partials as pickle would store them, and other
+            objects only by their class.
         hashes: False skips arrays: the walk only collects the objects that it meets, in `met`.
     """
 
@@ -231,7 +232,7 @@ class _Walk:
                 self._text("empty")
 
     def _code(self, code: CodeType) -> None:
-        """Hash code. On Python 3.13 a class defined in a function adds a constant, its line number."""
+        """Hash a code object. Since Python 3.13 that of a class body holds its line number as a constant."""
         self._all((code.co_code, code.co_exceptiontable, code.co_names))
         for constant in code.co_consts:
             if isinstance(constant, CodeType):

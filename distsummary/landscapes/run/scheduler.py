@@ -64,15 +64,16 @@ class Scheduler:
 
     Workers evaluate their chunks in order. When no chunk waits, an idle worker also gets a chunk that another
     worker holds, preferably a chunk not begun yet; results do not depend on the worker, and the first result
-    counts. Chunks of a dead worker return to the front of the queue. The chunks of its current call are then
-    given one per call, finally in the smallest parts, to find the chunk that kills workers. After
-    `max_attempts` deaths this chunk is given up: its values are NaN and it is listed in `abandoned`.
+    counts. Chunks of a dead worker return to the front of the queue. To find the chunk that kills workers,
+    those of the call at which the worker died are then given one per call, and a chunk that was the only one
+    of its call is given in the smallest parts. After `max_attempts` deaths a part is given up: its values are NaN and it
+    is listed in `abandoned`.
 
     Args:
         chunks: all chunks.
         known: the chunks, or parts of chunks, that have a result already.
         quantities: the number of quantities per point.
-        align: parts of a chunk begin at multiples of this: how many points the engine evaluates together.
+        align: how many points the engine evaluates together; parts of a chunk begin at multiples of it.
     """
 
     def __init__(
@@ -92,13 +93,14 @@ class Scheduler:
         self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {}  # received so far
         self._waiting = deque(rest for rest in rests if rest)
-        self._held: dict[str, list[list[Chunk]]] = {}  # worker -> its calls -> chunks without a result
-        self._losses: dict[Chunk, int] = {}  # suspect, see `lost` -> deaths of workers that held it alone
+        self._held: dict[str, list[list[Chunk]]] = {}  # worker -> its calls -> chunks that it has not returned
+        # the only chunk of a call, which cannot be split further -> how many workers died at it, see `lost`
+        self._losses: dict[Chunk, int] = {}
         self.missing = self.waiting  # points without a result
         self.abandoned: list[Chunk] = []
 
     def next_chunks(self, worker: str, points: int = 1) -> list[Chunk]:
-        """The chunks of the worker's next call, about `points` points; []: ask after `done` or `lost`."""
+        """The chunks of the worker's next call, about `points` points; [] until the next `done` or `lost`."""
         if not self._waiting:
             call = self._shared(worker)
         else:
