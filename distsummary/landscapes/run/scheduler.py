@@ -66,8 +66,8 @@ class Scheduler:
     worker holds, preferably a chunk not begun yet; results do not depend on the worker, and the first result
     counts. Chunks of a dead worker return to the front of the queue. To find the chunk that kills workers,
     those of the call at which the worker died are then given one per call, and a chunk that was the only one
-    of its call is given in the smallest parts. After `max_attempts` deaths a part is given up: its values are NaN and it
-    is listed in `abandoned`.
+    of its call is given in the smallest parts. After `max_attempts` deaths a part is given up: its values are
+    NaN and it is listed in `abandoned`.
 
     Args:
         chunks: all chunks.
@@ -93,7 +93,7 @@ class Scheduler:
         self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {}  # received so far
         self._waiting = deque(rest for rest in rests if rest)
-        self._held: dict[str, list[list[Chunk]]] = {}  # worker -> its calls -> chunks that it has not returned
+        self._held: dict[str, list[list[Chunk]]] = {}  # worker -> its calls -> chunks not returned yet
         # the only chunk of a call, which cannot be split further -> how many workers died at it, see `lost`
         self._losses: dict[Chunk, int] = {}
         self.missing = self.waiting  # points without a result
