@@ -1,0 +1,81 @@
+"""Digests: what a collector tells the aggregator of each batch, to merge while the ranks train."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from distsummary.format.encode import finish_value
+from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS, Batch, Scalars, Value
+from distsummary.format.scalar_rows import row_struct
+
+
+class BulkName(NamedTuple):
+    """A value that is no scalar, or a shard; a digest only names it, its data are in the rank's files."""
+
+    step: int
+    plugin: str
+    tag: str
+    is_shard: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """What the events `first_seq` to `last_seq` of one rank hold; small, and can be pickled.
+
+    `scalars` are in recording order, with numbers as float64; the files hold them rounded to float32. `bulk`
+    names everything else, in recording order, except for lineage and what a merge makes again.
+    """
+
+    role: str
+    rank: int
+    attempt: int
+    run_id: str
+    first_seq: int
+    last_seq: int
+    scalars: tuple[Scalars, ...]
+    bulk: tuple[BulkName, ...]
+
+
+def digest_of(batch: Batch, role: str) -> Digest:
+    """The digest of a batch; packed scalars are referenced, not copied.
+
+    A scalar that is not a number is left out, as it is from the files. A bulk value is named even if the
+    files lack it, because its data were refused or the disk was nearly full.
+    """
+    scalars: list[Scalars] = []
+    bulk: list[BulkName] = []
+    for item in batch.events:
+        if isinstance(item, Scalars):
+            scalars.append(item)
+            continue
+        tags, numbers = [], []
+        for value in item.values:
+            if value.plugin in LINEAGE_PLUGINS or value.plugin in TENSORBOARD_PLUGINS:
+                continue
+            if value.plugin != "scalar" or value.shard is not None:
+                bulk.append(BulkName(item.step, value.plugin, value.tag, value.shard is not None))
+            elif (number := _number(value)) is not None:
+                tags.append(value.tag)
+                numbers.append(number)
+        if tags:
+            row = row_struct(len(tags)).pack(item.wall_time, item.step, *numbers)
+            scalars.append(Scalars(tuple(tags), row))
+    return Digest(
+        role=role,
+        rank=batch.rank,
+        attempt=batch.attempt,
+        run_id=batch.run_id,
+        first_seq=batch.first_seq,
+        last_seq=batch.last_seq,
+        scalars=tuple(scalars),
+        bulk=tuple(bulk),
+    )
+
+
+def _number(value: Value) -> float | None:
+    """The number of a scalar; None if the files refuse it."""
+    if type(value.data) is float:
+        return value.data
+    try:
+        return float(finish_value(value).data)
+    except Exception:  # another library's array may raise anything
+        return None
