@@ -160,7 +160,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
         "ranks": ranks,
         "loss": float(np.mean([result["loss"] for result in results])),
         "accuracy": results[0]["accuracy"],
-        "step_s": step_times(directory),
+        "step_ms": step_times(directory),
         "landscapes": sorted(grids),
         "seconds": round(time.monotonic() - begun, 1),
     }
@@ -172,12 +172,12 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
 
 
 def step_times(run_dir: RunDir) -> dict[int, float]:
-    """Rank -> the median duration (s) of a step in the newest attempt, read from the rank's files."""
+    """Rank -> the median duration (ms) of a step in the newest attempt, read from the rank's files."""
     found = {}
     for rank, path in (run_dir.rank_dirs() or {0: run_dir.base}).items():
         events = list(read_directory(path))
         newest = max(event.attempt for event in events)
-        times = [v.data for e in events if e.attempt == newest for v in e.values if v.tag == "perf/step_s"]
+        times = [v.data for e in events if e.attempt == newest for v in e.values if v.tag == "perf/step_ms"]
         found[rank] = float(np.median(times))
     return found
 
@@ -186,7 +186,7 @@ def report(run_dir: RunDir, summary: dict[str, Any]) -> str:
     """The text that the demo prints at its end."""
     here = Path.cwd()
     base = run_dir.base.relative_to(here) if run_dir.base.is_relative_to(here) else run_dir.base
-    times = "\n".join(f"    rank {rank}: {1e3 * s:6.2f} ms" for rank, s in summary["step_s"].items())
+    times = "\n".join(f"    rank {rank}: {ms:6.2f} ms" for rank, ms in summary["step_ms"].items())
     merged = f"""
     {base}    the merged run: mean, min, median, max and worst rank of every step
     {base}/rank_00000 ...    the files of each rank"""

@@ -287,18 +287,18 @@ class TimeMonitor(Callback):
         self._data_time = data_time
         check_int("data_size", data_size, low=1, optional=True)
         self._started_s: dict[str, float] = {}  # by mode, as an evaluation may run inside a training epoch
-        self._waited_s = 0.0
+        self._waited_ms = 0.0
 
     def epoch_begin(self, run_context: RunContext) -> None:
         """Note the time at which the epoch begins."""
         mode = run_context.original_args().get("mode", "train")
         self._started_s[mode] = time.perf_counter()
         if mode == "train":
-            self._waited_s = 0.0
+            self._waited_ms = 0.0
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Add up the time spent waiting for data."""
-        self._waited_s += run_context.original_args().get("logged", {}).get("perf/data_wait_s", 0.0)
+        self._waited_ms += run_context.original_args().get("logged", {}).get("perf/data_wait_ms", 0.0)
 
     def epoch_end(self, run_context: RunContext) -> None:
         """Print the times, unless the number of steps is unknown (as in an evaluation without a loader)."""
@@ -309,9 +309,7 @@ class TimeMonitor(Callback):
         if started_s is None or not isinstance(steps, int) or steps <= 0:
             return
         epoch_ms = (time.perf_counter() - started_s) * 1e3
-        data = (
-            f" (data time: {self._waited_s * 1e3 / steps:5.3f} ms)" if self._data_time and not is_eval else ""
-        )
+        data = f" (data time: {self._waited_ms / steps:5.3f} ms)" if self._data_time and not is_eval else ""
         print(
             f"{'Eval' if is_eval else 'Train'} epoch time: {epoch_ms:5.3f} ms, "
             f"per step time: {epoch_ms / steps:5.3f} ms{data}",

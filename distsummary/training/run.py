@@ -32,9 +32,9 @@ from distsummary.training.values import Scalar
 
 logger = logging.getLogger(__name__)
 
-STEP_S = "perf/step_s"
-DATA_WAIT_S = "perf/data_wait_s"
-STEP_TIMES = (STEP_S, DATA_WAIT_S)  # the numbers that a Run itself adds to a step
+STEP_MS = "perf/step_ms"
+DATA_WAIT_MS = "perf/data_wait_ms"
+STEP_TIMES = (STEP_MS, DATA_WAIT_MS)  # the numbers that a Run itself adds to a step
 ENDLESS: Iterable[Any] = iter(())  # stands for the default loader of `steps`, which counts without end
 BY_LOG = object()  # the value of `Run._opener` during a step that `log` began
 
@@ -69,9 +69,9 @@ class Run(Recording):
         ...         evaluation.log(accuracy=accuracy(model))
         >>> run.close()
 
-    Each step of `steps` also logs `perf/step_s`, the seconds from requesting its batch to the end of the loop
-    body, and `perf/data_wait_s`, the part of this time spent waiting for the loader. Both exclude the time
-    of callbacks and evaluations. A loop without a loader calls `next_step`.
+    Each step of `steps` also logs `perf/step_ms`, the milliseconds from requesting its batch to the end of
+    the loop body, and `perf/data_wait_ms`, the part of this time spent waiting for the loader. Both exclude
+    the time of callbacks and evaluations. A loop without a loader calls `next_step`.
 
     If `break`, `return` or an exception leaves the loop, the current step ends when Python releases the
     iterator of `steps`. If a value was given in that step, the step counts and the hooks of its end are
@@ -268,7 +268,7 @@ class Run(Recording):
         """End the current step, if any, and begin a new one.
 
         For loops without a loader. In a `with` statement, the new step ends with the block. The time of each
-        step is logged as `perf/step_s`.
+        step is logged as `perf/step_ms`.
         """
         self._require_open()
         self._refuse_in_evaluation("next_step")
@@ -446,11 +446,11 @@ class Run(Recording):
             self._check_finite(logged)
             return
         if type(opener) is ManualStep:
-            logged[STEP_S] = ended_s - self._body_start_s
+            logged[STEP_MS] = 1e3 * (ended_s - self._body_start_s)
         else:
             waited_s = self._data_wait_s
-            logged[STEP_S] = waited_s + (ended_s - self._body_start_s)
-            logged[DATA_WAIT_S] = waited_s
+            logged[STEP_MS] = 1e3 * (waited_s + (ended_s - self._body_start_s))
+            logged[DATA_WAIT_MS] = 1e3 * waited_s
         step = params["cur_step_num"]
         recorder = self._recorder
         if step < recorder.plain_before:  # most steps

@@ -39,7 +39,7 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
     assert demo.returncode == 0, errors
     summary = json.loads(output)
     assert summary["accuracy"] > 0.8
-    assert set(summary["step_s"]) == {"0", "1"}
+    assert set(summary["step_ms"]) == {"0", "1"}
     run_dir = RunDir(summary["run_dir"])
     for dialect in DIALECTS:
         merged = {v.tag: v.data for e in read_directory(run_dir.base, dialect) for v in e.values}

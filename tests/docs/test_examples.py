@@ -61,7 +61,7 @@ def test_each_episode_is_one_step(tmp_path: Path) -> None:
     said = run("reinforcement.py", str(tmp_path / "run"))
     episodes = int(said.split()[0])
     found = tags(tmp_path / "run")
-    for tag in ("loss", "episode/reward", "episode/baseline", "perf/step_s"):
+    for tag in ("loss", "episode/reward", "episode/baseline", "perf/step_ms"):
         assert found[tag] == set(range(1, episodes + 1))
     assert episodes < 500, "the corridor was not learned"
 
@@ -69,7 +69,7 @@ def test_each_episode_is_one_step(tmp_path: Path) -> None:
 def test_a_step_is_four_batches_and_the_last_of_an_epoch_two(tmp_path: Path) -> None:
     run("accumulate.py", str(tmp_path / "run"))
     found = tags(tmp_path / "run")
-    assert found["loss"] == found["perf/step_s"] == set(range(1, 17))
+    assert found["loss"] == found["perf/step_ms"] == set(range(1, 17))
     assert found["weight/auto"] == {1, 10}
 
 

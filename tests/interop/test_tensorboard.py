@@ -30,7 +30,7 @@ def test_the_data_server_sees_what_was_recorded(demo: Demo, recorded: View) -> N
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_every_rank_has_scalars_images_and_its_share_of_the_histograms(recorded: View, rank: int) -> None:
     run = f"rank_{rank:05d}"
-    assert {tag for name, tag in recorded.scalars if name == run} >= {"loss", "lr", "perf/step_s"}
+    assert {tag for name, tag in recorded.scalars if name == run} >= {"loss", "lr", "perf/step_ms"}
     assert any(name == run for name, _ in recorded.images)
     assert any(name == run for name, _ in recorded.histograms)
 

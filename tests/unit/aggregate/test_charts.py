@@ -15,7 +15,7 @@ def titles(*statistics: str) -> dict[str, list[str]]:
 
 
 def test_bands_are_grouped_in_categories() -> None:
-    tags = ("val/lr", "system/process/memory_gib", "perf/step_s", "lr", "loss/auto")
+    tags = ("val/lr", "system/process/memory_gib", "perf/step_ms", "lr", "loss/auto")
     found = titles(*(f"{tag}/{name}" for tag in tags for name in NAMES))
     assert found == {
         "loss and learning rate": [
@@ -24,7 +24,7 @@ def test_bands_are_grouped_in_categories() -> None:
             "lr: mean, min to max",
             "lr: rank of the max",
         ],
-        "perf": ["perf/step_s: mean, min to max", "perf/step_s: rank of the max"],
+        "perf": ["perf/step_ms: mean, min to max", "perf/step_ms: rank of the max"],
         "system": [
             "system/process/memory_gib: mean, min to max",
             "system/process/memory_gib: rank of the max",

@@ -19,7 +19,7 @@ def total_steps(case):
 
 def test_what_was_logged_is_recorded_at_every_step_under_its_name(tmp_path, writers):
     train(SummaryCollector(tmp_path, collect_freq=3), steps=4, log={"acc": 1, "loss": 0.5})
-    for tag in ("acc", "loss", "perf/step_s", "perf/data_wait_s"):
+    for tag in ("acc", "loss", "perf/step_ms", "perf/data_wait_ms"):
         assert writers[0].steps("scalar", tag) == [1, 2, 3, 4]
 
 

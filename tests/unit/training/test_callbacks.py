@@ -156,7 +156,7 @@ def test_loss_monitor_does_not_read_a_tensor_where_it_does_not_print(monkeypatch
 
 
 def test_time_monitor_uses_its_data_size_when_the_loader_has_no_length(capsys):
-    told = CallbackParams(batch_num=0, mode="train", logged={"perf/data_wait_s": 0.5})
+    told = CallbackParams(batch_num=0, mode="train", logged={"perf/data_wait_ms": 500.0})
     monitor = TimeMonitor(data_size=2, data_time=True)
     monitor.on_train_epoch_begin(RunContext(told))
     monitor.on_train_step_end(RunContext(told))

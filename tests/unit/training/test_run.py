@@ -14,7 +14,7 @@ from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import Health, Value
 from distsummary.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
-from distsummary.training.run import DATA_WAIT_S, STEP_S, Run
+from distsummary.training.run import DATA_WAIT_MS, STEP_MS, Run
 from distsummary.writing.health import Failures
 
 
@@ -146,7 +146,7 @@ def test_steps_are_measured_without_the_time_of_callbacks_and_evaluations():
         def step_end(self, run_context):
             clock.now += 1000
             logged = run_context.original_args().logged
-            measured.append((logged[STEP_S], logged[DATA_WAIT_S]))
+            measured.append((logged[STEP_MS], logged[DATA_WAIT_MS]))
 
     def loader():
         clock.now += 3  # starting it
@@ -159,7 +159,7 @@ def test_steps_are_measured_without_the_time_of_callbacks_and_evaluations():
             clock.now += 0.5
             with run.eval():
                 clock.now += 50
-    assert measured == [(5.5, 5.0), (2.5, 2.0)]
+    assert measured == [(5500.0, 5000.0), (2500.0, 2000.0)]
 
 
 def test_a_step_that_break_leaves_counts_if_it_logged():
@@ -197,7 +197,7 @@ def test_a_step_ends_when_its_iterator_is_released(way):
     class Weights(Callback):
         def on_train_step_end(self, run_context):
             told = run_context.original_args()
-            seen.append((told.cur_step_num, weight[0], told.logged[STEP_S], told.get("ended_late")))
+            seen.append((told.cur_step_num, weight[0], told.logged[STEP_MS], told.get("ended_late")))
 
     def train():
         batches = run.steps(range(9))
@@ -220,7 +220,7 @@ def test_a_step_ends_when_its_iterator_is_released(way):
     with contextlib.suppress(LookupError):
         train()
     weight[0] = 1000
-    assert seen == [(1, 1, 1.0, None), (2, 2, 2.0, None)]
+    assert seen == [(1, 1, 1000.0, None), (2, 2, 2000.0, None)]
     assert run.step == 2
     run.close()
     assert len(seen) == 2
@@ -482,7 +482,7 @@ def test_next_step_ends_the_step_under_way_and_begins_the_next():
     class Times(Callback):
         def step_end(self, run_context):
             args = run_context.original_args()
-            times.append((args.logged.get(STEP_S), DATA_WAIT_S in args.logged, args.get("ended_late")))
+            times.append((args.logged.get(STEP_MS), DATA_WAIT_MS in args.logged, args.get("ended_late")))
 
     with Run(callbacks=[recorder, Times()], clock=clock) as run:
         for number in range(3):
@@ -494,7 +494,7 @@ def test_next_step_ends_the_step_under_way_and_begins_the_next():
         run.next_step()  # nothing follows
     assert run.step == 3
     assert steps_of(recorder) == [(1, {"reward": 1}), (2, {"reward": 2}), (3, {"reward": 3})]
-    assert times == [(2.0, False, None)] * 3
+    assert times == [(2000.0, False, None)] * 3
     assert recorder.hooks[:3] == ["on_train_begin", "on_train_epoch_begin", "on_train_step_begin"]
     assert recorder.hooks[-2:] == ["on_train_epoch_end", "on_train_end"]
 
@@ -529,7 +529,7 @@ def test_accumulated_batches_are_one_step():
     class Times(Callback):
         def step_end(self, run_context):
             args = run_context.original_args()
-            told.append((args.batch_num, args.logged[STEP_S], args.logged[DATA_WAIT_S]))
+            told.append((args.batch_num, args.logged[STEP_MS], args.logged[DATA_WAIT_MS]))
 
     class Loader:
         def __iter__(self):
@@ -549,7 +549,7 @@ def test_accumulated_batches_are_one_step():
     assert steps_of(recorder) == [
         (1, {"loss": 1, "n0": 1, "n1": 1}), (2, {"loss": 3, "n2": 1, "n3": 1}), (3, {"loss": 4, "n4": 1}),
     ]  # fmt: skip
-    assert told == [(3, 22, 2), (3, 22, 2), (3, 11, 1)]
+    assert told == [(3, 22000.0, 2000.0), (3, 22000.0, 2000.0), (3, 11000.0, 1000.0)]
 
 
 def test_values_between_steps_go_to_the_end_of_the_epoch_and_of_the_training():
@@ -746,7 +746,7 @@ def test_the_callbacks_see_what_the_step_that_failed_had_logged():
     last = Last()
     with pytest.raises(RuntimeError, match="nan"):
         train(last)
-    assert last.logged.keys() == {"loss", STEP_S, DATA_WAIT_S}
+    assert last.logged.keys() == {"loss", STEP_MS, DATA_WAIT_MS}
 
 
 def test_a_value_without_any_step_is_recorded():
@@ -817,7 +817,7 @@ def test_a_recorder_takes_plain_steps_in_the_place_of_the_hooks():
         for number in run.steps([1, 2, 3]):
             if number != 2:
                 run.log(loss=0.5)
-    times = [DATA_WAIT_S, STEP_S]
+    times = [DATA_WAIT_MS, STEP_MS]
     assert callback.calls == [(1, ["loss", *times]), (2, times), "begin", ("end", ["loss", *times])]
 
 
@@ -826,7 +826,7 @@ def test_beside_another_callback_of_steps_every_step_has_its_hooks():
     with Run(callbacks=[callback, other]) as run:
         for _ in run.steps([1, 2]):
             pass
-    assert callback.calls == ["begin", ("end", [DATA_WAIT_S, STEP_S])] * 2
+    assert callback.calls == ["begin", ("end", [DATA_WAIT_MS, STEP_MS])] * 2
     assert counted(other, "on_train_step_end") == 2
 
 
