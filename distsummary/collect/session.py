@@ -3,6 +3,7 @@
 import logging
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ from distsummary.interrupts import is_interruption
 from distsummary.reading.segments import segments
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
+from distsummary.termination import Terminated, tell_termination
 from distsummary.topology import Topology, is_alive
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
@@ -146,6 +148,12 @@ class Session:
         self._monitor: SystemMonitor | None = None
         self._last_step: int | None = None  # the newest recorded step
         self.keeps_checkpoints = False  # True also if it keeps sketches
+        self._closing = (
+            threading.RLock()
+        )  # a signal may close it from a thread, a user's handler within `close`
+        self._final: Health | None = None
+        self._is_terminated = False
+        self._stop_telling = tell_termination(self._terminate)
         if topology.rank == 0 and not self._is_past:
             self._messages.submit("provenance", partial(self._record_provenance, config))
 
@@ -219,7 +227,8 @@ class Session:
             else:
                 self._writer.write_row(tags, row)
         except Exception as error:
-            self.failures.fail("step", error)
+            if not self._is_terminated:
+                self.failures.fail("step", error)
 
     def _write(self, step: int, numbers: Mapping[str, object], values: Sequence[Value]) -> None:
         """Write numbers and values, of which lineage also goes to the coordinator."""
@@ -332,26 +341,40 @@ class Session:
 
         `error` is what ended the training, if anything did.
 
-        In a process forked from the one that joined the run, it writes and closes nothing.
+        In a process forked from the one that joined the run, it writes and closes nothing. A second call does
+        nothing either.
         """
         if os.getpid() != self._pid:
             return self.failures.health
+        try:
+            with self._closing:
+                if self._final is None:
+                    self._close(error)
+        finally:
+            self._stop_telling()
+        return self.failures.health if self._final is None else self._final
+
+    def _terminate(self, error: Terminated) -> None:
+        """Close in a thread of its own, while the training goes on, before a signal ends the process."""
+        self._is_terminated = True
+        self.close(error)
+
+    def _close(self, error: BaseException | None) -> None:
         errors: list[WriteError] = []
-        final, missing = self.failures.health, ""
+        missing = ""
 
         def close_writer() -> None:
             nonlocal missing
             missing = self._writer.close()
 
         def count() -> None:
-            nonlocal final
-            final = self.health()
+            self._final = self.health()
 
         def leave() -> None:
             if self._is_past:
                 self._coordinator.evaluated(self.topology, self._registration.attempt)
                 return
-            counters: dict[str, int | str] = {**counters_of(final)}
+            counters: dict[str, int | str] = {**counters_of(self._final or self.failures.health)}
             if error is not None:
                 counters["interrupted" if is_interruption(error) else "failed"] = 1
                 counters["error"] = error_text(error)
@@ -375,7 +398,6 @@ class Session:
                 errors.append(failure)
         if errors:
             raise errors[0]
-        return final
 
 
 def counters_of(health: Health) -> dict[str, int]:

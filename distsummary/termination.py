@@ -1,0 +1,164 @@
+"""Says when SIGTERM or SIGHUP ends the process, which then dies of the signal as it would have without us."""
+
+import ctypes
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+NUMBERS = (signal.SIGTERM, signal.SIGHUP)
+TELL_S = 5.0  # launchers send SIGKILL after 10 s (docker) or 30 s (torchrun, Slurm, Kubernetes)
+_CALLED = 0x80  # marks a number that the handler wrote; other numbers come from Python's wakeup descriptor
+_STOP = b"\0"
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal that ends the process by its default action. It is passed to listeners, never raised."""
+
+
+def tell_termination(tell: Callable[[Terminated], None]) -> Callable[[], None]:
+    """Call `tell` in a thread of its own when SIGTERM or SIGHUP ends this process; returns how to stop that.
+
+    The training is not disturbed: nothing is raised in it, it goes on until `tell` has returned (or 5 s have
+    passed), and then the process dies of the signal, also if its main thread hangs in a collective operation.
+    Its exit status is that of the default action, -15 for SIGTERM.
+
+    Only signals with the default action are listened to: a handler that somebody has installed, or installs
+    later, decides alone. Nothing is done outside of the main thread, where Python allows no handlers, and in
+    process 1 of a container, which the default action does not end.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and os.getpid() != 1:
+        _listener.add(tell)
+    return lambda: _listener.remove(tell)
+
+
+class _Listener:
+    """The handlers, and the thread that acts for them: the main thread may hang or hold any lock."""
+
+    def __init__(self) -> None:
+        self._tells: list[Callable[[Terminated], None]] = []
+        self._handled: list[signal.Signals] = []
+        self._reader = self._writer = -1
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._masks = threading.local()
+        self._handler = self._handle  # one object, to be recognised
+
+    def add(self, tell: Callable[[Terminated], None]) -> None:
+        """In the main thread: listen, if there is a signal whose default action would end the process."""
+        free = [number for number in NUMBERS if signal.getsignal(number) is signal.SIG_DFL]
+        if free and self._writer < 0:
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+        if (free or self._handled) and self._thread is None:
+            self._thread = threading.Thread(target=self._listen, name="distsummary-signals", daemon=True)
+            self._thread.start()
+        for number in free:
+            signal.signal(number, self._handler)
+        self._handled += free
+        if free:  # with it, the thread hears of a signal although the main thread runs no Python code
+            known = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            if known not in (-1, self._writer):  # an event loop's
+                signal.set_wakeup_fd(known)
+        self._tells.append(tell)
+
+    def remove(self, tell: Callable[[Terminated], None]) -> None:
+        """Stop listening if nobody else listens; outside of the main thread the handlers have to stay."""
+        if tell not in self._tells:
+            return
+        self._tells.remove(tell)
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._tells or self._thread is None or (self._is_ending and not is_main):
+            return
+        os.write(self._writer, _STOP)
+        self._thread.join(TELL_S)  # for ever, if a signal is ending the process
+        self._thread = None
+        if is_main:
+            self._restore()
+
+    def _restore(self) -> None:
+        for number in self._handled:
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, signal.SIG_DFL)
+        known = signal.set_wakeup_fd(-1)
+        if known not in (-1, self._writer):
+            signal.set_wakeup_fd(known)
+        os.close(self._reader)
+        os.close(self._writer)
+        self._handled, self._reader, self._writer = [], -1, -1
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """The handler; also called by a later handler of the user's that passes the signal on."""
+        if self._thread is None:
+            die(number)
+        with suppress(BlockingIOError):  # the pipe is full of signals
+            os.write(self._writer, bytes([number | _CALLED]))
+
+    def _listen(self) -> None:
+        while (data := os.read(self._reader, 64)) and _STOP not in data:
+            for byte in data:
+                number = byte & ~_CALLED
+                is_ours = number in NUMBERS and signal.getsignal(number) is self._handler
+                if byte & _CALLED or is_ours:
+                    self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._is_ending = True
+        error = Terminated(signal.Signals(number).name)
+        threads = [
+            threading.Thread(target=_call, args=(tell, error), name="distsummary-end", daemon=True)
+            for tell in self._tells
+        ]
+        deadline = time.monotonic() + TELL_S
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        die(number)
+
+    def before_fork(self) -> None:
+        """No signal between the fork and `after_fork_in_child`: the child shares the pipe with its parent."""
+        if self._writer >= 0:
+            self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+
+    def after_fork_in_parent(self) -> None:
+        """Take signals again."""
+        before = getattr(self._masks, "before", None)
+        if before is not None:
+            self._masks.before = None
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def after_fork_in_child(self) -> None:
+        """The child is not the run: it dies of a signal at once."""
+        self._tells, self._thread = [], None
+        if self._writer >= 0:
+            self._restore()
+        self.after_fork_in_parent()
+
+
+def die(number: int) -> None:
+    """End this process by the default action of a signal, from any thread (`signal.signal` refuses)."""
+    ctypes.CDLL(None).signal(number, None)
+    os.kill(os.getpid(), number)
+
+
+def _call(tell: Callable[[Terminated], None], error: Terminated) -> None:
+    try:
+        tell(error)
+    except Exception:
+        logger.exception("the end of this process by %s could not be recorded", error)
+
+
+_listener = _Listener()
+os.register_at_fork(
+    before=_listener.before_fork,
+    after_in_parent=_listener.after_fork_in_parent,
+    after_in_child=_listener.after_fork_in_child,
+)
