@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology, is_alive, own_process
@@ -50,6 +51,9 @@ class Coordinator(Protocol):
         set.
         """
 
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
+        """Tell that this rank lives and how far it is; returns the deal that holds, None if there is none."""
+
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Report this rank's lineage (`Lineage.to_bytes`); raises StaleAttemptError for an older attempt."""
 
@@ -84,6 +88,11 @@ class LocalCoordinator:
 
         manifest = self.run_dir.update_manifest(join)
         return Registration(run_id=manifest["run_id"], attempt=answer[0])
+
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
+        """Return the deal of the attempt that an aggregator wrote to the manifest."""
+        deal = find_attempt(self.run_dir.read_manifest(), topology.role, attempt).get("deal")
+        return None if deal is None else Deal.from_json(deal)
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Only check the attempt: the rank's own files hold the lineage."""

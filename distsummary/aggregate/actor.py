@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from distsummary.aggregate.aggregator import LEASE_S, Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import LocalCoordinator, Registration
+from distsummary.deal import Deal, Heartbeat
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 
@@ -91,6 +92,10 @@ class AggregatorClient:
             self._renewer = threading.Thread(target=renew, name="distsummary-renew", daemon=True)
             self._renewer.start()
         return registration
+
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
+        """Tell that this rank lives, by the run dir; returns the deal that the aggregator wrote there."""
+        return self._local.beat(topology, attempt, heartbeat)
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Send the rank's lineage without waiting for the answer."""

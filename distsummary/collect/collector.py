@@ -38,6 +38,7 @@ from distsummary.collect.step_values import (
     unless_logged,
 )
 from distsummary.coordination import newest_attempt
+from distsummary.deal import Deal
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import custom_values
@@ -205,6 +206,8 @@ class SummaryCollector(Callback):
             failures=self._failures,
         )
         self._group = Group()
+        self._coming: Deal | None = None  # a deal that begins at a later step
+        self._total: int | None = None  # steps of the training by the deal that holds
         self._regular = regular_steps(self._freq)
         self._histogram_steps = self._regular
         # By default, pictures get rarer as histograms do: those of a small CNN take as long as a step of it.
@@ -241,7 +244,9 @@ class SummaryCollector(Callback):
             self._session = self._open(topology, refuse_finished=is_new)
             self._evaluator = None
             self._record_evaluations(self._session)
+            self._session.begin_heartbeats(self._hear)
         session = self._session
+        session.phase = "training"
         self.recorder.record = session.record
         self._params = params
         network = params.get("network")
@@ -259,9 +264,12 @@ class SummaryCollector(Callback):
         topology = self._begin(params, "eval")
         if self._session is None and topology.role == "eval":
             self._session = self._open(topology)
+            self._session.begin_heartbeats(self._hear)
             self.recorder.record = self._session.record
         elif self._session is None:
             self._evaluator, self._evaluator_pid = topology, os.getpid()
+        if self._session is not None:
+            self._session.phase = "evaluating"
 
     def _begin(self, params: CallbackParams, expected: str) -> Topology:
         """Check mode and callbacks, reset the state unless it is in use, and return this rank's topology."""
@@ -364,6 +372,26 @@ class SummaryCollector(Callback):
             steps = params.get("batch_num") or 0
             session.keep_trajectory(self._collected.landscape, network, self._group, steps)
 
+    def _hear(self, deal: Deal) -> None:
+        """Keep a new deal until its first step; called by the thread of the heartbeats."""
+        self._coming = deal
+        self.recorder.plain_before = min(self.recorder.plain_before, deal.since)
+
+    def _follow(self, deal: Deal) -> None:
+        """Take this rank's share of a deal that begins now. A rank that it leaves out goes on as before."""
+        self._coming, self._total = None, deal.total
+        place = deal.place(self._open_session().topology.rank)
+        if place is not None:
+            self._group = Group(index=place[0], size=place[1])
+            for parameters in (self._histograms, self._whole):
+                if parameters is not None:
+                    parameters.deal_among(self._group)
+        if self._total is not None:
+            self._tensors = tensor_steps(self._total, self._freq, self._tensor_freq)
+        if self._last is not None:
+            self._last = max(self._last, deal.since - 1)  # due steps before the deal are done
+            self._plan_next()
+
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Plan the steps at which whole parameters are recorded."""
         self._failures.call("steps of tensors", self._plan_tensors, run_context.original_args())
@@ -373,8 +401,11 @@ class SummaryCollector(Callback):
         total = epochs if _is_sink(params) else epochs * steps
         if self._last is not None and not _is_sink(params):
             self._last = max(self._last, int(params.get("cur_step_num") or 0))  # plain steps do not update it
-        # Loops give 0 or -1 for an unknown length.
-        self._tensors = tensor_steps(total if total > 0 else None, self._freq, self._tensor_freq)
+        own = total if total > 0 else None  # loops give 0 or -1 for an unknown length
+        if self._session is not None:
+            self._session.total = own
+        total_of_all = own if self._total is None else self._total
+        self._tensors = tensor_steps(total_of_all, self._freq, self._tensor_freq)
         self._plan_next()
 
     def _plan_next(self) -> None:
@@ -401,6 +432,8 @@ class SummaryCollector(Callback):
         if self._whole is not None:
             self._tensors_at = self._tensors.after(self._last)
             plain_before = min(plain_before, self._tensors_at)
+        if self._coming is not None:
+            plain_before = min(plain_before, self._coming.since)
         is_plain = is_own and not self._session.keeps_checkpoints
         self.recorder.plain_before = plain_before if is_plain else -math.inf
 
@@ -450,10 +483,14 @@ class SummaryCollector(Callback):
         """Record the metrics as scalars and as lineage."""
         params = run_context.original_args()
         self._failures.call("metrics", self._record_metrics, params)
+        if self._session is not None and self._session.topology.role == "train":
+            self._session.phase = "training"
 
     def _record_step(self, params: CallbackParams, number: int) -> None:
         """Record a step (in sink mode an epoch) at which more than the logged values may be due."""
         self._recorded = logged = params.get("logged", {})
+        if self._coming is not None and number >= self._coming.since:
+            self._follow(self._coming)
         last, self._last = self._last, number
         values: list[Value] = list(params.get("values", ()))
         if number >= self._regular_at:

@@ -20,6 +20,7 @@ from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.collect.background import Background
 from distsummary.collect.config import differing, listed
 from distsummary.collect.export import Exports, write_values
+from distsummary.collect.heartbeat import Pulse
 from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import error_text, provenance
@@ -32,6 +33,7 @@ from distsummary.coordination import (
     find_attempt,
     newest_attempt,
 )
+from distsummary.deal import Deal
 from distsummary.errors import WriteError
 from distsummary.format.lineage import Lineage, updated_lineage
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
@@ -146,7 +148,11 @@ class Session:
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
         self._monitor: SystemMonitor | None = None
+        self._pulse: Pulse | None = None
         self._last_step: int | None = None  # the newest recorded step
+        self._step = 0  # the newest step, also if nothing was recorded at it
+        self.phase = "starting"  # what this process does, for its heartbeats
+        self.total: int | None = None  # steps of the training by this rank's loader; None if unknown
         self.keeps_checkpoints = False  # True also if it keeps sketches
         self._closing = (
             threading.RLock()
@@ -181,6 +187,11 @@ class Session:
                 listed(names),
             )
 
+    def begin_heartbeats(self, follow: Callable[[Deal], None]) -> None:
+        """From now on, tell the coordinator how far this rank is; `follow` is called with each new deal."""
+        tell = partial(self._coordinator.beat, self.topology, self._registration.attempt)
+        self._pulse = Pulse(lambda: (self._step, self.phase, self.total), tell, follow, self.failures)
+
     def describe_run(self, step: int) -> None:
         """Record a text at `step` that says what the manifest knows about a run of one rank.
 
@@ -202,6 +213,7 @@ class Session:
         Numbers alone take the quick way, without an object for each of them. A failure is counted, or raised
         as WriteError if `raise_exception` is set.
         """
+        self._step = step
         if self._leaves_out:
             numbers = {name: number for name, number in numbers.items() if name not in self._leaves_out}
         try:
@@ -383,6 +395,7 @@ class Session:
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
+            ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),
             ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
             ("sending provenance and lineage", self._messages.close),

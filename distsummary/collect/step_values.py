@@ -105,8 +105,12 @@ class Parameters:
         self._framework = framework_of(network)
         self._selection, self._tell = selection, tell
         self.elements = 0  # of all selected parameters, also of those that other ranks record; set by `due`
-        self._group = group if deal != "all" else Group()
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
+        self.deal_among(group)
+
+    def deal_among(self, group: Group) -> None:
+        """From now on, the ranks of `group` divide the parameters that are whole on them."""
+        self._group = group if self._deal != "all" else Group()
 
     def due(self, steps: Steps, step: int, failures: Failures) -> list[tuple[str, Any, Shard | None]]:
         """What this rank records at a step: name, tensor, and the shard on this rank (None: whole)."""

@@ -65,6 +65,9 @@ class ListCoordinator:
         self.registered.append(topology)
         return Registration(run_id="00000000000000ab", attempt=3)
 
+    def beat(self, topology, attempt, heartbeat):
+        return None
+
     def lineage(self, topology, attempt, lineage):
         self.lineages.append((attempt, lineage))
 

@@ -1,0 +1,64 @@
+"""A rank's heartbeat: a thread that tells every few seconds how far the rank is, and learns of new deals."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from distsummary.deal import BEAT_S, Deal, Heartbeat
+from distsummary.writing.health import Failures
+
+FIRST_S = 1.0  # the first heartbeat comes early: it tells the number of steps, which the first deal needs
+STOP_S = 1.0  # `stop` waits this long for a heartbeat that is being told
+
+
+class Pulse:
+    """Tells heartbeats until it is stopped; one that cannot be told is counted, and the next one is tried.
+
+    It is a thread of the training process, so that its end is the end of that process. It goes on while the
+    training hangs: the step it tells then stays the same.
+
+    Args:
+        place: returns the newest step, the phase, and the number of steps of the training (None: unknown).
+        tell: tells a heartbeat; returns the deal that holds for the run, None if there is none.
+        follow: called with each deal that is new.
+        failures: counts what raises.
+    """
+
+    def __init__(
+        self,
+        place: Callable[[], tuple[int, str, int | None]],
+        tell: Callable[[Heartbeat], Deal | None],
+        follow: Callable[[Deal], None],
+        failures: Failures,
+    ) -> None:
+        self._place, self._tell, self._follow, self._failures = place, tell, follow, failures
+        self._version = 0  # of the newest deal
+        self._told = (0, time.monotonic())  # the step of the last heartbeat, and when it was told
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distsummary-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; waits for it at most a second."""
+        self._is_stopped.set()
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        wait_s = FIRST_S
+        while not self._is_stopped.wait(wait_s):
+            wait_s = BEAT_S
+            try:
+                self._beat()
+            except Exception as error:  # raised by the disk or the aggregator, and perhaps not the next time
+                self._failures.count(f"heartbeat: {type(error).__name__}: {error}")
+
+    def _beat(self) -> None:
+        step, phase, total = self._place()
+        before, then_s = self._told
+        now_s = time.monotonic()
+        step_s = (now_s - then_s) / (step - before) if step > before else 0.0
+        self._told = step, now_s
+        deal = self._tell(Heartbeat(step, phase, step_s, total))
+        if deal is not None and deal.version > self._version:
+            self._version = deal.version
+            self._follow(deal)
