@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from heapq import merge
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from distsummary.aggregate.charts import charts
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import RankFiles, StepValues
-from distsummary.aggregate.statistics import KEY_TAGS, SAMPLED, Floats, Ints, held, named_series, over_ranks
+from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.checks import check_type
 from distsummary.coordination import awaited_aggregator, newest_attempt, rank_states
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
@@ -84,8 +84,9 @@ def merge_run(
     """Merge the directories of a run's ranks into one run in the run dir itself.
 
     The files are written in MindSpore's and in TensorBoard's dialect. A scalar becomes its mean over the
-    ranks that recorded it at the step. Tags in KEY_TAGS or `key_tags` also get `<tag>/min`, `<tag>/median`,
-    `<tag>/max` and `<tag>/argmax_rank` (see `statistics.over_ranks`). The graph and each histogram, tensor,
+    ranks that recorded it at the step. Tags in KEY_TAGS or `key_tags`, and other tags in which the ranks
+    differ, also get `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see `statistics.StatisticsRule`). The
+    graph and each histogram, tensor,
     image and text come from the lowest rank that has them; `merge_lineage` merges the lineages. Each step has
     one event (or several, see `merged_events`), with the latest wall time of any rank. Merging the same rank
     files again gives equal merged files. Directories of the role eval are merged likewise, into `eval`.
@@ -326,26 +327,13 @@ def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[
 
 def merged_scalars(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[StepValues]:
     """The merged scalars of each step, in rising step order, sorted by tag."""
-    series: list[tuple[str, Ints, Floats]] = []
     tags = ranks.scalar_tags()
-    for tag in tags:
-        columns = ranks.scalars(tag)
-        statistics = over_ranks(*(held(*columns) if tag.startswith(SAMPLED) else columns))
-        is_key = tag in KEY_TAGS or tag in key_tags
-        named = named_series(tag, statistics, is_key=is_key, recorded=tags)
-        series += [(name, statistics.steps, values) for name, values in named.items()]
-    if not series:
-        return
-    names = [name for name, _, _ in series]
-    which = np.repeat(np.arange(len(series)), [len(steps) for _, steps, _ in series])
-    steps = np.concatenate([steps for _, steps, _ in series])
-    values = np.concatenate([values for _, _, values in series])
-    order = np.argsort(steps, kind="stable")
-    unique, starts = np.unique(steps[order], return_index=True)
-    for step, (start, end) in zip(unique.tolist(), pairwise([*starts.tolist(), len(order)]), strict=True):
-        rows = order[start:end]
-        pairs = zip(which[rows].tolist(), values[rows].tolist(), strict=True)
-        yield StepValues(step, _ALL_RANKS, [Value("scalar", names[index], value) for index, value in pairs])
+    columns = [ranks.scalars(tag) for tag in tags]
+    if columns:
+        which = np.repeat(np.arange(len(tags)), [len(steps) for _, steps, _ in columns])
+        rows = Rows(tags, which, *map(np.concatenate, zip(*columns, strict=True)))
+        for step, values in StatisticsRule(key_tags).add(rows):
+            yield StepValues(step, _ALL_RANKS, values)
 
 
 def _size(value: Value) -> int:

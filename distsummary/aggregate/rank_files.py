@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.aggregate.statistics import Floats, Ints, last_recorded
+from distsummary.aggregate.statistics import Floats, Ints
 from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, TENSORBOARD_PLUGINS, Value
 from distsummary.format.wire import read_identity
@@ -196,10 +196,9 @@ class RankFiles:
         return sorted(self._scalars)
 
     def scalars(self, tag: str) -> tuple[Ints, Ints, Floats]:
-        """Ranks and steps int64 (N,), values float64 (N,) of a tag; one value for each rank and step."""
+        """Ranks and steps int64 (N,), values float64 (N,) of a tag, in recording order."""
         ranks, attempts, steps, values = self._scalars[tag].arrays()
         keep = np.flatnonzero(self._survives(attempts, steps))
-        keep = keep[last_recorded(ranks[keep], steps[keep])]
         return ranks[keep], steps[keep], values[keep]
 
     def bulk(self) -> Iterator[StepValues]:

@@ -1,10 +1,20 @@
-"""Mean, min, median, max of a scalar over the ranks, and the rank with the maximum or a NaN, at each step."""
+"""The merged scalars of each step: statistics over the ranks, and which tags get them, a rule of the past.
 
-from collections.abc import Collection
+What a step shows depends on that step and on earlier ones, never on later ones. So a merge that follows a
+running training and a merge of its finished files write the same.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from distsummary.format.records import Value
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -25,107 +35,265 @@ KEY_TAGS = frozenset(
     )
 )
 SAMPLED = ("system/process/", "system/node/", "system/gpu/")  # tags that each rank records at its own steps
+RANKS_TAG = "perf/ranks"  # on how many ranks a merged step stands
+MAX_DIFFERING = 256  # tags that get statistics because ranks differ
+KINDS = ("min", "median", "max", "argmax_rank")  # the statistics that follow a mean, `<tag>/<kind>`
+_ALWAYS, _NEVER = float("-inf"), float("inf")  # as steps
+_MAX_TABLE = 1 << 22  # points x ranks of a sampled tag at once
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatistics:
-    """Statistics of one tag over the ranks that recorded it, at each of S steps; all arrays are (S,).
+    """Statistics over the ranks that recorded a tag, at each of S points (a tag at a step); arrays are (S,).
 
-    `steps` int64, rising; `mean`, `min`, `median`, `max` float64; `argmax_rank` int64. A NaN of a rank makes
+    `points` int64, rising; `mean`, `min`, `median`, `max` float64; `argmax_rank` int64. A NaN of a rank makes
     the mean NaN, is left out of min, median and max, and its rank is the `argmax_rank`: it names the rank to
     look at. See `over_ranks`.
     """
 
-    steps: Ints
+    points: Ints
     mean: Floats
     min: Floats
     median: Floats
     max: Floats
     argmax_rank: Ints
+    differ: NDArray[np.bool_]
 
 
-def last_recorded(ranks: Ints, steps: Ints) -> Ints:
-    """The indices, int64 (M,), of the last value of each (rank, step) among N values in recording order."""
-    order = np.lexsort((np.arange(len(ranks)), steps, ranks))
-    if not len(order):
-        return order
-    changes = (np.diff(ranks[order]) != 0) | (np.diff(steps[order]) != 0)
-    return np.sort(order[np.append(changes, True)])
-
-
-def over_ranks(ranks: Ints, steps: Ints, values: Floats) -> RankStatistics:
-    """Mean, min, median, max and the rank of the maximum at each step, over the ranks with a value.
+def over_ranks(ranks: Ints, points: Ints, values: Floats) -> RankStatistics:
+    """Mean, min, median, max and the rank of the maximum at each point, over the ranks with a value.
 
     If any rank has a NaN, the mean is NaN and `argmax_rank` is the lowest rank with a NaN, while min, median
     and max are taken over the other ranks (NaN if there are none). Infinities count as numbers. If several
-    ranks have the maximum, `argmax_rank` is the lowest of them. The order of the values makes no difference.
+    ranks have the maximum, `argmax_rank` is the lowest of them. The ranks differ at a point if its min is not
+    its max, or if some of its ranks have a NaN and some do not. The order of the values makes no difference.
 
     Args:
-        ranks, steps: int64 (N,); no pair occurs twice.
+        ranks, points: int64 (N,); no pair occurs twice.
         values: float64 (N,).
     """
-    # Sorted by step, then value (NaN last), then falling rank: the last entry of a step has its argmax_rank.
-    order = np.lexsort((-ranks, values, steps))
-    ranks, steps, values = ranks[order], steps[order], values[order]
-    unique, starts, counts = np.unique(steps, return_index=True, return_counts=True)
+    # Sorted by point, value (NaN last), then falling rank: the last entry of a point has its argmax_rank.
+    order = np.lexsort((-ranks, values, points))
+    ranks, points, values = ranks[order], points[order], values[order]
+    unique, starts, counts = np.unique(points, return_index=True, return_counts=True)
     ends = starts + counts
     if not len(unique):
         empty = np.empty(0)
         return RankStatistics(
-            steps=unique, mean=empty, min=empty, median=empty, max=empty, argmax_rank=unique.copy()
-        )
+            points=unique, mean=empty, min=empty, median=empty, max=empty,
+            argmax_rank=unique.copy(), differ=np.empty(0, np.bool_),
+        )  # fmt: skip
     numbers = counts - np.add.reduceat(np.isnan(values), starts, dtype=np.int64)
-    highest = starts + np.maximum(numbers - 1, 0)  # the index of a NaN if all values of the step are NaN
+    highest = starts + np.maximum(numbers - 1, 0)  # the index of a NaN if all values of the point are NaN
     with np.errstate(invalid="ignore", over="ignore"):  # a sum may be infinite or NaN
         low, high = values[starts + (highest - starts) // 2], values[starts + numbers // 2]
         median = np.where(low == high, low, low / 2 + high / 2)
         mean = np.add.reduceat(values, starts) / counts
+    agree = values[starts] == values[highest]
     # Where all ranks agree the mean is their value, to the last bit.
-    mean = np.where((numbers == counts) & (values[starts] == values[highest]), values[starts], mean)
+    mean = np.where((numbers == counts) & agree, values[starts], mean)
     return RankStatistics(
-        steps=unique,
+        points=unique,
         mean=mean,
         min=values[starts],
         median=median,
         max=values[highest],
         argmax_rank=ranks[ends - 1],
+        differ=(numbers > 0) & ~(agree & (numbers == counts)),
     )
 
 
-def held(ranks: Ints, steps: Ints, values: Floats) -> tuple[Ints, Ints, Floats]:
-    """For sampled tags: the newest value of every rank at each step of the lowest rank with the tag.
+class Rows(NamedTuple):
+    """N recorded scalars; those of one rank in the order in which it recorded them.
 
-    Ranks take samples at the same times, but not at the same steps. A rank without a value up to a step has
-    none at it. Arguments and results are as in `over_ranks`.
+    `tags`: names, each once. `which` int64 (N,): the index of each scalar's tag in `tags`; `ranks`, `steps`
+    int64 (N,); `values` float64 (N,).
     """
-    if not len(ranks):
-        return ranks, steps, values
-    wanted = np.sort(steps[ranks == ranks.min()])
-    columns = []
-    for rank in np.unique(ranks):
-        order = np.flatnonzero(ranks == rank)
-        order = order[np.argsort(steps[order])]
-        newest = np.searchsorted(steps[order], wanted, "right") - 1
-        at = wanted[newest >= 0]
-        columns.append((np.full(len(at), rank), at, values[order[newest[newest >= 0]]]))
-    found_ranks, found_steps, found_values = map(np.concatenate, zip(*columns, strict=True))
-    return found_ranks, found_steps, found_values
+
+    tags: Sequence[str]
+    which: Ints
+    ranks: Ints
+    steps: Ints
+    values: Floats
 
 
-def named_series(
-    tag: str, statistics: RankStatistics, *, is_key: bool, recorded: Collection[str] = ()
-) -> dict[str, Floats]:
-    """The series to write, name -> float64 (S,): the mean as `tag`; for a key tag also `<tag>/min` etc.
+class MergedStep(NamedTuple):
+    """The merged scalars of one step, sorted by tag; the statistics of a tag follow its mean."""
 
-    A name such as `<tag>/min` is left out if it is in `recorded`, the tags that the ranks recorded.
+    step: int
+    values: list[Value]
+
+
+class StatisticsRule:
+    """Makes the merged scalars of rising steps; the same steps give the same values however they are divided.
+
+    At each step:
+
+    - A tag has its mean over the ranks that recorded it there. If a rank recorded it twice, the last counts.
+    - `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see `over_ranks`) are there for the declared tags,
+      which are KEY_TAGS and `key_tags`, and for each other tag from the first step on at which its ranks
+      differ; for at most MAX_DIFFERING others, in the order in which they began to (by step, then by tag).
+    - A tag that begins with one of SAMPLED, which ranks sample at steps of their own, is there at the steps
+      of the lowest rank among those that have recorded it up to this step; the others have the newest value
+      that they recorded up to this step.
+    - RANKS_TAG is the number of ranks that recorded a scalar, of any tag, at this very step. It is at each
+      step that has a merged scalar.
+    - A name made here, such as `<tag>/min`, is left out from the first step on at which a rank recorded a
+      scalar of this name.
+
+    Values count as the files hold them: as float32.
     """
-    series = {tag: statistics.mean}
-    if is_key:
-        others: dict[str, Floats] = {
-            f"{tag}/min": statistics.min,
-            f"{tag}/median": statistics.median,
-            f"{tag}/max": statistics.max,
-            f"{tag}/argmax_rank": statistics.argmax_rank.astype(np.float64),
-        }
-        series |= {name: values for name, values in others.items() if name not in recorded}
-    return series
+
+    def __init__(self, key_tags: Collection[str] = ()) -> None:
+        self._declared = KEY_TAGS | set(key_tags)
+        self._recorded: dict[str, int] = {}  # tag -> its first step
+        self._begun: dict[str, int] = {}  # tag -> the first step at which the ranks differ
+        self._sampled: dict[str, _Newest] = {}
+        self._last: int | None = None
+        self._is_full = False
+
+    def add(self, rows: Rows) -> list[MergedStep]:
+        """The merged scalars of some steps, in rising order.
+
+        Args:
+            rows: all ranks' scalars of these steps. Every step must exceed all those given earlier; otherwise
+                ValueError is raised.
+        """
+        if not len(rows.steps):
+            return []
+        steps, at = np.unique(rows.steps, return_inverse=True)
+        if self._last is not None and steps[0] <= self._last:
+            raise ValueError(f"steps must rise, but {steps[0]} was given after {self._last}")
+        self._last = int(steps[-1])
+        tags = sorted(rows.tags)
+        place = {tag: number for number, tag in enumerate(tags)}
+        points = at * len(tags) + np.array([place[tag] for tag in rows.tags])[rows.which]
+        ranks = rows.ranks
+        with np.errstate(over="ignore"):
+            values = rows.values.astype(np.float32).astype(np.float64)
+        keep = last_recorded(ranks, points)
+        if keep is not None:
+            ranks, points, values, at = ranks[keep], points[keep], values[keep], at[keep]
+        width = int(ranks.max()) + 1
+        counts = np.bincount(np.unique(at * width + ranks) // width, minlength=len(steps))
+        first = np.full(len(tags), len(steps))
+        np.minimum.at(first, points % len(tags), at)
+        for tag, index in zip(tags, first.tolist(), strict=True):
+            if index < len(steps):
+                self._recorded.setdefault(tag, int(steps[index]))
+        statistics = over_ranks(*self._held(tags, ranks, points, values))
+        return list(self._merged(steps.tolist(), tags, statistics, counts.tolist()))
+
+    def _held(
+        self, tags: Sequence[str], ranks: Ints, points: Ints, values: Floats
+    ) -> tuple[Ints, Ints, Floats]:
+        """The arguments, with the newest values of sampled tags in the place of the recorded ones."""
+        sampled = [number for number, tag in enumerate(tags) if tag.startswith(SAMPLED)]
+        if not sampled:
+            return ranks, points, values
+        of = points % len(tags)
+        rest = ~np.isin(of, sampled)
+        columns = [(ranks[rest], points[rest], values[rest])]
+        for number in sampled:
+            mine = np.flatnonzero(of == number)
+            if len(mine):
+                newest = self._sampled.setdefault(tags[number], _Newest())
+                columns += newest.add(ranks[mine], points[mine], values[mine])
+        found_ranks, found_points, found_values = map(np.concatenate, zip(*columns, strict=True))
+        return found_ranks, found_points, found_values
+
+    def _merged(
+        self, steps: Sequence[int], tags: Sequence[str], statistics: RankStatistics, counts: Sequence[int]
+    ) -> Iterator[MergedStep]:
+        where, which = np.divmod(statistics.points, len(tags))
+        columns = (where, which, statistics.mean, statistics.min, statistics.median, statistics.max)
+        differ = np.flatnonzero(statistics.differ)
+        _, firsts = np.unique(which[differ], return_index=True)
+        for point in differ[np.sort(firsts)].tolist():
+            self._begin(tags[which[point]], steps[where[point]])
+        begin = [_ALWAYS if tag in self._declared else self._begun.get(tag, _NEVER) for tag in tags]
+        # name of a statistic -> the step from which on a rank's own scalar has the name
+        until = [
+            [(name, self._recorded.get(name, _NEVER)) for name in (f"{tag}/{kind}" for kind in KINDS)]
+            if start < _NEVER
+            else []
+            for tag, start in zip(tags, begin, strict=True)
+        ]
+        ranks_until = self._recorded.get(RANKS_TAG, _NEVER)
+        rows = zip(*(column.tolist() for column in (*columns, statistics.argmax_rank)), strict=True)
+        for index, same_step in groupby(rows, key=itemgetter(0)):
+            step = steps[index]
+            values: list[Value] = []
+            for _, number, mean, *others in same_step:
+                values.append(Value("scalar", tags[number], mean))
+                if step >= begin[number]:
+                    named = zip(until[number], others, strict=True)
+                    values += [Value("scalar", name, float(x)) for (name, end), x in named if step < end]
+            if step < ranks_until:
+                values.append(Value("scalar", RANKS_TAG, float(counts[index])))
+            yield MergedStep(step, values)
+
+    def _begin(self, tag: str, step: int) -> None:
+        """Note that the ranks differ in a tag at a step."""
+        if tag in self._declared or tag in self._begun:
+            return
+        if len(self._begun) < MAX_DIFFERING:
+            self._begun[tag] = step
+        elif not self._is_full:
+            self._is_full = True
+            logger.warning(
+                "the ranks differ in more than %d scalar tags: from %r at step %d on, further ones get their "
+                "mean alone; name those that shall have min, median and max: distsummary merge RUN --tag %s",
+                MAX_DIFFERING, tag, step, tag,
+            )  # fmt: skip
+
+
+class _Newest:
+    """The newest value of a sampled tag on each rank, up to the last step that was added."""
+
+    def __init__(self) -> None:
+        self._ranks, self._values = np.empty(0, np.int64), np.empty(0)
+
+    def add(self, ranks: Ints, points: Ints, values: Floats) -> Iterator[tuple[Ints, Ints, Floats]]:
+        """Ranks, points and values that count at these points, which are the tag's at rising steps."""
+        order = np.argsort(points, kind="stable")
+        ranks, points, values = ranks[order], points[order], values[order]
+        starts = np.unique(points, return_index=True)[1]
+        rows = max(1, _MAX_TABLE // len(np.union1d(self._ranks, ranks)))
+        bounds = [*starts[::rows].tolist(), len(points)]
+        for start, end in pairwise(bounds):
+            yield self._counted(ranks[start:end], points[start:end], values[start:end])
+
+    def _counted(self, ranks: Ints, points: Ints, values: Floats) -> tuple[Ints, Ints, Floats]:
+        known = np.union1d(self._ranks, ranks)
+        numbers = np.concatenate((self._values, values))
+        unique, row = np.unique(points, return_inverse=True)
+        # Row 0 holds what was there before, row i + 1 what is new at the point i; -1 is nothing.
+        table = np.full((len(unique) + 1, len(known)), -1)
+        table[0, np.searchsorted(known, self._ranks)] = np.arange(len(self._ranks))
+        table[row + 1, np.searchsorted(known, ranks)] = len(self._ranks) + np.arange(len(ranks))
+        is_new = table >= 0
+        newest = np.maximum.accumulate(table, axis=0)
+        lowest = (newest >= 0).argmax(
+            axis=1
+        )  # the column of the lowest rank that has recorded the tag so far
+        counts = is_new[np.arange(len(table)), lowest]
+        counts[0] = False
+        self._ranks, self._values = known, numbers[newest[-1]]
+        newest = newest[counts]
+        rows, columns = np.nonzero(newest >= 0)
+        return known[columns], unique[counts[1:]][rows], numbers[newest[rows, columns]]
+
+
+def last_recorded(ranks: Ints, points: Ints) -> Ints | None:
+    """The indices, int64 (M,), of the last of each (rank, point) among N in recording order.
+
+    None if each is there once, so that all are the last.
+    """
+    keys = points * (int(ranks.max()) + 1) + ranks
+    if len(np.unique(keys)) == len(keys):
+        return None
+    order = np.argsort(keys, kind="stable")
+    return np.sort(order[np.append(np.diff(keys[order]) != 0, True)])

@@ -146,7 +146,8 @@ def test_scalars_are_merged_over_all_ranks_with_their_statistics(tmp_path):
     assert run.points("loss/max") == [(1, 4.0), (2, 8.0)]
     assert run.points("loss/argmax_rank") == [(1, 1.0), (2, 1.0)]
     assert run.points("acc") == [(1, 2.0), (2, 3.0)]
-    assert run.points("acc/min") == []
+    assert run.points("acc/min") == [(1, 1.0), (2, 2.0)]
+    assert run.points("perf/ranks") == [(1, 3.0), (2, 3.0)]
     assert (report.ranks, report.missing_ranks, report.steps) == ((0, 1, 2), (), 2)
     assert report.last_steps == {0: 2, 1: 2, 2: 2}
     assert sorted(path.name for path in report.files) == [n for n in names(tmp_path) if "merged" in n]
@@ -157,9 +158,9 @@ def test_samples_of_the_system_are_merged_though_ranks_take_them_at_different_st
     for rank, steps in enumerate(((3, 8), (2, 9))):
         run.write(rank, [Event(step, 1.0, [Value("scalar", tag, 10.0 * rank + step)]) for step in steps])
     run.merge()
-    assert run.points(tag) == [(3, 7.5), (8, 10.0)]
-    assert run.points(f"{tag}/max") == [(3, 12.0), (8, 12.0)]
-    assert run.points(f"{tag}/argmax_rank") == [(3, 1.0), (8, 1.0)]
+    assert run.points(tag) == [(2, 12.0), (3, 7.5), (8, 10.0)]  # rank 0 was not there yet at step 2
+    assert run.points(f"{tag}/max") == [(2, 12.0), (3, 12.0), (8, 12.0)]
+    assert run.points(f"{tag}/argmax_rank") == [(2, 1.0), (3, 1.0), (8, 1.0)]
 
 
 def test_tags_that_are_asked_for_get_all_statistics(run):

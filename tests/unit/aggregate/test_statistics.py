@@ -1,7 +1,9 @@
+import logging
+
 import numpy as np
 import pytest
 
-from distsummary.aggregate.statistics import held, last_recorded, named_series, over_ranks
+from distsummary.aggregate.statistics import MAX_DIFFERING, Rows, StatisticsRule, over_ranks
 
 NAN, INF = float("nan"), float("inf")
 
@@ -20,7 +22,7 @@ def test_each_step_has_the_statistics_of_the_ranks_that_recorded_it():
     ranks = np.array([0, 1, 2, 0, 2, 1])
     steps = np.array([1, 1, 1, 2, 2, 5])
     statistics = over_ranks(ranks, steps, np.array([1.0, 2.0, 6.0, 4.0, 3.0, 9.0]))
-    assert statistics.steps.tolist() == [1, 2, 5]
+    assert statistics.points.tolist() == [1, 2, 5]
     assert statistics.mean.tolist() == [3.0, 3.5, 9.0]
     assert statistics.min.tolist() == [1.0, 3.0, 9.0]
     assert statistics.median.tolist() == [2.0, 3.5, 9.0]
@@ -59,42 +61,96 @@ def test_ranks_that_agree_have_their_value_as_the_mean_to_the_last_bit():
 def test_no_values_have_no_statistics():
     empty = np.empty(0, np.int64)
     statistics = over_ranks(empty, empty, np.empty(0))
-    assert [len(column) for column in named_series("loss", statistics, is_key=True).values()] == [0] * 5
-    assert last_recorded(empty, empty).tolist() == []
+    assert [len(column) for column in (statistics.points, statistics.mean, statistics.differ)] == [0] * 3
+    assert StatisticsRule().add(Rows(["loss"], empty, empty, empty, np.empty(0))) == []
 
 
-def test_a_step_recorded_twice_counts_as_recorded_last():
-    ranks = np.array([0, 0, 1, 0, 1])
-    steps = np.array([4, 5, 4, 4, 6])
-    assert last_recorded(ranks, steps).tolist() == [1, 2, 3, 4]
+def merged(*recorded, key_tags=(), rule=None):
+    """step -> tag -> value, of (step, rank, {tag: value}) in recording order."""
+    rows = [(tag, rank, step, value) for step, rank, values in recorded for tag, value in values.items()]
+    tags = list(dict.fromkeys(row[0] for row in rows))
+    columns = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
+    which = np.array([tags.index(row[0]) for row in rows])
+    values = np.array([row[3] for row in rows], np.float64)
+    found = (rule or StatisticsRule(key_tags)).add(Rows(tags, which, *columns, values))
+    return {step: {value.tag: value.data for value in values} for step, values in found}
 
 
-def test_a_key_tag_is_written_with_all_statistics_and_another_with_its_mean():
-    statistics = one_step([1.0, 4.0])
-    assert {name: x.tolist() for name, x in named_series("loss", statistics, is_key=True).items()} == {
-        "loss": [2.5],
-        "loss/min": [1.0],
-        "loss/median": [2.5],
-        "loss/max": [4.0],
-        "loss/argmax_rank": [1.0],
-    }
-    assert list(named_series("acc", statistics, is_key=False)) == ["acc"]
+def test_a_declared_tag_has_all_statistics_from_its_first_step_on():
+    found = merged((1, 0, {"loss": 1.0, "acc": 2.0}), (2, 0, {"acc": 3.0}), key_tags=["acc"])
+    statistics = dict.fromkeys(("/min", "/median", "/max"), 1.0) | {"/argmax_rank": 0.0}
+    of_loss = {f"loss{kind}": value for kind, value in statistics.items()}
+    of_acc = {f"acc{kind}": value * 2 for kind, value in statistics.items()}
+    assert found[1] == {"acc": 2.0, **of_acc, "loss": 1.0, **of_loss, "perf/ranks": 1.0}
+    assert [*found[2]] == ["acc", "acc/min", "acc/median", "acc/max", "acc/argmax_rank", "perf/ranks"]
 
 
-def test_a_statistic_does_not_take_the_name_of_a_tag_that_ranks_recorded():
-    series = named_series("loss", one_step([1.0, 4.0]), is_key=True, recorded=["loss", "loss/min"])
-    assert list(series) == ["loss", "loss/median", "loss/max", "loss/argmax_rank"]
+@pytest.mark.parametrize("other", [1.5, NAN])
+def test_any_other_tag_has_them_from_the_first_step_at_which_its_ranks_differ(other):
+    steps = [(step, rank, {"acc": 1.0}) for step in (1, 2, 4, 5) for rank in (0, 1)]
+    found = merged(*steps[:4], (3, 0, {"acc": 1.0}), (3, 1, {"acc": other}), *steps[4:])
+    assert [step for step, values in found.items() if "acc/min" in values] == [3, 4, 5]
 
 
-def test_samples_of_ranks_meet_at_the_steps_of_the_lowest_rank():
-    ranks = np.array([3, 3, 1, 1, 1, 2, 3])
-    steps = np.array([9, 31, 10, 20, 30, 25, 12])
-    values = np.array([3.0, 3.3, 1.0, 1.1, 1.2, 2.0, 3.1])
-    found = {(int(r), int(s)): float(v) for r, s, v in zip(*held(ranks, steps, values), strict=True)}
-    assert found == {
-        (1, 10): 1.0, (1, 20): 1.1, (1, 30): 1.2,
-        (2, 30): 2.0,
-        (3, 10): 3.0, (3, 20): 3.1, (3, 30): 3.1,
-    }  # fmt: skip
-    nothing = np.empty(0, np.int64)
-    assert [len(column) for column in held(nothing, nothing, np.empty(0))] == [0, 0, 0]
+@pytest.mark.parametrize("value", [NAN, INF, -0.5])
+def test_ranks_that_all_have_the_same_do_not_differ_nor_does_a_rank_without_the_tag(value):
+    found = merged((1, 0, {"acc": value}), (1, 1, {"acc": value}), (1, 2, {"lr": 1.0}), (2, 1, {"acc": 3.0}))
+    assert not any(name.startswith("acc/") for values in found.values() for name in values)
+
+
+def test_at_most_so_many_tags_get_them_by_step_then_by_tag_and_the_log_names_the_first_without(caplog):
+    def step(number, values):
+        tags = [f"t{n:03d}" for n in range(300)] if number else ["t299"]
+        return [(number, rank, {tag: float(values[rank]) for tag in reversed(tags)}) for rank in (0, 1)]
+
+    rule = StatisticsRule()
+    with caplog.at_level(logging.WARNING):
+        for number, values in ((0, (1, 2)), (1, (1, 1)), (2, (1, 2)), (3, (3, 4))):
+            found = merged(*step(number, values), rule=rule)[number]
+    having = [name.removesuffix("/min") for name in found if name.endswith("/min")]
+    assert having == [*(f"t{n:03d}" for n in range(MAX_DIFFERING - 1)), "t299"]
+    [record] = caplog.records
+    assert "'t255' at step 2" in record.message
+    assert "--tag t255" in record.message
+
+
+def test_a_statistic_gives_way_to_a_tag_of_its_name_from_that_tags_first_step_on():
+    found = merged(*((step, rank, {"loss": rank}) for step in (1, 3) for rank in (0, 1)),
+        (2, 1, {"loss/min": 7.0}), (3, 1, {"perf/ranks": 9.0}))  # fmt: skip
+    assert (found[1]["loss/min"], found[1]["perf/ranks"]) == (0.0, 2.0)
+    assert found[2] == {"loss/min": 7.0, "perf/ranks": 1.0}
+    assert "loss/min" not in found[3]
+    assert (found[3]["loss/max"], found[3]["perf/ranks"]) == (1.0, 9.0)
+
+
+def test_a_step_stands_on_the_ranks_that_recorded_any_scalar_at_it():
+    found = merged(
+        (1, 0, {"a": 1.0}), (1, 2, {"b": 1.0}), (1, 0, {"b": 1.0}), (2, 5, {"a": 1.0}), (2, 5, {"a": 2.0})
+    )
+    assert {step: values["perf/ranks"] for step, values in found.items()} == {1: 2.0, 2: 1.0}
+    assert found[2]["a"] == 2.0  # recorded twice: the last one counts
+
+
+def test_values_count_as_the_files_hold_them():
+    assert merged((1, 0, {"a": 0.1}), (1, 1, {"a": 1e300}))[1]["a/min"] == float(np.float32(0.1))
+    assert merged((1, 0, {"a": 1e300}))[1]["a"] == INF
+
+
+def test_samples_of_ranks_meet_at_the_steps_of_the_lowest_rank_so_far():
+    tag = "system/node/x"
+    recorded = [  # step, rank, value
+        (9, 3, 3.0), (10, 1, 1.0), (12, 3, 3.1), (20, 1, 1.1), (25, 2, 2.0), (30, 1, 1.2), (31, 3, 3.3),
+        (40, 0, 0.0), (41, 1, 1.3), (42, 0, 0.1),
+    ]  # fmt: skip
+    found = merged(*((step, rank, {tag: value}) for step, rank, value in recorded))
+    mean = {9: 3.0, 10: 2.0, 20: 2.1, 30: 2.1, 40: 1.625, 42: 1.675}
+    assert {step: values[tag] for step, values in found.items()} == pytest.approx(mean)
+    assert found[42][f"{tag}/argmax_rank"] == 3.0
+    assert f"{tag}/min" not in found[9]
+
+
+def test_a_step_that_does_not_come_after_the_earlier_ones_is_refused():
+    rule = StatisticsRule()
+    merged((2, 0, {"a": 1.0}), (1, 0, {"a": 1.0}), rule=rule)
+    with pytest.raises(ValueError, match="steps must rise, but 2 was given after 2"):
+        merged((2, 1, {"a": 1.0}), rule=rule)
