@@ -91,18 +91,39 @@ def _mark(pid_space: str) -> str:
     return hashlib.blake2b(pid_space.encode(), digest_size=8).hexdigest()
 
 
+def file_system_time(directory: Path) -> float:
+    """Now, in seconds since the epoch, by the clock of the file system: one clock for all nodes of a run.
+
+    It is the time of a temporary file. Where none can be written, it is this machine's time.
+    """
+    path = temporary_name(directory)
+    try:
+        with open(path, "xb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
     """Give the block a temporary path; on success, sync the file and rename it to `path`; else remove it.
+
+    If not `is_durable`, it is not synced: after the machine loses power, the file may be the old one or be
+    damaged.
 
     Raises RunDirError, with the path, if the operating system cannot write or rename the file.
     """
     temporary = temporary_name(path.parent)
     try:
         yield temporary
-        sync(temporary)
+        if is_durable:
+            sync(temporary)
         os.replace(temporary, path)
-        sync(path.parent)
+        if is_durable:
+            sync(path.parent)
     except OSError as error:
         raise RunDirError(
             f"{path} cannot be written: {error.strerror or error}; "

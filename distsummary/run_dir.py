@@ -98,10 +98,15 @@ class RunDir:
     def rank_dirs(self, role: str = "train") -> dict[int, Path]:
         """The existing directories of a role's ranks, as a dict rank -> path; empty for a run of one rank."""
         found = {}
-        for path in self.base.iterdir() if self.base.is_dir() else ():
-            match = _RANK_DIR.fullmatch(path.name)
-            if match and (match["role"] or "train") == role and path.is_dir() and not path.is_symlink():
-                found[int(match["rank"])] = path
+        try:
+            with os.scandir(self.base) as entries:
+                for entry in entries:
+                    match = _RANK_DIR.fullmatch(entry.name)
+                    is_of_role = match and (match["role"] or "train") == role
+                    if match and is_of_role and entry.is_dir(follow_symlinks=False):
+                        found[int(match["rank"])] = self.base / entry.name
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
         return dict(sorted(found.items()))
 
     def create(self) -> "RunDir":

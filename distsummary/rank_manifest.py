@@ -1,0 +1,240 @@
+"""The manifest.json of a rank: a small file in which the rank tells its own state, and nobody else writes.
+
+It lies in the rank's directory, for a run of one rank in the run dir itself:
+
+    {"format": 1, "role": "train", "rank": 2, "attempts": [{"attempt": 0, <fields of the Topology>,
+     "state": "running", "started", "ended", "exit", "error", "health": {}, "heartbeat": {}}]}
+
+Thousands of ranks write theirs at once without waiting for each other. The file is replaced as a whole, so a
+reader never sees half of it. Times are those of the file system's clock, which is one for all nodes.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from distsummary.deal import Heartbeat
+from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueError, RunDirError
+from distsummary.publish import ensure_directory, replacing
+from distsummary.run_dir import Manifest, RunDir
+from distsummary.topology import Topology
+
+RANK_MANIFEST = "manifest.json"
+FORMAT = 1
+CLAIM_S = 60.0  # how long a rank waits for another process that claims the same rank
+_FIELDS = {
+    "attempt": int, "role": str, "rank": int, "state": str, "host": str, "pid": int, "pid_space": str,
+    "pid_start": str, "health": dict, "heartbeat": dict,
+}  # fmt: skip
+_FEW = 32  # files that are read one after the other; more are read by threads: storage may be slow
+_THREADS = 16
+
+_locks: dict[Path, threading.Lock] = {}  # a rank's threads change its file in turn
+os.register_at_fork(after_in_child=_locks.clear)  # a thread of the parent may have held one
+
+
+class Told(NamedTuple):
+    """What a rank's file says: the entries of its attempts.
+
+    `heard`: when it was last written, in seconds since the epoch by the file system's clock. `error`: why it
+    cannot be read; empty if it was.
+    """
+
+    heard: float
+    attempts: list[Manifest]
+    error: str = ""
+
+    def entry(self, attempt: int) -> Manifest | None:
+        """The rank's entry of an attempt; None if it has none."""
+        return next((entry for entry in self.attempts if entry["attempt"] == attempt), None)
+
+
+class RankManifest:
+    """The manifest.json of one rank, for the process that is this rank.
+
+    The methods raise RunDirError if the file cannot be written.
+    """
+
+    def __init__(self, run_dir: RunDir, topology: Topology) -> None:
+        self._topology = topology
+        self._directory = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
+        self.path = self._directory / RANK_MANIFEST
+
+    def claim(self, attempt: int, check: Callable[[Told], None]) -> None:
+        """Enter this process as the rank of an attempt, in state running.
+
+        `check` is called with what the file says, and raises if another living process is the rank. Of two
+        processes that claim a rank at the same time, the second is checked after the first has entered.
+        """
+        ensure_directory(self._directory)
+        lock = FileLock(self._directory / ".rank.lock")
+        try:
+            lock.acquire(timeout=CLAIM_S)
+        except Timeout as error:
+            raise RunDirError(
+                f"the lock {lock.lock_file} was held for {CLAIM_S:g} s; another process of rank "
+                f"{self._topology.rank} hangs; end it"
+            ) from error
+        except OSError as error:
+            raise RunDirError(
+                f"the lock {lock.lock_file} cannot be taken: {error.strerror}; fix the permissions"
+            ) from error
+        try:
+            with self._turn():
+                told = self._read()
+                check(told)
+                self._write(told.attempts, attempt, lambda entry, now: None)
+        finally:
+            lock.release()
+
+    def beat(self, attempt: int, heartbeat: Heartbeat) -> None:
+        """Tell a heartbeat, unless the rank has told its end or a later attempt of the rank has begun."""
+
+        def tell(entry: Manifest, now: float) -> None:
+            entry["heartbeat"] = {"time": now, **heartbeat._asdict()}
+
+        with self._turn():
+            attempts = self._read().attempts
+            if attempts and attempts[-1]["attempt"] > attempt:
+                return
+            if all(entry["attempt"] != attempt or entry["state"] == "running" for entry in attempts):
+                self._write(attempts, attempt, tell)
+
+    def leave(self, attempt: int, state: str, *, error: str, health: Mapping[str, int | str]) -> None:
+        """Tell how the rank ended; raises InvalidValueError if it never claimed its place in the attempt."""
+
+        def tell(entry: Manifest, now: float) -> None:
+            entry.update(state=state, ended=now, error=error, health=dict(health))
+
+        with self._turn():
+            attempts = self._read().attempts
+            if all(entry["attempt"] != attempt for entry in attempts):
+                raise InvalidValueError(
+                    f"rank {self._topology.rank} never joined attempt {attempt} of role "
+                    f"{self._topology.role}; register it first"
+                )
+            self._write(attempts, attempt, tell, is_durable=True)
+
+    def _turn(self) -> threading.Lock:
+        return _locks.setdefault(self.path, threading.Lock())
+
+    def _read(self) -> Told:
+        return read_told(self._directory) or Told(0.0, [])
+
+    def _write(
+        self,
+        attempts: list[Manifest],
+        attempt: int,
+        change: Callable[[Manifest, float], None],
+        *,
+        is_durable: bool = False,
+    ) -> None:
+        """Change the entry of an attempt, which is made if the file has none, and replace the file."""
+        with replacing(self.path, is_durable=is_durable) as temporary, open(temporary, "xb") as file:
+            now = os.fstat(file.fileno()).st_mtime
+            entry = next((entry for entry in attempts if entry["attempt"] == attempt), None)
+            if entry is None:
+                entry = new_entry(self._topology, attempt, "running", started=now)
+                attempts = sorted([*attempts, entry], key=lambda entry: int(entry["attempt"]))
+            change(entry, now)
+            file.write(encoded(self._topology.role, self._topology.rank, attempts))
+
+
+def new_entry(topology: Topology, attempt: int, state: str, *, started: float) -> Manifest:
+    """A rank's entry of an attempt that it has just joined."""
+    own = {"state": state, "started": started, "ended": None, "exit": None, "error": ""}
+    return {"attempt": attempt, **asdict(topology), **own, "health": {}, "heartbeat": {}}
+
+
+def encoded(role: str, rank: int, attempts: Iterable[Manifest]) -> bytes:
+    """The bytes of a rank's file."""
+    return json.dumps({"format": FORMAT, "role": role, "rank": rank, "attempts": [*attempts]}).encode()
+
+
+def read_told(directory: Path) -> Told | None:
+    """What the file of the rank in a directory says; None if there is none.
+
+    Raises DamagedFileError, or RunDirError if the operating system cannot read it.
+    """
+    path = directory / RANK_MANIFEST
+    try:
+        with open(path, "rb", buffering=0) as file:
+            heard = os.fstat(file.fileno()).st_mtime
+            found = json.loads(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RunDirError(f"{path} cannot be read: {error.strerror}; fix its permissions") from error
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{path} is not JSON ({error}); rebuild it with: distsummary fsck --repair"
+        ) from error
+    attempts = found.get("attempts") if isinstance(found, dict) and found.get("format") == FORMAT else None
+    if not isinstance(attempts, list) or not all(map(_is_entry, attempts)):
+        raise DamagedFileError(
+            f"{path} is not the manifest of a rank in format {FORMAT}; rebuild it with: "
+            "distsummary fsck --repair"
+        )
+    return Told(heard, attempts)
+
+
+def _is_entry(entry: Any) -> bool:  # Any: what JSON holds
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _FIELDS.items())
+
+
+def read_ranks(
+    run_dir: RunDir, role: str, world_size: int, ranks: Collection[int] | None = None
+) -> dict[int, Told]:
+    """Rank -> what its file says, for those that have one.
+
+    Args:
+        world_size: of an attempt: one rank alone has its file in another place than several.
+        ranks: those to look at; None: all that have a directory.
+    """
+    if world_size == 1:
+        places = {0: run_dir.writer_dir(role, 0, 1)}
+    elif ranks is None:
+        places = run_dir.rank_dirs(role)
+    else:
+        places = {rank: run_dir.writer_dir(role, rank, world_size) for rank in ranks}
+    found = zip(places, _each(_read_one, [*places.values()]), strict=True)
+    return {rank: told for rank, told in found if told is not None}
+
+
+def ranks_of(run_dir: RunDir, attempt: Manifest, ranks: Collection[int] | None = None) -> dict[str, Manifest]:
+    """Rank -> its entry of an attempt, with `heard` (see Told), as far as ranks have entered it.
+
+    A file that cannot be read gives an entry in state unknown.
+    """
+    found: dict[str, Manifest] = {}
+    for rank, told in read_ranks(run_dir, attempt["role"], attempt["world_size"], ranks).items():
+        entry = told.entry(attempt["attempt"])
+        if entry is not None:
+            found[str(rank)] = entry | {"heard": told.heard}
+        elif told.error and rank < attempt["world_size"]:
+            found[str(rank)] = {"state": "unknown", "error": told.error, "heard": told.heard}
+    return found
+
+
+def _read_one(directory: Path) -> Told | None:
+    try:
+        return read_told(directory)
+    except DistSummaryError as error:
+        return Told(0.0, [], str(error))
+
+
+def _each(read: Callable[[Path], Told | None], places: list[Path]) -> list[Told | None]:
+    if len(places) > _FEW:
+        try:
+            with ThreadPoolExecutor(_THREADS, "distsummary-ranks") as threads:
+                return [*threads.map(read, places, chunksize=8)]
+        except RuntimeError:  # the interpreter ends, and takes no new threads
+            pass
+    return [*map(read, places)]

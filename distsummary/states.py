@@ -1,0 +1,240 @@
+"""The states of a run, its attempts and its ranks, derived by the reader from run.json and the ranks' files.
+
+A rank tells its own state in its file: running, finished, incomplete (finished, but events are missing from
+its files), failed (its training raised) or interrupted. Nobody writes that a rank is dead; who reads the run
+concludes it. Of a rank that told no end:
+
+- superseded: a later start of the job has replaced it;
+- lost: its launcher noted its death, or its process is gone from this machine, or its file was not written
+  for LOST_S seconds by the file system's clock, although a heartbeat writes it every few seconds;
+- running: otherwise.
+
+Ranks that never registered are `missing`, not lost: a training may record on one of its ranks only. Nothing
+follows from the silence of an aggregator, from an evaluation beside the training, or from older attempts.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distsummary.coordination import TRAINED, newest_attempt
+from distsummary.publish import file_system_time
+from distsummary.rank_manifest import Told, read_ranks
+from distsummary.run_dir import Manifest, RunDir
+from distsummary.topology import is_alive
+
+LOST_S = 30.0  # six heartbeats
+STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  # of an attempt, first first
+
+
+class Failure(NamedTuple):
+    """The first failure of an attempt: what `rank` raised, or why it died.
+
+    `time`: seconds since the epoch.
+    """
+
+    rank: int
+    error: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """How a rank of an attempt is.
+
+    Attributes:
+        state: running, finished, incomplete, failed, interrupted, lost, superseded, or unknown (rebuilt by
+            fsck, or its file cannot be read).
+        step, phase, step_s: the newest step, what the process did, and seconds a step, by its last heartbeat;
+            the step is None if there was no heartbeat.
+        heard_s: seconds since the rank last told anything.
+        error: what its training raised: the type and the message's first line.
+        reason: why it is lost, or what else is known about its end.
+        host, pid: its process.
+        health: its counters, told at its end.
+    """
+
+    role: str
+    rank: int
+    attempt: int
+    state: str
+    step: int | None = None
+    phase: str = ""
+    step_s: float = 0.0
+    heard_s: float = 0.0
+    error: str = ""
+    reason: str = ""
+    host: str = ""
+    pid: int = 0
+    health: Mapping[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptState:
+    """How an attempt is: one start of the job.
+
+    Attributes:
+        state: failed or interrupted as soon as one rank is; running while a rank runs; lost if a rank is lost
+            and none runs; superseded; unknown; else finished.
+        started: seconds since the epoch.
+        ranks: those that registered, by rising number. missing: those that never did.
+        failure: the first one in time; None if no rank failed or is lost.
+    """
+
+    role: str
+    attempt: int
+    state: str
+    world_size: int
+    started: float
+    ranks: tuple[RankState, ...]
+    missing: tuple[int, ...]
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """How a run is: as its newest training or, without any, its newest evaluation; unknown without both.
+
+    `attempts` are in the order in which they began, of all roles; `newest` is the one that decides.
+    """
+
+    path: Path
+    run_id: str
+    state: str
+    attempts: tuple[AttemptState, ...]
+    newest: AttemptState | None
+
+
+def read_run(run_dir: RunDir | str | os.PathLike[str], *, now: float | None = None) -> RunState:
+    """Read the states of a run from its files; needs neither Ray nor any process of the run.
+
+    Args:
+        run_dir: the run dir.
+        now: seconds since the epoch; None asks the file system's clock, by a temporary file in the run dir
+            (or this machine's clock, if the directory cannot be written).
+
+    Raises DamagedFileError or RunDirError if run.json is damaged, of an older version, or cannot be read.
+    """
+    run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
+    manifest = run.read_manifest()
+    entries: list[Manifest] = manifest["attempts"]
+    told: dict[tuple[str, bool], dict[int, Told]] = {}
+    for role, is_alone in {(entry["role"], entry["world_size"] == 1) for entry in entries}:
+        told[role, is_alone] = read_ranks(run, role, 1 if is_alone else 2)
+    now = file_system_time(run.base) if now is None else now
+    attempts = tuple(
+        _attempt(entry, entries, told[entry["role"], entry["world_size"] == 1], now) for entry in entries
+    )
+    deciding = newest_attempt(manifest) or newest_attempt(manifest, "eval")
+    newest = attempts[entries.index(deciding)] if deciding else None
+    return RunState(
+        path=run.base,
+        run_id=manifest["run_id"],
+        state=newest.state if newest else "unknown",
+        attempts=attempts,
+        newest=newest,
+    )
+
+
+def living(run_dir: RunDir | str | os.PathLike[str], role: str, attempt: int) -> set[int]:
+    """The ranks of an attempt that run; none if the attempt is unknown."""
+    for found in read_run(run_dir).attempts:
+        if (found.role, found.attempt) == (role, attempt):
+            return {rank.rank for rank in found.ranks if rank.state == "running"}
+    return set()
+
+
+def is_over(attempt: AttemptState) -> bool:
+    """Whether none of the ranks that registered runs any more, and some rank did register."""
+    return bool(attempt.ranks) and all(rank.state != "running" for rank in attempt.ranks)
+
+
+def _attempt(entry: Manifest, entries: list[Manifest], told: Mapping[int, Told], now: float) -> AttemptState:
+    later = [
+        other for other in entries if other["role"] == entry["role"] and other["attempt"] > entry["attempt"]
+    ]
+    is_replaced = any(other["incarnation"] != entry["incarnation"] for other in later)
+    deaths: Mapping[str, Any] = entry.get("deaths") or {}
+    ranks, failures = [], []
+    for rank, one in sorted(told.items()):
+        found = one.entry(entry["attempt"])
+        if rank >= entry["world_size"] or (found is None and not one.error):
+            continue
+        death = deaths.get(str(rank)) or {}
+        if found is None:
+            state = RankState(
+                role=entry["role"], rank=rank, attempt=entry["attempt"], state="unknown", reason=one.error
+            )
+        else:
+            state = _rank(entry, found, one, death, is_replaced, now)
+        ranks.append(state)
+        if state.state == "failed":
+            failures.append(Failure(rank, state.error, float((found or {}).get("ended") or 0.0)))
+        elif state.state == "lost" and death:
+            failures.append(Failure(rank, state.reason, float(death.get("time", 0.0))))
+    if noted := entry.get("failure"):
+        failures.append(Failure(int(noted["rank"]), str(noted["error"]), float(noted.get("time", 0.0))))
+    if not failures:  # a death that nobody saw: the last heartbeats tell which was the first
+        failures = [Failure(one.rank, one.reason, now - one.heard_s) for one in ranks if one.state == "lost"]
+    registered = {one.rank for one in ranks}
+    return AttemptState(
+        role=entry["role"],
+        attempt=entry["attempt"],
+        state=_state_of(entry, ranks, is_replaced=is_replaced, now=now),
+        world_size=entry["world_size"],
+        started=float(entry.get("started", 0.0)),
+        ranks=tuple(ranks),
+        missing=tuple(rank for rank in range(entry["world_size"]) if rank not in registered),
+        failure=min(failures, key=lambda failure: failure.time, default=None),
+    )
+
+
+def _state_of(entry: Manifest, ranks: Collection[RankState], *, is_replaced: bool, now: float) -> str:
+    if not ranks:  # the first rank enters the attempt in run.json, then itself in its own file
+        if is_replaced:
+            return "superseded"
+        first: Mapping[str, Any] = entry.get("first") or {}
+        is_beginning = now - float(entry.get("started", 0.0)) < LOST_S
+        return "running" if is_beginning and (not first or is_alive(first) is not False) else "unknown"
+    states = {one.state for one in ranks}
+    return next((state for state in STATES if state in states), "finished")
+
+
+def _rank(
+    entry: Manifest, found: Manifest, told: Told, death: Mapping[str, Any], is_replaced: bool, now: float
+) -> RankState:
+    beat: Mapping[str, Any] = found["heartbeat"]
+    is_newest = found is told.attempts[-1]
+    heard = told.heard
+    if not is_newest:  # the file has been written since, for a later attempt
+        heard = float(found.get("ended") or beat.get("time") or found.get("started") or 0.0)
+    heard_s = max(0.0, now - heard)
+    state, reason = found["state"], str(death.get("reason", ""))
+    if state == "running":
+        if is_replaced or not is_newest:
+            state = "superseded"
+        elif death:
+            state = "lost"
+        elif is_alive(found) is False:
+            state, reason = "lost", f"process {found['pid']} on {found['host']} is gone"
+        elif heard_s > LOST_S:
+            state, reason = "lost", f"no heartbeat for {heard_s:.0f} s"
+    elif state in TRAINED:
+        reason = str(found["health"].get("missing", ""))
+    return RankState(
+        role=entry["role"],
+        rank=found["rank"],
+        attempt=entry["attempt"],
+        state=state,
+        step=beat.get("step"),
+        phase=str(beat.get("phase", "")),
+        step_s=float(beat.get("step_s") or 0.0),
+        heard_s=heard_s,
+        error=str(found.get("error") or ""),
+        reason=reason,
+        host=found["host"],
+        pid=found["pid"],
+        health=found["health"],
+    )
