@@ -1,8 +1,8 @@
 """The charts of a merged run on TensorBoard's page CUSTOM SCALARS: how scalars vary over the ranks."""
 
-import re
 from collections.abc import Set as AbstractSet
 
+from distsummary.aggregate.statistics import RANKS_TAG
 from distsummary.format.records import CUSTOM_SCALARS, Value
 from distsummary.pb.tensorboard_custom_scalars_pb2 import Category, Chart, Layout, MarginChartContent
 
@@ -18,22 +18,31 @@ _CATEGORIES = (  # title, and the beginnings of the tags in it; in the order of 
 def charts(statistics: AbstractSet[str]) -> Value | None:
     """The layout of the page; None if there is nothing to show.
 
+    All charts are margin charts: these are drawn as recorded, while TensorBoard smooths every other chart,
+    which would turn ranks 0 and 3 into 1.98. A margin chart needs three series with the same steps, and names
+    each run that has some of them but not all; so it has only series that the merged run alone has.
+
     Args:
-        statistics: the tags that the merge made (`<tag>/min`, `<tag>/max`, `<tag>/argmax_rank`). A tag with a
-            minimum and a maximum gets a band around its mean, and a chart of its `argmax_rank` if it exists.
+        statistics: the tags that the merge made. A tag with `<tag>/min`, `<tag>/median` and `<tag>/max` gets
+            a band, and a chart of its `<tag>/argmax_rank` if it exists; `perf/ranks` gets a chart.
     """
     by_title: dict[str, list[Chart]] = {title: [] for title in (*dict(_CATEGORIES), _OTHER)}
     maxima = (name.removesuffix("/max") for name in sorted(statistics) if name.endswith("/max"))
-    for tag in (tag for tag in maxima if f"{tag}/min" in statistics):
+    for tag in (tag for tag in maxima if {f"{tag}/min", f"{tag}/median"} <= statistics):
         found = by_title[_title(tag)]
-        series = MarginChartContent.Series(value=tag, lower=f"{tag}/min", upper=f"{tag}/max")
-        found.append(Chart(title=f"{tag}: mean, min to max", margin=MarginChartContent(series=[series])))
+        found.append(_chart(f"{tag}: median, min to max", f"{tag}/median", f"{tag}/min", f"{tag}/max"))
         if (argmax := f"{tag}/argmax_rank") in statistics:
-            chart = Chart(title=f"{tag}: rank of the max")
-            chart.multiline.tag.append(f"^{re.escape(argmax)}$")  # a regular expression, unlike the others
-            found.append(chart)
+            found.append(_chart(f"{tag}: rank of the max", argmax, argmax, argmax))
+    if RANKS_TAG in statistics:
+        title = f"{RANKS_TAG}: on how many ranks a step stands"
+        by_title[_title(RANKS_TAG)].append(_chart(title, RANKS_TAG, RANKS_TAG, RANKS_TAG))
     categories = [Category(title=title, chart=found) for title, found in by_title.items() if found]
     return Value(CUSTOM_SCALARS, LAYOUT_TAG, Layout(category=categories)) if categories else None
+
+
+def _chart(title: str, value: str, lower: str, upper: str) -> Chart:
+    series = MarginChartContent.Series(value=value, lower=lower, upper=upper)
+    return Chart(title=title, margin=MarginChartContent(series=[series]))
 
 
 def _title(tag: str) -> str:
