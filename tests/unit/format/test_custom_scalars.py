@@ -14,35 +14,34 @@ from distsummary.format.tensorboard_format import decode_event
 
 IDS = EventIds(run_id="00000000000000ff", attempt=1, seq=7)
 STATISTICS = {f"loss/{name}" for name in ("min", "median", "max", "argmax_rank")}
-# The bytes that TensorBoard 2.21's `custom_scalar.summary.pb(LAYOUT)` returns with TensorFlow 2.21.
+# The bytes that TensorBoard 2.21's `custom_scalar.summary.pb(TOLD)` returns with TensorFlow 2.21.
 GOLDEN = bytes.fromhex(
     "0ab9010a18637573746f6d5f7363616c6172735f5f636f6e6669675f5f42880108071200428101127f0a166c6f737320616e64206c6561"
     "726e696e67207261746512360a166c6f73733a206d65616e2c206d696e20746f206d61781a1c0a1a0a046c6f737312086c6f73732f6d69"
     "6e1a086c6f73732f6d6178122d0a156c6f73733a2072616e6b206f6620746865206d617812140a125e6c6f73732f6172676d61785f7261"
     "6e6b244a120a100a0e637573746f6d5f7363616c617273"
 )
-LAYOUT = layout_pb2.Layout(
-    category=[
-        layout_pb2.Category(
-            title="loss and learning rate",
-            chart=[
-                layout_pb2.Chart(
-                    title="loss: mean, min to max",
-                    margin=layout_pb2.MarginChartContent(
-                        series=[
-                            layout_pb2.MarginChartContent.Series(
-                                value="loss", lower="loss/min", upper="loss/max"
-                            )
-                        ]
-                    ),
-                ),
-                layout_pb2.Chart(
-                    title="loss: rank of the max",
-                    multiline=layout_pb2.MultilineChartContent(tag=["^loss/argmax_rank$"]),
-                ),
-            ],
-        )
-    ]
+
+
+def margin(title: str, value: str, lower: str, upper: str) -> layout_pb2.Chart:
+    series = layout_pb2.MarginChartContent.Series(value=value, lower=lower, upper=upper)
+    return layout_pb2.Chart(title=title, margin=layout_pb2.MarginChartContent(series=[series]))
+
+
+def layout(*charts: layout_pb2.Chart) -> layout_pb2.Layout:
+    return layout_pb2.Layout(category=[layout_pb2.Category(title="loss and learning rate", chart=charts)])
+
+
+TOLD = layout(
+    margin("loss: mean, min to max", "loss", "loss/min", "loss/max"),
+    layout_pb2.Chart(
+        title="loss: rank of the max",
+        multiline=layout_pb2.MultilineChartContent(tag=["^loss/argmax_rank$"]),
+    ),
+)
+OURS = layout(
+    margin("loss: median, min to max", "loss/median", "loss/min", "loss/max"),
+    margin("loss: rank of the max", *["loss/argmax_rank"] * 3),
 )
 
 
@@ -56,15 +55,20 @@ def payload(value: Value | None, ids: EventIds | None = IDS) -> bytes:
     return encoded
 
 
-def test_the_bytes_are_those_of_tensorboards_own_function() -> None:
+def own_summary(layout: layout_pb2.Layout) -> Summary:
+    """What TensorBoard's own function returns, without TensorFlow."""
     own = Summary()
     own.value.add(
         tag=metadata.CONFIG_SUMMARY_TAG,
         metadata=metadata.create_summary_metadata(),
-        tensor=tensor_util.make_tensor_proto(LAYOUT.SerializeToString()),
+        tensor=tensor_util.make_tensor_proto(layout.SerializeToString()),
     )
-    assert own.SerializeToString() == GOLDEN
-    event = TensorBoardEvent(step=2, wall_time=14.0, summary=Summary.FromString(GOLDEN))
+    return own
+
+
+def test_the_bytes_are_those_of_tensorboards_own_function() -> None:
+    assert own_summary(TOLD).SerializeToString() == GOLDEN
+    event = TensorBoardEvent(step=2, wall_time=14.0, summary=own_summary(OURS))
     assert payload(charts(STATISTICS), None) == event.SerializeToString()
 
 

@@ -217,11 +217,11 @@ def test_settings_for_tensorboard_are_described(tmp_path):
 
 def test_a_layout_for_tensorboard_is_described(tmp_path):
     writer = RankWriter(WriterSpec(directory=tmp_path, run_id="00000000000000ff"))
-    event = Event(1, 2.0, [charts({"loss/min", "loss/max"})])
+    event = Event(1, 2.0, [charts({"loss/min", "loss/median", "loss/max"})])
     writer.write(Batch(run_id="00000000000000ff", attempt=0, rank=0, first_seq=1, events=[event]))
     writer.close()
     [record] = dump(tmp_path)
     assert (record["plugin"], record["tag"]) == ("custom_scalars", "custom_scalars__config__")
-    margin = {"series": [{"value": "loss", "lower": "loss/min", "upper": "loss/max"}]}
-    chart = {"title": "loss: mean, min to max", "margin": margin}
+    margin = {"series": [{"value": "loss/median", "lower": "loss/min", "upper": "loss/max"}]}
+    chart = {"title": "loss: median, min to max", "margin": margin}
     assert record["value"] == {"category": [{"title": "loss and learning rate", "chart": [chart]}]}
