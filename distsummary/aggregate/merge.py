@@ -20,23 +20,20 @@ from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import RankFiles, StepValues
 from distsummary.aggregate.statistics import Rows, StatisticsRule
+from distsummary.aggregate.step_events import step_events
 from distsummary.checks import check_type
 from distsummary.coordination import awaited_aggregator, newest_attempt, rank_states
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
-from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import custom_values
-from distsummary.format.records import Event, Histogram, Image, Landscape, Value
+from distsummary.format.records import Event, Value
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage, read_lineage
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
 from distsummary.writing.files import Files
 
-EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes in one event; further values of the same step go into another event
-_BIN_BYTES = 30
-_SMALL_BYTES = 64
 _ALL_RANKS = -1
 _ROLES = ("eval", "train")
 _TOLD = 10  # settings or tags named in a message
@@ -307,22 +304,14 @@ def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:
 def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[Event]:
     """The events of the merged run in rising step order: the graph at step 0, then one event for each step.
 
-    A step whose values exceed EVENT_BUDGET bytes is split into several events.
+    A large step is split into several events, see `step_events`.
     """
     times = ranks.wall_times()
     if ranks.graph is not None:
         yield Event(0, ranks.graph.wall_time, [ranks.graph.value])
     found = merge(merged_scalars(ranks, key_tags), ranks.bulk(), key=attrgetter("step", "rank"))
     for step, same_step in groupby(found, key=attrgetter("step")):
-        values: list[Value] = []
-        left = EVENT_BUDGET
-        for value in (value for one in same_step for value in one.values):
-            left -= _size(value)
-            if left < 0 and values:
-                yield Event(step, times[step], values)
-                values, left = [], EVENT_BUDGET - _size(value)
-            values.append(value)
-        yield Event(step, times[step], values)
+        yield from step_events(step, times[step], (value for one in same_step for value in one.values))
 
 
 def merged_scalars(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[StepValues]:
@@ -334,23 +323,3 @@ def merged_scalars(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator
         rows = Rows(tags, which, *map(np.concatenate, zip(*columns, strict=True)))
         for step, values in StatisticsRule(key_tags).add(rows):
             yield StepValues(step, _ALL_RANKS, values)
-
-
-def _size(value: Value) -> int:
-    """An upper estimate of how many bytes a value takes in a file."""
-    match value.data:
-        case np.ndarray():
-            body = 4 * value.data.size
-        case Histogram():
-            body = _BIN_BYTES * len(value.data.left)
-        case Image():
-            body = len(value.data.encoded)
-        case str():
-            body = len(value.data.encode())
-        case Landscape():
-            body = 4 * (
-                value.data.z.size + value.data.x.size + value.data.y.size + 3 * value.data.path_x.size
-            )
-        case _:
-            body = 0
-    return body + len(value.tag.encode()) + _SMALL_BYTES

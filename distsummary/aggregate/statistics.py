@@ -161,12 +161,32 @@ class StatisticsRule:
             rows: all ranks' scalars of these steps. Every step must exceed all those given earlier; otherwise
                 ValueError is raised.
         """
+        if len(rows.steps):
+            first = int(rows.steps.min())
+            if self._last is not None and first <= self._last:
+                raise ValueError(f"steps must rise, but {first} was given after {self._last}")
+            self._last = int(rows.steps.max())
+        return self._add(rows)
+
+    def add_late(self, rows: Rows) -> list[MergedStep]:
+        """The merged scalars of tags whose scalars came when their steps had been added without them.
+
+        RANKS_TAG is not among them.
+
+        Args:
+            rows: all ranks' scalars of some tags. The steps of each tag must exceed all that were given with
+                this tag before.
+        """
+        found = [
+            MergedStep(step, [value for value in values if value.tag != RANKS_TAG or value.tag in rows.tags])
+            for step, values in self._add(rows)
+        ]
+        return [merged for merged in found if merged.values]
+
+    def _add(self, rows: Rows) -> list[MergedStep]:
         if not len(rows.steps):
             return []
         steps, at = np.unique(rows.steps, return_inverse=True)
-        if self._last is not None and steps[0] <= self._last:
-            raise ValueError(f"steps must rise, but {steps[0]} was given after {self._last}")
-        self._last = int(steps[-1])
         tags = sorted(rows.tags)
         place = {tag: number for number, tag in enumerate(tags)}
         points = at * len(tags) + np.array([place[tag] for tag in rows.tags])[rows.which]

@@ -10,7 +10,7 @@ import pytest
 
 from distsummary import Topology, merge_run
 from distsummary import run_dir as run_dir_module
-from distsummary.aggregate import merge as merge_module
+from distsummary.aggregate import step_events
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import MERGED
 from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
@@ -383,7 +383,7 @@ def test_parts_of_a_tensor_are_counted_and_left_to_the_files_of_the_ranks(run):
 
 
 def test_a_step_that_is_too_large_for_one_event_is_several(run, monkeypatch):
-    monkeypatch.setattr(merge_module, "EVENT_BUDGET", 3000)
+    monkeypatch.setattr(step_events, "EVENT_BUDGET", 3000)
     big = {rank: np.full(500, float(rank), np.float32) for rank in (0, 1)}
     for rank, data in big.items():
         run.write(rank, [Event(1, 1.0, [Value("tensor", f"w{rank}", data), Value("scalar", "loss", 1.0)])])

@@ -65,14 +65,16 @@ def test_no_values_have_no_statistics():
     assert StatisticsRule().add(Rows(["loss"], empty, empty, empty, np.empty(0))) == []
 
 
-def merged(*recorded, key_tags=(), rule=None):
+def merged(*recorded, key_tags=(), rule=None, is_late=False):
     """step -> tag -> value, of (step, rank, {tag: value}) in recording order."""
     rows = [(tag, rank, step, value) for step, rank, values in recorded for tag, value in values.items()]
     tags = list(dict.fromkeys(row[0] for row in rows))
     columns = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
     which = np.array([tags.index(row[0]) for row in rows])
     values = np.array([row[3] for row in rows], np.float64)
-    found = (rule or StatisticsRule(key_tags)).add(Rows(tags, which, *columns, values))
+    rule = rule or StatisticsRule(key_tags)
+    add = rule.add_late if is_late else rule.add
+    found = add(Rows(tags, which, *columns, values))
     return {step: {value.tag: value.data for value in values} for step, values in found}
 
 
@@ -154,3 +156,21 @@ def test_a_step_that_does_not_come_after_the_earlier_ones_is_refused():
     merged((2, 0, {"a": 1.0}), (1, 0, {"a": 1.0}), rule=rule)
     with pytest.raises(ValueError, match="steps must rise, but 2 was given after 2"):
         merged((2, 1, {"a": 1.0}), rule=rule)
+
+
+def test_a_tag_may_come_late_but_its_step_has_told_its_ranks_by_then():
+    rule = StatisticsRule()
+    merged((1, 0, {"a": 1.0}), (2, 0, {"a": 1.0}), (3, 0, {"a": 1.0}), rule=rule)
+    found = merged(
+        (1, 0, {"x": 1.0}),
+        (1, 1, {"x": 1.0}),
+        (2, 0, {"x": 1.0}),
+        (2, 1, {"x": 2.0}),
+        rule=rule,
+        is_late=True,
+    )
+    assert found == {
+        1: {"x": 1.0},
+        2: {"x": 1.5, "x/min": 1.0, "x/median": 1.5, "x/max": 2.0, "x/argmax_rank": 1.0},
+    }
+    assert merged((4, 0, {"x": 1.0}), rule=rule)[4]["x/min"] == 1.0  # it has begun
