@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.collect.record import SummaryRecord
     from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
     from distsummary.format.records import Health
+    from distsummary.joining import coordinator as coordinator  # not public: for the collector
     from distsummary.landscapes.directions.recipe import Directions
     from distsummary.landscapes.directions.sketched import SketchedPath, training_path
     from distsummary.landscapes.generator import landscape, landscape_set
@@ -66,6 +67,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.collect.record": ("SummaryRecord",),
     "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError", "NonFiniteError"),
     "distsummary.format.records": ("Health",),
+    "distsummary.joining": ("coordinator",),
     "distsummary.landscapes.directions.recipe": ("Directions",),
     "distsummary.landscapes.directions.sketched": ("SketchedPath", "training_path"),
     "distsummary.landscapes.generator": ("landscape", "landscape_set"),

@@ -12,13 +12,13 @@ from typing import Any
 
 from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.checks import check_choice, check_type
 from distsummary.collect.collector import SummaryCollector
-from distsummary.coordination import Coordinator, LocalCoordinator, next_run_dir, refuse_reuse
+from distsummary.coordination import next_run_dir, refuse_reuse
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import TENSORBOARD
 from distsummary.frameworks.base import framework_of
+from distsummary.joining import coordinator
 from distsummary.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
@@ -45,6 +45,7 @@ def init(
     histograms: bool | int | str = True,
     on_nan: str = WARN,
     system_metrics: bool = True,
+    aggregate: bool = True,
     quiet: bool = False,
     strict: bool = False,
     config: object = None,
@@ -88,6 +89,9 @@ def init(
             `histogram_regular` of `collect_specified_data` replaces True.
         on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
         system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
+        aggregate: True: while several ranks train, an aggregator writes the merged run: an actor under Ray,
+            elsewhere a child process that rank 0 starts and that ends with the run. False: there is none;
+            after the training, `distsummary merge` writes the merged run. The same on all ranks.
         quiet: False: when the training begins, rank 0 prints a line to stderr that says where the run is and
             how to open it. True: it does not.
         strict: whether values that cannot be recorded raise, instead of being dropped, counted in
@@ -109,6 +113,7 @@ def init(
     check_choice("exists", exists, ("refuse", "attempt", "new"))
     check_options(collector_options)
     check_watch(watch)
+    check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
@@ -138,7 +143,7 @@ def init(
     collector = SummaryCollector(
         str(directory.base),
         topology=topology,
-        coordinator=coordinator(directory),
+        coordinator=coordinator(directory, topology, aggregate=aggregate),
         exists="attempt" if exists == "attempt" else "refuse",
         histograms=histograms,
         config=config,
@@ -146,7 +151,11 @@ def init(
         **collector_options,
     )
     formats = collector_options.get("formats")
-    told = [] if quiet or topology.rank else [Announcement(announcement(directory, topology, formats))]
+    told = (
+        []
+        if quiet or topology.rank
+        else [Announcement(announcement(directory, topology, formats, is_merged=aggregate))]
+    )
     return Run(
         callbacks=[*others, collector, *told],
         network=watch,
@@ -171,8 +180,13 @@ class Announcement(Callback):
         print(self._line, file=sys.stderr, flush=True)
 
 
-def announcement(directory: RunDir, topology: Topology, formats: Sequence[str] | None) -> str:
-    """Where a run is, and the commands that show it among its neighbours and merge its ranks."""
+def announcement(
+    directory: RunDir, topology: Topology, formats: Sequence[str] | None, *, is_merged: bool
+) -> str:
+    """Where a run is, and the commands that show it among its neighbours and merge its ranks.
+
+    `is_merged`: whether an aggregator writes the merged run.
+    """
     base, here = directory.base, Path.cwd()
     if base.is_relative_to(here) and not topologies.in_ray():  # Ray's workers may run elsewhere
         base = base.relative_to(here)
@@ -181,7 +195,7 @@ def announcement(directory: RunDir, topology: Topology, formats: Sequence[str] |
     if topology.world_size == 1 and formats is not None and TENSORBOARD not in formats:
         show = f"mindinsight start --summary-base-dir {parent}"
     ranks = f" ({topology.world_size} ranks)" if topology.world_size > 1 else ""
-    if topology.world_size > 1 and not topologies.in_ray():  # under Ray, the aggregator merges
+    if topology.world_size > 1 and not is_merged:
         show += f"; after the training: distsummary merge {shlex.quote(str(base))}"
     return f"distsummary: recording {base}{ranks}; {show}"
 
@@ -234,12 +248,3 @@ def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callb
             "collect_freq=10, or use your own with ds.Run(callbacks=[...])"
         )
     return given
-
-
-def coordinator(run_dir: RunDir) -> Coordinator:
-    """A client of the run's aggregator if this process is connected to Ray, else a LocalCoordinator."""
-    if not topologies.in_ray():
-        return LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
-    from distsummary.aggregate.actor import AggregatorClient  # import Ray only where it is used
-
-    return AggregatorClient(run_dir)

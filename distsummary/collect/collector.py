@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import distsummary
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.config import differing, listed, read_config
@@ -101,8 +102,8 @@ class SummaryCollector(Callback):
             epoch's last step, if due, recorded twice; a value logged as `loss` is also recorded as
             `loss/auto`.
         topology: this rank's place among the ranks; by default from the loop or the environment.
-        coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, the ranks use
-            the manifest in the run dir.
+        coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, several ranks
+            have an aggregator as with `ds.init`, and a single rank uses the manifest in the run dir.
         exists: if the run has finished, "attempt" adds an attempt; "refuse" raises unless the loop resumes.
         collectors: who writes the files: "rank": a Ray actor; "process": this process; "auto": the actor
             under Ray, else this process.
@@ -298,7 +299,9 @@ class SummaryCollector(Callback):
     def _open(
         self, topology: Topology, *, refuse_finished: bool = False, past: Past | None = None
     ) -> Session:
-        formats = self._spec.formats
+        formats, coordinator = self._spec.formats, self._coordinator
+        if coordinator is None and topology.world_size > 1:
+            coordinator = distsummary.coordinator(self.run_dir, topology)
         if self._has_default_formats and topology.world_size > BOTH_FORMATS_UP_TO:
             formats = (MINDSPORE,)
         return Session(
@@ -308,7 +311,7 @@ class SummaryCollector(Callback):
             collectors=self._collectors,
             exports_npy=self._exports_npy,
             config=self._config.nested,
-            coordinator=self._coordinator,
+            coordinator=coordinator,
             failures=self._failures,
             leaves_out=() if self._collected.metric else STEP_TIMES,
             refuse_finished=refuse_finished,

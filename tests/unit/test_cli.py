@@ -50,7 +50,7 @@ class Mae: ...
 def test_what_the_ranks_disagree_on_is_printed_once_in_words(tmp_path, capsys, caplog):
     for rank, loss_fn in enumerate([Mse(), Mae()]):
         given = {"loss_fn": loss_fn, "config": {"seed": 7 + rank}}
-        with ds.init(tmp_path, rank=rank, world_size=2, quiet=True, **given) as run:
+        with ds.init(tmp_path, rank=rank, world_size=2, aggregate=False, quiet=True, **given) as run:
             list(run.steps(range(3)))
     caplog.clear()
     assert main(["merge", str(tmp_path)]) == 0

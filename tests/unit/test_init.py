@@ -27,7 +27,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(path: Path, steps: int, *, rank: int = 0, world_size: int = 2, **options: Any) -> None:
-    with ds.init(path, rank=rank, world_size=world_size, **options) as run:
+    with ds.init(path, rank=rank, world_size=world_size, aggregate=False, **options) as run:
         for _ in run.steps(range(steps)):
             run.log(loss=float(rank))
 
@@ -60,7 +60,7 @@ def test_a_resumed_training_goes_on_and_the_merged_run_keeps_its_past(nasty_tmp_
         ("colect_freq", "'colect_freq'; did you mean collect_freq?"),
         ("histogram", "'histogram'; did you mean histograms?"),
         ("loss_fun", "'loss_fun'; did you mean loss_fn?"),
-        ("topology", "'topology'; it takes callbacks, collect_freq"),
+        ("topology", "'topology'; it takes aggregate, callbacks, collect_freq"),
     ],
 )
 def test_an_argument_that_init_does_not_have_is_refused_with_the_nearest_name(
@@ -184,7 +184,8 @@ def finished(path: Path, world_size: int = 1, steps: int = 3) -> None:
 
 
 def evaluate(path: Path, *, rank: int = 0, world_size: int = 1, **options: Any) -> None:
-    with ds.init(path, rank=rank, world_size=world_size, **options) as run, run.eval() as evaluation:
+    here: Any = {"rank": rank, "world_size": world_size, "aggregate": False} | options
+    with ds.init(path, **here) as run, run.eval() as evaluation:
         evaluation.log(accuracy=0.5 + rank)
 
 

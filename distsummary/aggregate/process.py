@@ -1,0 +1,146 @@
+"""A run's aggregator without Ray: a child process of rank 0 that follows the files of the ranks."""
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.coordination import (
+    LocalCoordinator,
+    Registration,
+    find_attempt,
+    note_evaluation,
+    open_attempts,
+    rank_states,
+)
+from distsummary.run_dir import RunDir
+from distsummary.topology import Topology, is_alive
+
+logger = logging.getLogger(__name__)
+
+BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before the aggregator is started again
+MERGE_WAIT_S = 10.0  # how long the last rank's `finish` waits for the merged run
+POLL_S = 0.1
+# Without `-P`, files in the working directory would hide modules of the standard library. The package is that
+# of this process, whatever its sys.path; what it imports is found as usual, then beside it.
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import distsummary; sys.path.append(sys.path.pop(0)); "
+    "del sys.argv[1]; from distsummary.aggregate.follow import main; main()"
+)
+
+
+class AggregatorProcess:
+    """The aggregator as a child process, kept by a thread: it is started again when it dies, a few times.
+
+    Nobody waits for the start. The child has a session of its own, so that Ctrl-C in the terminal does not
+    end it before the ranks have left the run; it ends by itself when the run is over. Its stderr is that of
+    this process.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._base = run_dir.base
+        self._is_kept = True
+        self._thread = threading.Thread(target=self._keep, name="distsummary-aggregator", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it runs or will be started again; False once it has ended by itself."""
+        return self._is_kept
+
+    def _keep(self) -> None:
+        try:
+            for pause_s in (*BACKOFF_S, 0.0):
+                how = self._run()
+                if not how:
+                    return
+                if pause_s:
+                    logger.warning(
+                        "the aggregator of %s %s; it is started again in %g s", self._base, how, pause_s
+                    )
+                    time.sleep(pause_s)
+            logger.warning(
+                "the aggregator of %s %s and is not started again; after the training, run: "
+                "distsummary merge %s",
+                self._base, how, self._base,
+            )  # fmt: skip
+        finally:
+            self._is_kept = False
+
+    def _run(self) -> str:
+        """Run the child to its end; returns how it failed, empty if the run is over and merged."""
+        command = [sys.executable, "-P", "-c", _CODE, str(Path(__file__).parents[2]), str(self._base)]
+        try:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            return f"cannot be started ({error.strerror})"
+        code = child.wait()
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}" if code else ""
+
+
+def start_aggregator(run_dir: RunDir) -> AggregatorProcess:
+    """Start the aggregator of a run in the background; it ends by itself when the run is over."""
+    return AggregatorProcess(run_dir)
+
+
+class ProcessCoordinator(LocalCoordinator):
+    """A LocalCoordinator of a run whose rank 0 has started the aggregator as a child process.
+
+    The ranks do not talk to the aggregator, which reads their files. Only the last rank that leaves waits for
+    the merged run, at most MERGE_WAIT_S; the aggregator outlives the ranks if it takes longer.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__(run_dir, lambda role: first_free_attempt(run_dir, role))
+        self._process: AggregatorProcess | None = None
+
+    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+        """Join the run; rank 0 starts the aggregator."""
+        registration = super().register(topology, refuse_finished=refuse_finished)
+        self._start(topology)
+        return registration
+
+    def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
+        """Leave the run; the last rank waits for the merged run."""
+        super().finish(topology, attempt, health)
+        self._await_merge(topology.role, attempt)
+
+    def evaluated(self, topology: Topology, attempt: int) -> None:
+        """Note an evaluation that was added to a training's files; the last rank waits for the merged run."""
+        if note_evaluation(self.run_dir, topology, attempt):
+            self._start(topology)
+            self._await_merge("train", attempt)
+
+    def _start(self, topology: Topology) -> None:
+        is_kept = self._process is not None and self._process.is_kept
+        if topology.rank == 0 and topology.world_size > 1 and not is_kept:
+            self._process = start_aggregator(self.run_dir)
+
+    def _await_merge(self, role: str, attempt: int) -> None:
+        deadline = time.monotonic() + MERGE_WAIT_S
+        while self._is_awaited(role, attempt) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _is_awaited(self, role: str, attempt: int) -> bool:
+        """Whether all ranks have left the attempt, and a living aggregator has yet to merge it."""
+        manifest = self.run_dir.read_manifest()
+        entry = find_attempt(manifest, role, attempt)
+        if entry not in open_attempts(manifest) or len(entry["ranks"]) < entry["world_size"]:
+            return False
+        if "running" in rank_states(entry).values():
+            return False
+        if entry.get("evaluated") and len(entry["evaluated"]) < entry["world_size"]:
+            return False
+        place = manifest.get("aggregator", {})
+        # On another host it cannot be known whether it lives; before it has told its place, it is starting.
+        is_dead = bool(place) and is_alive(place) is False
+        return not is_dead if self._process is None else self._process.is_kept

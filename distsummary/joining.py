@@ -1,0 +1,23 @@
+"""How a rank joins its run: by Ray's aggregator, beside an aggregator process, or by the manifest alone."""
+
+from distsummary import topology as topologies
+from distsummary.aggregate.process import ProcessCoordinator
+from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.coordination import Coordinator, LocalCoordinator
+from distsummary.run_dir import RunDir
+from distsummary.topology import Topology
+
+
+def coordinator(run_dir: RunDir, topology: Topology, *, aggregate: bool = True) -> Coordinator:
+    """The coordinator of a rank.
+
+    With `aggregate`, this is under Ray a client of the run's aggregator, elsewhere for several ranks one that
+    starts the aggregator as a child process of rank 0; otherwise the ranks use only the manifest.
+    """
+    if aggregate and topologies.in_ray():
+        from distsummary.aggregate.actor import AggregatorClient  # import Ray only where it is used
+
+        return AggregatorClient(run_dir)
+    if aggregate and topology.world_size > 1:
+        return ProcessCoordinator(run_dir)
+    return LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))

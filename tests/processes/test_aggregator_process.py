@@ -1,0 +1,216 @@
+"""The aggregator that rank 0 starts without Ray: it merges, outlives whatever dies, and ends with the run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from distsummary.aggregate import follow
+from distsummary.aggregate.follow import Follower
+from distsummary.aggregate.merge import merge_run
+from distsummary.coordination import LocalCoordinator
+from distsummary.reading.reader import read_directory
+from distsummary.run_dir import RunDir
+from distsummary.topology import Topology
+
+TIMEOUT_S = 60.0
+# Logs a step for each line that it reads.
+RANK = """
+import sys
+import distsummary as ds
+
+aggregate = "alone" not in sys.argv
+with ds.init(sys.argv[1], aggregate=aggregate, system_metrics=False) as run:
+    for step in run.steps():
+        run.log(loss=float(run.rank))
+        print("step", flush=True)
+        if not sys.stdin.readline():
+            break
+"""
+
+
+class Rank:
+    """A process of a job of two ranks, at its first step."""
+
+    def __init__(self, path: Path, rank: int, job: str, *options: str, stderr: IO[bytes] | None = None):
+        slurm = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(path), *options],
+            env=os.environ | slurm,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if stderr is None else stderr,
+            start_new_session=True,  # as a terminal would: a signal for its group does not reach the test
+        )
+        self.await_step()
+
+    def await_step(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"step\n"
+
+    def step(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"go\n")
+        self.process.stdin.flush()
+        self.await_step()
+
+    def finish(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(TIMEOUT_S) == 0
+
+    def signal(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+        self.process.wait(TIMEOUT_S)
+
+
+@contextmanager
+def job(path: Path, *options: str, name: str = "1", stderr: IO[bytes] | None = None) -> Iterator[list[Rank]]:
+    ranks = []
+    try:
+        for rank in range(2):
+            ranks.append(Rank(path, rank, name, *options, stderr=stderr))
+        yield ranks
+    finally:
+        for one in ranks:
+            with one.process:  # closes its pipes and waits for it
+                one.process.kill()
+
+
+def await_(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT_S:g} s"
+        time.sleep(0.05)
+
+
+def aggregator(path: Path, other_than: int = 0) -> psutil.Process:
+    """The run's aggregator, once it has noted its place in the manifest."""
+
+    def pid() -> int:
+        found = int(RunDir(path).read_manifest().get("aggregator", {}).get("pid", 0))
+        return 0 if found == other_than else found
+
+    await_(pid, "an aggregator")
+    return psutil.Process(pid())
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def losses(path: Path) -> dict[int, float]:
+    return {e.step: v.data for e in read_directory(path) for v in e.values if v.tag == "loss"}
+
+
+def test_the_last_rank_finds_the_merged_run_and_the_aggregator_ends_with_it(nasty_tmp_path: Path) -> None:
+    path = nasty_tmp_path / "run"
+    with open(nasty_tmp_path / "stderr", "wb") as stderr, job(path, stderr=stderr) as ranks:
+        child = aggregator(path)
+        assert child.ppid() == ranks[0].process.pid
+        assert os.getsid(child.pid) == child.pid
+        for rank in ranks:
+            rank.step()
+            rank.finish()
+        assert losses(path) == {1: 0.5, 2: 0.5}
+        await_(lambda: gone(child), "the aggregator's end")
+    told = (nasty_tmp_path / "stderr").read_text()
+    assert told.count("\n") == 1
+    assert "distsummary merge" not in told
+
+
+def test_without_an_aggregator_the_user_is_told_to_merge(nasty_tmp_path: Path) -> None:
+    path = nasty_tmp_path / "run"
+    with open(nasty_tmp_path / "stderr", "wb") as stderr, job(path, "alone", stderr=stderr) as ranks:
+        children = psutil.Process(ranks[0].process.pid).children()
+        for rank in ranks:
+            rank.finish()
+    assert "; after the training: distsummary merge " in (nasty_tmp_path / "stderr").read_text()
+    assert (children, losses(path)) == ([], {})
+    assert "aggregator" not in RunDir(path).read_manifest()
+
+
+def test_ctrl_c_ends_the_ranks_and_the_aggregator_merges_what_they_recorded(tmp_path: Path) -> None:
+    with job(tmp_path) as ranks:
+        child = aggregator(tmp_path)
+        for rank in ranks:
+            rank.signal(signal.SIGINT)
+        await_(lambda: gone(child), "the aggregator's end")
+    assert losses(tmp_path) == {1: 0.5}
+    assert RunDir(tmp_path).read_manifest()["state"] == "interrupted"
+
+
+def test_when_rank_0_is_killed_the_aggregator_goes_on_until_the_others_have_ended(tmp_path: Path) -> None:
+    with job(tmp_path) as ranks:
+        child = aggregator(tmp_path)
+        ranks[0].signal(signal.SIGKILL)
+        ranks[1].step()
+        assert not gone(child)
+        ranks[1].finish()
+        await_(lambda: gone(child), "the aggregator's end")
+    assert list(losses(tmp_path)) == [1, 2]  # of rank 0, step 1 may not have been written
+
+
+def test_an_aggregator_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    with job(tmp_path) as ranks:
+        first = aggregator(tmp_path)
+        first.kill()
+        second = aggregator(tmp_path, other_than=first.pid)
+        for rank in ranks:
+            rank.finish()
+        await_(lambda: gone(second), "the aggregator's end")
+    assert losses(tmp_path) == {1: 0.5}
+
+
+def test_when_rank_0_and_the_aggregator_are_killed_a_merge_by_hand_does_its_work(tmp_path: Path) -> None:
+    with job(tmp_path) as ranks:
+        child = aggregator(tmp_path)
+        ranks[0].signal(signal.SIGKILL)
+        child.kill()
+        await_(lambda: gone(child), "the aggregator's end")
+        ranks[1].finish()
+    merge_run(tmp_path)
+    assert list(losses(tmp_path)) == [1]
+
+
+def test_a_second_aggregator_waits_until_the_first_has_ended_and_goes_on(tmp_path: Path) -> None:
+    with job(tmp_path) as ranks:
+        child = aggregator(tmp_path)
+        second = subprocess.Popen([sys.executable, "-m", "distsummary.aggregate.follow", str(tmp_path)])
+        try:
+            ranks[1].step()
+            assert aggregator(tmp_path).pid == child.pid
+            child.parent().suspend()  # type: ignore[union-attr]  # it would start the next one itself
+            child.kill()
+            assert aggregator(tmp_path, other_than=child.pid).pid == second.pid
+            os.kill(ranks[0].process.pid, signal.SIGCONT)
+            for rank in ranks:
+                rank.finish()
+            assert second.wait(TIMEOUT_S) == 0
+        finally:
+            second.kill()
+            second.wait()
+    assert losses(tmp_path) == {1: 0.5, 2: 1.0}
+
+
+def test_ranks_that_never_began_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDir(tmp_path)
+    topology = Topology(rank=1, world_size=4)
+    coordinator = LocalCoordinator(run)
+    coordinator.register(topology)
+    coordinator.finish(topology, 0, {})
+    monkeypatch.setattr(follow, "MISSING_S", 0.2)
+    assert Follower(run).follow()
+    [told] = [record.getMessage() for record in caplog.records if "have not begun" in record.message]
+    assert "of 4 ranks, rank(s) 0, 2, 3 have not begun to record here within 0.2 s" in told
+    assert run.read_manifest()["attempts"][0]["missing"]["ranks"] == [0, 2, 3]
