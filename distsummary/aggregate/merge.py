@@ -276,7 +276,8 @@ def refuse_aggregated(run_dir: RunDir) -> None:
         raise RunDirError(
             f"{run_dir.base} has an aggregator (process {place['pid']} on {place['host']}), which writes the "
             "merged run itself when the last rank has ended, or 60 s after a rank was last heard: wait for "
-            "that. If it hangs, end that process: Ray then starts another one, which merges"
+            "that. If it hangs, end that process: Ray or rank 0 then starts another one, which merges; without "
+            "them, try again"
         )
 
 
