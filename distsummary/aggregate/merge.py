@@ -276,8 +276,7 @@ def refuse_aggregated(run_dir: RunDir) -> None:
         raise RunDirError(
             f"{run_dir.base} has an aggregator (process {place['pid']} on {place['host']}), which writes the "
             "merged run itself when the last rank has ended, or 60 s after a rank was last heard: wait for "
-            "that. If it hangs, end that process: Ray or rank 0 then starts another one, which merges; without "
-            "them, try again"
+            "that. If it hangs, end that process: Ray or rank 0, if they still run, then start another one"
         )
 
 
