@@ -35,10 +35,14 @@ Liveness = Callable[[Mapping[str, Any]], bool | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a rank learns when it joins a run: `run_id` is 16 hex digits, `attempt` counts from 0."""
+    """What a rank learns when it joins a run: `run_id` is 16 hex digits, `attempt` counts from 0.
+
+    `created` is when the run was created, in seconds since the epoch; 0: unknown.
+    """
 
     run_id: str
     attempt: int
+    created: float = 0.0
 
 
 class Coordinator(Protocol):
@@ -87,7 +91,7 @@ class LocalCoordinator:
             answer.append(join_attempt(manifest, topology, self._first_attempt))
 
         manifest = self.run_dir.update_manifest(join)
-        return Registration(run_id=manifest["run_id"], attempt=answer[0])
+        return Registration(run_id=manifest["run_id"], attempt=answer[0], created=manifest["created"])
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
         """Return the deal of the attempt that an aggregator wrote to the manifest."""

@@ -169,7 +169,13 @@ def _merge_role(
     _tell_settings(conflicts, target)
     steps, tags = set(), set[str]()
     last_s, last_step = 0.0, 0
-    with MergedFiles(target, run_id=run_id, attempt=max(ranks.attempts, default=0), files=files) as merged:
+    with MergedFiles(
+        target,
+        run_id=run_id,
+        attempt=max(ranks.attempts, default=0),
+        begun=manifest["created"] or None,
+        files=files,
+    ) as merged:
         for event in merged_events(ranks, key_tags):
             merged.write(event)
             if event.values[0].plugin != "graph":

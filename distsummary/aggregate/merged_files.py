@@ -56,13 +56,22 @@ class MergedFiles:
     Args:
         directory: the run dir, or its directory for the role eval.
         run_id, attempt: the identity of the events; their sequence numbers count from 1.
+        begun: the time in the first record of each file, as in `WriterSpec`.
         files: the file operations to use; None means the real ones. Tests pass a test double.
     """
 
-    def __init__(self, directory: Path, *, run_id: str, attempt: int = 0, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        run_id: str,
+        attempt: int = 0,
+        begun: float | None = None,
+        files: Files | None = None,
+    ) -> None:
         self.refused: list[Refusal] = []
         self._directory = directory
-        self._files = files or Files()
+        self._files, self._begun = files or Files(), begun
         self._run_id, self._attempt, self._seq = run_id, attempt, 0
         self._segments: dict[str, Segment] = {}
         for path in directory.iterdir():
@@ -102,13 +111,14 @@ class MergedFiles:
         """Create the file of a dialect and write its first records."""
         segment = self._segments[dialect] = Segment(self._staging / dialect, self._files)
         now, ids = self._files.now(), self._ids(0)
+        begun = now if self._begun is None else self._begun
         if dialect == MINDSPORE:
-            segment.append(frame(mindspore_format.encode_version(now, ids)))
+            segment.append(frame(mindspore_format.encode_version(begun, ids)))
         else:
             # The session start makes a running TensorBoard forget what it has read from the older merged
             # files, which this one replaces.
             segment.append(
-                frame(tensorboard_format.encode_version(now, ids))
+                frame(tensorboard_format.encode_version(begun, ids))
                 + frame(tensorboard_format.encode_session_start(first_step, now, ids))
             )
 

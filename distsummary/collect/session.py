@@ -83,7 +83,9 @@ def find_past(run_dir: RunDir, topology: Topology) -> Past | None:
     if not rank_dir.is_dir() or (known["state"] == "running" and is_alive(known) is not False):
         return None
     formats = tuple(dialect for dialect in DIALECTS if segments(rank_dir, dialect))
-    registration = Registration(run_id=manifest["run_id"], attempt=entry["attempt"])
+    registration = Registration(
+        run_id=manifest["run_id"], attempt=entry["attempt"], created=manifest["created"]
+    )
     return Past(registration, rank_dir, formats) if formats else None
 
 
@@ -135,6 +137,7 @@ class Session:
             directory=str(rank_dir),
             run_id=self._registration.run_id,
             attempt=self._registration.attempt,
+            begun=self._registration.created or None,
             rank=topology.rank,
         )
         self._writer = open_writer(spec, collectors)

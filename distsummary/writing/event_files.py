@@ -57,6 +57,7 @@ class EventFiles:
         self._directory, self._formats, self._limits = Path(spec.directory), spec.formats, spec.limits
         self._rotates = spec.limits.rotate_bytes is not None or spec.limits.rotate_s is not None
         self._attempt, self._files, self._fail = spec.attempt, files, fail
+        self._begun = spec.begun
         self.ids = EventIds(run_id=spec.run_id, attempt=spec.attempt, seq=0)
         self.name = SegmentName(
             prefix=spec.prefix,
@@ -166,12 +167,13 @@ class EventFiles:
             keeps_unsynced=self._group is not None,
         )
         now = self._files.now()
+        begun = now if self._begun is None else self._begun
         try:
             for dialect, segment in opened.items():
                 if dialect == MINDSPORE:
-                    head = frame(mindspore_format.encode_version(now, self.ids))
+                    head = frame(mindspore_format.encode_version(begun, self.ids))
                 else:
-                    head = frame(tensorboard_format.encode_version(now, self.ids))
+                    head = frame(tensorboard_format.encode_version(begun, self.ids))
                     if self._attempt > 0 and self.last_seq[TENSORBOARD] == 0:  # a later attempt starts here
                         head += frame(tensorboard_format.encode_session_start(first_step, now, self.ids))
                 segment.append(head)

@@ -34,6 +34,8 @@ class WriterSpec:
         directory: the directory of the files; created if absent.
         run_id: 16 hex digits, by default random. attempt: counts from 0. rank: the rank that recorded the
             events.
+        begun: the time (seconds since the epoch) in the first record of each file; by default the time at
+            which it is made. TensorBoard sorts runs by it, then by name: ranks of one run share it.
         formats: the kinds of files to write: "mindspore", "tensorboard" or both.
         prefix, suffix: parts of the file names. source: the part that distinguishes the writers of one run,
             by default the rank.
@@ -56,6 +58,7 @@ class WriterSpec:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     attempt: int = 0
     rank: int = 0
+    begun: float | None = None
     formats: tuple[str, ...] = DIALECTS
     prefix: str = "events"
     suffix: str = "_MS"

@@ -1,5 +1,6 @@
 """TensorBoard's two readers see all of a run, with the values that were recorded."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 import distsummary as ds
 from distsummary.tools.fsck import fsck
 from tests.interop.conftest import RANKS, Demo
-from tests.interop.views import View, differences, own_view, python_view, server_view
+from tests.interop.views import View, differences, first_times, own_view, python_view, server_view
 
 pytestmark = pytest.mark.interop
 
@@ -25,6 +26,13 @@ def test_the_python_reader_sees_what_was_recorded(demo: Demo, recorded: View) ->
 
 def test_the_data_server_sees_what_was_recorded(demo: Demo, recorded: View) -> None:
     assert differences(server_view(demo.run_dir), recorded) == []
+
+
+def test_the_run_and_its_ranks_begin_at_one_time_so_that_they_are_sorted_by_name(demo: Demo) -> None:
+    created = json.loads((demo.run_dir / "run.json").read_text())["created"]
+    for found in first_times(demo.run_dir):
+        times = {name: time for name, time in found.items() if name == "." or name.startswith("rank_")}
+        assert times == dict.fromkeys([".", *(f"rank_{rank:05d}" for rank in range(RANKS))], created)
 
 
 @pytest.mark.parametrize("rank", range(RANKS))

@@ -141,6 +141,17 @@ def server_view(logdir: Path) -> View:
         )
 
 
+def first_times(logdir: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Run -> the time of its first event, by which TensorBoard sorts runs, of both readers."""
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    python = {run: float(multiplexer.FirstEventTimestamp(run)) for run in multiplexer.Runs()}
+    with _data_server(logdir) as provider:
+        runs = provider.list_runs(RequestContext(), experiment_id="")
+        return python, {run.run_name: float(run.start_time) for run in runs}
+
+
 @contextmanager
 def _data_server(logdir: Path) -> Iterator[GrpcDataProvider]:
     """The data server on a free loopback port, loaded once, ended by closing its stdin."""

@@ -225,6 +225,14 @@ def test_a_running_tensorboard_forgets_what_it_read_in_the_replaced_files(run):
     assert (session.step, session.session_log.status) == (3, tensorboard_pb2.SessionLog.START)
 
 
+def test_the_merged_files_begin_when_the_run_was_created_as_those_of_its_ranks_do(run):
+    run.write(0, [scalar(3, loss=1.0)])
+    run.merge()
+    (path,) = segments(run.run_dir.base, TENSORBOARD)
+    version = tensorboard_pb2.Event.FromString(next(read_frames(path)).payload)
+    assert version.wall_time == run.run_dir.read_manifest()["created"] > 0
+
+
 def test_a_nan_of_one_rank_is_visible_and_named(run):
     run.write(0, [scalar(1, loss=1.0)])
     run.write(1, [scalar(1, loss=NAN)])

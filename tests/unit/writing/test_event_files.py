@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_files_rotate_before_they_exceed_rotate_bytes_and_the_dialects_share_the
     stamps = [[stamp_of(path.name) for path in segments(tmp_path, dialect)] for dialect in DIALECTS]
     assert stamps[0] == stamps[1] == sorted(set(stamps[0]))
     assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == list(range(1, 101))
+
+
+def test_every_file_begins_at_the_time_that_the_spec_gives(tmp_path):
+    """TensorBoard sorts and colours runs by it."""
+    rank_writer = writer(tmp_path, Clock(), limits=Limits(rotate_bytes=2000), begun=5.0)
+    for first in range(1, 41, 10):
+        rank_writer.write(batch(first, 10))
+    rank_writer.close()
+    files = [path for dialect in DIALECTS for path in segments(tmp_path, dialect)]
+    assert len(files) > 2
+    heads = [next(read_frames(path)).payload for path in files]
+    assert {struct.unpack("<d", head[1:9]) for head in heads} == {(5.0,)}  # field 1 of both dialects
 
 
 def test_a_batch_larger_than_rotate_bytes_has_a_file_of_its_own(tmp_path):
