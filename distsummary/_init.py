@@ -19,7 +19,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import TENSORBOARD
 from distsummary.frameworks.base import framework_of
 from distsummary.joining import coordinator
-from distsummary.run_dir import TIME, RunDir, dated_run_dir
+from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.finite import WARN
@@ -110,6 +110,7 @@ def init(
     """
     others = callback_list(callbacks)
     check_type("run_dir", run_dir, (str, PathLike))
+    refuse_temporary("run_dir", run_dir)
     check_choice("exists", exists, ("refuse", "attempt", "new"))
     check_options(collector_options)
     check_watch(watch)

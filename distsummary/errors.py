@@ -14,6 +14,7 @@ DistSummaryError
 ├── NonFiniteError            (ArithmeticError)     a logged value is NaN or infinite, with on_nan="stop"
 ├── WriteError                (RuntimeError)        recording failed in the background
 ├── StaleAttemptError         (RuntimeError)        a message came from an attempt that was superseded
+├── ClusterError              (ConnectionError)     the Ray cluster does not answer
 ├── RanksFailedError          (RuntimeError)        ranks of a launched job raised
 └── LandscapeError            (RuntimeError)        a landscape could not be computed
     └── CannotTraceError                            the loss cannot be recorded as a graph
@@ -84,6 +85,10 @@ class WriteError(DistSummaryError, RuntimeError):
 
 class StaleAttemptError(DistSummaryError, RuntimeError):
     """A message came from an attempt that a newer one has superseded."""
+
+
+class ClusterError(DistSummaryError, ConnectionError):
+    """The Ray cluster that this process was started for does not answer."""
 
 
 class RanksFailedError(DistSummaryError, RuntimeError):

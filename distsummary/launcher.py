@@ -20,9 +20,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from distsummary.aggregate.actor import settle
 from distsummary.checks import check_choice, check_int, check_type
+from distsummary.cluster import reachable_cluster
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError, RanksFailedError
 from distsummary.interrupts import heeds_interrupts
-from distsummary.topology import LAUNCH_ID, cluster_address
+from distsummary.topology import LAUNCH_ID
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ def launch(
         RanksFailedError: ranks raised or died, or do not fit into the cluster. Equal errors of several ranks
             share one line. 10 s after the first failure the other ranks are stopped, since they may wait
             forever in a collective operation.
+        ClusterError: the cluster at RAY_ADDRESS does not answer.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     if not callable(train_fn):
@@ -189,7 +191,7 @@ def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    if cluster_address() is not None:
+    if reachable_cluster() is not None:
         ray.init(logging_level="warning")
     else:
         cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))

@@ -25,6 +25,7 @@ PROBE_BYTES = 4096  # written and removed by `create`
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path turns s3://bucket/run into s3:/bucket/run
+_RAY_COPY = re.compile(r"/session_[^/]+/runtime_resources/")  # of Ray's temporary directory
 _REMEDY = (
     "rebuild it with: distsummary fsck --repair; or end the run's processes and remove the file: the run "
     "then gets a new id, and new attempts are numbered after those in the event files"
@@ -199,6 +200,20 @@ class RunDir:
             yield
         finally:
             lock.release()
+
+
+def refuse_temporary(field: str, path: str | os.PathLike[str]) -> None:
+    """Raise InvalidValueError for a relative path where the working directory is Ray's copy of a job's files.
+
+    Ray unpacks the `working_dir` of a job anew on each node, and removes it when the job has ended.
+    """
+    if os.path.isabs(os.path.expanduser(path)) or not _RAY_COPY.search(here := os.getcwd()):
+        return
+    raise InvalidValueError(
+        f"{field} must be absolute here, got {os.fspath(path)!r}: the working directory {here} is Ray's copy "
+        "of the job's working_dir, one on each node, which Ray removes after the job; name a directory on a "
+        f"disk that all nodes share, such as /shared/{os.fspath(path).removeprefix('./')}"
+    )
 
 
 def dated_run_dir(path: str | os.PathLike[str], job: str) -> RunDir:

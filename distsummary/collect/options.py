@@ -13,7 +13,7 @@ from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.selection import BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
-from distsummary.run_dir import RunDir
+from distsummary.run_dir import RunDir, refuse_temporary
 from distsummary.writing.spec import Limits
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,7 @@ def _check_regular(field: str, value: str) -> Selection:
 def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:
     """The run dir, created if absent; raises if the path is a file, is too long or cannot be written."""
     check_type(field, value, (str, os.PathLike))
+    refuse_temporary(field, value)  # type: ignore[arg-type]  # just checked
     run_dir = RunDir(value)  # type: ignore[arg-type]  # just checked
     parts = [os.fsencode(part) for part in run_dir.base.parts]
     if len(os.fsencode(run_dir.base)) > MAX_PATH or any(len(part) > MAX_PATH_PART for part in parts):

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import ray
 
+from distsummary.cluster import reachable_cluster
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.hessian import GROUPS
 from distsummary.landscapes.directions.recipe import Array
@@ -30,7 +31,6 @@ from distsummary.landscapes.run.worker_process import (
     portable,
     portable_task,
 )
-from distsummary.topology import cluster_address
 
 LEAST_POINTS = 8  # no worker is started for fewer points
 _log = logging.getLogger(__name__)
@@ -157,12 +157,13 @@ def send(value: Any) -> Any:
 def cluster() -> Iterator[None]:
     """Connect to Ray unless connected: to the cluster of this job or, without one, to a new local cluster.
 
-    A new connection or local cluster is closed at the end of the block.
+    A new connection or local cluster is closed at the end of the block. Raises ClusterError if that of the
+    job does not answer.
     """
     if ray.is_initialized():
         yield
         return
-    if cluster_address() is not None:
+    if reachable_cluster() is not None:
         ray.init(log_to_driver=False, logging_level="warning")
     else:  # "local" makes Ray ignore traces of an older cluster
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="warning")

@@ -1,0 +1,38 @@
+"""Which Ray cluster this process was started for, and whether it answers: Ray takes minutes to tell."""
+
+import re
+import socket
+import time
+
+from distsummary.errors import ClusterError
+from distsummary.topology import cluster_address
+
+CONNECT_S = 5.0
+_PAUSE_S = 0.5
+_HOST_PORT = re.compile(r"(?:ray://)?\[?(?P<host>[^/\[\]]+?)\]?:(?P<port>\d{1,5})")
+
+
+def reachable_cluster() -> str | None:
+    """The address of the cluster that this process was started for, as in RAY_ADDRESS, or None.
+
+    Raises ClusterError if nothing accepts a connection there within CONNECT_S. Addresses without a host and a
+    port, such as "auto", are not tried.
+    """
+    address = cluster_address()
+    match = _HOST_PORT.fullmatch(address or "")
+    if address is None or match is None:
+        return address
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            left_s = max(0.1, deadline - time.monotonic())
+            socket.create_connection((match["host"], int(match["port"])), timeout=left_s).close()
+            return address
+        except (OSError, OverflowError) as error:  # a port above 65535 overflows
+            if time.monotonic() + _PAUSE_S > deadline:
+                raise ClusterError(
+                    f"the Ray cluster at RAY_ADDRESS={address!r} does not answer within {CONNECT_S:g} s "
+                    f"({getattr(error, 'strerror', None) or error}); start it (ray start --head), correct "
+                    "RAY_ADDRESS, or unset it to start a local cluster"
+                ) from error
+            time.sleep(_PAUSE_S)

@@ -1,0 +1,45 @@
+"""A cluster that does not answer is named within seconds; what cannot be tried is left to Ray."""
+
+import socket
+
+import pytest
+
+from distsummary import cluster
+from distsummary.errors import ClusterError
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "CONNECT_S", 0.1)
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nothing_listens_is_named(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as bound:  # nobody else can take its port
+        bound.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{bound.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ClusterError, match=f"RAY_ADDRESS='{address}' does not answer .*refused"):
+            cluster.reachable_cluster()
+        bound.listen()
+        assert cluster.reachable_cluster() == address
+
+
+@pytest.mark.parametrize("address", ["256.0.0.1:6379", "127.0.0.1:99999"])
+def test_an_address_that_cannot_be_one_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ClusterError, match=f"RAY_ADDRESS='{address}'"):
+        cluster.reachable_cluster()
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "", "http://127.0.0.1:8265"])
+def test_an_address_without_a_host_and_a_port_is_left_to_ray(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert cluster.reachable_cluster() == address
+
+
+def test_without_an_address_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert cluster.reachable_cluster() is None
