@@ -7,19 +7,16 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from heapq import merge
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distsummary.aggregate.charts import charts
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
-from distsummary.aggregate.rank_files import RankFiles, StepValues
-from distsummary.aggregate.statistics import Rows, StatisticsRule
+from distsummary.aggregate.rank_files import RankFiles
+from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import step_events
 from distsummary.checks import check_type
 from distsummary.coordination import awaited_aggregator, newest_attempt, rank_states
@@ -34,7 +31,6 @@ from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
 from distsummary.writing.files import Files
 
-_ALL_RANKS = -1
 _ROLES = ("eval", "train")
 _TOLD = 10  # settings or tags named in a message
 
@@ -200,7 +196,7 @@ def _merge_role(
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in directories),
         attempts=ranks.attempts,
         steps=len(steps),
-        last_steps=ranks.last_steps(),
+        last_steps=dict(sorted(ranks.last_steps.items())),
         conflicts=tuple(conflicts),
         damage=tuple(ranks.damage),
         refused=tuple(merged.refused),
@@ -312,20 +308,15 @@ def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[
 
     A large step is split into several events, see `step_events`.
     """
-    times = ranks.wall_times()
     if ranks.graph is not None:
         yield Event(0, ranks.graph.wall_time, [ranks.graph.value])
-    found = merge(merged_scalars(ranks, key_tags), ranks.bulk(), key=attrgetter("step", "rank"))
-    for step, same_step in groupby(found, key=attrgetter("step")):
-        yield from step_events(step, times[step], (value for one in same_step for value in one.values))
-
-
-def merged_scalars(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[StepValues]:
-    """The merged scalars of each step, in rising step order, sorted by tag."""
-    tags = ranks.scalar_tags()
-    columns = [ranks.scalars(tag) for tag in tags]
-    if columns:
-        which = np.repeat(np.arange(len(tags)), [len(steps) for _, steps, _ in columns])
-        rows = Rows(tags, which, *map(np.concatenate, zip(*columns, strict=True)))
-        for step, values in StatisticsRule(key_tags).add(rows):
-            yield StepValues(step, _ALL_RANKS, values)
+    rule = StatisticsRule(key_tags)
+    for window in ranks.windows():
+        scalars = dict(rule.add(window.scalars))
+        whole = [bulk for bulk in window.bulk if not bulk.is_shard]
+        ranks.sharded += len(window.bulk) - len(whole)
+        bulk = {step: [*found] for step, found in groupby(whole, key=attrgetter("step"))}
+        for step, time_s in zip(window.steps.tolist(), window.times.tolist(), strict=True):
+            if step in scalars or step in bulk:
+                values = (value for _, value in ranks.values(bulk.get(step, ())))
+                yield from step_events(step, time_s, chain(scalars.get(step, ()), values))

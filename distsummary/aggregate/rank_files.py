@@ -1,59 +1,70 @@
-"""Reads the files of a run's ranks; keeps scalars in memory, reads other (bulk) values again when needed."""
+"""Reads the files of a run's ranks twice: for an index of their chunks, then by windows of rising steps.
 
-from array import array
+Memory does not grow with the steps: a chunk of the index stands for hundreds of events, and a window holds
+about WINDOW scalars. Values that are not scalars (bulk values) are read again when they are written.
+"""
+
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from heapq import merge
+from io import BytesIO
+from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.aggregate.statistics import Floats, Ints
-from distsummary.format.frames import read_frames
+from distsummary.aggregate.statistics import Floats, Ints, Rows
+from distsummary.errors import DamagedFileError
+from distsummary.format.frames import Frame, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, TENSORBOARD_PLUGINS, Value
 from distsummary.format.wire import read_identity
-from distsummary.reading.reader import Damage, ReadEvent, read_directory, read_file
-from distsummary.reading.segments import segments
+from distsummary.reading.reader import Damage, Piece, ReadEvent, decode_frame, read_file, read_once
+from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
+from distsummary.reading.segments import dialect_of, segments
 from distsummary.run_dir import RunDir
 
+WINDOW = 1 << 18  # scalars that are merged at a time, unless the ranks' chunks overlap more
+_MIN_CHUNK, _MAX_CHUNK = 1 << 10, 1 << 13  # events
+_MAX_CHUNK_BYTES = 1 << 20  # unless a single event is larger
+
 Bools: TypeAlias = NDArray[np.bool_]
+Array: TypeAlias = NDArray[Any]
+_NOTHING = tuple(np.empty(0, dtype) for dtype in (np.int64, np.float64, np.int64, np.int64, np.float64))
 
-_TENSORBOARD_AT = 1 << 40  # the ordinal (see Origin) of a rank's first event in TensorBoard's format
+
+class Chunk(NamedTuple):
+    """Adjacent events of one attempt in a file of a rank: bytes `start` to `end`, steps `low` to `high`.
+
+    `number` counts the chunks of a rank in the order of its recording. `low` <= `high` are the lowest and the
+    highest step; the steps need not rise.
+    """
+
+    rank: int
+    number: int
+    file: Path
+    attempt: int
+    start: int
+    end: int
+    events: int
+    low: int
+    high: int
 
 
-class BulkKey(NamedTuple):
-    """Identifies a bulk value (any value but a scalar); the merged run holds one value for each key."""
+class Bulk(NamedTuple):
+    """Where a bulk value stands: the bytes `start` to `end` of a file are the frame of its event."""
 
+    step: int
+    rank: int
+    number: int  # of its chunk
+    start: int
+    end: int
+    file: Path
     plugin: str
     tag: str
-    step: int
-
-
-class Origin(NamedTuple):
-    """Where a value was read; `ordinal` is its event's place in the reading order of the rank's events."""
-
-    attempt: int
-    rank: int
-    ordinal: int
-
-    def gives_way_to(self, other: "Origin") -> bool:
-        """Whether `other`, which was read later, takes the place of this one.
-
-        A later attempt wins, then the lower rank (ranks are read in rising order), then the later event.
-        """
-        return other.attempt > self.attempt or (other.attempt, other.rank) == (self.attempt, self.rank)
-
-
-class StepValues(NamedTuple):
-    """Values of one step: recorded by one rank, or computed over all ranks (`rank` is -1)."""
-
-    step: int
-    rank: int
-    values: list[Value]
+    is_shard: bool
 
 
 class Graph(NamedTuple):
@@ -63,27 +74,19 @@ class Graph(NamedTuple):
     wall_time: float
 
 
-class _Columns:
-    """All ranks' scalars of one tag, or all events (`numbers` are then wall times), in reading order."""
+class Window(NamedTuple):
+    """All that ranks recorded at some steps.
 
-    __slots__ = ("attempts", "numbers", "ranks", "steps")
+    `steps` int64 (S,), rising; `times` float64 (S,): the latest wall time of each step on any rank, in
+    seconds since the epoch. `scalars`: rank by rank in recording order. `bulk`: by step and rank, then in
+    recording order; of each plugin, tag and step the value of the lowest rank that has it, or the shards of
+    all ranks.
+    """
 
-    def __init__(self) -> None:
-        self.ranks, self.attempts, self.steps = array("q"), array("q"), array("q")
-        self.numbers = array("d")
-
-    def append(self, rank: int, attempt: int, step: int, number: float) -> None:
-        self.ranks.append(rank)
-        self.attempts.append(attempt)
-        self.steps.append(step)
-        self.numbers.append(number)
-
-    def arrays(self) -> tuple[Ints, Ints, Ints, Floats]:
-        """Ranks, attempts, steps and numbers, each (N,)."""
-        ranks, attempts, steps, numbers = map(
-            np.asarray, (self.ranks, self.attempts, self.steps, self.numbers)
-        )
-        return ranks, attempts, steps, numbers
+    steps: Ints
+    times: Floats
+    scalars: Rows
+    bulk: list[Bulk]
 
 
 class RankFiles:
@@ -93,6 +96,10 @@ class RankFiles:
     attempt, since later attempts repeat the rest. If a rank recorded a value twice for a step, the last one
     counts. An attempt is read from its MindSpore files or, if it has none, from its TensorBoard files.
 
+    `superseded`, the number of events that do not count because a later attempt repeated their steps, and
+    `last_steps`, rank -> its last step that counts, are known when all windows have been read. In `sharded`
+    the caller counts the shards that it leaves out.
+
     Args:
         directories: rank -> its directory.
     """
@@ -100,59 +107,58 @@ class RankFiles:
     def __init__(self, directories: Mapping[int, Path]) -> None:
         self.damage: list[Damage] = []
         self.run_id = ""
-        self.sharded = 0
+        self.superseded = self.sharded = 0
+        self.last_steps: dict[int, int] = {}
         self.graph: Graph | None = None
+        self._graph_attempt = self._graph_rank = -1
         self._directories = dict(sorted(directories.items()))
-        self._others: dict[int, frozenset[Path]] = {}  # rank -> which of its TensorBoard files to read
-        self._events = _Columns()
-        self._scalars: dict[str, _Columns] = defaultdict(_Columns)
-        self._bulk: dict[BulkKey, Origin] = {}
-        graph_origin: Origin | None = None
+        self._tags: dict[str, int] = {}  # tag of a scalar -> its number
+        self._chunks: list[Chunk] = []
+        most = max(_MIN_CHUNK, min(_MAX_CHUNK, WINDOW // max(1, len(self._directories))))
         for rank in self._directories:
-            for ordinal, event in self._read(rank, self.damage):
-                origin = Origin(event.attempt, rank, ordinal)
-                self.run_id = event.run_id or self.run_id
-                if event.values and event.values[0].plugin == "graph":  # such an event has no step
-                    if graph_origin is None or graph_origin.gives_way_to(origin):
-                        graph_origin, self.graph = origin, Graph(event.values[0], event.wall_time)
-                    continue
-                if event.values and event.values[0].plugin in TENSORBOARD_PLUGINS:  # made again
-                    continue
-                self._events.append(rank, event.attempt, event.step, event.wall_time)
-                for value in event.values:
-                    if value.shard is not None:
-                        self.sharded += 1
-                    elif value.plugin == "scalar":
-                        self._scalars[value.tag].append(rank, event.attempt, event.step, value.data)
-                    else:
-                        key = BulkKey(value.plugin, value.tag, event.step)
-                        known = self._bulk.get(key)
-                        if known is None or known.gives_way_to(origin):
-                            self._bulk[key] = origin
-        self._ends = ends_of_attempts(self._events.arrays()[1], self._events.arrays()[2])
+            index = _Index(rank, most)
+            for file, piece in self._pieces(rank):
+                self.run_id = piece.run_id or self.run_id
+                if isinstance(piece, ScalarColumns):
+                    index.add_columns(file, piece)
+                    for tag in piece.tags:
+                        self._number(tag)
+                elif piece.values and piece.values[0].plugin == "graph":  # such an event has no step
+                    self._note_graph(rank, piece)
+                elif not piece.values or piece.values[0].plugin not in TENSORBOARD_PLUGINS:  # made again
+                    index.add_event(file, piece)
+                    for value in piece.values:
+                        if value.plugin == "scalar" and value.shard is None:
+                            self._number(value.tag)
+            self._chunks += index.chunks()
+        lows = np.array([chunk.low for chunk in self._chunks], np.int64)
+        self._ends = ends_of_attempts(np.array([chunk.attempt for chunk in self._chunks], np.int64), lows)
 
-    def _read(self, rank: int, skipped: list[Damage]) -> Iterator[tuple[int, ReadEvent]]:
-        """A rank's events with their ordinals, which stay the same if the files grow between two readings."""
+    def _note_graph(self, rank: int, event: ReadEvent) -> None:
+        """Keep the graph if it is of a later attempt, or of the same one and the same rank."""
+        if self.graph is None or event.attempt > self._graph_attempt or self._graph_rank == rank:
+            self._graph_attempt, self._graph_rank = event.attempt, rank
+            self.graph = Graph(event.values[0], event.wall_time)
+
+    def _number(self, tag: str) -> int:
+        return self._tags.setdefault(tag, len(self._tags))
+
+    def _pieces(self, rank: int) -> Iterator[tuple[Path, Piece]]:
+        """What a rank recorded, in recording order, with its files."""
         directory = self._directories[rank]
         known: set[tuple[str, int]] = set()
-        for ordinal, event in enumerate(read_directory(directory, MINDSPORE, "skip", skipped=skipped)):
-            known.add((event.run_id, event.attempt))
-            yield ordinal, event
-        if rank not in self._others:
-            others = set()
-            for path in segments(directory, TENSORBOARD):
-                # An event file has one writer, so all its events have the attempt of the first one. Files
-                # of other programs, which have no run id, are read only if the rank has no other files.
-                first = next(read_file(path, "skip", skipped=[]), None)
-                is_new = first is not None and first.run_id and (first.run_id, first.attempt) not in known
-                if not known or is_new:
-                    others.add(path)
-            self._others[rank] = frozenset(others)
-        if files := self._others[rank]:
-            damage: list[Damage] = []
-            events = read_directory(directory, TENSORBOARD, "skip", skipped=damage)
-            yield from enumerate((event for event in events if event.file in files), start=_TENSORBOARD_AT)
-            skipped += [item for item in damage if item.file in files]
+        for file, piece in read_once(segments(directory, MINDSPORE), "skip", self.damage):
+            known.add((piece.run_id, piece.attempt))
+            yield file, piece
+        others = []
+        for path in segments(directory, TENSORBOARD):
+            # An event file has one writer, so all its events have the attempt of the first one. Files of
+            # other programs, which have no run id, are read only if the rank has no other files.
+            first = next(read_file(path, "skip", skipped=[]), None)
+            is_new = first is not None and first.run_id and (first.run_id, first.attempt) not in known
+            if not known or is_new:
+                others.append(path)
+        yield from read_once(others, "skip", self.damage)
 
     @property
     def directories(self) -> Mapping[int, Path]:
@@ -162,77 +168,242 @@ class RankFiles:
     @property
     def is_empty(self) -> bool:
         """Whether the ranks recorded neither a step nor a graph; they may have a lineage."""
-        return self.graph is None and not self._ends
+        return self.graph is None and not self._chunks
 
     @property
     def attempts(self) -> tuple[int, ...]:
         """The attempts that recorded something."""
         return tuple(self._ends)
 
-    @property
-    def superseded(self) -> int:
-        """How many events do not count because a later attempt repeated their steps."""
-        _, attempts, steps, _ = self._events.arrays()
-        return int(len(steps) - np.count_nonzero(self._survives(attempts, steps)))
-
-    def last_steps(self) -> dict[int, int]:
-        """Rank -> its last step that counts, for the ranks with such a step."""
-        ranks, attempts, steps, _ = self._events.arrays()
-        keep = self._survives(attempts, steps)
-        ranks, steps = ranks[keep], steps[keep]
-        return {int(rank): int(steps[ranks == rank].max()) for rank in np.unique(ranks)}
-
-    def wall_times(self) -> dict[int, float]:
-        """Step -> its latest wall time on any rank, in seconds since the epoch."""
-        _, attempts, steps, times = self._events.arrays()
-        keep = self._survives(attempts, steps)
-        order = np.argsort(steps[keep], kind="stable")
-        unique, starts = np.unique(steps[keep][order], return_index=True)
-        latest = np.maximum.reduceat(times[keep][order], starts) if len(unique) else np.empty(0)
-        return dict(zip(unique.tolist(), latest.tolist(), strict=True))
-
     def scalar_tags(self) -> list[str]:
         """The tags of the scalars, sorted."""
-        return sorted(self._scalars)
+        return sorted(self._tags)
 
-    def scalars(self, tag: str) -> tuple[Ints, Ints, Floats]:
-        """Ranks and steps int64 (N,), values float64 (N,) of a tag, in recording order."""
-        ranks, attempts, steps, values = self._scalars[tag].arrays()
-        keep = np.flatnonzero(self._survives(attempts, steps))
-        return ranks[keep], steps[keep], values[keep]
+    def windows(self) -> Iterator[Window]:
+        """All steps that count, in windows of rising steps.
 
-    def bulk(self) -> Iterator[StepValues]:
-        """The bulk values of all ranks in rising step order, each from the lowest rank that has it.
-
-        Reads the files again. If the steps of a rank always rise, its values are streamed; otherwise they
-        are sorted in memory.
+        A window holds about WINDOW scalars; it holds more if more chunks overlap: of a rank whose steps fall,
+        or of many ranks, since each has a chunk of at least 1,024 events.
         """
-        wanted: dict[int, dict[int, set[BulkKey]]] = defaultdict(lambda: defaultdict(set))
-        for key, origin in self._bulk.items():
-            if key.step < self._ends[origin.attempt]:
-                wanted[origin.rank][origin.ordinal].add(key)
+        self.superseded, self.last_steps = 0, {}
+        waiting = sorted(self._chunks, key=attrgetter("low", "rank", "number"), reverse=True)
+        parts: list[_Part] = []
+        loaded, wanted, low = 0, WINDOW, np.inf
+        while waiting or parts:
+            if waiting and (loaded < wanted or waiting[-1].low <= low):
+                chunk = waiting.pop()
+                part = self._load(chunk)
+                if part is not None:
+                    parts.append(part)
+                    loaded, low = loaded + part.size, min(low, part.low)
+                continue
+            safe = waiting[-1].low if waiting else np.inf  # no step before it comes any more
+            parts.sort(key=attrgetter("rank", "number"))
+            yield self._window([taken for part in parts if (taken := part.before(safe)).size])
+            parts = [rest for part in parts if (rest := part.since(safe)).size]
+            loaded = sum(part.size for part in parts)
+            low = min((part.low for part in parts), default=np.inf)
+            # Dividing the parts takes time for each of them: only when twice as many scalars have come.
+            wanted = max(WINDOW, 2 * loaded)
 
-        def stream(rank: int, keys: Mapping[int, set[BulkKey]]) -> Iterator[StepValues]:
-            last = max(keys)
-            for ordinal, event in self._read(rank, []):
-                if ordinal in keys:
-                    values = {BulkKey(value.plugin, value.tag, event.step): value for value in event.values}
-                    yield StepValues(event.step, rank, [v for k, v in values.items() if k in keys[ordinal]])
-                if ordinal == last:
-                    return
+    def _load(self, chunk: Chunk) -> "_Part | None":
+        """The events of a chunk that count, None if there are none."""
+        end = self._ends[chunk.attempt]
+        if chunk.low >= end:
+            self.superseded += chunk.events
+            return None
+        part = _Part.read(chunk, self._number, self.damage)
+        if chunk.high >= end:
+            kept = part.before(end)
+            self.superseded += len(part.steps) - len(kept.steps)
+            part = kept
+        if len(part.steps):
+            last = int(part.steps.max())
+            self.last_steps[chunk.rank] = max(last, self.last_steps.get(chunk.rank, last))
+        return part
 
-        streams = []
-        for rank, keys in sorted(wanted.items()):
-            steps = [next(iter(keys[ordinal])).step for ordinal in sorted(keys)]
-            found = stream(rank, keys)
-            streams.append(found if steps == sorted(steps) else iter(sorted(found, key=attrgetter("step"))))
-        return merge(*streams, key=attrgetter("step", "rank"))
+    def _window(self, parts: "list[_Part]") -> Window:
+        """All parts as one; they are sorted by rank and number."""
+        steps = np.concatenate([part.steps for part in parts])
+        order = np.argsort(steps, kind="stable")
+        changes = np.flatnonzero(np.diff(steps[order], prepend=steps[order[0]] - 1))
+        times = np.concatenate([part.times for part in parts])[order]
+        ranks = np.repeat([part.rank for part in parts], [len(part.values) for part in parts])
+        scalars = Rows(
+            [*self._tags],
+            np.concatenate([part.which for part in parts]).astype(np.int64),
+            ranks,
+            np.concatenate([part.value_steps for part in parts]),
+            np.concatenate([part.values for part in parts]),
+        )
+        bulk = _chosen(bulk for part in parts for bulk in part.bulk)
+        return Window(steps[order[changes]], np.maximum.reduceat(times, changes), scalars, bulk)
 
-    def _survives(self, attempts: Ints, steps: Ints) -> Bools:
-        """Whether each event comes before the end of its attempt; bool (N,)."""
-        known, which = np.unique(attempts, return_inverse=True)
-        ends = np.array([self._ends[attempt] for attempt in known.tolist()], np.float64)
-        return np.asarray(steps < ends[which], np.bool_)
+    def values(self, found: Iterable[Bulk]) -> Iterator[tuple[Bulk, Value]]:
+        """The values themselves, in the same order; those of one event one after the other read it once."""
+        for (file, start, end), same_event in groupby(found, key=attrgetter("file", "start", "end")):
+            with open(file, "rb") as opened:
+                opened.seek(start)
+                [frame] = read_frames(BytesIO(opened.read(end - start)))
+            decoded = decode_frame(frame, dialect_of(file))
+            assert decoded is not None  # it was decoded before
+            values = {(value.plugin, value.tag): value for value in decoded[1].values}  # the last ones
+            for bulk in same_event:
+                yield bulk, values[bulk.plugin, bulk.tag]
+
+
+class _Index:
+    """Divides what a rank recorded into chunks of at most `most` events."""
+
+    def __init__(self, rank: int, most: int) -> None:
+        self._rank, self._most = rank, most
+        self._chunks: list[Chunk] = []
+
+    def chunks(self) -> list[Chunk]:
+        """The chunks in recording order."""
+        return self._chunks
+
+    def add_event(self, file: Path, event: ReadEvent) -> None:
+        """Add an event to the last chunk, or to a new one."""
+        self._add(file, event.attempt, event.offset, event.end, 1, event.step, event.step)
+
+    def add_columns(self, file: Path, columns: ScalarColumns) -> None:
+        """Add events; a gap between two of them, where something was read before, divides chunks."""
+        gaps = np.flatnonzero(columns.offsets[1:] != columns.ends[:-1]) + 1
+        size = len(columns.steps)
+        bounds = np.unique(np.concatenate((np.arange(0, size, self._most), gaps, [size])))
+        for start, end in pairwise(bounds.tolist()):
+            steps = columns.steps[start:end]
+            place = int(columns.offsets[start]), int(columns.ends[end - 1])
+            self._add(file, columns.attempt, *place, end - start, int(steps.min()), int(steps.max()))
+
+    def _add(self, file: Path, attempt: int, start: int, end: int, events: int, low: int, high: int) -> None:
+        if self._chunks:
+            last = self._chunks[-1]
+            is_next = (last.file, last.attempt, last.end) == (file, attempt, start)
+            is_small = last.events + events <= self._most and end - last.start <= _MAX_CHUNK_BYTES
+            if is_next and is_small:
+                self._chunks[-1] = last._replace(
+                    end=end, events=last.events + events, low=min(last.low, low), high=max(last.high, high)
+                )
+                return
+        number = len(self._chunks)
+        self._chunks.append(Chunk(self._rank, number, file, attempt, start, end, events, low, high))
+
+
+class _Part(NamedTuple):
+    """Events of a chunk: (E,) `steps` int64 and `times` float64; (V,) the scalars, see `Rows`, and `bulk`."""
+
+    rank: int
+    number: int
+    steps: Ints
+    times: Floats
+    which: Ints
+    value_steps: Ints
+    values: Floats
+    bulk: list[Bulk]
+
+    @property
+    def size(self) -> int:
+        """How much there is to keep: events and values."""
+        return len(self.steps) + len(self.values) + len(self.bulk)
+
+    @property
+    def low(self) -> int:
+        """The lowest step."""
+        return int(self.steps.min())
+
+    @classmethod
+    def read(cls, chunk: Chunk, number_of: Callable[[str], int], damage: list[Damage]) -> "_Part":
+        """Read a chunk again."""
+        with open(chunk.file, "rb") as file:
+            file.seek(chunk.start)
+            octets = BytesIO(file.read(chunk.end - chunk.start))
+        dialect = dialect_of(chunk.file)
+        events: list[tuple[Ints, Floats]] = []
+        scalars: list[tuple[Ints, Ints, Floats]] = []
+        bulk: list[Bulk] = []
+        pieces = read_pieces(octets, dialect, resync=True)
+        for is_columns, some in groupby(pieces, lambda piece: isinstance(piece, ScalarColumns)):
+            if is_columns:
+                for piece in some:
+                    assert isinstance(piece, ScalarColumns)
+                    events.append((piece.steps, piece.wall_times))
+                    numbers = np.array([number_of(tag) for tag in piece.tags], np.int64)
+                    steps = np.repeat(piece.steps, piece.counts)
+                    scalars.append((numbers[piece.tag_numbers], steps, piece.numbers))
+                continue
+            pairs: list[tuple[int, float]] = []
+            rows: list[tuple[int, int, float]] = []
+            for frame in some:
+                assert isinstance(frame, Frame)
+                try:
+                    decoded = decode_frame(frame, dialect)
+                except DamagedFileError as error:  # since it was read for the index
+                    damage.append(Damage(chunk.file, chunk.start + frame.offset, str(error)))
+                    continue
+                if decoded is None:
+                    continue
+                step, wall_time, values = decoded[1]
+                pairs.append((step, wall_time))
+                for value in values:
+                    if value.plugin == "scalar" and value.shard is None:
+                        rows.append((number_of(value.tag), step, value.data))
+                    else:
+                        place = chunk.start + frame.offset, chunk.start + frame.end, chunk.file
+                        names = value.plugin, value.tag, value.shard is not None
+                        bulk.append(Bulk(step, chunk.rank, chunk.number, *place, *names))
+            of_events = np.array(pairs, [("step", np.int64), ("time", np.float64)])
+            of_scalars = np.array(rows, [("which", np.int64), ("step", np.int64), ("value", np.float64)])
+            events.append((of_events["step"], of_events["time"]))
+            scalars.append((of_scalars["which"], of_scalars["step"], of_scalars["value"]))
+        columns: list[Any] = list(map(_joined, (*zip(*events, strict=True), *zip(*scalars, strict=True))))
+        return cls(chunk.rank, chunk.number, *(columns or _NOTHING), bulk)  # type: ignore[call-arg]
+
+    def before(self, step: float) -> "_Part":
+        """What has a step below `step`."""
+        return self._where(
+            self.steps < step, self.value_steps < step, [b for b in self.bulk if b.step < step]
+        )
+
+    def since(self, step: float) -> "_Part":
+        """What has a step of at least `step`."""
+        later = [bulk for bulk in self.bulk if bulk.step >= step]
+        return self._where(self.steps >= step, self.value_steps >= step, later)
+
+    def _where(self, events: Bools, scalars: Bools, bulk: list[Bulk]) -> "_Part":
+        if events.all():
+            return self
+        return self._replace(
+            steps=self.steps[events],
+            times=self.times[events],
+            which=self.which[scalars],
+            value_steps=self.value_steps[scalars],
+            values=self.values[scalars],
+            bulk=bulk,
+        )
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _chosen(found: Iterable[Bulk]) -> list[Bulk]:
+    """Of each plugin, tag and step the whole value of the lowest rank or, if there is none, all shards.
+
+    Args:
+        found: by rank, then in recording order. If a rank recorded a value twice, the last one counts.
+    """
+    wholes: dict[tuple[str, str, int], Bulk] = {}
+    shards: dict[tuple[str, str, int], dict[int, Bulk]] = defaultdict(dict)
+    for bulk in found:
+        key = bulk.plugin, bulk.tag, bulk.step
+        if bulk.is_shard:
+            shards[key][bulk.rank] = bulk
+        elif key not in wholes or wholes[key].rank == bulk.rank:
+            wholes[key] = bulk
+    parts = (part for key, by_rank in shards.items() if key not in wholes for part in by_rank.values())
+    return sorted((*wholes.values(), *parts), key=attrgetter("step", "rank", "number", "start"))
 
 
 def first_free_attempt(run_dir: RunDir, role: str) -> int:

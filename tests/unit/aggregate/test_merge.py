@@ -10,7 +10,7 @@ import pytest
 
 from distsummary import Topology, merge_run
 from distsummary import run_dir as run_dir_module
-from distsummary.aggregate import step_events
+from distsummary.aggregate import rank_files, step_events
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import MERGED
 from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
@@ -326,7 +326,7 @@ def test_files_that_grow_while_they_are_merged_move_nothing(run):
     run.write(0, [histogram(3)])
     ranks = RankFiles(run.run_dir.rank_dirs())
     run.write(0, [histogram(4)])
-    assert [part.step for part in ranks.bulk()] == [1, 2, 3]
+    assert [bulk.step for window in ranks.windows() for bulk in window.bulk] == [1, 2, 3]
 
 
 def test_an_attempt_ends_where_any_later_one_starts():
@@ -679,3 +679,15 @@ def test_what_is_no_run_is_refused_with_its_path(tmp_path):
     with pytest.raises(NotADirectoryPathError, match="file"):
         merge_run(tmp_path / "file")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_merge_holds_a_window_of_the_steps_at_a_time(run, monkeypatch):
+    for name, size in {"_MIN_CHUNK": 8, "_MAX_CHUNK": 8, "WINDOW": 32}.items():
+        monkeypatch.setattr(rank_files, name, size)
+    for rank in (0, 1):
+        run.write(rank, [scalar(step, loss=float(step)) for step in range(500)])
+    windows = [len(window.scalars.steps) for window in RankFiles(run.run_dir.rank_dirs()).windows()]
+    assert sum(windows) == 1000
+    assert max(windows) <= 32 + 2 * 8
+    assert run.merge().steps == 500
+    assert run.points("loss") == [(step, float(step)) for step in range(500)]
