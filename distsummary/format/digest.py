@@ -15,6 +15,7 @@ class BulkName(NamedTuple):
     plugin: str
     tag: str
     is_shard: bool
+    wall_time: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,10 @@ class Digest:
     """What the events `first_seq` to `last_seq` of one rank hold; small, and can be pickled.
 
     `scalars` are in recording order, with numbers as float64; the files hold them rounded to float32. `bulk`
-    names everything else, in recording order, except for lineage and what a merge makes again.
+    names everything else, in recording order, except for lineage and what a merge makes again. `file` is the
+    name of the rank's event file that was written last, in MindSpore's dialect if the rank has such files,
+    and `end` its length (bytes) after these events; a digest without them is as true, but its bulk values
+    have to be searched for.
     """
 
     role: str
@@ -33,9 +37,11 @@ class Digest:
     last_seq: int
     scalars: tuple[Scalars, ...]
     bulk: tuple[BulkName, ...]
+    file: str = ""
+    end: int = 0
 
 
-def digest_of(batch: Batch, role: str) -> Digest:
+def digest_of(batch: Batch, role: str, file: str = "", end: int = 0) -> Digest:
     """The digest of a batch; packed scalars are referenced, not copied.
 
     A scalar that is not a number is left out, as it is from the files. A bulk value is named even if the
@@ -52,7 +58,9 @@ def digest_of(batch: Batch, role: str) -> Digest:
             if value.plugin in LINEAGE_PLUGINS or value.plugin in TENSORBOARD_PLUGINS:
                 continue
             if value.plugin != "scalar" or value.shard is not None:
-                bulk.append(BulkName(item.step, value.plugin, value.tag, value.shard is not None))
+                bulk.append(
+                    BulkName(item.step, value.plugin, value.tag, value.shard is not None, item.wall_time)
+                )
             elif (number := _number(value)) is not None:
                 tags.append(value.tag)
                 numbers.append(number)
@@ -68,6 +76,8 @@ def digest_of(batch: Batch, role: str) -> Digest:
         last_seq=batch.last_seq,
         scalars=tuple(scalars),
         bulk=tuple(bulk),
+        file=file,
+        end=end,
     )
 
 

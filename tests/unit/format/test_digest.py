@@ -49,9 +49,9 @@ def test_scalars_are_whole_and_bulk_values_are_named():
         (2, 102.5, {"loss": 0.5, "count": 7.0}),
     ]
     assert digest.bulk == (
-        BulkName(2, "histogram", "weight", False),
-        BulkName(2, "histogram", "part", True),
-        BulkName(3, "text", "note", False),
+        BulkName(2, "histogram", "weight", False, 102.5),
+        BulkName(2, "histogram", "part", True, 102.5),
+        BulkName(3, "text", "note", False, 103.0),
     )
     who = (digest.role, digest.rank, digest.attempt, digest.run_id, digest.first_seq, digest.last_seq)
     assert who == ("eval", 3, 2, "00000000000000aa", 9, 11)

@@ -1,0 +1,448 @@
+"""Writes the merged run of one attempt while its ranks train, from their digests or from their files."""
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from distsummary.aggregate.charts import LAYOUT_TAG, charts
+from distsummary.aggregate.live_files import LiveFiles
+from distsummary.aggregate.merge import refuse_foreign_files
+from distsummary.aggregate.rank_tail import RankTail, place_of, values_at
+from distsummary.aggregate.statistics import RANKS_TAG, Rows, StatisticsRule
+from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey, Due, Told, Waiting, rows_of
+from distsummary.errors import RunDirError
+from distsummary.format.digest import Digest
+from distsummary.format.records import (
+    CUSTOM_SCALARS,
+    LINEAGE_PLUGINS,
+    MAX_TAG_BYTES,
+    TENSORBOARD_PLUGINS,
+    Value,
+)
+from distsummary.format.scalar_rows import row_dtype, row_struct
+from distsummary.publish import ensure_directory
+from distsummary.reading.reader import ReadEvent
+from distsummary.run_dir import RunDir
+from distsummary.writing.files import Files
+
+WAIT_S = 30.0  # a step waits this long for ranks that have not told it, and no longer
+SILENT_S = 2.0  # a rank that has told a step, and nothing since, has told all of it
+LOOK_S = 3.0  # the files of a rank that sends digests are looked at when it has sent none for this long
+POLL_S = 0.4  # the longest that one `poll` takes
+_EVENTS = 100_000  # of all ranks that are read in one round, to hold few of them in memory
+_CHUNK_BYTES = 4 << 20  # of scalars that are merged at once
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveReport:
+    """What a live merge has written.
+
+    Attributes:
+        steps: how many steps the merged files of the attempt have.
+        short: how many of them were written while a rank that lived had not told them for 30 s.
+        late: how many values came after their step had been written without them, or could not be read when
+            it was; the files of the ranks have them.
+        sharded: how many values are shards, which are left out as well.
+        last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
+    """
+
+    steps: int = 0
+    short: int = 0
+    late: int = 0
+    sharded: int = 0
+    last_step: int = 0
+    last_s: float = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a merge of the rank files would write the same values."""
+        return not self.late
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank: `seq` is the last event that was taken; `told` the last one that a digest has named.
+
+    Times are by the clock of `advance`; None: since its last call.
+    """
+
+    tail: RankTail
+    seq: int = 0
+    told: int = 0
+    is_sending: bool = False
+    has_lived: bool = False
+    is_ended: bool = False
+    is_drained: bool = False  # ended, and its files have been read to their ends since
+    heard_s: float | None = -math.inf
+    looked_s: float | None = -math.inf  # when its files held nothing new
+
+
+class LiveMerge:
+    """Appends the merged run of one attempt, step by step, while the ranks train.
+
+    A step is written, with what `StatisticsRule` makes of it, when each living rank has told a later step,
+    or has told this one and then nothing for SILENT_S; or WAIT_S after the first rank told it. What comes
+    afterwards is still written if its tag has not been written at this or a later step, and otherwise counted
+    as late: a merge of the rank files has it. Ranks that have never been heard of count as living for
+    WAIT_S. Bulk values (histograms, images ...) come from the lowest rank that has them.
+
+    The ranks are heard by `add`, and by `poll`, which reads the files of those that send nothing or of which
+    a digest was lost. An object for an attempt whose merged files exist goes on from them.
+
+    `add` may be called from any thread, the other methods from one. They never wait for a rank.
+
+    Args:
+        run_dir: the run dir.
+        role, attempt, world_size: the ranks to merge.
+        key_tags: more scalar tags that get all statistics.
+        files: the file operations for the merged files; None means the real ones. Tests pass a test double.
+
+    Raises:
+        RunDirError: the directory cannot be written, or holds event files that no merge wrote; or the run has
+            no id, since no rank has registered.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        *,
+        role: str,
+        attempt: int,
+        world_size: int,
+        key_tags: Collection[str] = (),
+        files: Files | None = None,
+    ) -> None:
+        run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
+        run_id = run.read_manifest()["run_id"]
+        if not run_id:
+            raise RunDirError(f"{run.base} has no run yet; merge it when a rank has registered")
+        target = run.writer_dir(role, 0, 1)
+        ensure_directory(target)
+        refuse_foreign_files(target)
+        self._role, self._attempt = role, attempt
+        self._files = LiveFiles(target, run_id, attempt, files)
+        self._ranks = {
+            rank: _Rank(RankTail(run.writer_dir(role, rank, world_size), run_id, attempt))
+            for rank in range(world_size)
+        }
+        self._inbox: deque[Digest] = deque()
+        self._waiting = Waiting()
+        self._rule = StatisticsRule(key_tags)
+        self._merged_to: dict[str, int] = {}  # scalar tag -> the last step that the rule was given with it
+        self._bulk_to: dict[BulkKey, int] = {}
+        self._recorded: set[str] = set()  # tags that ranks recorded
+        self._made: set[str] = set()  # statistics that the charts show
+        self._is_layout_new = False
+        self._next = 0  # the rank that the next poll begins with
+        self._unread = set(self._ranks)  # the ranks whose files have not been read to their ends yet
+        self._first_s: float | None = None
+        self._now_s = 0.0
+        self._trouble = ""
+        self._steps = self._short = self._late = self._sharded = 0
+
+    # --- hearing the ranks
+
+    def add(self, digest: Digest) -> None:
+        """Hear a rank's digest; it is taken by the next `poll` or `advance`."""
+        self._inbox.append(digest)
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            digest = self._inbox.popleft()
+            rank = self._ranks.get(digest.rank)
+            if rank is not None and (digest.role, digest.attempt) == (self._role, self._attempt):
+                self._take(rank, digest)
+
+    def _take(self, rank: _Rank, digest: Digest) -> None:
+        """Take a digest, or note that the files have to be read, because one before it was lost."""
+        rank.is_sending, rank.heard_s = True, None
+        rank.told = max(rank.told, digest.last_seq)
+        if digest.first_seq != rank.seq + 1 or (digest.bulk and not digest.file):
+            return
+        rank.seq = digest.last_seq
+        waiting, number = self._waiting, digest.rank
+        for tags, rows in digest.scalars:
+            size = row_dtype(len(tags)).itemsize
+            table = np.frombuffer(rows, row_dtype(len(tags)))
+            heads = zip(table["step"].tolist(), table["wall_time"].tolist(), strict=True)
+            for row, (step, wall_s) in enumerate(heads):
+                waiting.add_row(number, step, wall_s, tags, rows[row * size : (row + 1) * size])
+        place = rank.tail.told(digest.file, digest.end)
+        for step, plugin, tag, is_shard, wall_s in digest.bulk:
+            if is_shard:
+                self._sharded += 1
+            elif place is not None:
+                waiting.add_bulk(number, step, wall_s, (plugin, tag), place)
+
+    def _take_event(self, number: int, rank: _Rank, event: ReadEvent) -> None:
+        if event.seq <= rank.seq:
+            return
+        rank.seq = event.seq
+        place = place_of(event)
+        tags, numbers = [], []
+        for plugin, tag, data, shard in event.values:
+            if shard is not None:
+                self._sharded += 1
+            elif plugin == "scalar":
+                tags.append(tag)
+                numbers.append(data)
+            elif plugin not in LINEAGE_PLUGINS and plugin not in TENSORBOARD_PLUGINS:
+                self._waiting.add_bulk(number, event.step, event.wall_time, (plugin, tag), place)
+        if tags:
+            packed = row_struct(len(tags)).pack(event.wall_time, event.step, *numbers)
+            self._waiting.add_row(number, event.step, event.wall_time, tuple(tags), packed)
+
+    def poll(self, budget_s: float = POLL_S) -> None:
+        """Read what the files of the ranks hold that no digest told; may leave ranks to the next call."""
+        self._take_inbox()
+        end_s = time.monotonic() + budget_s
+        numbers = list(self._ranks)
+        for place in range(len(numbers)):
+            number = numbers[(self._next + place) % len(numbers)]
+            rank = self._ranks[number]
+            if not self._has_to_read(rank):
+                continue
+            if self._read(number, rank):
+                self._unread.discard(number)
+            if time.monotonic() > end_s:
+                self._next = number + 1
+                return
+
+    def _has_to_read(self, rank: _Rank) -> bool:
+        if not rank.is_sending or rank.told > rank.seq or (rank.is_ended and not rank.is_drained):
+            return True
+        heard_s, looked_s = rank.heard_s, rank.looked_s
+        return heard_s is not None and looked_s is not None and self._now_s - max(heard_s, looked_s) > LOOK_S
+
+    def _read(self, number: int, rank: _Rank) -> bool:
+        """Take the next events from a rank's files; returns whether there are no more of them now."""
+        told = rank.told
+        try:
+            events = rank.tail.read(max(10, _EVENTS // len(self._ranks)))
+        except OSError as error:
+            self._tell(f"the files in {rank.tail.directory} cannot be read: {error}")
+            rank.is_drained = rank.is_ended
+            return True
+        for event in events:
+            self._take_event(number, rank, event)
+        if events:
+            rank.heard_s = None
+        if not rank.tail.is_at_end:
+            return False
+        rank.seq = max(rank.seq, told)  # the files hold what was told, except for lineage
+        rank.is_drained = rank.is_ended
+        rank.looked_s = None
+        return True
+
+    # --- writing
+
+    def advance(self, living: Collection[int], now: float) -> int:
+        """Append the steps that are complete; returns how many.
+
+        Args:
+            living: the ranks that have registered and not ended.
+            now: the time in seconds, by any clock that does not go back.
+
+        A disk that takes nothing raises nothing: what is due stays in memory, and the next call tries again.
+        """
+        self._take_inbox()
+        self._now_s = now
+        floor, strict_floor = self._floors(living, now)
+        written = self._merge(floor, strict_floor, now)
+        try:
+            self._files.flush()
+        except OSError as error:
+            self._tell(f"the merged run cannot be written now: {error}; free some space")
+            return 0
+        return written
+
+    def _floors(self, living: Collection[int], now: float) -> tuple[float, float]:
+        """The first step that is not complete, and the first that a rank may still tell more of."""
+        floor = strict_floor = math.inf
+        for number, rank in self._ranks.items():
+            if rank.heard_s is None:
+                rank.heard_s = now
+                self._first_s = now if self._first_s is None else self._first_s
+            if rank.looked_s is None:
+                rank.looked_s = now
+            if number in living:
+                rank.has_lived, rank.is_ended, rank.is_drained = True, False, False
+            elif (rank.has_lived or rank.seq) and not rank.is_ended:
+                rank.is_ended = True
+            if rank.is_drained:
+                continue
+            reached = self._waiting.reached.get(number)
+            if reached is None:
+                waits = self._unread or self._first_s is None or now - self._first_s < WAIT_S
+                if rank.has_lived or waits:
+                    floor = strict_floor = -math.inf
+                continue
+            quiet_s = (now if rank.is_sending else rank.looked_s) - rank.heard_s
+            is_silent = quiet_s >= SILENT_S and rank.told <= rank.seq and not self._unread
+            floor = min(floor, reached + 1 if is_silent else reached)
+            strict_floor = min(strict_floor, reached)
+        return floor, strict_floor
+
+    def _merge(self, floor: float, strict_floor: float, now: float, *, is_last: bool = False) -> int:
+        """Give the files what is due; returns how many steps."""
+        if self._waiting.is_empty:
+            return 0
+        wait_s = math.inf if self._unread else WAIT_S
+        due = self._waiting.due(floor, strict_floor, now, wait_s)
+        self._short += due.short
+        if not is_last and not (due.steps or due.late or due.sampled):
+            return 0
+        merged: dict[int, list[Value]] = {}
+        for told in _chunks(due.steps):
+            for step, values in self._rule.add(self._new_rows(told)):
+                merged[step] = self._counted(step, values, told[step], due.sampled.get(step))
+        for told in (due.late, due.sampled):
+            for step, values in self._rule.add_late(self._new_rows(told)):
+                merged.setdefault(step, []).extend(values)
+        bulk: dict[int, dict[BulkKey, Bulk]] = {}
+        for told in (due.steps, due.late):
+            for step in sorted(told):
+                if new := self._new_bulk(step, told[step].bulk):
+                    bulk.setdefault(step, {}).update(new)
+        self._put(merged, bulk, due)
+        self._steps += len(due.steps)
+        return len(due.steps)
+
+    def _put(
+        self, merged: Mapping[int, list[Value]], bulk: Mapping[int, dict[BulkKey, Bulk]], due: Due
+    ) -> None:
+        """Give the files the values of some steps, the graph if there is a new one, and the charts."""
+        steps = sorted({*merged, *bulk})
+        last = max([*steps[-1:], self._files.last_step])
+        if (found := self._waiting.take_graph()) is not None and not self._files.has_graph:
+            graph, wall_s = found
+            self._files.has_graph = True
+            first = steps[0] if steps else last
+            self._files.put(first, wall_s, (), partial(self._values, first, {GRAPH: graph}))
+        last_s = self._files.last_s
+        for step in steps:
+            wall_s = max(told[step].wall_s for told in due[:3] if step in told)
+            last_s = max(last_s, wall_s)
+            values = merged.get(step, [])
+            read = partial(self._values, step, bulk[step]) if step in bulk else None
+            self._files.put(step, wall_s, values, read)
+            self._note_statistics(step, values)
+        if self._is_layout_new and (layout := charts(self._made)) is not None:
+            self._is_layout_new = False
+            self._files.put(last, last_s, [layout])
+
+    def _counted(self, step: int, values: list[Value], told: Told, sampled: Told | None) -> list[Value]:
+        """The merged scalars of a step, with the ranks counted that have told only samples of the system."""
+        last = values[-1]
+        if last.tag != RANKS_TAG or RANKS_TAG in self._recorded:
+            return values
+        ranks = int(last.data)
+        if sampled is not None or (sampled := self._waiting.sampled_at(step)) is not None:
+            ranks = len({row.rank for row in (*told.rows, *sampled.rows)})
+        return [*values[:-1], last._replace(data=float(ranks))]
+
+    def _note_statistics(self, step: int, values: list[Value]) -> None:
+        """Note which scalars no rank recorded: the charts show them."""
+        for _, tag, _, _ in values:
+            if tag not in self._recorded and tag not in self._made and len(tag.encode()) <= MAX_TAG_BYTES:
+                self._made.add(tag)
+                self._is_layout_new |= not self._files.has((CUSTOM_SCALARS, LAYOUT_TAG), step)
+
+    def _new_rows(self, told: Mapping[int, Told]) -> Rows:
+        """The scalars of some steps, without those whose tag has gone to the rule at their step or later."""
+        rows = rows_of(row for step in sorted(told) for row in told[step].rows)
+        if not rows.tags:
+            return rows
+        self._recorded.update(rows.tags)
+        none = np.iinfo(np.int64).min
+        merged_to = np.array([self._merged_to.get(tag, none) for tag in rows.tags])
+        keep = rows.steps > merged_to[rows.which]
+        if not keep.all():
+            self._late += int(np.count_nonzero(~keep))
+            which, ranks, steps = (column[keep] for column in (rows.which, rows.ranks, rows.steps))
+            rows = Rows(rows.tags, which, ranks, steps, rows.values[keep])
+        newest = merged_to.copy()
+        np.maximum.at(newest, rows.which, rows.steps)
+        self._merged_to.update(
+            (tag, step)
+            for tag, step, old in zip(rows.tags, newest.tolist(), merged_to.tolist(), strict=True)
+            if step > old
+        )
+        return rows
+
+    def _new_bulk(self, step: int, told: Mapping[BulkKey, Bulk]) -> dict[BulkKey, Bulk]:
+        new = {}
+        for key, bulk in told.items():
+            if step <= self._bulk_to.get(key, -math.inf):
+                self._late += 1
+                continue
+            self._bulk_to[key] = step
+            if not self._files.holds(key, step):
+                new[key] = bulk
+        return new
+
+    def _values(self, step: int, wanted: Mapping[BulkKey, Bulk]) -> list[Value]:
+        """Read bulk values from the files of their ranks."""
+        found: dict[BulkKey, Value] = {}
+        for place in dict.fromkeys(bulk.place for bulk in wanted.values()):
+            keys = {key for key, bulk in wanted.items() if bulk.place == place}
+            for value in values_at(place, step):
+                key = GRAPH if value.plugin == GRAPH[0] else (value.plugin, value.tag)
+                if key in keys and value.shard is None:
+                    found[key] = value
+        self._late += len(wanted) - len(found)
+        return [found[key] for key in wanted if key in found]
+
+    def _tell(self, trouble: str) -> None:
+        """Log a failure, unless it is the one that was logged last."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            logger.warning("%s", trouble)
+
+    # --- the end
+
+    def close(self, ended: Collection[int] = ()) -> LiveReport:
+        """Read everything that is left, write it and close the files; raises OSError.
+
+        Args:
+            ended: the ranks of which nothing more is to come.
+        """
+        for rank in self._ranks.values():
+            rank.is_ended, rank.is_drained = True, False
+        while not all(rank.is_drained for rank in self._ranks.values()):
+            self.poll()
+        self._unread.clear()
+        self._merge(math.inf, math.inf, 0.0, is_last=True)
+        self._files.flush()
+        self._files.close()
+        return LiveReport(
+            steps=self._steps,
+            short=self._short,
+            late=self._late + self._files.left_out + self._files.differing,
+            sharded=self._sharded,
+            last_step=self._files.last_step,
+            last_s=self._files.last_s,
+        )
+
+
+def _chunks(told: Mapping[int, Told]) -> Iterator[dict[int, Told]]:
+    """The steps in rising order, divided so that not all scalars of many steps are merged at once."""
+    chunk: dict[int, Told] = {}
+    nbytes = 0
+    for step in sorted(told):
+        chunk[step] = told[step]
+        nbytes += sum(len(row.packed) for row in told[step].rows)
+        if nbytes > _CHUNK_BYTES:
+            yield chunk
+            chunk, nbytes = {}, 0
+    if chunk:
+        yield chunk

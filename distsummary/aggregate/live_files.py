@@ -1,0 +1,203 @@
+"""The merged files of an attempt that still runs: appended, never replaced, each tag once at a step."""
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from distsummary.aggregate.merged_files import MERGED, is_merged
+from distsummary.aggregate.step_events import step_events
+from distsummary.format.records import (
+    DIALECTS,
+    LINEAGE_PLUGINS,
+    MINDSPORE,
+    TENSORBOARD,
+    Batch,
+    Event,
+    Value,
+    split_event,
+)
+from distsummary.reading.reader import read_directory, read_last_seq
+from distsummary.writing.files import Files
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
+
+MAX_QUEUED = 20_000  # steps that wait for a disk that takes nothing; then the oldest ones are left out
+_BATCH_VALUES = 20_000  # scalars that are written at once
+
+
+class _Entry(NamedTuple):
+    step: int
+    wall_s: float
+    scalars: list[Value]
+    read: Callable[[], list[Value]] | None  # gives the bulk values
+
+
+class _Points:
+    """The points of one tag, by rising steps."""
+
+    __slots__ = ("_numbers", "_steps")
+
+    def __init__(self) -> None:
+        self._steps, self._numbers = array("q"), array("f")
+
+    def add(self, step: int, number: float) -> None:
+        self._steps.append(step)
+        self._numbers.append(number)
+
+    def holds(self, step: int, number: float) -> bool:
+        """Whether this number, as float32, is the point at this step."""
+        place = bisect_left(self._steps, step)
+        if place == len(self._steps) or self._steps[place] != step:
+            return False
+        with np.errstate(over="ignore"):
+            held, given = self._numbers[place], float(np.float32(number))
+        return held == given or (math.isnan(held) and math.isnan(given))
+
+
+class LiveFiles:
+    """Appends the merged values of one attempt to the files of a directory, in both dialects.
+
+    After a restart, what the files hold already is not written again: the caller may give everything from
+    the first step on. A file that lacks its newest events, because the process died between the two
+    dialects, gets them first.
+
+    Args:
+        directory: the run dir, or its directory for the role eval.
+        run_id, attempt: the identity of the events.
+        files: the file operations to use; None means the real ones. Tests pass a test double.
+
+    Attributes:
+        differing: how many of the given values the files lack, although they hold the tag at a later step, or
+            hold with another number.
+        last_step, last_s: the highest step that was written, and the latest wall time.
+        has_graph: whether a graph was written.
+        left_out: how many steps were left out because the disk took nothing for long.
+
+    Raises RunDirError if the directory cannot be made or written.
+    """
+
+    def __init__(self, directory: Path, run_id: str, attempt: int, files: Files | None = None) -> None:
+        self.differing = 0
+        self.last_step, self.last_s = 0, 0.0
+        self.has_graph = False
+        self.left_out = 0
+        self._directory = directory
+        self._owner = (run_id, attempt)
+        self._written: dict[tuple[str, str], int] = {}  # plugin, tag -> last step in the files
+        self._points: dict[tuple[str, str], _Points] = defaultdict(_Points)  # of these steps
+        self._queue: deque[_Entry] = deque()
+        self._batch: Batch | None = None  # has been given to the writer, which may have written a part of it
+        spec = WriterSpec(directory=directory, run_id=run_id, attempt=attempt, source=MERGED)
+        self._writer = RankWriter(spec, files)
+        if self._writer.last_seq:
+            self._read_back()
+
+    def _read_back(self) -> None:
+        """Find out what the files hold, and give TensorBoard's file what only MindSpore's has."""
+        last_seq = read_last_seq(self._directory, TENSORBOARD, *self._owner)
+        for dialect in DIALECTS:
+            for event in read_directory(self._directory, dialect, "skip", skipped=[]):
+                if (event.run_id, event.attempt) != self._owner or not is_merged(event.file):
+                    continue
+                self._note(event.step, event.wall_time, event.values)
+                for value in event.values:
+                    self.has_graph |= value.plugin == "graph"
+                    if dialect == MINDSPORE:
+                        number = value.data if value.plugin == "scalar" else 0.0
+                        self._points[value.plugin, value.tag].add(event.step, number)
+                if dialect == MINDSPORE and event.seq > last_seq:
+                    lacking = Event(event.step, event.wall_time, event.values)
+                    self._writer.write(self._batch_of([lacking], event.seq))
+
+    def _note(self, step: int, wall_s: float, values: Iterable[Value]) -> None:
+        self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
+        for value in values:
+            key = (value.plugin, value.tag)
+            self._written[key] = max(step, self._written.get(key, step))
+
+    def _batch_of(self, events: list[Event], first_seq: int) -> Batch:
+        run_id, attempt = self._owner
+        return Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=first_seq, events=events)
+
+    def has(self, key: tuple[str, str], step: int) -> bool:
+        """Whether the files held a plugin's tag at this step, or at a later one, when they were opened."""
+        known = self._written.get(key)
+        return known is not None and known >= step
+
+    def holds(self, key: tuple[str, str], step: int, number: float = 0.0) -> bool:
+        """As `has`; counts a value that differs. `number`: of a scalar."""
+        if not self.has(key, step):
+            return False
+        self.differing += not self._points[key].holds(step, number)
+        return True
+
+    def put(
+        self,
+        step: int,
+        wall_s: float,
+        scalars: Iterable[Value],
+        read: Callable[[], list[Value]] | None = None,
+    ) -> None:
+        """Queue values of one step, without those that the files had from the beginning; see `flush`.
+
+        Args:
+            step: for each tag, the steps must rise.
+            wall_s: seconds since the epoch.
+            scalars: values that are written as they are.
+            read: gives more values, when they are about to be written.
+        """
+        new = []
+        for value in scalars:
+            if value.plugin != "scalar" or not self.holds(("scalar", value.tag), step, value.data):
+                new.append(value)
+        if not new and read is None:
+            return
+        if len(self._queue) >= MAX_QUEUED:
+            self._queue.popleft()
+            self.left_out += 1
+        self._queue.append(_Entry(step, wall_s, new, read))
+
+    def flush(self) -> None:
+        """Write what is queued; after an OSError, it stays queued, and the call may be repeated."""
+        while self._batch or self._queue:
+            if self._batch is None:
+                events = list(self._next_events())
+                if not events:
+                    continue
+                self._batch = self._batch_of(events, self._writer.last_seq + 1)
+            self._writer.write(self._batch)
+            for event in self._batch.events:
+                assert isinstance(event, Event)
+                if event.values[0].plugin not in LINEAGE_PLUGINS:
+                    self.last_step = max(self.last_step, event.step)
+                    self.last_s = max(self.last_s, event.wall_time)
+            self._batch = None
+
+    def _next_events(self) -> Iterator[Event]:
+        """The events of the next steps; of one step if it has bulk values, to hold few of them in memory."""
+        room = _BATCH_VALUES
+        while self._queue and room > 0:
+            step, wall_s, scalars, read = self._queue[0]
+            if read is not None and room < _BATCH_VALUES:
+                return
+            values = [*scalars, *(read() if read is not None else ())]
+            self._queue.popleft()
+            room -= _BATCH_VALUES if read is not None else len(values)
+            if values:
+                yield from chain.from_iterable(map(split_event, step_events(step, wall_s, values)))
+
+    def close(self) -> None:
+        """Write what is queued and close the files; raises OSError. The call may be repeated."""
+        self.flush()
+        self._writer.close()
+
+    def abandon(self) -> None:
+        """Close the files without writing what is queued."""
+        self._writer.close()

@@ -1,0 +1,135 @@
+"""Follows the event files of one rank's attempt while they grow; nothing is read twice."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from distsummary.format.frames import read_frames
+from distsummary.format.records import DIALECTS, Value
+from distsummary.format.wire import read_identity
+from distsummary.reading.reader import Damage, ReadEvent, read_file
+from distsummary.reading.segments import segments
+
+_SETTLED_S = 3.0  # a directory that has not changed for this long is not listed again until it changes
+
+
+class Place(NamedTuple):
+    """Where an event or a batch of them lies: the bytes `start` to `end` of a file."""
+
+    file: Path
+    start: int
+    end: int
+
+
+class RankTail:
+    """The new events of one rank, poll by poll; it never waits.
+
+    The files of the attempt are read in MindSpore's dialect or, if there are none, in TensorBoard's. An
+    incomplete event at the end of a file is left for the next poll.
+
+    Args:
+        directory: the rank's directory; it may appear later.
+        run_id, attempt: whose events to read; those of others are left out.
+
+    Attributes:
+        damage: the damaged places that were skipped.
+        is_at_end: whether the last `read` reached the end of the files.
+    """
+
+    def __init__(self, directory: Path, run_id: str, attempt: int) -> None:
+        self.directory = directory
+        self.damage: list[Damage] = []
+        self.is_at_end = False
+        self._owner = (run_id, attempt)
+        self._files: list[Path] = []
+        self._owns: dict[Path, bool] = {}  # whether a file is of the attempt, by its first record
+        self._ends: dict[Path, int] = {}  # file -> up to where it has been read
+        self._sizes: dict[Path, int] = {}  # file -> its size when its end was reached
+        self._known: Path | None = None  # the files before this one are known to their ends
+        self._changed_ns, self._changed_s = -1, 0.0  # the directory's time of change, and when it was noticed
+
+    def told(self, name: str, end: int) -> Place | None:
+        """Note that everything up to byte `end` of the file `name`, and in older files, has been told.
+
+        Returns the place of what was told last: the part that was not known before.
+        """
+        if not name:
+            return None
+        file = self.directory / name
+        start = self._ends.get(file, 0)
+        self._known, self._ends[file] = file, max(start, end)
+        return Place(file, start, end)
+
+    def read(self, limit: int) -> list[ReadEvent]:
+        """At most `limit` events that have not been returned yet; raises OSError."""
+        found: list[ReadEvent] = []
+        self.is_at_end = True
+        for file in self._listed():
+            with suppress(FileNotFoundError):  # removed since it was listed
+                size = file.stat().st_size
+                start = self._ends.get(file, 0)
+                if size <= max(start, self._sizes.get(file, 0)):
+                    continue
+                left = limit - len(found)
+                events = list(islice(read_file(file, "tail", start=start, skipped=self.damage), left))
+                found += [event for event in events if (event.run_id, event.attempt) == self._owner]
+                if events:
+                    self._ends[file] = events[-1].end
+                if len(events) == left:
+                    self.is_at_end = False
+                    break
+                self._sizes[file] = size
+        return found
+
+    def _listed(self) -> list[Path]:
+        """The files that may have something new, in the order of their stamps."""
+        try:
+            changed_ns = self.directory.stat().st_mtime_ns
+        except FileNotFoundError:
+            return []
+        now_s = time.monotonic()
+        if changed_ns != self._changed_ns:
+            self._changed_ns, self._changed_s = changed_ns, now_s
+        if now_s - self._changed_s < _SETTLED_S:  # a clock too coarse may hide a second change
+            self._files = self._own_files()
+        if self._known in self._files:
+            return self._files[self._files.index(self._known) :]
+        return self._files
+
+    def _own_files(self) -> list[Path]:
+        for dialect in DIALECTS:
+            found = [file for file in segments(self.directory, dialect) if self._is_own(file)]
+            if found:
+                return found
+        return []
+
+    def _is_own(self, file: Path) -> bool:
+        if file not in self._owns:
+            frame = next((frame for frame in read_frames(file) if frame.damage is None), None)
+            if frame is None:  # its first record is still to come
+                return False
+            try:
+                ids = read_identity(frame.payload)
+            except ValueError:  # another program's
+                return self._owns.setdefault(file, False)
+            self._owns[file] = (ids.run_id, ids.attempt) == self._owner
+        return self._owns[file]
+
+
+def place_of(event: ReadEvent) -> Place:
+    """Where an event was read."""
+    return Place(event.file, event.offset, event.end)
+
+
+def values_at(place: Place, step: int) -> Iterator[Value]:
+    """The values that the events in `place` hold of a step, in recording order; damage is skipped."""
+    skipped: list[Damage] = []
+    with suppress(FileNotFoundError):
+        for event in read_file(place.file, "skip", start=place.start, skipped=skipped):
+            if event.offset >= place.end:
+                return
+            if event.step == step or (event.values and event.values[0].plugin == "graph"):
+                yield from event.values
