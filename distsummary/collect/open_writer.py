@@ -25,7 +25,7 @@ def open_writer(spec: WriterSpec, collectors: str) -> AsyncWriter:
     if collectors == "process" or not is_in_ray:
         writer: Writer = RankWriter(spec)
     else:
-        from distsummary.collect.actor import RemoteWriter  # import Ray only where it is used
+        from distsummary.collect.actor_writer import RemoteWriter  # import Ray only where it is used
 
         writer = RemoteWriter(spec)
     return AsyncWriter(writer, spec)

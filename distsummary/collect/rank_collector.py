@@ -1,22 +1,21 @@
 """The collector of one rank: receives batches, writes them to files and acknowledges them."""
 
-import os
-import platform
 import uuid
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import Batch, Health
+from distsummary.topology import own_process
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 
 class Greeting(NamedTuple):
-    """What a collector tells its sender: session, process, and the counters of its files."""
+    """What a collector tells its sender: session, process (see `is_alive`), and the counters of its files."""
 
     session: str
-    host: str
-    pid: int
+    process: Mapping[str, Any]
     health: Health
 
 
@@ -39,7 +38,7 @@ class RankCollector:
         raises RunDirError if they cannot be made or written.
         """
         health = self._opened().health()
-        return Greeting(self.session, platform.node(), os.getpid(), health)
+        return Greeting(self.session, own_process(), health)
 
     def _opened(self) -> RankWriter:
         # not opened by the constructor: if a constructor raises, Ray starts a new process

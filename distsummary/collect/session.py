@@ -406,6 +406,7 @@ class Session:
             ("closing the event files", close_writer),
             ("counting what was written", count),
             ("leaving the run", leave),
+            ("counting a failure to leave", count),
         ]
         for what, part in parts:
             try:

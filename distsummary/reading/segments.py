@@ -10,6 +10,7 @@ from distsummary.format.records import MINDSPORE, TENSORBOARD
 LINEAGE_SUFFIX = "_lineage"
 
 _MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
+_SOURCE = re.compile(r"summary\.\d{1,10}\.(?P<first>.+)\.[^.]+$|tfevents\..*\.(?P<last>[^.]+)$")
 _TENSORBOARD_NAME = re.compile(r"tfevents\.(?P<stamp>\d{1,10})\.")
 
 
@@ -46,6 +47,12 @@ def stamp_of(name: str) -> int | None:
     """The stamp (seconds) in an event file's name, None for any other file."""
     match = _TENSORBOARD_NAME.search(name) or _MINDSPORE_NAME.search(name)
     return int(match["stamp"]) if match else None
+
+
+def source_of(name: str) -> str | None:
+    """The `source` in an event file's name, None for any other file."""
+    match = _SOURCE.search(name)
+    return match and (match["first"] or match["last"])
 
 
 def segments(directory: Path, dialect: str) -> list[Path]:

@@ -38,7 +38,8 @@ RESERVE = 16  # 1/16 of the budget is left for other events while an event large
 AT_ONCE = 1 << 11  # items processed in one go; more would make the training thread wait for the GIL
 BLOCK_S = 0.5  # how long a caller waits when the budget is full
 FLUSH_S = 30.0
-CLOSE_S = 20.0  # how long `close` waits for a collector that is being restarted
+CLOSE_S = 20.0  # how long `close` waits for a slow disk
+CLOSE_HELPER_S = 9.0  # how long it waits for a helper process that takes nothing, such as a collector
 REFUSED_S = 0.5  # how long `flush` waits for a disk that takes nothing, such as a full one
 CLOSE_REFUSED_S = 3.0  # how long `close` does
 LATE_S = 1.0  # how much longer it tries each of the remaining batches once: a small one may find room
@@ -62,6 +63,7 @@ class AsyncWriter:
         self._queue: deque[Item] = deque()
         self._event_bytes = 0  # of the events in the queue and in progress, without those of `write_row`
         self._in_progress = 0  # items that the thread is processing
+        self._taken: list[Item] = []  # these items
         self._fast_length = 0  # length of the queue up to which `write_row` may skip the checks
         self._is_asleep = False
         self._done = 0
@@ -73,6 +75,7 @@ class AsyncWriter:
         self._refused_since = 0.0
         self._flushes = 0
         self._missing = ""  # why events are missing from the files
+        self._final: Health | None = None  # the counters when `close` gave up
         self._failures = Failures(
             Health(), logger, raise_exception=spec.raise_exception, prefix=f"rank={spec.rank} "
         )
@@ -179,6 +182,7 @@ class AsyncWriter:
             target = self._done + self._in_progress + len(self._queue)
             self._hurry = True
             self._flushes += 1
+            self._writer.hurry()
             self._changed.notify_all()
 
             def is_over() -> bool:
@@ -201,8 +205,9 @@ class AsyncWriter:
     def close(self) -> str:
         """Write the queued events, end the thread and close the inner writer; a second call does nothing.
 
-        Events are dropped and counted if the disk takes nothing for 3 s (a full disk), or if a collector that
-        is being restarted takes nothing for 20 s. A signal handler may call `close`.
+        Events are dropped and counted if the disk takes nothing for 3 s (a full disk), if a helper process
+        that the inner writer uses takes nothing for 9 s, or if a slow disk has not taken all after 20 s.
+        A signal handler may call `close`.
 
         Returns why events are missing from the files; empty if all were written.
         """
@@ -212,19 +217,20 @@ class AsyncWriter:
             self._is_closed = self._hurry = True
             self._fast_length = 0
             self._closed_at = time.monotonic()
+            self._writer.hurry(is_closing=True)
             self._changed.notify_all()
             # Not Thread.join: if a signal handler calls `close`, its thread may already hold the lock, and
             # only waiting on the condition releases the lock.
             self._changed.wait_for(lambda: self._is_stopped, timeout=CLOSE_S + BLOCK_S)
             if not self._is_stopped:
-                self._drop_queue("the inner writer neither accepted nor refused the last events")
+                self._give_up("the inner writer neither accepted nor refused the last events")
         if self._is_stopped:
             self._thread.join(BLOCK_S)
         return self._missing
 
     def health(self) -> Health:
         """The inner writer's counters plus the drops and failures of this queue."""
-        return self._writer.health().plus(self._failures.health)
+        return self._final or self._writer.health().plus(self._failures.health)
 
     # --- in the writer thread
 
@@ -255,7 +261,8 @@ class AsyncWriter:
             self._lose(self._stop_reason)
         finally:
             try:
-                self._writer.close()
+                missing = self._writer.close()
+                self._missing = self._missing or missing
             except Exception as error:  # as above: no caller is left to raise to
                 self._count(f"closing: {told(error)}")
             finally:  # in any case: `close` waits for this
@@ -278,7 +285,7 @@ class AsyncWriter:
                 item = self._queue.popleft()
                 taken.append(item)
                 size += item[1] if isinstance(item[1], int) else 0
-            self._in_progress = len(taken)
+            self._in_progress, self._taken = len(taken), taken
         events = joined(taken, self._resolved)
         if events:
             batch = Batch(
@@ -302,7 +309,7 @@ class AsyncWriter:
             self._persist(self._writer.flush)
         with self._changed:
             self._event_bytes -= size
-            self._in_progress = 0
+            self._in_progress, self._taken = 0, []
             self._done += len(taken)
             self._set_fast_length()
             self._changed.notify_all()
@@ -339,7 +346,7 @@ class AsyncWriter:
 
     def _is_overdue(self, more_s: float = 0.0) -> bool:
         """Whether `close` was called so long ago that the inner writer gets no more time."""
-        patience_s = CLOSE_REFUSED_S if self._refusal else CLOSE_S
+        patience_s = CLOSE_REFUSED_S if self._refusal else CLOSE_HELPER_S
         return time.monotonic() > self._closed_at + patience_s + more_s
 
     def _resolved(self, event: Event) -> Event:
@@ -371,6 +378,15 @@ class AsyncWriter:
         """Count a failure after which events are missing from the files."""
         self._missing = self._missing or reason
         self._count(reason, dropped)
+
+    def _give_up(self, reason: str) -> None:
+        """Count as dropped what is not acknowledged, whatever the thread, which is stuck, may do with it."""
+        self._drop_queue(reason)
+        taken = [event for item in self._taken for event in events_in(item)]
+        lost = Counter(value.plugin for event in taken for value in event.values) + self._writer.pending()
+        if lost:
+            self._lose(reason, lost)
+        self._final = self.health()
 
     def _drop_queue(self, reason: str) -> None:
         while self._queue:

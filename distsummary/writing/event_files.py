@@ -10,7 +10,7 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.frames import Framed, frame
 from distsummary.format.records import MINDSPORE, SYNCED, TENSORBOARD, EventIds
 from distsummary.publish import ensure_directory, remove_leftovers
-from distsummary.reading.reader import read_last_seq
+from distsummary.reading.reader import files_of_attempt, read_last_seq
 from distsummary.reading.segments import SegmentName, next_stamp
 from distsummary.writing.files import Files
 from distsummary.writing.segment import Segment, cut_torn_tails, discard, open_segments
@@ -49,6 +49,9 @@ class EventFiles:
         last_seq: for each dialect, the highest seq that its files are known to hold.
         name: the parts that all file names share. ids: the run id and attempt of the events.
 
+    What an earlier writer of the same attempt acknowledged, such as a killed collector, is made durable too:
+    at once with the delivery "synced", otherwise by `close`.
+
     Raises:
         RunDirError: the directory cannot be made or written.
     """
@@ -62,7 +65,7 @@ class EventFiles:
         self.name = SegmentName(
             prefix=spec.prefix,
             suffix=spec.suffix,
-            source=str(spec.rank) if spec.source is None else spec.source,
+            source=spec.writer_name,
             host=files.host(),
             pid=files.pid(),
         )
@@ -77,6 +80,14 @@ class EventFiles:
         remove_leftovers(self._directory)
         cut_torn_tails(self._directory, files)
         self.last_seq = {dialect: self._last_seq_in_files(dialect) for dialect in self._formats}
+        self._inherited = [
+            path
+            for dialect in self._formats
+            if self.last_seq[dialect]
+            for path in files_of_attempt(self._directory, dialect, spec.run_id, spec.attempt)
+        ]
+        if self._group is not None:
+            self._sync_inherited()
         self._named_at: float | None = files.now()  # for the first files' names; then None
         stamp = next_stamp(self._directory, self._named_at)
         self.paths = {
@@ -191,6 +202,23 @@ class EventFiles:
         for error in self._try_syncs():
             self._fail(f"not durable yet: {error}")
 
+    def _sync_inherited(self) -> None:
+        """Make the files of earlier writers of this attempt durable; a failure is raised by `close`."""
+        while self._inherited:
+            path = self._inherited.pop()
+            try:
+                descriptor = self._files.open_dead(path)
+                if descriptor is not None:  # otherwise its writer still lives
+                    try:
+                        self._files.sync(descriptor)
+                    finally:
+                        self._files.close(descriptor)
+            except FileNotFoundError:
+                continue  # it was deleted
+            except OSError as error:  # a later sync would succeed although data may be lost
+                self._not_durable = error
+                self._fail(f"what an earlier writer of {self._directory} wrote may not be durable: {error}")
+
     def _try_syncs(self) -> list[OSError]:
         with self._syncing:
             return [error for segment in self._segments.values() if (error := _try_sync(segment))]
@@ -226,6 +254,7 @@ class EventFiles:
         """Make the files durable and close them; raises OSError if something may not be durable."""
         if self._group is not None:
             self._group.close()
+        self._sync_inherited()
         try:
             self.sync()
         finally:

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -21,12 +22,18 @@ _REMEDIES = {
     errno.EFBIG: "raise the limit of the file size (ulimit -f)",
     errno.EROFS: "make the file system writable",
 }
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def told(error: Exception) -> str:
     """An error as the reason of a failure, with the remedy if the disk takes no more."""
     remedy = _REMEDIES.get(error.errno) if isinstance(error, OSError) and error.errno else None
-    return f"{type(error).__name__}: {error}" + (f"; {remedy}" if remedy else "")
+    return one_line(f"{type(error).__name__}: {error}") + (f"; {remedy}" if remedy else "")
+
+
+def one_line(text: str) -> str:
+    """The text in one line, without colour codes: errors of Ray and C++ are pages of them."""
+    return " ".join(filter(None, map(str.strip, _COLOUR.sub("", text).splitlines())))
 
 
 class Failures:
@@ -48,7 +55,7 @@ class Failures:
 
     def count(self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE) -> None:
         """Count a failure; `dropped`: plugin (kind of value) -> lost values. Any thread may call `count`."""
-        errors = self.health.errors
+        errors, reason = self.health.errors, one_line(reason)
         if reason not in errors and len(errors) >= MAX_REASONS:
             reason = f"further reasons, after {MAX_REASONS} different ones"
         if reason not in errors:

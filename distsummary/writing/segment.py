@@ -11,7 +11,7 @@ from pathlib import Path
 from distsummary.errors import RunDirError
 from distsummary.format.frames import Framed, Part, joined, whole_length
 from distsummary.publish import temporary_name
-from distsummary.reading.segments import SegmentName, all_event_files, next_stamp
+from distsummary.reading.segments import SegmentName, all_event_files, next_stamp, source_of
 from distsummary.writing.files import MAX_PARTS, Files
 
 _TORN_NAME = re.compile(r"torn-(\d+)\.bin")
@@ -52,6 +52,21 @@ def cut_torn_tail(path: Path, files: Files) -> bool:
         return True
     finally:
         files.close(descriptor)
+
+
+def has_live_writer(directory: Path, source: str, files: Files | None = None) -> bool:
+    """Whether a process holds an event file of this source open for writing, on any machine.
+
+    It shows by the lock of `Files.create`, as far as the file system shares locks between machines.
+    """
+    files = files or Files()
+    for path in all_event_files(directory) if directory.is_dir() else []:
+        if source_of(path.name) == source:
+            descriptor = files.open_dead(path)
+            if descriptor is None:
+                return True
+            files.close(descriptor)
+    return False
 
 
 class Segment:

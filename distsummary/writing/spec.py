@@ -71,3 +71,8 @@ class WriterSpec:
     batch_bytes: int = 1 << 20
     retry_s: float = 0.2
     raise_exception: bool = False
+
+    @property
+    def writer_name(self) -> str:
+        """The part of the file names that distinguishes the writers of one run."""
+        return str(self.rank) if self.source is None else self.source

@@ -51,11 +51,20 @@ class Writer(Protocol):
     def flush(self) -> None:
         """Return when everything accepted is in the files."""
 
-    def close(self) -> None:
-        """Flush and end; a second call does nothing."""
+    def close(self) -> str:
+        """Flush and end; a second call does nothing. Returns why accepted batches are missing, or ""."""
 
     def health(self) -> Health:
         """Counters so far."""
+
+    def hurry(self, *, is_closing: bool = False) -> None:
+        """A caller waits for a `flush` (or the `close`) to come: do not wait long for a helper process.
+
+        Any thread may call it, also a signal handler.
+        """
+
+    def pending(self) -> Counter[str]:
+        """How many values of each plugin were accepted but not acknowledged; any thread may call it."""
 
 
 class EventWriter(Protocol):
@@ -219,11 +228,19 @@ class RankWriter:
         """With the delivery "synced", wait until everything is durable; otherwise there is nothing to do."""
         self._event_files.sync()
 
-    def close(self) -> None:
+    def close(self) -> str:
         """Make the files durable and close them; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._event_files.close()
+        return ""
+
+    def hurry(self, *, is_closing: bool = False) -> None:
+        """There is no helper process."""
+
+    def pending(self) -> Counter[str]:
+        """Nothing: `write` returns when the batch is in the files."""
+        return Counter()
 
     def health(self) -> Health:
         """Counters so far."""

@@ -3,16 +3,22 @@
 import os
 import shutil
 import signal
+import subprocess
 import threading
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from distsummary.collect.actor import RemoteWriter
+from distsummary.collect.actor_writer import RemoteWriter
+from distsummary.collect.rank_collector import RankCollector
+from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS, Batch, Event, Value
+from distsummary.format.wire import read_identity
 from distsummary.reading.reader import read_directory
+from distsummary.reading.segments import segments
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
 
@@ -43,6 +49,12 @@ def collector_pid(remote: RemoteWriter) -> int:
 
 def steps(path, dialect) -> list[int]:
     return [event.step for event in read_directory(path, dialect)]
+
+
+def seqs(path, dialect) -> list[int]:
+    """Of every frame in every file: nothing is hidden by the reader's own de-duplication."""
+    frames = [frame for segment in segments(path, dialect) for frame in read_frames(segment)]
+    return [seq for frame in frames if (seq := read_identity(frame.payload).seq)]
 
 
 def test_what_a_rank_hands_over_is_in_both_files(tmp_path):
@@ -153,7 +165,7 @@ def test_the_largest_events_arrive_and_only_the_budget_is_on_its_way(tmp_path):
 
 
 def test_a_stopped_collector_is_replaced_and_nobody_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.actor.ANSWER_S", 1.0)
+    monkeypatch.setattr("distsummary.collect.patience.ANSWER_S", 1.0)
     remote, writer = open_remote(tmp_path)
     writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
     writer.flush()
@@ -164,3 +176,129 @@ def test_a_stopped_collector_is_replaced_and_nobody_hangs(tmp_path, monkeypatch)
     for dialect in DIALECTS:
         assert steps(tmp_path, dialect) == list(range(20))
     assert writer.health().dropped == {}
+
+
+def test_a_collector_that_hangs_at_the_end_costs_no_event(tmp_path, monkeypatch):
+    monkeypatch.setattr("distsummary.collect.patience.AWAITED_S", 0.5)
+    remote, writer = open_remote(tmp_path)
+    writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
+    writer.flush()
+    process = psutil.Process(collector_pid(remote))
+    process.suspend()
+    for step in range(1, 200):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    assert writer.close() == ""
+    for dialect in DIALECTS:
+        assert seqs(tmp_path, dialect) == list(range(1, 201))
+    assert writer.health().dropped == {}
+    assert any("writes its files itself" in reason for reason in writer.health().errors)
+    assert not process.is_running()  # otherwise it might write once more when it goes on
+
+
+def test_a_collector_that_hangs_keeps_no_flush_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr("distsummary.collect.patience.AWAITED_S", 0.5)
+    remote, writer = open_remote(tmp_path)
+    for step in range(50):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+        if step == 20:
+            writer.flush()
+            os.kill(collector_pid(remote), signal.SIGSTOP)
+    assert writer.flush()
+    for dialect in DIALECTS:
+        assert seqs(tmp_path, dialect) == list(range(1, 51))
+    writer.write(Event(50, 0.0, [Value("scalar", "loss", 50.0)]))
+    writer.close()
+    assert steps(tmp_path, "mindspore") == list(range(51))
+    assert writer.health().events == 51
+
+
+def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_without(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("distsummary.collect.patience.STARTS", 3)
+    started = []
+
+    class Dying(RankCollector):
+        def hello(self):
+            os._exit(1)
+
+    def start(spec):
+        started.append(spec)
+        return ray.remote(Dying).options(num_cpus=0).remote(spec)
+
+    monkeypatch.setattr("distsummary.collect.actor_writer.start_collector", start)
+    _, writer = open_remote(tmp_path)
+    for step in range(50):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    assert writer.flush()
+    assert len(started) == 3
+    assert steps(tmp_path, "mindspore") == list(range(50))
+    writer.close()
+    gave_up, died = writer.health().errors
+    assert died.startswith("CollectorError: the collector has died: ActorDiedError: The actor died")
+    assert "pid:" not in died
+    assert gave_up == "the rank writes its files itself: the collector has died 3 times in a row"
+
+
+def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("distsummary.collect.patience.OUTAGE_S", 0.0)
+    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_REFUSED_S", 0.1)
+    monkeypatch.setattr("distsummary.writing.async_writer.LATE_S", 0.1)
+    (tmp_path / "rank").touch()
+    _, writer = open_remote(tmp_path / "rank")
+    for step in range(100):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    assert not writer.flush()
+    assert "rank must be a directory, but it or a parent is a file" in writer.close()
+    assert writer.health().dropped == {"scalar": 100}
+    assert writer.health().events == 0
+
+
+def test_what_the_collector_cannot_open_the_rank_writes_itself_when_it_can(tmp_path, monkeypatch):
+    monkeypatch.setattr("distsummary.collect.patience.OUTAGE_S", 0.0)
+    (tmp_path / "rank").touch()
+    _, writer = open_remote(tmp_path / "rank")
+    for step in range(100):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    assert not writer.flush()
+    (tmp_path / "rank").unlink()
+    assert writer.close() == ""
+    assert steps(tmp_path / "rank", "mindspore") == list(range(100))
+
+
+def test_what_is_on_its_way_when_ray_ends_is_written_by_the_rank(tmp_path, monkeypatch):
+    remote, writer = open_remote(tmp_path)
+    for step in range(50):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+        if step == 20:
+            writer.flush()
+            pid = collector_pid(remote)
+            monkeypatch.setattr(remote, "_is_connected", lambda: False)
+    assert writer.close() == ""
+    for dialect in DIALECTS:
+        assert seqs(tmp_path, dialect) == list(range(1, 51))
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_counters_of_a_killed_collector_are_kept(tmp_path):
+    remote, writer = open_remote(tmp_path)
+    for step in range(20):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+        if step == 10:
+            writer.flush()
+            os.kill(collector_pid(remote), signal.SIGKILL)
+    writer.close()
+    assert writer.health().events == 20
+
+
+def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
+    remote, writer = open_remote(tmp_path)
+    writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
+    writer.close()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            remote._process = {**remote._process, "pid": other.pid}
+            remote._end_collector()
+            assert other.poll() is None
+        finally:
+            other.kill()

@@ -69,6 +69,16 @@ def test_a_coordinator_that_refuses_the_lineage_is_counted_and_raised_if_asked_f
         train(SummaryCollector(tmp_path, coordinator=Refusing(), raise_exception=True))
 
 
+def test_a_coordinator_that_refuses_the_end_is_counted_too(tmp_path, writers):
+    class Refusing(ListCoordinator):
+        def finish(self, topology, attempt, health):
+            raise StaleAttemptError("superseded")
+
+    collector = SummaryCollector(tmp_path, coordinator=Refusing())
+    train(collector)
+    assert collector.health().errors == {"leaving the run: StaleAttemptError: superseded": 1}
+
+
 def test_an_evaluation_is_recorded_at_the_step_of_the_training(tmp_path, writers):
     coordinator = ListCoordinator()
     with Run(callbacks=SummaryCollector(tmp_path, coordinator=coordinator), network=Model()) as run:

@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ class Sink:
         self.gate.set()
         self.error: Exception | None = None
         self.closed = 0
+        self.hurries: list[bool] = []
         self._health = Health(last_seq=last_seq)
         self.flushes = 0
 
@@ -36,11 +38,18 @@ class Sink:
     def flush(self) -> None:
         self.flushes += 1
 
-    def close(self) -> None:
+    def close(self) -> str:
         self.closed += 1
+        return ""
 
     def health(self) -> Health:
         return self._health
+
+    def hurry(self, *, is_closing: bool = False) -> None:
+        self.hurries.append(is_closing)
+
+    def pending(self) -> Counter[str]:
+        return Counter()
 
     @property
     def events(self) -> list[Event]:
@@ -288,6 +297,47 @@ def test_a_writer_that_cannot_start_hangs_nobody_and_counts_what_it_loses():
     assert writer.close() == "the writer thread stopped: RuntimeError: the collector did not come up"
     assert writer.health().dropped == {"scalar": 1}
     assert sink.closed == 1
+
+
+def test_what_a_stuck_thread_holds_is_counted_once_when_close_gives_up(monkeypatch):
+    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_S", 0.05)
+    monkeypatch.setattr("distsummary.writing.async_writer.BLOCK_S", 0.05)
+
+    class Buffering(Sink):
+        def pending(self) -> Counter[str]:
+            return Counter(scalar=5)  # accepted, but not acknowledged
+
+    sink = Buffering()
+    sink.gate.clear()
+    writer = start(sink)
+    writer.write(event(1, Value("scalar", "a", 1.0), Value("scalar", "b", 1.0)))
+    while not writer._in_progress:
+        threading.Event().wait(0.001)
+    writer.write(event(2))
+    missing = "the inner writer neither accepted nor refused the last events"
+    assert writer.close() == missing
+    assert writer.health().dropped == {"scalar": 2 + 1 + 5}
+    sink.gate.set()
+    writer._thread.join()
+    assert writer.health().dropped == {"scalar": 8}
+    assert writer.health().errors == {missing: 2}
+
+
+def test_a_writer_that_lost_batches_says_so_when_it_closes():
+    class Losing(Sink):
+        def close(self) -> str:
+            return "the collector did not acknowledge it in time"
+
+    assert start(Losing()).close() == "the collector did not acknowledge it in time"
+
+
+def test_the_inner_writer_learns_that_a_caller_waits():
+    sink = Sink()
+    writer = start(sink)
+    writer.write(event(1))
+    writer.flush()
+    writer.close()
+    assert sink.hurries == [False, True]
 
 
 def test_close_is_idempotent_and_ends_the_thread():

@@ -5,13 +5,14 @@ import os
 import struct
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from distsummary.format.frames import Part, read_frames
-from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, Batch, Event, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, WRITTEN, Batch, Event, Value
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments, stamp_of
 from distsummary.writing.event_files import GROUP_BYTES, GroupSync
@@ -240,6 +241,50 @@ def test_bulk_values_are_dropped_and_counted_while_the_disk_is_nearly_full(tmp_p
     assert found == [["scalar"], ["scalar", "histogram"]]
     assert rank_writer.health().dropped == {"histogram": 1}
     assert any("nearly full" in reason for reason in rank_writer.health().errors)
+
+
+def die(rank_writer: RankWriter) -> None:
+    for segment in rank_writer._event_files._segments.values():
+        segment.close()  # as the kernel does
+    rank_writer._event_files._segments = {}
+    rank_writer.close()
+
+
+@pytest.mark.parametrize("delivery", [WRITTEN, SYNCED])
+def test_what_a_killed_writer_of_the_attempt_left_is_made_durable_by_the_next(tmp_path, delivery):
+    class Syncs(Clock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.synced: list[str] = []
+
+        def sync(self, descriptor: int) -> None:
+            self.synced.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+            super().sync(descriptor)
+
+    def killed(attempt: int) -> list[str]:
+        rank_writer = writer(tmp_path, Clock(), attempt=attempt, delivery=delivery)
+        rank_writer.write(replace(batch(1, 3), attempt=attempt))
+        die(rank_writer)
+        return [os.path.realpath(path) for path in rank_writer._event_files.paths.values()]
+
+    killed(0)  # an older attempt is not this writer's business
+    left, files = killed(1), Syncs()
+    rank_writer = writer(tmp_path, files, attempt=1, delivery=delivery)
+    assert sorted(files.synced) == (sorted(left) if delivery == SYNCED else [])
+    rank_writer.close()
+    assert sorted(files.synced) == sorted(left)
+
+
+def test_a_failed_sync_of_what_a_killed_writer_left_is_raised_by_close(tmp_path):
+    first = writer(tmp_path, Clock())
+    first.write(batch(1, 3))
+    die(first)
+    files = Clock()
+    rank_writer = writer(tmp_path, files)
+    files.failing_syncs = 1
+    with pytest.raises(OSError, match="Input/output error"):
+        rank_writer.close()
+    assert any("may not be durable" in reason for reason in rank_writer.health().errors)
 
 
 def test_a_group_is_synced_after_its_interval_or_at_its_size_and_nothing_wakes_an_idle_one():

@@ -7,7 +7,7 @@ import pytest
 
 from distsummary.errors import WriteError
 from distsummary.format.records import Health
-from distsummary.writing.health import BoundedWait, Failures
+from distsummary.writing.health import BoundedWait, Failures, told
 
 
 def failures(**options) -> Failures:
@@ -31,6 +31,13 @@ def test_a_reason_is_logged_once_with_its_prefix_and_counts_what_it_cost(caplog)
     assert caplog.text.count("rank=3 the disk is full") == 1
     assert counted.health.errors == {"the disk is full": 3}
     assert counted.health.dropped == {"scalar": 6}
+
+
+def test_a_reason_is_one_line_without_colours():
+    counted = failures()
+    counted.count("\x1b[36mray::B.x()\x1b[39m (pid=7)\n    ^^^^\n\nValueError: no")
+    assert counted.health.errors == {"ray::B.x() (pid=7) ^^^^ ValueError: no": 1}
+    assert told(ValueError("one\n  two")) == "ValueError: one two"
 
 
 def test_a_failure_of_the_background_is_raised_once_if_asked_for():

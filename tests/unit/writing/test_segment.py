@@ -8,7 +8,7 @@ from distsummary.format.frames import Part, frame, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD
 from distsummary.reading.segments import SegmentName, next_stamp, stamp_of
 from distsummary.writing.files import Files, sanitise_host
-from distsummary.writing.segment import Segment, cut_torn_tails, open_segments
+from distsummary.writing.segment import Segment, cut_torn_tails, has_live_writer, open_segments
 
 NAME = SegmentName(host="node-1", pid=7)
 
@@ -157,3 +157,13 @@ def test_a_frame_that_its_writer_ends_meanwhile_is_not_cut(tmp_path):
     assert cut_torn_tails(tmp_path, LateWriter()) == []
     assert path.read_bytes() == frame(b"one") + frame(b"two")
     assert not list(tmp_path.glob("torn-*"))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_live_writer_shows_by_the_lock_of_its_file(tmp_path, dialect):
+    assert not has_live_writer(tmp_path / "absent", "0")
+    opened = open_segments(tmp_path, (dialect,), NAME, Files())[dialect]
+    assert has_live_writer(tmp_path, "0")
+    assert not has_live_writer(tmp_path, "1")
+    opened.close()
+    assert not has_live_writer(tmp_path, "0")

@@ -1,0 +1,377 @@
+"""RemoteWriter: sends batches to the rank's collector until acknowledged, or writes them without it."""
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+
+from distsummary.collect.actor import reason_of, start_collector
+from distsummary.collect.patience import Patience
+from distsummary.errors import StaleAttemptError
+from distsummary.format.records import QUEUED, SYNCED, Batch, Health
+from distsummary.topology import is_alive
+from distsummary.writing.health import told
+from distsummary.writing.segment import has_live_writer
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 4  # batches sent and not yet acknowledged
+SLICE_S = 0.2  # how often a wait looks whether it has become shorter
+END_S = 2.0  # how long to wait for the end of a killed collector
+RAY_IS_GONE = "Ray was shut down before the run was closed"
+
+
+class RemoteWriter:
+    """Sends batches in order to the rank's collector and keeps each one until it is acknowledged.
+
+    If the collector dies or cannot write, its session ends. All unacknowledged batches are then sent to its
+    next session, in the same order and with the same numbers; with the delivery QUEUED they are dropped. An
+    OSError means that the caller must repeat the call (see `Writer`). Only the AsyncWriter's thread may use
+    this object, except for `health`, `hurry` and `pending`, which any thread may call.
+
+    A collector that hangs is killed. After that, and after a collector that does not come back (see
+    `Patience`) or after `ray.shutdown()`, this process writes the files itself for the rest of the run,
+    beginning with the unacknowledged batches; files take only the events that they lack.
+    """
+
+    def __init__(self, spec: WriterSpec) -> None:
+        self._spec = spec
+        self._patience = Patience()
+        self._cluster = ray.get_runtime_context().gcs_address
+        self._actor = start_collector(spec)
+        self._session: str | None = None
+        self._process: Mapping[str, Any] = {}  # the collector's; empty before its first answer
+        # Batches with references to their answers; None: the batch has not been sent to the new session yet.
+        self._sent: deque[tuple[Batch, Any]] = deque()
+        self._own: RankWriter | None = None  # writes the files if the collector does not
+        self._gave_up = ""  # why it does, or is to
+        self._refusal = ""  # why the last write failed
+        self._missing = ""  # why batches are missing from the files
+        self._past = Health()  # of the collectors before this one
+        self._health = Health()
+        self._failed = Health()
+
+    def health(self) -> Health:
+        """The counters of all collectors of this rank so far, plus the events of lost batches."""
+        current = self._health if self._own is None else self._own.health()
+        return _added(self._past, current).plus(self._failed)
+
+    def hurry(self, *, is_closing: bool = False) -> None:
+        """See `Writer.hurry`."""
+        self._patience.hurry(is_closing=is_closing)
+
+    def pending(self) -> Counter[str]:
+        """See `Writer.pending`."""
+        counted: Counter[str] = Counter()
+        for batch, _ in tuple(self._sent):
+            counted += batch.plugins()
+        return counted
+
+    def start(self) -> int:
+        """Wait for the collector; returns the last sequence number in its files."""
+        self._connect()
+        return self.health().last_seq
+
+    def write(self, batch: Batch) -> None:
+        """Send a batch; an OSError means: not accepted.
+
+        Waits while WINDOW batches are unacknowledged, or while they and `batch` exceed the budget in bytes.
+        """
+        while self._sent and (
+            self._session is None or len(self._sent) >= WINDOW or self._exceeds_budget(batch)
+        ):
+            self._settle_oldest()
+        if self._own is None and self._session is None:
+            self._connect()
+        if self._own is None:
+            self._sent.append((batch, self._send(batch)))
+        else:
+            self._own.write(batch)
+
+    def flush(self) -> None:
+        """Return when each batch has been delivered or counted as lost."""
+        while self._sent:
+            self._settle_oldest()
+        if self._own is None and self._spec.delivery == SYNCED:
+            self._ask("flush")
+        if self._own is not None:
+            self._own.flush()
+
+    def close(self) -> str:
+        """Close the files and end the actor; batches without an acknowledgement are counted as dropped.
+
+        Returns why batches are missing from the files; empty if none is.
+        """
+        self._patience.hurry(is_closing=True)
+        try:
+            with contextlib.suppress(OSError):  # the last attempt: what it leaves is counted below
+                while self._sent:
+                    self._settle_oldest()
+            if not self._sent:
+                if self._own is None and (self._session is not None or self._health.last_seq):
+                    self._health = self._ask("close") or self._health
+                if self._own is not None:
+                    self._own.close()
+        except OSError as error:  # what was acknowledged is in the files, but may not be durable
+            self._failed.fail(f"closing: {told(error)}")
+        finally:
+            self._drop_sent(self._refusal or "the collector did not acknowledge it in time")
+            if self._actor is not None and self._is_connected():
+                ray.kill(self._actor, no_restart=True)
+        return self._missing
+
+    def _exceeds_budget(self, batch: Batch) -> bool:
+        return batch.nbytes + sum(sent.nbytes for sent, _ in self._sent) > self._spec.budget_bytes
+
+    # --- calls of the collector
+
+    def _send(self, batch: Batch) -> Any:
+        return self._actor.write.remote(self._session, batch)
+
+    def _settle_oldest(self) -> None:
+        """Await the oldest batch's acknowledgement; after an OSError, all batches are kept unless QUEUED."""
+        if self._session is None:
+            self._resume()
+        if self._own is not None:
+            self._write_sent(self._own)
+            return
+        batch, reference = self._sent[0]
+        try:
+            self._health = self._answer(reference, batch.nbytes)
+        except StaleAttemptError:  # this batch's session is over: the batch is sent again in the next session
+            self._session = None
+            return
+        except CollectorError as error:
+            self._fail(error)
+            if self._own is None:
+                self._drop_if_queued(error)
+                raise
+            return
+        except OSError as error:
+            self._session, self._refusal = None, told(error)
+            self._drop_if_queued(error)
+            raise
+        except Exception as error:  # any other error: the collector would raise it again
+            self._count_lost(batch, told(error))
+        self._patience.works()
+        self._sent.popleft()
+        if self._sent and self._sent[0][1] is None:
+            logger.warning("rank=%d sends %d batch(es) again", self._spec.rank, 1 + len(self._sent))
+            self._sent = deque((waiting, self._send(waiting)) for waiting, _ in self._sent)
+
+    def _resume(self) -> None:
+        """Send the oldest batch to the collector's next session; the others follow when it is acknowledged.
+
+        If the disk still takes nothing, only this one batch was sent in vain.
+        """
+        self._connect()
+        if self._own is not None:
+            return
+        self._ignore_answers()  # they came before the greeting: their session is over
+        batch, _ = self._sent[0]
+        self._sent = deque((waiting, None) for waiting, _ in self._sent)
+        self._sent[0] = batch, self._send(batch)
+
+    def _connect(self) -> None:
+        """Say hello to the collector, a new one if it has died; or let this process write from now on.
+
+        Raises OSError if the caller must repeat the call.
+        """
+        if self._own is not None:
+            return
+        if self._gave_up or not self._is_connected():
+            self._take_over(self._gave_up or RAY_IS_GONE)
+            return
+        if self._actor is None:
+            pause_until = time.monotonic() + self._patience.pause_s()
+            while time.monotonic() < pause_until and not self._patience.is_over():
+                time.sleep(SLICE_S)
+            if self._patience.is_over():
+                self._take_over(self._refusal)
+                return
+            self._actor = start_collector(self._spec)
+        try:
+            greeting = self._answer(self._actor.hello.remote(), until=self._patience.start_until)
+        except CollectorError as error:
+            self._fail(error)
+            if self._own is None:
+                raise
+            return
+        except OSError as error:  # it cannot open its directory
+            self._patience.fails(is_dead=False)
+            self._refusal = told(error)
+            if not self._patience.is_over():
+                raise
+            self._take_over(f"the collector cannot open its directory: {self._refusal}")
+            return
+        if self._process and greeting.process != self._process:
+            self._past = _added(self._past, self._health)
+        self._session, self._process, self._health = greeting.session, greeting.process, greeting.health
+        if not self._sent:
+            self._patience.works()
+
+    def _ask(self, method: str) -> Any:
+        """The answer of the collector to `flush` or `close`; None if this process writes from now on."""
+        if self._session is None:
+            self._connect()
+        if self._own is not None:
+            return None
+        try:
+            return self._answer(getattr(self._actor, method).remote())
+        except CollectorError as error:
+            self._fail(error)
+            if self._own is None:
+                raise
+            return None
+
+    def _answer(self, reference: Any, nbytes: int = 0, *, until: Callable[[], float] | None = None) -> Any:
+        """Wait for the collector's answer, for a batch of `nbytes` or else until the time that `until` tells.
+
+        Raises CollectorError if there is none, otherwise what the collector has raised.
+        """
+        begun = time.monotonic()
+        until = until or partial(self._patience.answer_until, begun, nbytes)
+        while self._is_connected():  # ray.get would start a cluster
+            left_s = until() - time.monotonic()  # it changes when a caller begins to wait
+            try:
+                return ray.get(reference, timeout=max(0.0, min(left_s, SLICE_S)))
+            except GetTimeoutError:
+                if left_s <= SLICE_S:
+                    waited_s = time.monotonic() - begun
+                    raise CollectorError(f"the collector gives no answer for {waited_s:.0f} s") from None
+            except RayTaskError as error:  # raised by the collector: without its stack
+                raise (error.cause if isinstance(error.cause, Exception) else error) from None
+            except ActorUnavailableError as error:  # the connection is broken; the actor may be alive
+                raise CollectorError(
+                    "the collector cannot be reached", reason_of(error), may_live=True
+                ) from None
+            except RayError as error:
+                raise CollectorError("the collector has died", reason_of(error), is_dead=True) from None
+        raise CollectorError(RAY_IS_GONE)
+
+    def _fail(self, error: "CollectorError") -> None:
+        """Decide what follows when the collector does not answer: another attempt, or the own files."""
+        self._session, self._refusal = None, str(error)
+        self._patience.fails(is_dead=error.is_dead)
+        if error.is_dead:
+            self._end_collector()  # also if Ray is wrong
+        if not (error.is_dead or error.may_live) or self._patience.is_over():
+            self._take_over(
+                error.what
+                if self._patience.deaths < 2
+                else f"{error.what} {self._patience.deaths} times in a row"
+            )
+
+    def _is_connected(self) -> bool:
+        # Without a connection, a Ray call would start a cluster; in another cluster the handle is not valid.
+        return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
+
+    # --- without the collector
+
+    def _take_over(self, reason: str) -> None:
+        """Let this process write the files for the rest of the run; raises OSError if that fails for now."""
+        if not self._gave_up:
+            self._gave_up = reason
+            self._failed.fail(f"the rank writes its files itself: {reason}")
+            logger.warning("rank=%d writes its files itself from now on: %s", self._spec.rank, reason)
+        try:
+            self._end_collector()
+            own = RankWriter(self._spec)
+        except OSError as error:
+            self._refusal = told(error)
+            raise
+        self._past = _added(self._past, self._health)
+        self._own = own
+        self._ignore_answers()
+
+    def _end_collector(self) -> None:
+        """Kill the collector, so that one process alone writes; raises TimeoutError while it still lives."""
+        if is_alive(self._process):  # a stopped process would not react to Ray's kill
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process["pid"], signal.SIGKILL)
+        if self._actor is not None and self._is_connected():
+            ray.kill(self._actor, no_restart=True)
+        deadline = time.monotonic() + END_S
+        while self._process and self._may_write():
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"the collector (process {self._process['pid']}) cannot be ended: {self._gave_up}"
+                )
+            time.sleep(0.01)
+        self._actor, self._session = None, None
+
+    def _may_write(self) -> bool:
+        """Whether the collector may still write; one on another machine shows by the locks of its files."""
+        alive = is_alive(self._process)
+        return has_live_writer(Path(self._spec.directory), self._spec.writer_name) if alive is None else alive
+
+    def _write_sent(self, own: RankWriter) -> None:
+        """Write the unacknowledged batches; an OSError keeps them, unless QUEUED."""
+        while self._sent:
+            batch, _ = self._sent[0]
+            try:
+                own.write(batch)
+            except OSError as error:
+                self._refusal = told(error)
+                self._drop_if_queued(error)
+                raise
+            except Exception as error:  # it would be raised again
+                self._count_lost(batch, told(error))
+            self._sent.popleft()
+
+    # --- batches that are lost
+
+    def _ignore_answers(self) -> None:
+        """Fetch the answers that no longer count, because Ray prints each error that nobody fetches."""
+        for _, reference in self._sent:
+            if reference is not None and self._is_connected():
+                with contextlib.suppress(Exception):
+                    ray.get(reference, timeout=0)
+
+    def _drop_if_queued(self, error: OSError) -> None:
+        if self._spec.delivery == QUEUED:
+            self._drop_sent(f"not sent again: {told(error)}")
+
+    def _drop_sent(self, reason: str) -> None:
+        self._ignore_answers()
+        for batch, _ in self._sent:
+            self._count_lost(batch, reason)
+        self._sent.clear()
+
+    def _count_lost(self, batch: Batch, reason: str) -> None:
+        for plugin, count in batch.plugins().items():
+            self._failed.drop(plugin, count)
+        self._failed.fail(reason)
+        self._missing = self._missing or reason
+        logger.warning("rank=%d %d event(s) were not written: %s", self._spec.rank, batch.size, reason)
+
+
+class CollectorError(ConnectionError):
+    """Internal: the collector gives no answer.
+
+    `is_dead`: Ray says that it has died. `may_live`: it may answer the next call. Neither: it hangs, or Ray
+    was shut down.
+    """
+
+    def __init__(self, what: str, detail: str = "", *, is_dead: bool = False, may_live: bool = False) -> None:
+        super().__init__(f"{what}: {detail}" if detail else what)
+        self.what, self.is_dead, self.may_live = what, is_dead, may_live
+
+
+def _added(past: Health, current: Health) -> Health:
+    """The counters of two writers of the same files, one after the other."""
+    total = current.plus(past)
+    total.events += past.events
+    total.bytes += past.bytes
+    return total
