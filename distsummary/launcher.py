@@ -3,27 +3,41 @@
 import atexit
 import logging
 import os
-import re
 import socket
 import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from distsummary.aggregate.actor import settle
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.cluster import reachable_cluster
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError, RanksFailedError
 from distsummary.interrupts import heeds_interrupts
-from distsummary.topology import LAUNCH_ID
+from distsummary.launching.actor_output import RankOutput, plain_prefixes, say_last
+from distsummary.launching.failures import (
+    STOPPED,
+    Failure,
+    Trace,
+    death,
+    ended_by,
+    exits_are_told,
+    memory_kills,
+    raised,
+    read_trace,
+    stderr_path,
+    told,
+)
+from distsummary.launching.stages import Stages
+from distsummary.topology import LAUNCH_ID, cluster_address
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +45,7 @@ Result = TypeVar("Result")
 BACKENDS = ("gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
 GRACE_S = 10.0  # how long the other ranks may run after one has failed
+TRACE_S = 10.0  # how long the nodes of dead ranks may take to say what these ranks left
 LEAVE_S = 60.0  # how long a rank's exit handlers may take
 
 
@@ -69,33 +84,55 @@ def launch(
     check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
     check_choice("backend", backend, BACKENDS)
     resources = check_resources(resources_per_rank, backend)
+    with Stages() as stages:
+        if not ray.is_initialized():
+            stages.begin("starting Ray" if cluster_address() is None else "connecting to Ray")
+        with connected(ranks, resources), plain_prefixes(), RankOutput() as output:
+            stages.begin(f"reserving {dict(resources)} for each of {ranks} ranks")
+            with _placed(ranks, resources) as group:
+                return _run(train_fn, group, ranks, resources, backend, stages, output)
+
+
+def _run(
+    train_fn: Callable[[], Result],
+    group: PlacementGroup,
+    ranks: int,
+    resources: dict[str, float],
+    backend: str | None,
+    stages: Stages,
+    output: RankOutput,
+) -> list[Result]:
+    """Start the ranks in their places, train, and end them."""
+    rank_class = ray.remote(
+        num_cpus=resources.get("CPU", 0),
+        num_gpus=resources.get("GPU", 0),
+        resources={name: n for name, n in resources.items() if name not in ("CPU", "GPU")} or None,
+        max_concurrency=1,
+    )(_Rank)
+    stages.begin(f"starting {ranks} processes")
+    actors = [
+        rank_class.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        ).remote(rank)
+        for rank in range(ranks)
+    ]
     launch_id = uuid.uuid4().hex
-    if not ray.is_initialized():
-        print("distsummary: starting Ray, which may take half a minute", file=sys.stderr, flush=True)
-    with connected(ranks, resources), _placed(ranks, resources) as group:
-        rank_class = ray.remote(
-            num_cpus=resources.get("CPU", 0),
-            num_gpus=resources.get("GPU", 0),
-            resources={name: n for name, n in resources.items() if name not in ("CPU", "GPU")} or None,
-            max_concurrency=1,
-        )(_Rank)
-        actors = [
-            rank_class.options(
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-            ).remote()
-            for rank in range(ranks)
+    running: list[Any] = []
+    try:
+        running[:] = [actor.place.remote() for actor in actors]
+        places = _wait(running)
+        stages.begin("importing torch and connecting the ranks" if backend else "connecting the ranks")
+        running[:] = [
+            actor.join.remote(environment, backend)
+            for actor, environment in zip(actors, plan_environments(places, launch_id), strict=True)
         ]
-        running: list[Any] = []
-        try:
-            environments = plan_environments(ray.get([actor.node.remote() for actor in actors]), launch_id)
-            running += [
-                actor.run.remote(train_fn, environment, backend)
-                for actor, environment in zip(actors, environments, strict=True)
-            ]
-            return _wait(running)
-        finally:
-            _end(actors, running)
-            settle(launch_id)
+        _wait(running, places)
+        stages.done("the training begins")
+        running[:] = [actor.run.remote(train_fn, backend is not None) for actor in actors]
+        return _wait(running, places)
+    finally:
+        _end(actors, running, output)
+        settle(launch_id)
 
 
 def check_resources(resources: Mapping[str, float] | None, backend: str | None) -> dict[str, float]:
@@ -111,74 +148,99 @@ def check_resources(resources: Mapping[str, float] | None, backend: str | None) 
     return dict(resources)
 
 
+class Place(NamedTuple):
+    """Where a rank runs: the id and address of its node, a free port there, and what `read_trace` needs."""
+
+    node: str
+    address: str
+    port: int
+    stderr: str
+    memory_kills: int
+
+
 class _Rank:
     """The process of one rank."""
 
-    def node(self) -> tuple[str, str, int]:
-        """The id and address of this process's node, and a port that is free there now."""
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __repr__(self) -> str:  # Ray puts it before each line that the process prints
+        return f"rank {self._rank}"
+
+    def place(self) -> Place:
+        """Where this process runs, and a port that is free there now."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return (
+            return Place(
                 ray.get_runtime_context().get_node_id(),
                 ray.util.get_node_ip_address(),
                 probe.getsockname()[1],
+                stderr_path(),
+                memory_kills(),
             )
 
-    def run(self, train_fn: Callable[[], Any], environment: dict[str, str], backend: str | None) -> Any:
-        """Call the training function as this rank."""
+    def join(self, environment: dict[str, str], backend: str | None) -> None:
+        """Set the variables of this rank and connect it to the others by torch.distributed."""
         os.environ.update(environment)
+        if backend is None:
+            return
         try:
-            if backend is None:
-                return train_fn()
-            try:
-                import torch.distributed
-            except ImportError as error:
-                raise MissingExtraError(
-                    f"backend={backend!r} needs torch; run: pip install 'distsummary[torch]', "
-                    "or use backend=None"
-                ) from error
-            torch.distributed.init_process_group(backend)
-            try:
-                return train_fn()
-            finally:
-                torch.distributed.destroy_process_group()
+            import torch.distributed
+        except ImportError as error:
+            raise MissingExtraError(
+                f"backend={backend!r} needs torch; run: pip install 'distsummary[torch]', or use backend=None"
+            ) from error
+        torch.distributed.init_process_group(backend)
+
+    def run(self, train_fn: Callable[[], Any], is_connected: bool) -> Any:
+        """Call the training function as this rank, and leave torch.distributed."""
+        try:
+            with exits_are_told():
+                try:
+                    return train_fn()
+                finally:
+                    if is_connected:
+                        import torch.distributed
+
+                        torch.distributed.destroy_process_group()
         except SystemExit as error:  # Ray would treat it as the death of the actor
             if error.code in (None, 0):
                 return None
-            sys.last_value = failure = RuntimeError(f"the rank ended by sys.exit({error.code!r})")
+            sys.last_value = failure = ended_by(error)
             raise failure from error
         except BaseException as error:
             sys.last_value = error  # tells exit handlers that the process failed, as the interpreter would do
             raise
 
-    def leave(self) -> None:
+    def leave(self, is_heard: bool) -> None:
         """Run the exit handlers before Ray ends this actor, while they can still reach other actors."""
         atexit.unregister(ray.shutdown)  # the answer to this call still needs Ray
         atexit._run_exitfuncs()
+        if is_heard:
+            say_last()
 
 
-def plan_environments(hosts: list[tuple[str, str, int]], launch_id: str) -> list[dict[str, str]]:
-    """The environment variables of each rank, given each rank's (node id, address, free port).
+def plan_environments(places: Sequence[Place], launch_id: str) -> list[dict[str, str]]:
+    """The environment variables of each rank, given each rank's place.
 
     Nodes are numbered in the order of their lowest ranks; rank 0 is the master.
     """
-    nodes = list(dict.fromkeys(node for node, _, _ in hosts))
+    nodes = list(dict.fromkeys(place.node for place in places))
     on_node: dict[str, list[int]] = defaultdict(list)
-    for rank, (node, _, _) in enumerate(hosts):
-        on_node[node].append(rank)
-    _, address, port = hosts[0]
+    for rank, place in enumerate(places):
+        on_node[place.node].append(rank)
     return [
         {
             "RANK": str(rank),
-            "WORLD_SIZE": str(len(hosts)),
-            "LOCAL_RANK": str(on_node[node].index(rank)),
-            "LOCAL_WORLD_SIZE": str(len(on_node[node])),
-            "NODE_RANK": str(nodes.index(node)),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_RANK": str(on_node[place.node].index(rank)),
+            "LOCAL_WORLD_SIZE": str(len(on_node[place.node])),
+            "NODE_RANK": str(nodes.index(place.node)),
+            "MASTER_ADDR": places[0].address,
+            "MASTER_PORT": str(places[0].port),
             LAUNCH_ID: launch_id,
         }
-        for rank, (node, _, _) in enumerate(hosts)
+        for rank, place in enumerate(places)
     ]
 
 
@@ -217,11 +279,11 @@ def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]
         remove_placement_group(group)
 
 
-def _wait(running: list[Any]) -> list[Any]:
+def _wait(running: list[Any], places: Sequence[Place] = ()) -> list[Any]:
     """The results of all ranks; raises RanksFailedError at most GRACE_S after the first failure."""
     rank_of = {reference: rank for rank, reference in enumerate(running)}
     results: dict[int, Any] = {}
-    failures: dict[int, str] = {}
+    errors: dict[int, RayError] = {}  # in the order of time
     pending = running
     deadline = float("inf")
     while pending and time.monotonic() < deadline:
@@ -230,54 +292,60 @@ def _wait(running: list[Any]) -> list[Any]:
         for reference in ready:
             try:
                 results[rank_of[reference]] = ray.get(reference)
-            except (RayTaskError, RayActorError) as error:
-                failures[rank_of[reference]] = describe(error)
+            except RayError as error:
+                errors[rank_of[reference]] = error
                 deadline = min(deadline, time.monotonic() + GRACE_S)
-    if failures:
-        for reference in pending:
-            failures[rank_of[reference]] = (
-                f"stopped: it was still running {GRACE_S:g} s after the first failure"
-            )
-        raise RanksFailedError(group_failures(failures))
-    return [results[rank] for rank in range(len(running))]
+    if not errors:
+        return [results[rank] for rank in range(len(running))]
+    dead = [rank for rank, error in errors.items() if not isinstance(error, RayTaskError)]
+    traces = _traces({rank: places[rank] for rank in dead if places})
+    failures = [
+        Failure(rank, death(str(error), traces.get(rank), places[rank].address if places else ""))
+        if rank in dead
+        else raised(rank, error)
+        for rank, error in errors.items()
+    ]
+    failures += [
+        Failure(rank_of[reference], f"stopped: it still ran {GRACE_S:g} s after the first failure", STOPPED)
+        for reference in pending
+    ]
+    raise RanksFailedError(told(failures))
 
 
-def _end(actors: list[Any], running: list[Any]) -> None:
+def _traces(places: Mapping[int, Place]) -> dict[int, Trace]:
+    """What dead ranks left on their nodes, as far as these can be asked within TRACE_S."""
+    read = ray.remote(num_cpus=0, max_retries=0)(read_trace)
+    asked = {
+        read.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
+            place.stderr, place.memory_kills
+        ): rank
+        for rank, place in places.items()
+    }
+    if not asked:
+        return {}
+    found: dict[int, Trace] = {}
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=TRACE_S)
+    for reference in late:
+        ray.cancel(reference, force=True)
+    for reference in ready:
+        try:
+            found[asked[reference]] = ray.get(reference)
+        except RayError as error:  # such as a node that has died, too
+            logger.debug("rank %d left no trace that can be read: %s", asked[reference], error)
+    return found
+
+
+def _end(actors: list[Any], running: list[Any], output: RankOutput) -> None:
     """Run the exit handlers of the ranks that returned or raised, then kill all processes."""
     try:
         ended, _ = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
-        leaving = [actors[running.index(reference)].leave.remote() for reference in ended]
+        leaving = [actors[running.index(reference)].leave.remote(output.is_on) for reference in ended]
         if leaving:
-            _, late = ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
+            left, late = ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
+            output.drain(len(left))
             if late:
                 logger.warning("%d rank(s) did not end within %g s and are killed", len(late), LEAVE_S)
     except RayError:
         logger.exception("the ranks are killed without their exit handlers")
     for actor in actors:
         ray.kill(actor, no_restart=True)
-
-
-def describe(error: Exception) -> str:
-    """The exception of a rank in one paragraph, with the innermost line of the user's own code."""
-    cause = getattr(error, "cause", None)
-    if cause is None:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    places = [line.strip() for line in str(error).splitlines() if line.lstrip().startswith("File ")]
-    own = [
-        place for place in places if "site-packages" not in place and "distsummary/" not in place
-    ] or places
-    return f"{type(cause).__name__}: {cause}" + (f" ({own[-1]})" if own else "")
-
-
-def group_failures(failures: Mapping[int, str]) -> str:
-    """One line for each distinct error, with its ranks; differences in numbers or addresses are ignored."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    texts: dict[str, str] = {}
-    for rank, text in sorted(failures.items()):
-        key = re.sub(r"0x[0-9a-f]+|\d+", "#", text)
-        groups[key].append(rank)
-        texts.setdefault(key, text)
-    return "\n".join(
-        f"[rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, ranks))}] {texts[key]}"
-        for key, ranks in groups.items()
-    )

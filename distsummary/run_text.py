@@ -3,7 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distsummary.run_dir import Manifest
@@ -36,20 +36,20 @@ def _hosts(ranks: Mapping[str, Mapping[str, Any]]) -> str:
     hosts: dict[str, list[int]] = {}
     for rank, known in ranks.items():
         hosts.setdefault(str(known.get("host", "")) or "unknown", []).append(int(rank))
-    named = [f"{host}: {_ranges(sorted(found))}" for host, found in list(hosts.items())[:MAX_HOSTS]]
+    named = [f"{host}: {as_ranges(sorted(found), ', ')}" for host, found in list(hosts.items())[:MAX_HOSTS]]
     more = f"; {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
     return f"on {len(hosts)} host{'s' if len(hosts) > 1 else ''} ({'; '.join(named)}{more})"
 
 
-def _ranges(numbers: list[int]) -> str:
-    """Such as 0-3, 8 for the numbers 0, 1, 2, 3 and 8."""
+def as_ranges(numbers: Iterable[int], separator: str = ",") -> str:
+    """Such as 0-3,8 for the rising numbers 0, 1, 2, 3 and 8."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
             parts[-1][1:] = [number]
         else:
             parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)
+    return separator.join("-".join(map(str, part)) for part in parts)
 
 
 def _attempt(entry: Mapping[str, Any]) -> str:

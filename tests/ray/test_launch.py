@@ -1,8 +1,12 @@
 """Ranks started on Ray."""
 
 import functools
+import importlib
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,7 +14,8 @@ import ray
 
 from distsummary import launch, launcher, topology
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
-from distsummary.launcher import plan_environments
+from distsummary.launcher import Place, plan_environments
+from tests.conftest import ROOT
 from tests.interrupts import Dropping, sigint
 
 MODULE = launcher
@@ -73,23 +78,99 @@ def test_ranks_that_hang_after_a_failure_are_stopped(monkeypatch):
     monkeypatch.setattr(MODULE, "GRACE_S", 0.5)
 
     def train():
-        if os.environ["RANK"] == "0":
+        if os.environ["RANK"] == "1":
             raise RuntimeError("the first to fall")
         time.sleep(600)
 
     with pytest.raises(RanksFailedError) as caught:
         launch(train, ranks=2, backend=None)
-    assert "[rank 0] RuntimeError: the first to fall" in str(caught.value)
-    assert "[rank 1] stopped" in str(caught.value)
+    assert "[rank 1] RuntimeError: the first to fall" in str(caught.value)
+    assert "[rank 0] stopped" in str(caught.value)
+    assert str(caught.value).startswith("[rank 1]")
 
 
-def test_a_rank_that_dies_is_named():
+def test_every_kind_of_end_has_a_line_of_its_own():
     def train():
-        if os.environ["RANK"] == "1":
+        rank = int(os.environ["RANK"])
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1:
             os._exit(7)
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        sys.exit(3)
 
-    with pytest.raises(RanksFailedError, match=r"\[rank 1\] "):
+    with pytest.raises(RanksFailedError) as caught:
+        launch(train, ranks=4, backend=None)
+    told = dict(line.split("] ") for line in str(caught.value).splitlines())
+    assert told["[rank 0"].startswith("killed by signal 9 (SIGKILL)")
+    assert told["[rank 1"] == "exit code 7 (os._exit)"
+    assert re.fullmatch(r'killed by signal 11 \(SIGSEGV\) \(File ".*test_launch.py", .*\)', told["[rank 2"])
+    assert told["[rank 3"].startswith("exit code 3 (sys.exit(3)) (File ")
+
+
+def test_the_cause_stands_before_those_that_lost_their_peer():
+    def train():
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RanksFailedError) as caught:
+        launch(train, ranks=2)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("[rank 1] killed by signal 9")
+    assert re.match(r"\[rank 0\] lost its peers: .*gloo", second)
+
+
+def test_a_module_that_only_the_driver_finds_is_named_with_the_remedy(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def train(): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    train = importlib.import_module("only_here").train
+    with pytest.raises(RanksFailedError) as caught:
         launch(train, ranks=2, backend=None)
+    told = str(caught.value)
+    assert told.startswith(
+        "[ranks 0-1] ModuleNotFoundError: No module named 'only_here'; this process finds it"
+    )
+    assert f"PYTHONPATH={tmp_path}," in told
+    assert f"runtime_env={{'working_dir': {str(tmp_path)!r}}}" in told
+
+
+def test_in_a_pipe_the_lines_of_ranks_are_all_there_with_their_rank_and_without_colors(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    lines = [f"[rank {rank}] {word}" for rank in range(2) for word in ("one", "two three")]
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("[rank")) == sorted(lines)
+    assert sorted(line for line in done.stderr.splitlines() if line.startswith("[rank")) == [
+        "[rank 0] a warning",
+        "[rank 1] a warning",
+    ]
+    assert done.stdout.endswith("returned\n")
+
+
+JOB = """
+import sys
+import distsummary as ds
+
+def train():
+    print("one")
+    print("two three")
+    print("a warning", file=sys.stderr)
+
+if __name__ == "__main__":
+    ds.launch(train, ranks=2, backend=None)
+    print("returned")
+"""
 
 
 def test_the_exit_handlers_of_ranks_run_while_actors_can_be_reached(tmp_path):
@@ -140,7 +221,8 @@ def test_the_callers_cluster_stays_connected():
 
 
 def test_local_ranks_count_within_each_node():
-    places = [("n1", "10.0.0.1", 5001), ("n2", "10.0.0.2", 5002), ("n1", "10.0.0.1", 5003)]
+    hosts = [("n1", "10.0.0.1", 5001), ("n2", "10.0.0.2", 5002), ("n1", "10.0.0.1", 5003)]
+    places = [Place(*host, stderr="", memory_kills=0) for host in hosts]
     environments = plan_environments(places, "id")
     keys = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     assert [tuple(e[k] for k in keys) for e in environments] == [
