@@ -84,10 +84,10 @@ def launch(
     check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
     check_choice("backend", backend, BACKENDS)
     resources = check_resources(resources_per_rank, backend)
-    with Stages() as stages:
+    with plain_prefixes(), Stages() as stages:
         if not ray.is_initialized():
             stages.begin("starting Ray" if cluster_address() is None else "connecting to Ray")
-        with connected(ranks, resources), plain_prefixes(), RankOutput() as output:
+        with connected(ranks, resources), RankOutput() as output:
             stages.begin(f"reserving {dict(resources)} for each of {ranks} ranks")
             with _placed(ranks, resources) as group:
                 return _run(train_fn, group, ranks, resources, backend, stages, output)
