@@ -16,6 +16,7 @@ from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.rank_tail import RankTail, place_of, values_at
 from distsummary.aggregate.statistics import RANKS_TAG, Rows, StatisticsRule
+from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey, Due, Told, Waiting, rows_of
 from distsummary.errors import RunDirError
 from distsummary.format.digest import Digest
@@ -122,14 +123,15 @@ class LiveMerge:
         files: Files | None = None,
     ) -> None:
         run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
-        run_id = run.read_manifest()["run_id"]
+        manifest = run.read_manifest()
+        run_id = manifest["run_id"]
         if not run_id:
             raise RunDirError(f"{run.base} has no run yet; merge it when a rank has registered")
         target = run.writer_dir(role, 0, 1)
         ensure_directory(target)
         refuse_foreign_files(target)
         self._role, self._attempt = role, attempt
-        self._files = LiveFiles(target, run_id, attempt, files)
+        self._files = LiveFiles(target, run_id, attempt, files, begun=manifest["created"] or None)
         self._ranks = {
             rank: _Rank(RankTail(run.writer_dir(role, rank, world_size), run_id, attempt))
             for rank in range(world_size)
@@ -189,7 +191,7 @@ class LiveMerge:
         rank.seq = event.seq
         place = place_of(event)
         tags, numbers = [], []
-        for plugin, tag, data, shard in event.values:
+        for plugin, tag, data, shard, _ in event.values:
             if shard is not None:
                 self._sharded += 1
             elif plugin == "scalar":
@@ -352,7 +354,7 @@ class LiveMerge:
 
     def _note_statistics(self, step: int, values: list[Value]) -> None:
         """Note which scalars no rank recorded: the charts show them."""
-        for _, tag, _, _ in values:
+        for tag in (value.tag for value in values):
             if tag not in self._recorded and tag not in self._made and len(tag.encode()) <= MAX_TAG_BYTES:
                 self._made.add(tag)
                 self._is_layout_new |= not self._files.has((CUSTOM_SCALARS, LAYOUT_TAG), step)
@@ -398,7 +400,7 @@ class LiveMerge:
             for value in values_at(place, step):
                 key = GRAPH if value.plugin == GRAPH[0] else (value.plugin, value.tag)
                 if key in keys and value.shard is None:
-                    found[key] = value
+                    found[key] = recorded_by(value, step, wanted[key].rank)
         self._late += len(wanted) - len(found)
         return [found[key] for key in wanted if key in found]
 

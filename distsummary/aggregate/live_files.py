@@ -72,6 +72,7 @@ class LiveFiles:
         directory: the run dir, or its directory for the role eval.
         run_id, attempt: the identity of the events.
         files: the file operations to use; None means the real ones. Tests pass a test double.
+        begun: the time in the first record of each file, as in `WriterSpec`.
 
     Attributes:
         differing: how many of the given values the files lack, although they hold the tag at a later step, or
@@ -83,7 +84,15 @@ class LiveFiles:
     Raises RunDirError if the directory cannot be made or written.
     """
 
-    def __init__(self, directory: Path, run_id: str, attempt: int, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        run_id: str,
+        attempt: int,
+        files: Files | None = None,
+        *,
+        begun: float | None = None,
+    ) -> None:
         self.differing = 0
         self.last_step, self.last_s = 0, 0.0
         self.has_graph = False
@@ -94,7 +103,7 @@ class LiveFiles:
         self._points: dict[tuple[str, str], _Points] = defaultdict(_Points)  # of these steps
         self._queue: deque[_Entry] = deque()
         self._batch: Batch | None = None  # has been given to the writer, which may have written a part of it
-        spec = WriterSpec(directory=directory, run_id=run_id, attempt=attempt, source=MERGED)
+        spec = WriterSpec(directory=directory, run_id=run_id, attempt=attempt, begun=begun, source=MERGED)
         self._writer = RankWriter(spec, files)
         if self._writer.last_seq:
             self._read_back()

@@ -17,7 +17,7 @@ from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import RankFiles
 from distsummary.aggregate.statistics import StatisticsRule
-from distsummary.aggregate.step_events import step_events
+from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.checks import check_type
 from distsummary.coordination import awaited_aggregator, newest_attempt, rank_states
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
@@ -318,5 +318,6 @@ def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[
         bulk = {step: [*found] for step, found in groupby(whole, key=attrgetter("step"))}
         for step, time_s in zip(window.steps.tolist(), window.times.tolist(), strict=True):
             if step in scalars or step in bulk:
-                values = (value for _, value in ranks.values(bulk.get(step, ())))
+                found = ranks.values(bulk.get(step, ()))
+                values = (recorded_by(value, step, one.rank) for one, value in found)
                 yield from step_events(step, time_s, chain(scalars.get(step, ()), values))

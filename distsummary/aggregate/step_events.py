@@ -25,6 +25,12 @@ def step_events(step: int, wall_time: float, given: Iterable[Value]) -> Iterator
     yield Event(step, wall_time, values)
 
 
+def recorded_by(value: Value, step: int, rank: int) -> Value:
+    """The value of a rank for the merged run, where TensorBoard says whose it is; it shows a tag's first."""
+    told = f"Step {step} was recorded by rank {rank}; so were later steps, unless ranks take turns or end."
+    return value._replace(description=told)
+
+
 def _size(value: Value) -> int:
     """An upper estimate of how many bytes a value takes in a file."""
     match value.data:
@@ -42,4 +48,4 @@ def _size(value: Value) -> int:
             )
         case _:
             body = 0
-    return body + len(value.tag.encode()) + _SMALL_BYTES
+    return body + len(value.tag.encode()) + len(value.description) + _SMALL_BYTES

@@ -96,12 +96,16 @@ class Value(NamedTuple):
     str; graph: the bytes of a GraphProto; lineage plugins and those of TensorBoard's pages: their protobuf
     message. Until a writer thread resolves `data`, it may also be any object with `result()` (a device copy
     in progress).
+
+    `description` is what TensorBoard shows beside a histogram or image, that of the first one of a tag. It is
+    in no other dialect, and readers of this package leave it out.
     """
 
     plugin: str
     tag: str
     data: Any
     shard: Shard | None = None
+    description: str = ""
 
 
 class Event(NamedTuple):

@@ -58,7 +58,7 @@ def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
             if payload[position] != 0x0A or payload[position + 2] != 0x0A:
                 return None
             tag = _text(payload[position + 4 : number])
-            values.append(_new(Value, ("scalar", tag, _SINGLE.unpack_from(payload, number + 1)[0], None)))
+            values.append(_new(Value, ("scalar", tag, _SINGLE.unpack_from(payload, number + 1)[0], None, "")))
             position = number + 5
         if position != end:
             return None

@@ -36,7 +36,7 @@ def row_dtype(tags: int) -> np.dtype[Any]:
 def row_of(event: Event) -> Row | None:
     """The event as a row if it holds nothing but plain scalars, else None."""
     tags, numbers = [], []
-    for plugin, tag, number, shard in event.values:
+    for plugin, tag, number, shard, _ in event.values:
         if plugin != "scalar" or shard is not None or type(number) not in _NUMBERS or type(tag) is not str:
             return None
         tags.append(tag)

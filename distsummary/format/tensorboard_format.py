@@ -28,6 +28,7 @@ VERSION = "brain.Event:2"
 _MAX_FILLED = 8 << 20  # elements that a single number may fill: a small file must not fill the memory
 _START = 1  # SessionLog.START, see `encode_session_start`
 _STRING = 7  # TensorFlow's DT_STRING
+_TENSOR, _BLOB_SEQUENCE = 2, 3  # DataClass of TensorBoard: how the data of a value are kept
 # A text is a string tensor without dimensions: TensorBoard would show one with dimensions as a table.
 _TEXT_SHAPE = wire.integer(1, _STRING) + wire.delimited(2, b"")
 _TEXT_METADATA = wire.delimited(9, wire.delimited(1, wire.text(1, "text")))
@@ -78,7 +79,7 @@ def value_parts(value: Value) -> list[Part] | None:
         case "scalar":
             return [head, wire.single(2, value.data)]
         case "image":
-            return [head, *image_parts(value.data)]
+            return [head, *image_parts(value.data), *_described("images", _BLOB_SEQUENCE, value)]
         case "histogram":
             # Counts only finite values. If there are none, writes one empty bin: readers need a bin.
             histogram: Histogram = value.data
@@ -94,7 +95,7 @@ def value_parts(value: Value) -> list[Part] | None:
                 wire.delimited(6, right.astype("<f8").tobytes()),
                 wire.delimited(7, counts.astype("<f8").tobytes()),
             )
-            return [head, *wire.message(5, fields)]
+            return [head, *wire.message(5, fields), *_described("histograms", _TENSOR, value)]
         case "text":
             return [head, wire.delimited(8, _TEXT_SHAPE + wire.text(8, value.data)), _TEXT_METADATA]
         case "hparams":
@@ -105,6 +106,18 @@ def value_parts(value: Value) -> list[Part] | None:
             layout = value.data.SerializeToString(deterministic=True)
             return [head, wire.delimited(8, _TEXT_SHAPE + wire.delimited(8, layout)), _LAYOUT_METADATA]
     return None
+
+
+def _described(plugin: str, data_class: int, value: Value) -> list[Part]:
+    """The metadata of a value with a description; without its data class, the data server drops it."""
+    if not value.description:
+        return []
+    metadata = (
+        wire.delimited(1, wire.text(1, plugin)),
+        wire.text(3, value.description),
+        wire.integer(4, data_class),
+    )
+    return [wire.delimited(9, b"".join(metadata))]
 
 
 def _head(step: int, wall_time: float) -> bytes:

@@ -153,7 +153,9 @@ def _events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
     if isinstance(piece, ReadEvent):
         return (piece,)
     numbers = piece.numbers.tolist()
-    values = map(_new_value, zip(repeat("scalar"), piece.tag_texts(), numbers, repeat(None), strict=False))
+    tags = piece.tag_texts()
+    columns = zip(repeat("scalar"), tags, numbers, repeat(None), repeat(""), strict=False)
+    values = map(_new_value, columns)
     fields = (
         repeat(piece.run_id),
         repeat(piece.attempt),

@@ -10,7 +10,15 @@ from torch.utils.tensorboard import SummaryWriter
 import distsummary as ds
 from distsummary.tools.fsck import fsck
 from tests.interop.conftest import RANKS, Demo
-from tests.interop.views import View, differences, first_times, own_view, python_view, server_view
+from tests.interop.views import (
+    View,
+    descriptions,
+    differences,
+    first_times,
+    own_view,
+    python_view,
+    server_view,
+)
 
 pytestmark = pytest.mark.interop
 
@@ -33,6 +41,15 @@ def test_the_run_and_its_ranks_begin_at_one_time_so_that_they_are_sorted_by_name
     for found in first_times(demo.run_dir):
         times = {name: time for name, time in found.items() if name == "." or name.startswith("rank_")}
         assert times == dict.fromkeys([".", *(f"rank_{rank:05d}" for rank in range(RANKS))], created)
+
+
+def test_a_merged_histogram_says_which_rank_recorded_it(demo: Demo, recorded: View) -> None:
+    of_rank = {tag: run for run, tag in recorded.histograms if run.startswith("rank_")}  # the tags are dealt
+    merged = {tag: points[0][0] for (run, tag), points in recorded.histograms.items() if run == "."}
+    for found in descriptions(demo.run_dir, "."):
+        assert found.keys() == merged.keys()
+        for tag, step in merged.items():
+            assert found[tag].startswith(f"Step {step} was recorded by rank {int(of_rank[tag][-5:])};")
 
 
 @pytest.mark.parametrize("rank", range(RANKS))

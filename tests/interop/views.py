@@ -14,6 +14,9 @@ import tensorboard_data_server
 from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+from tensorboard.backend.event_processing.plugin_event_multiplexer import (
+    EventMultiplexer as PluginEventMultiplexer,
+)
 from tensorboard.context import RequestContext
 from tensorboard.data.grpc_provider import GrpcDataProvider
 from tensorboard.data.proto import data_provider_pb2_grpc
@@ -150,6 +153,22 @@ def first_times(logdir: Path) -> tuple[dict[str, float], dict[str, float]]:
     with _data_server(logdir) as provider:
         runs = provider.list_runs(RequestContext(), experiment_id="")
         return python, {run.run_name: float(run.start_time) for run in runs}
+
+
+def descriptions(logdir: Path, run: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Tag -> what TensorBoard's page HISTOGRAMS says about it; of the Python reader, the server."""
+    multiplexer = PluginEventMultiplexer()  # the one that its pages use
+    multiplexer.AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    metadata = multiplexer.AllSummaryMetadata()[run]
+    python = {
+        tag: one.summary_description
+        for tag, one in metadata.items()
+        if one.plugin_data.plugin_name == "histograms"
+    }
+    with _data_server(logdir) as provider:
+        found = provider.list_tensors(RequestContext(), experiment_id="", plugin_name="histograms")[run]
+        return python, {tag: one.description for tag, one in found.items()}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, DATA_CLASS_TENSOR, Summary
 
 from distsummary.errors import DamagedFileError
 from distsummary.format import mindspore_format, wire
@@ -91,6 +92,21 @@ def test_values_are_read_as_they_were_written():
     np.testing.assert_allclose(histogram.width, counted.width)
     assert histogram.counts.tolist() == counted.counts.tolist()
     assert (histogram.min, histogram.max, histogram.sum, histogram.count) == (1.0, 10.0, 28.5, 6)
+
+
+@pytest.mark.parametrize("plugin", ["histogram", "image"])
+def test_a_description_has_the_bytes_of_protobuf(plugin: str):
+    """With TensorBoard's own messages; ours have no field for it."""
+    data = count_histogram(np.arange(4.0)) if plugin == "histogram" else samples.PICTURE
+    plain = tb.encode_value(Value(plugin, "x", data))
+    described = tb.encode_value(Value(plugin, "x", data, description="of rank 3"))
+    assert plain is not None
+    assert described is not None
+    expected = Summary.Value.FromString(plain)
+    expected.metadata.plugin_data.plugin_name = f"{plugin}s"
+    expected.metadata.summary_description = "of rank 3"
+    expected.metadata.data_class = DATA_CLASS_TENSOR if plugin == "histogram" else DATA_CLASS_BLOB_SEQUENCE
+    assert described == expected.SerializeToString()
 
 
 def test_an_empty_histogram_is_read_as_one():
