@@ -5,11 +5,13 @@ attempt. Under Ray, this is the aggregator actor; otherwise a LocalCoordinator, 
 """
 
 import logging
+import os
 import platform
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from distsummary.deal import Deal, Heartbeat
@@ -19,6 +21,8 @@ from distsummary.topology import Topology, is_alive, own_process
 
 logger = logging.getLogger(__name__)
 
+SHARED_S = 8.0  # how long a network file system may take to show the run.json of another node
+SHARED_POLL_S = 0.5
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
 
 TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
@@ -37,12 +41,15 @@ Liveness = Callable[[Mapping[str, Any]], bool | None]
 class Registration:
     """What a rank learns when it joins a run: `run_id` is 16 hex digits, `attempt` counts from 0.
 
-    `created` is when the run was created, in seconds since the epoch; 0: unknown.
+    `created` is when the run was created, in seconds since the epoch; 0: unknown. `nonce` is that of the
+    manifest on the host where the rank was registered, so that the rank can tell whether it sees the same.
     """
 
     run_id: str
     attempt: int
     created: float = 0.0
+    nonce: str = ""
+    host: str = field(default_factory=platform.node)
 
 
 class Coordinator(Protocol):
@@ -91,7 +98,12 @@ class LocalCoordinator:
             answer.append(join_attempt(manifest, topology, self._first_attempt))
 
         manifest = self.run_dir.update_manifest(join)
-        return Registration(run_id=manifest["run_id"], attempt=answer[0], created=manifest["created"])
+        return Registration(
+            run_id=manifest["run_id"],
+            attempt=answer[0],
+            created=manifest["created"],
+            nonce=manifest["nonce"],
+        )
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
         """Return the deal of the attempt that an aggregator wrote to the manifest."""
@@ -113,6 +125,25 @@ class LocalCoordinator:
                 "the evaluation is not in the merged run yet; after the evaluation: distsummary merge %s",
                 shlex.quote(str(self.run_dir.base)),
             )
+
+
+def refuse_unshared(run_dir: RunDir, registration: Registration) -> None:
+    """Raise RunDirError if this host sees another run dir than the host that registered the rank.
+
+    Waits up to SHARED_S for a network file system that shows changes late.
+    """
+    deadline = time.monotonic() + SHARED_S
+    while registration.nonce and (own := run_dir.read_manifest().get("nonce")) != registration.nonce:
+        if time.monotonic() > deadline:
+            other = "another run.json" if own else "no run.json"
+            raise RunDirError(
+                f"the run dir {run_dir.base} is not shared: on {platform.node()} it holds {other}, although "
+                f"the run was registered there on {registration.host}; name a directory on a disk that all "
+                "nodes share (NFS, Lustre, ...), under the same path on each"
+            )
+        time.sleep(SHARED_POLL_S)
+        with suppress(OSError):
+            os.listdir(run_dir.base)  # NFS looks for new files when a directory is opened
 
 
 def note_evaluation(run_dir: RunDir, topology: Topology, attempt: int) -> bool:

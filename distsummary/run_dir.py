@@ -166,6 +166,7 @@ class RunDir:
                 manifest = self.read_manifest()
                 if not manifest["run_id"]:
                     manifest |= {"run_id": secrets.token_hex(8), "created": time.time(), "state": "running"}
+                manifest.setdefault("nonce", secrets.token_hex(8))
                 change(manifest)
                 publish(self.manifest_path, json.dumps(manifest, indent=1).encode())
                 return manifest

@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from distsummary.aggregate.aggregator import LEASE_S, Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.coordination import LocalCoordinator, Registration
+from distsummary.coordination import LocalCoordinator, Registration, refuse_unshared
 from distsummary.deal import Deal, Heartbeat
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
@@ -79,10 +79,15 @@ class AggregatorClient:
         self._renewer: threading.Thread | None = None
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
-        """Join the run; raises WorldMismatchError when the ranks of an attempt disagree on the world size."""
+        """Join the run.
+
+        Raises WorldMismatchError when the ranks of an attempt disagree on the world size, RunDirError when
+        the run dir is not shared with the aggregator's node.
+        """
         registration: Registration = self._ask(
             "register", REGISTER_S, topology, refuse_finished=refuse_finished
         )
+        refuse_unshared(self._run_dir, registration)
 
         def renew() -> None:
             while not self._finished.wait(LEASE_S / 4) and self._is_connected():

@@ -265,3 +265,21 @@ def test_an_evaluation_after_the_training_is_merged_and_a_second_training_is_ref
     run = ds.init(run_dir.base, rank=0, world_size=2)
     with pytest.raises(RunDirError, match="holds a finished training"):
         list(run.steps(range(3)))
+
+
+class Cpus:
+    def taken(self) -> None:
+        """Answers once the actor has its processors."""
+
+
+def test_an_aggregator_waits_for_no_processor_of_a_full_cluster(run_dir, monkeypatch, caplog):
+    monkeypatch.setattr(actor_module, "REGISTER_S", 60.0)
+    taker = ray.remote(num_cpus=ray.available_resources()["CPU"])(Cpus).remote()
+    try:
+        ray.get(taker.taken.remote())
+        client = AggregatorClient(run_dir)
+        assert client.register(place(0)).attempt == 0
+        client._finished.set()
+    finally:
+        ray.kill(taker)
+    assert "without the aggregator" not in caplog.text

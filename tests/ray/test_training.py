@@ -73,6 +73,16 @@ def test_four_ranks_make_one_run(tmp_path):
     assert {rank["state"] for rank in manifest["attempts"][0]["ranks"].values()} == {"finished"}
 
 
+def test_a_collector_of_several_ranks_has_an_aggregator_as_ds_init_has(tmp_path):
+    def train():
+        with ds.Run(callbacks=ds.SummaryCollector(tmp_path / "run")) as run:
+            for _ in run.steps(range(3)):
+                run.log(loss=float(run.rank))
+
+    ds.launch(train, ranks=2, backend=None)
+    assert scalars(tmp_path / "run", "loss") == {1: 0.5, 2: 0.5, 3: 0.5}
+
+
 def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_double_none(tmp_path):
     steps = 150
     ended = threading.Event()
