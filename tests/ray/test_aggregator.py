@@ -256,7 +256,9 @@ def test_an_evaluation_after_the_training_is_merged_and_a_second_training_is_ref
     for rank in range(2):
         with ds.init(run_dir.base, rank=rank, world_size=2) as run, run.eval() as evaluation:
             evaluation.log(accuracy=0.5 + rank)
-    accuracy = [(e.step, v.data) for e in read_directory(run_dir.base) for v in e.values if "acc" in v.tag]
+    accuracy = [
+        (e.step, v.data) for e in read_directory(run_dir.base) for v in e.values if v.tag == "eval/accuracy"
+    ]
     assert accuracy == [(3, 1.0)]
     assert [step for step, _ in losses(run_dir)] == [1, 2, 3]
     lineage = read_lineage(run_dir.base)
