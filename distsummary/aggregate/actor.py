@@ -26,6 +26,7 @@ ASIDE = "aside"  # the Ray concurrency group of the calls that are answered even
 _TRIES = 5
 RETRY_S = 0.5
 REGISTER_S = 60.0  # seconds after which a rank goes on without the aggregator's answer
+NAMED_S = 10.0  # after so long without an answer, a rank that joins says what it waits for
 SERVES_S = 15.0  # how long `settle` waits for aggregators to say whether they serve the launch
 MERGE_S = 600.0  # how long `finish`, `evaluated` and `settle` wait for the merged run
 
@@ -124,6 +125,12 @@ class AggregatorClient:
             for left in reversed(range(_TRIES if self._is_connected() else 0)):
                 try:
                     reference = getattr(self._handle, method).remote(*args, **options)
+                    if method == "register" and not ray.wait([reference], timeout=min(NAMED_S, timeout_s))[0]:
+                        logger.warning(
+                            "%s: the aggregator has not answered for %g s; the cluster may be full or slow "
+                            "(ray status); the rank waits %g s, then goes on without it",
+                            self._run_dir, min(NAMED_S, timeout_s), timeout_s,
+                        )  # fmt: skip
                     return ray.get(reference, timeout=max(RETRY_S, deadline - time.monotonic()))
                 except RayTaskError:  # raised by the aggregator's code; it may wrap a RayActorError
                     raise

@@ -190,6 +190,7 @@ def test_an_aggregator_that_does_not_answer_keeps_no_rank_waiting(run_dir, monke
         os.kill(pid, signal.SIGCONT)
         clients[0]._finished.set()
     assert "no answer from the aggregator (GetTimeoutError" in caplog.text
+    assert "has not answered for 0.5 s; the cluster may be full" in caplog.text
 
 
 class Hangs:
