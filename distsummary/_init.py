@@ -135,7 +135,7 @@ def init(
         given, directory = directory, next_run_dir(directory, topology)
         if directory.base != given.base and topology.rank == 0:
             logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
-    refuse_reuse(directory.read_manifest(), topology, directory, refuse_finished=False)
+    refuse_reuse(directory, topology, refuse_finished=False)
     if watch is None and topology.rank == 0:  # rank 0 records the values that all ranks share
         refuse_unwatched(collector_options, histograms)
     merged = directory.writer_dir(role, 0, 1)

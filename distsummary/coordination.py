@@ -1,21 +1,40 @@
 """How ranks join and leave a run: the Coordinator, and the attempts in the run's manifest (a JSON file).
 
 An attempt is one start of the job; a restart gets the next number. A rank asks the run's coordinator for its
-attempt. Under Ray, this is the aggregator actor; otherwise a LocalCoordinator, which uses only the manifest.
+attempt. Under Ray, this is the aggregator actor; otherwise a LocalCoordinator, which uses only files.
+
+`run.json` tells of the run alone. Each rank tells of itself in a file of its own (see `rank_manifest`), so
+that thousands of ranks do not wait for one lock:
+
+- The first rank of a start enters the attempt in run.json under the run's lock. The others find it there
+  without the lock, and write their own file.
+- Whether another rank runs is asked of at most LOOKED_AT ranks, spread over the world: of a job that is over,
+  all are gone, and of one that lives, none.
+- A rank that leaves writes its own file. A rank that failed or was interrupted also sets the state of the run
+  in run.json, unless it says so already. Any other rank looks at the others in random order, and stops at the
+  first that still runs: N ranks that leave one after the other look at about N log N files in all. Only one
+  that finds none running sets the state: it is the last. Of two that leave at the same time, at least one
+  finds the other's end. With an aggregator, the aggregator counts in memory instead.
+- Nobody writes into another rank's file. A dead rank therefore stays `running` there and in run.json, and
+  readers conclude that it is lost (see `states`); what a launcher learns of a death, it adds to run.json.
 """
 
 import logging
 import os
 import platform
+import random
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from distsummary.deal import Deal, Heartbeat
-from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
+from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
+from distsummary.publish import file_system_time
+from distsummary.rank_manifest import RankManifest, Told, entries_of, ranks_of, read_ranks
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology, is_alive, own_process
 
@@ -24,6 +43,8 @@ logger = logging.getLogger(__name__)
 SHARED_S = 8.0  # how long a network file system may take to show the run.json of another node
 SHARED_POLL_S = 0.5
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
+LOOKED_AT = 64  # other ranks that a rank looks at before it joins
+CLAIMS = 3  # a rank that another process takes at the same moment chooses its attempt again
 
 TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
 ENDED = (*TRAINED, "failed", "interrupted")
@@ -34,6 +55,13 @@ _STATE_KEYS = {
     "incomplete": "missing",
 }  # in a rank's health
 _PROCESS = ("pid", "pid_space", "pid_start")  # the fields of a Topology that identify a process
+_FIRST = ("rank", "host", *_PROCESS, "session", "source")  # what run.json tells of the rank that came first
+_STRONGER = {  # state of a run -> the states that it does not replace
+    "failed": ("failed",),
+    "interrupted": ("failed", "interrupted"),
+    "finished": ("failed", "interrupted", "finished"),
+    "lost": ("failed", "interrupted", "finished", "lost"),
+}
 Liveness = Callable[[Mapping[str, Any]], bool | None]
 
 
@@ -76,7 +104,7 @@ class Coordinator(Protocol):
 
 
 class LocalCoordinator:
-    """A Coordinator without an aggregator: it allocates attempts in the manifest, under the run dir's lock.
+    """A Coordinator without an aggregator: it uses the run's manifest, and the file of the rank itself.
 
     Args:
         run_dir: the run.
@@ -91,32 +119,103 @@ class LocalCoordinator:
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Join or start an attempt; raises WorldMismatchError when its ranks disagree on the world size."""
-        answer: list[int] = []
+        for left in reversed(range(CLAIMS)):
+            registration = self._join(topology, refuse_finished=refuse_finished)
+            try:
+                self.enter(topology, registration.attempt)
+            except _RankTakenError:
+                if not left:
+                    raise
+            else:
+                break
+        return registration
 
-        def join(manifest: Manifest) -> None:
-            refuse_reuse(manifest, topology, self.run_dir, refuse_finished=refuse_finished)
-            answer.append(join_attempt(manifest, topology, self._first_attempt))
+    def _join(self, topology: Topology, *, refuse_finished: bool) -> Registration:
+        found: Manifest | None = None
 
-        manifest = self.run_dir.update_manifest(join)
+        def is_there(manifest: Manifest) -> bool:
+            nonlocal found
+            seen = attempts_seen(self.run_dir, manifest, topology)
+            found = choose_attempt(seen, topology, now=_now(self.run_dir, topology))
+            if found is not None:
+                refuse_other_world(self.run_dir, found, topology)
+            return found is not None
+
+        def begin(manifest: Manifest) -> None:
+            nonlocal found
+            refuse_reuse_of(self.run_dir, manifest, topology, refuse_finished=refuse_finished)
+            found = begin_attempt(
+                manifest, topology, self._first_attempt, started=file_system_time(self.run_dir.base)
+            )
+
+        manifest = self.run_dir.update_manifest(begin, is_done=is_there)
+        assert found is not None  # chosen or begun
         return Registration(
             run_id=manifest["run_id"],
-            attempt=answer[0],
+            attempt=int(found["attempt"]),
             created=manifest["created"],
-            nonce=manifest["nonce"],
+            nonce=manifest.get("nonce", ""),
         )
 
+    def enter(self, topology: Topology, attempt: int) -> None:
+        """Enter this process as a rank of an attempt in the rank's own file.
+
+        Raises RunDirError if the file cannot be written, or names another process as the rank.
+        """
+
+        def check(told: Told) -> None:
+            known = told.entry(attempt)
+            if known is not None and known.get("session") != topology.session:
+                raise _RankTakenError(_claimed_twice(self.run_dir, known, topology, attempt))
+
+        RankManifest(self.run_dir, topology).claim(attempt, check)
+
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
-        """Return the deal of the attempt that an aggregator wrote to the manifest."""
-        deal = find_attempt(self.run_dir.read_manifest(), topology.role, attempt).get("deal")
+        """Write the heartbeat into the rank's file; returns the deal that an aggregator wrote to run.json.
+
+        Writes nothing once the job was started again. Raises StaleAttemptError if the run dir was replaced.
+        """
+        manifest = self.run_dir.read_manifest()
+        entry = find_attempt(manifest, topology.role, attempt)
+        if is_superseded(manifest, entry):
+            return None
+        RankManifest(self.run_dir, topology).beat(attempt, heartbeat)
+        deal = entry.get("deal")
         return None if deal is None else Deal.from_json(deal)
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
         """Only check the attempt: the rank's own files hold the lineage."""
         refuse_stale(self.run_dir.read_manifest(), topology.role, attempt)
 
+    def leave(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> Manifest:
+        """Write the rank's end into its file; returns the manifest's entry of the attempt.
+
+        `health` may have, beside the rank's counters, `failed` or `interrupted` with `error` (what the
+        training raised), and `missing` (why events are missing from the files).
+
+        Raises InvalidValueError if the rank never joined the attempt, StaleAttemptError if the job was
+        started again, RunDirError if the file cannot be written.
+        """
+        manifest = self.run_dir.read_manifest()
+        refuse_stale(manifest, topology.role, attempt)
+        entry = find_attempt(manifest, topology.role, attempt)
+        RankManifest(self.run_dir, topology).leave(
+            attempt, end_of_rank(health), error=str(health.get("error", "")), health=health
+        )
+        return entry
+
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
-        """Mark the rank finished in the manifest."""
-        self.run_dir.update_manifest(lambda manifest: leave_attempt(manifest, topology, attempt, health))
+        """Write the rank's end into its file, and the run's into the manifest if this rank decides it."""
+        self._finish(topology, attempt, health)
+
+    def _finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> bool:
+        """See `finish`; returns whether no other rank is left."""
+        entry = self.leave(topology, attempt, health)
+        state = end_of_rank(health)
+        others = states_of_all_that_left(self.run_dir, entry, topology.rank)
+        if others is not None or state in _STOPPED:
+            note_state(self.run_dir, topology.role, attempt, end_of({state, *(others or ())}))
+        return others is not None
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Note that the merged run, if there is one, does not contain this evaluation; rank 0 logs it."""
@@ -125,6 +224,10 @@ class LocalCoordinator:
                 "the evaluation is not in the merged run yet; after the evaluation: distsummary merge %s",
                 shlex.quote(str(self.run_dir.base)),
             )
+
+
+class _RankTakenError(RunDirError):
+    """Internal: another process entered as the same rank of the same attempt first."""
 
 
 def refuse_unshared(run_dir: RunDir, registration: Registration) -> None:
@@ -161,21 +264,149 @@ def note_evaluation(run_dir: RunDir, topology: Topology, attempt: int) -> bool:
     return needs_merge
 
 
-def refuse_reuse(
-    manifest: Manifest,
+def note_death(run_dir: RunDir, role: str, attempt: int, rank: int, reason: str) -> None:
+    """Note why a rank died without telling it itself, such as "signal 9 (SIGKILL), out of memory".
+
+    For launchers and others that see it. The first reason is kept. Of a rank that told its end, its own word
+    holds. Raises StaleAttemptError for an unknown attempt, and as `update_manifest`.
+    """
+    death = {"reason": reason, "time": file_system_time(run_dir.base)}
+
+    def deaths(manifest: Manifest) -> dict[str, Manifest]:
+        found: dict[str, Manifest] = find_attempt(manifest, role, attempt).setdefault("deaths", {})
+        return found
+
+    run_dir.update_manifest(
+        lambda manifest: deaths(manifest).update({str(rank): death}),
+        is_done=lambda manifest: str(rank) in deaths(manifest),
+    )
+
+
+def attempts_seen(run_dir: RunDir, manifest: Manifest, topology: Topology) -> list[Manifest]:
+    """The attempts of a rank's role, each with its `ranks` as far as this rank looks at them.
+
+    These are the rank itself and, where that does not tell its attempt, ranks spread over the newest attempt
+    and over the newest of the same start.
+    """
+    attempts = [entry | {"ranks": {}} for entry in manifest["attempts"] if entry["role"] == topology.role]
+    told = {
+        is_alone: read_ranks(run_dir, topology.role, 1 if is_alone else 2, [topology.rank])
+        for is_alone in {entry["world_size"] == 1 for entry in attempts}
+    }
+    for entry in attempts:
+        entry["ranks"] = entries_of(entry, told[entry["world_size"] == 1])
+    same_start = [entry for entry in attempts if entry["incarnation"] == topology.incarnation]
+    own = str(topology.rank)
+    if topology.is_incarnation_unique and any(own not in entry["ranks"] for entry in same_start):
+        return attempts
+    looked_at = {entry["attempt"]: entry for entry in (*attempts[-1:], *same_start[-1:])}
+    for entry in looked_at.values():
+        entry["ranks"] |= ranks_of(run_dir, entry, spread(entry["world_size"]))
+        first = entry.get("first")
+        if first:  # it enters itself in its own file a moment later
+            entry["ranks"].setdefault(str(first["rank"]), first | {"state": "running"})
+    return attempts
+
+
+def spread(number: int) -> range:
+    """At most LOOKED_AT indices of `number` things, spread over them."""
+    return range(0, number, max(1, -(-number // LOOKED_AT)))
+
+
+def _now(run_dir: RunDir, topology: Topology) -> float:
+    """The file system's time where `choose_attempt` may need it."""
+    return 0.0 if topology.is_incarnation_unique else file_system_time(run_dir.base)
+
+
+def refuse_other_world(run_dir: RunDir, entry: Manifest, topology: Topology) -> None:
+    """Raise WorldMismatchError if the ranks of the attempt said another world size."""
+    if entry["world_size"] != topology.world_size:
+        known = entry["ranks"] | ranks_of(run_dir, entry, spread(entry["world_size"]))
+        others = ", ".join(sorted(known, key=int)) or str(entry.get("first", {}).get("rank", "?"))
+        raise WorldMismatchError(
+            f"rank {topology.rank} says world_size {topology.world_size} (by {topology.source}), "
+            f"but rank(s) {others} said {entry['world_size']}; start all ranks with one world size"
+        )
+
+
+def states_of_all_that_left(run_dir: RunDir, entry: Manifest, own: int) -> set[str] | None:
+    """The states of the other ranks of an attempt if none runs any more, else None.
+
+    Ranks that never registered are awaited for JOIN_WINDOW_S after the attempt began.
+    """
+    others = [rank for rank in range(entry["world_size"]) if rank != own]
+    random.shuffle(others)
+    states: set[str] = set()
+    is_awaited: bool | None = None
+    at, size = 0, 1
+    while at < len(others):
+        asked = others[at : at + size]
+        at, size = at + size, 2 * size
+        found = ranks_of(run_dir, entry, asked)
+        states |= {known["state"] for known in found.values()}
+        if "running" in states:
+            return None
+        if len(found) < len(asked) and is_awaited is None:
+            is_awaited = file_system_time(run_dir.base) - entry.get("started", 0.0) < JOIN_WINDOW_S
+        if len(found) < len(asked) and is_awaited:
+            return None
+    return states
+
+
+def note_state(run_dir: RunDir, role: str, attempt: int, state: str) -> None:
+    """Set the state of the run, if the attempt decides it and no stronger state is set."""
+
+    def is_done(manifest: Manifest) -> bool:
+        entry = find_attempt(manifest, role, attempt)
+        return not decides(manifest, entry) or manifest["state"] in _STRONGER[state]
+
+    run_dir.update_manifest(lambda manifest: manifest.update(state=state), is_done=is_done)
+
+
+def refuse_reuse(run_dir: RunDir, topology: Topology, *, refuse_finished: bool) -> None:
+    """See `refuse_taken`; for a rank that has not joined the run."""
+    refuse_reuse_of(run_dir, run_dir.read_manifest(), topology, refuse_finished=refuse_finished)
+
+
+def refuse_reuse_of(
+    run_dir: RunDir, manifest: Manifest, topology: Topology, *, refuse_finished: bool
+) -> None:
+    """See `refuse_taken`; the run has this manifest."""
+    attempts = attempts_seen(run_dir, manifest, topology)
+    newest = max(attempts, key=lambda entry: int(entry["attempt"]), default=None)
+    is_finished = False
+    if refuse_finished and newest is not None:
+        states = {known["state"] for known in newest["ranks"].values()}
+        is_finished = manifest["state"] == "finished"
+        if not is_finished and states & {*TRAINED}:  # the manifest may not say so yet
+            newest["ranks"] = ranks_of(run_dir, newest)
+    refuse_taken(
+        attempts, topology, run_dir, refuse_finished=refuse_finished, now=_now(run_dir, topology),
+        is_finished=is_finished,
+    )  # fmt: skip
+
+
+def refuse_taken(
+    attempts: list[Manifest],
     topology: Topology,
     run_dir: RunDir,
     *,
     refuse_finished: bool,
+    now: float,
+    is_finished: bool = False,
     alive: Liveness = is_alive,
 ) -> None:
     """Raise RunDirError if another job records the run, or if the run is finished and `refuse_finished` set.
 
     Only the role train is checked. All ranks of a job, its restarts by the launcher, and other trainings in
-    the same process count as one job.
+    the same process count as one job. A rank of one start that another living process is already is refused.
+
+    Args:
+        attempts: those of the rank's role, with their ranks (see `attempts_seen`).
+        now: seconds since the epoch.
+        is_finished: whether the manifest says that the run is finished.
     """
-    attempts = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
-    if topology.role != "train" or not attempts or choose_attempt(attempts, topology, now=time.time()):
+    if topology.role != "train" or not attempts or choose_attempt(attempts, topology, now=now, alive=alive):
         return
     newest = max(attempts, key=lambda entry: int(entry["attempt"]))
     own, number = str(topology.rank), newest["attempt"]
@@ -190,18 +421,32 @@ def refuse_reuse(
         is_peer = same_job and (rank != own or not is_same_start)
         # Ray Train replaces failed workers under a new incarnation, while the old ones may still be ending.
         is_replaced = known.get("source") == topology.source == "ray.train"
-        if is_running and not (same_process or is_peer or is_replaced):
-            raise RunDirError(
-                f"the run {run_dir.base} is in use: rank {rank} of attempt {number} runs as process "
-                f"{known['pid']} on {known['host']}; wait for its end, or name another directory; to "
-                'evaluate beside a training use ds.init(..., role="eval")'
-            )
-    if refuse_finished and not unfinished and len(newest["ranks"]) == newest["world_size"]:
+        if not is_running or same_process or is_peer or is_replaced:
+            continue
+        if is_same_start:
+            raise RunDirError(_claimed_twice(run_dir, known, topology, number))
+        raise RunDirError(
+            f"the run {run_dir.base} is in use: rank {rank} of attempt {number} runs as process "
+            f"{known['pid']} on {known['host']}, and another job starts rank {own} as process {topology.pid} "
+            f"on {topology.host}; wait for its end, or name another directory; to evaluate beside a training "
+            'use ds.init(..., role="eval")'
+        )
+    is_finished |= not unfinished and len(newest["ranks"]) == newest["world_size"]
+    if refuse_finished and is_finished:
         raise RunDirError(
             f"the run {run_dir.base} holds a finished training (attempt {number}), and this training starts "
             'from step 0; pass exists="new" to record it beside that run, exists="attempt" to show it in '
             "place of that training, or initial_step= if it resumes that training"
         )
+
+
+def _claimed_twice(run_dir: RunDir, known: Mapping[str, Any], topology: Topology, attempt: int) -> str:
+    return (
+        f"rank {topology.rank} of the run {run_dir.base} is claimed twice: by process {known['pid']} on "
+        f"{known['host']}, which joined attempt {attempt} first, and by process {topology.pid} on "
+        f"{topology.host} (by {topology.source}); give each process a rank of its own, or end the one that "
+        "should not run"
+    )
 
 
 def job_of(incarnation: str) -> str:
@@ -214,48 +459,53 @@ def next_run_dir(run_dir: RunDir, topology: Topology) -> RunDir:
     job, number, found = job_of(topology.incarnation), 1, run_dir
     is_free = False
 
-    def claim(manifest: Manifest) -> None:
+    def is_decided(manifest: Manifest) -> bool:
         nonlocal is_free
         try:
-            refuse_reuse(manifest, topology, run_dir, refuse_finished=True)
+            refuse_reuse_of(found, manifest, topology, refuse_finished=True)
         except RunDirError:
-            return
+            is_free = False
+            return True
         has_trained = newest_attempt(manifest, topology.role) is not None
-        is_free = has_trained or manifest.setdefault("claimed_by", job) == job
+        is_free = has_trained or manifest.get("claimed_by") == job
+        return has_trained or "claimed_by" in manifest
+
+    def claim(manifest: Manifest) -> None:
+        nonlocal is_free
+        manifest["claimed_by"], is_free = job, True
 
     while True:
-        found.update_manifest(claim)
+        found.update_manifest(claim, is_done=is_decided)
         if is_free:
             return found
         number += 1
         found = RunDir(f"{run_dir.base}-{number}").create()
 
 
-def join_attempt(
-    manifest: Manifest, topology: Topology, first_attempt: Callable[[str], int] = lambda role: 0
-) -> int:
-    """Add the rank to its attempt, or to a new one if it belongs to none yet; return the attempt's number."""
-    attempts = [entry for entry in manifest["attempts"] if entry["role"] == topology.role]
-    entry = choose_attempt(attempts, topology, now=time.time())
-    if entry is None:
-        entry = {
-            "role": topology.role,
-            "attempt": 1 + max(a["attempt"] for a in attempts) if attempts else first_attempt(topology.role),
-            "incarnation": topology.incarnation,
-            "world_size": topology.world_size,
-            "started": time.time(),
-            "ranks": {},
-        }
-        manifest["attempts"].append(entry)
-        set_run_state(manifest, entry, "running")
-    if entry["world_size"] != topology.world_size:
-        others = ", ".join(sorted(entry["ranks"], key=int))
-        raise WorldMismatchError(
-            f"rank {topology.rank} says world_size {topology.world_size} (by {topology.source}), "
-            f"but rank(s) {others} said {entry['world_size']}; start all ranks with one world size"
-        )
-    entry["ranks"][str(topology.rank)] = asdict(topology) | {"state": "running"}
-    return int(entry["attempt"])
+def begin_attempt(
+    manifest: Manifest,
+    topology: Topology,
+    first_attempt: Callable[[str], int] = lambda role: 0,
+    *,
+    started: float,
+) -> Manifest:
+    """Add a new attempt, which this rank begins, to the manifest; returns its entry, with no ranks yet.
+
+    `started`: seconds since the epoch, by the file system's clock.
+    """
+    numbers = [entry["attempt"] for entry in manifest["attempts"] if entry["role"] == topology.role]
+    entry = {
+        "role": topology.role,
+        "attempt": 1 + max(numbers) if numbers else first_attempt(topology.role),
+        "incarnation": topology.incarnation,
+        "world_size": topology.world_size,
+        "started": started,
+        "first": {name: getattr(topology, name) for name in _FIRST},
+    }
+    manifest["attempts"].append(entry)
+    if decides(manifest, entry):
+        manifest["state"] = "running"
+    return entry
 
 
 def choose_attempt(
@@ -270,7 +520,7 @@ def choose_attempt(
     left, a further rank may join only within JOIN_WINDOW_S of the attempt's start.
 
     Args:
-        attempts: the attempts of the rank's role, in the order of their numbers.
+        attempts: the attempts of the rank's role, in the order of their numbers, with their ranks.
         now: seconds since the epoch.
         alive: returns whether a rank's process still runs, None if that cannot be known.
     """
@@ -290,7 +540,8 @@ def choose_attempt(
     if not same_start or rank in same_start[-1]["ranks"]:
         return None
     newest = same_start[-1]
-    others = newest["ranks"].values()
+    known_ranks = [*newest["ranks"].values()]
+    others = [known_ranks[index] for index in spread(len(known_ranks))]
     running = [alive(other) for other in others if other["state"] == "running"]
     if newest["world_size"] != topology.world_size:
         may_join = True in running and False not in running  # otherwise these are two jobs
@@ -302,39 +553,21 @@ def choose_attempt(
     return newest if may_join else None
 
 
-def leave_attempt(
-    manifest: Manifest, topology: Topology, attempt: int, health: Mapping[str, int | str]
-) -> None:
-    """Mark the rank as finished, incomplete, failed or interrupted, and change the run's state accordingly.
-
-    `health` may have, beside the rank's counters, `failed` or `interrupted` with `error` (what the training
-    raised), and `missing` (why events are missing from the files). The attempt keeps its first failure.
-    """
-    refuse_stale(manifest, topology.role, attempt)
-    entry = find_attempt(manifest, topology.role, attempt)
-    if str(topology.rank) not in entry["ranks"]:
-        raise InvalidValueError(
-            f"rank {topology.rank} never joined attempt {attempt} of role {topology.role}; register it first"
-        )
+def end_of_rank(health: Mapping[str, int | str]) -> str:
+    """How a rank ended, by its health: failed, interrupted, incomplete or finished."""
     told = (state for state, key in _STATE_KEYS.items() if health.get(key))
-    state = next(told, "finished")
-    entry["ranks"][str(topology.rank)] |= {"state": state, "health": dict(health)}
-    if state == "failed":  # a rank tells its failure before its process ends and its peers fail because of it
-        entry.setdefault("failure", {"rank": topology.rank, "error": str(health.get("error", ""))})
-    if state in _STOPPED or is_complete(entry):
-        set_run_state(manifest, entry, end_of(entry))
+    return next(told, "finished")
 
 
-def set_run_state(manifest: Manifest, entry: Manifest, state: str) -> None:
-    """Set the state of the run if the attempt decides it: the newest training or, without any, evaluation."""
-    if entry is (newest_attempt(manifest) or newest_attempt(manifest, "eval")):
-        manifest["state"] = state
+def end_of(states: Collection[str]) -> str:
+    """How an attempt ended whose ranks have these states; one that still runs is taken for lost."""
+    found = next((state for state in _STOPPED if state in states), "finished")
+    return "lost" if found == "finished" and "running" in states else found
 
 
-def end_of(entry: Manifest) -> str:
-    """How an attempt ended: failed or interrupted if one of its ranks did, else finished."""
-    states = rank_states(entry).values()
-    return next((state for state in _STOPPED if state in states), "finished")
+def decides(manifest: Manifest, entry: Manifest) -> bool:
+    """Whether the attempt decides the run's state: the newest training or, without any, evaluation."""
+    return entry is (newest_attempt(manifest) or newest_attempt(manifest, "eval"))
 
 
 def find_attempt(manifest: Manifest, role: str, attempt: int) -> Manifest:
@@ -355,33 +588,43 @@ def newest_attempt(manifest: Manifest, role: str = "train") -> Manifest | None:
 
 
 def refuse_stale(manifest: Manifest, role: str, attempt: int) -> None:
-    """Raise StaleAttemptError if the role has been started again since this attempt.
-
-    A newer attempt of the same incarnation is not a restart: a faster rank has begun its next training.
-    """
+    """Raise StaleAttemptError if the role has been started again since this attempt."""
     newest = newest_attempt(manifest, role)
     if newest is None or attempt >= newest["attempt"]:
         return
-    entry = find_attempt(manifest, role, attempt)
-    if entry["incarnation"] != newest["incarnation"]:
+    if is_superseded(manifest, find_attempt(manifest, role, attempt)):
         raise StaleAttemptError(
             f"attempt {attempt} of role {role} was superseded by attempt {newest['attempt']}; "
             "its messages are refused: end its processes"
         )
 
 
+def is_superseded(manifest: Manifest, entry: Manifest) -> bool:
+    """Whether the job was started again since this attempt.
+
+    A newer attempt of the same incarnation is not a restart: a faster rank has begun its next training.
+    """
+    newest = newest_attempt(manifest, entry["role"]) or entry
+    return bool(newest["attempt"] > entry["attempt"] and newest["incarnation"] != entry["incarnation"])
+
+
 def rank_states(entry: Manifest) -> dict[str, str]:
-    """Rank -> its state in an attempt.
+    """Rank -> the state that it told, of an attempt with its ranks (see `with_ranks`).
 
     running; finished; incomplete: it finished, but events are missing from its files (a full disk; the reason
     is `missing` in its health); failed: its training raised; interrupted: Ctrl-C,
-    a handler of a signal or sys.exit() ended it; lost: no sign of life.
+    a handler of a signal or sys.exit() ended it; unknown. See `states` for ranks that died.
     """
     return {rank: known["state"] for rank, known in entry["ranks"].items()}
 
 
+def with_ranks(run_dir: RunDir, entry: Manifest) -> Manifest:
+    """The manifest's entry of an attempt, and in `ranks` what each of its ranks tells in its own file."""
+    return entry | {"ranks": ranks_of(run_dir, entry)}
+
+
 def is_complete(entry: Manifest) -> bool:
-    """Whether every rank of the attempt has joined and then reported its end."""
+    """Whether every rank of the attempt (with its ranks) has joined and then told its end."""
     states = rank_states(entry).values()
     return len(states) == entry["world_size"] and all(state in ENDED for state in states)
 
@@ -392,30 +635,44 @@ def note_aggregator(run_dir: RunDir) -> None:
     run_dir.update_manifest(lambda manifest: manifest.update(aggregator=place))
 
 
-def awaited_aggregator(manifest: Manifest) -> Manifest | None:
+def awaited_aggregator(run_dir: RunDir) -> Manifest | None:
     """The place of another process that lives and will merge the run; None if there is none.
 
     Also None if that process is on another host: whether it lives cannot be known there.
     """
+    manifest = run_dir.read_manifest()
     place: Manifest = manifest.get("aggregator", {})
     is_own = all(place.get(key) == value for key, value in own_process().items())
-    return place if place and not is_own and is_alive(place) and open_attempts(manifest) else None
+    is_living = bool(place) and not is_own and is_alive(place)
+    return place if is_living and open_attempts(run_dir, manifest) else None
 
 
-def open_attempts(manifest: Manifest) -> list[Manifest]:
-    """The newest attempt of each role, unless it is settled.
+def open_attempts(run_dir: RunDir, manifest: Manifest) -> list[Manifest]:
+    """The newest attempt of each role, with its ranks, unless it is settled (see `is_open`)."""
+    return [
+        entry
+        for entry in (with_ranks(run_dir, found) for found in newest_attempts(manifest))
+        if is_open(entry)
+    ]
 
-    An attempt is settled when none of its ranks runs and the merged run contains their final states and all
-    later evaluations; an attempt of one rank needs no merge.
+
+def newest_attempts(manifest: Manifest) -> list[Manifest]:
+    """The newest attempt of each role."""
+    roles = sorted({entry["role"] for entry in manifest["attempts"]})
+    return [entry for role in roles if (entry := newest_attempt(manifest, role))]
+
+
+def is_open(entry: Manifest) -> bool:
+    """Whether an attempt, with its ranks, is not settled yet.
+
+    It is settled when it was merged with the states that its ranks have now, and with all later evaluations.
+    An attempt of one rank needs no merge, but its rank must not run.
     """
-    found = []
-    for role in sorted({entry["role"] for entry in manifest["attempts"]}):
-        entry = newest_attempt(manifest, role)
-        if entry:
-            states = rank_states(entry)
-            is_merged = entry["world_size"] == 1 or (
-                entry.get("merged") == states and not entry.get("evaluated")
-            )
-            if not is_merged or "running" in states.values():
-                found.append(entry)
-    return found
+    if entry.get("merged") == merged_states(entry):
+        return bool(entry.get("evaluated"))
+    return entry["world_size"] > 1 or "running" in rank_states(entry).values()
+
+
+def merged_states(entry: Manifest) -> dict[str, int]:
+    """State -> how many ranks have it, of an attempt with its ranks; kept in run.json as `merged`."""
+    return dict(sorted(Counter(rank_states(entry).values()).items()))

@@ -30,11 +30,12 @@ RANK_MANIFEST = "manifest.json"
 FORMAT = 1
 CLAIM_S = 60.0  # how long a rank waits for another process that claims the same rank
 _FIELDS = {
-    "attempt": int, "role": str, "rank": int, "state": str, "host": str, "pid": int, "pid_space": str,
-    "pid_start": str, "health": dict, "heartbeat": dict,
+    "attempt": int, "role": str, "rank": int, "world_size": int, "incarnation": str, "state": str,
+    "host": str, "pid": int, "pid_space": str, "pid_start": str, "health": dict, "heartbeat": dict,
 }  # fmt: skip
 _FEW = 32  # files that are read one after the other; more are read by threads: storage may be slow
 _THREADS = 16
+_BLOCK = 512  # bytes, the unit of st_blocks
 
 _locks: dict[Path, threading.Lock] = {}  # a rank's threads change its file in turn
 os.register_at_fork(after_in_child=_locks.clear)  # a thread of the parent may have held one
@@ -137,14 +138,33 @@ class RankManifest:
         is_durable: bool = False,
     ) -> None:
         """Change the entry of an attempt, which is made if the file has none, and replace the file."""
-        with replacing(self.path, is_durable=is_durable) as temporary, open(temporary, "xb") as file:
-            now = os.fstat(file.fileno()).st_mtime
-            entry = next((entry for entry in attempts if entry["attempt"] == attempt), None)
-            if entry is None:
-                entry = new_entry(self._topology, attempt, "running", started=now)
-                attempts = sorted([*attempts, entry], key=lambda entry: int(entry["attempt"]))
-            change(entry, now)
-            file.write(encoded(self._topology.role, self._topology.rank, attempts))
+        data = b""
+        try:
+            with replacing(self.path, is_durable=is_durable) as temporary, open(temporary, "xb") as file:
+                now = os.fstat(file.fileno()).st_mtime
+                entry = next((entry for entry in attempts if entry["attempt"] == attempt), None)
+                if entry is None:
+                    entry = new_entry(self._topology, attempt, "running", started=now)
+                    attempts = sorted([*attempts, entry], key=lambda entry: int(entry["attempt"]))
+                change(entry, now)
+                data = encoded(self._topology.role, self._topology.rank, attempts)
+                file.write(data)
+        except RunDirError:
+            if not (is_durable and data and self._overwrite(data)):
+                raise
+
+    def _overwrite(self, data: bytes) -> bool:
+        """Write into the old file if its blocks have room: on a full disk there is none for a second file."""
+        try:
+            with open(self.path, "r+b", buffering=0) as file:
+                old = os.fstat(file.fileno())
+                if len(data) > old.st_blocks * _BLOCK:
+                    return False
+                file.write(data.ljust(old.st_size))  # one call; JSON may end with spaces
+                os.fsync(file.fileno())
+                return True
+        except OSError:
+            return False
 
 
 def new_entry(topology: Topology, attempt: int, state: str, *, started: float) -> Manifest:
@@ -177,7 +197,7 @@ def read_told(directory: Path) -> Told | None:
             f"{path} is not JSON ({error}); rebuild it with: distsummary fsck --repair"
         ) from error
     attempts = found.get("attempts") if isinstance(found, dict) and found.get("format") == FORMAT else None
-    if not isinstance(attempts, list) or not all(map(_is_entry, attempts)):
+    if not isinstance(attempts, list) or not all(map(is_entry, attempts)):
         raise DamagedFileError(
             f"{path} is not the manifest of a rank in format {FORMAT}; rebuild it with: "
             "distsummary fsck --repair"
@@ -185,7 +205,8 @@ def read_told(directory: Path) -> Told | None:
     return Told(heard, attempts)
 
 
-def _is_entry(entry: Any) -> bool:  # Any: what JSON holds
+def is_entry(entry: Any) -> bool:  # Any: what JSON holds
+    """Whether it is an entry of an attempt, by the fields that all other code relies on."""
     return isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _FIELDS.items())
 
 
@@ -211,15 +232,22 @@ def read_ranks(
 def ranks_of(run_dir: RunDir, attempt: Manifest, ranks: Collection[int] | None = None) -> dict[str, Manifest]:
     """Rank -> its entry of an attempt, with `heard` (see Told), as far as ranks have entered it.
 
-    A file that cannot be read gives an entry in state unknown.
+    A file that cannot be read gives an entry in state unknown. `ranks`: see `read_ranks`.
     """
+    return entries_of(attempt, read_ranks(run_dir, attempt["role"], attempt["world_size"], ranks))
+
+
+def entries_of(attempt: Manifest, told: Mapping[int, Told]) -> dict[str, Manifest]:
+    """See `ranks_of`; `told` is what `read_ranks` returned for the attempt's role and world size."""
     found: dict[str, Manifest] = {}
-    for rank, told in read_ranks(run_dir, attempt["role"], attempt["world_size"], ranks).items():
-        entry = told.entry(attempt["attempt"])
+    for rank, one in told.items():
+        entry = one.entry(attempt["attempt"])
+        if rank >= attempt["world_size"]:
+            continue
         if entry is not None:
-            found[str(rank)] = entry | {"heard": told.heard}
-        elif told.error and rank < attempt["world_size"]:
-            found[str(rank)] = {"state": "unknown", "error": told.error, "heard": told.heard}
+            found[str(rank)] = entry | {"heard": one.heard}
+        elif one.error:
+            found[str(rank)] = {"state": "unknown", "error": one.error, "heard": one.heard}
     return found
 
 

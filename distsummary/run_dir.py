@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import re
 import secrets
 import time
@@ -19,8 +20,10 @@ from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueE
 from distsummary.publish import ensure_directory, publish, remove_leftovers, temporary_name
 
 MANIFEST = "run.json"
+FORMAT = 2  # of the manifest; in format 1 it also held the states of all ranks
 TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0
+_LOOK_AGAIN_S = (0.02, 0.1)  # while another process makes a change that may be the one wanted
 PROBE_BYTES = 4096  # written and removed by `create`
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
@@ -133,7 +136,7 @@ class RunDir:
         try:
             manifest = json.loads(self.manifest_path.read_bytes())
         except FileNotFoundError:
-            return {"format": 1, "run_id": "", "created": 0.0, "state": "unknown", "attempts": []}
+            return {"format": FORMAT, "run_id": "", "created": 0.0, "state": "unknown", "attempts": []}
         except OSError as error:
             raise RunDirError(
                 f"{self.manifest_path} cannot be read: {error.strerror}; fix its permissions"
@@ -141,8 +144,14 @@ class RunDir:
         except ValueError as error:
             raise DamagedFileError(f"{self.manifest_path} is not JSON ({error}); {_REMEDY}") from error
         # the fields that all other code relies on are checked here, once
-        fields = {"role": str, "attempt": int, "incarnation": str, "world_size": int, "ranks": dict}
+        fields = {"role": str, "attempt": int, "incarnation": str, "world_size": int}
         attempts = manifest.get("attempts") if isinstance(manifest, dict) else None
+        if isinstance(attempts, list) and manifest.get("format") != FORMAT:
+            raise DamagedFileError(
+                f"{self.manifest_path} has format {manifest.get('format')!r}, this version of distsummary "
+                f"reads and writes format {FORMAT}; for a run of an older version, {_REMEDY}; a run of a "
+                "newer version needs that version"
+            )
         if (
             not isinstance(attempts, list)
             or not isinstance(manifest.get("run_id"), str)
@@ -155,21 +164,43 @@ class RunDir:
             raise DamagedFileError(f"{self.manifest_path} is not a manifest of a run; {_REMEDY}")
         return manifest  # type: ignore[no-any-return]  # json.loads returns Any; just checked
 
-    def update_manifest(self, change: Callable[[Manifest], None]) -> Manifest:
+    def update_manifest(
+        self, change: Callable[[Manifest], None], *, is_done: Callable[[Manifest], bool] | None = None
+    ) -> Manifest:
         """Apply `change` to the manifest under the run's lock, publish the result and return it.
 
+        With `is_done`, nothing is changed if it returns True for the manifest. It is asked again whenever
+        another process holds the lock: of a thousand ranks that would all make the same change, one makes it,
+        and the others do not wait for the lock in turn.
+
         Raises RunDirError if the lock cannot be taken or the file cannot be written, and whatever `change`
-        raises; in all these cases the manifest stays unchanged.
+        and `is_done` raise; in all these cases the manifest stays unchanged.
         """
+        lock = FileLock(self.base / ".lock")
+        until = time.monotonic() + LOCK_TIMEOUT_S
         try:
-            with FileLock(self.base / ".lock", timeout=LOCK_TIMEOUT_S):
+            while True:
+                if is_done is not None and is_done(manifest := self.read_manifest()):
+                    return manifest
+                try:
+                    lock.acquire(timeout=LOCK_TIMEOUT_S if is_done is None else 0)
+                    break
+                except Timeout:
+                    if is_done is None or time.monotonic() > until:
+                        raise
+                time.sleep(random.uniform(*_LOOK_AGAIN_S))
+            try:
                 manifest = self.read_manifest()
+                if is_done is not None and is_done(manifest):
+                    return manifest
                 if not manifest["run_id"]:
                     manifest |= {"run_id": secrets.token_hex(8), "created": time.time(), "state": "running"}
                 manifest.setdefault("nonce", secrets.token_hex(8))
                 change(manifest)
                 publish(self.manifest_path, json.dumps(manifest, indent=1).encode())
                 return manifest
+            finally:
+                lock.release()
         except Timeout as error:
             raise RunDirError(
                 f"the lock {self.base / '.lock'} was held for {LOCK_TIMEOUT_S:g} s; "

@@ -3,39 +3,41 @@
 import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable
 
 from distsummary.run_dir import Manifest
+from distsummary.states import AttemptState, RankState, RunState
 
 TAG = "distsummary/run"
 MAX_HOSTS = 16  # that are named
 _MARKDOWN = re.compile(r"[&<>|*_`\[\]\\~#]")
 
 
-def run_text(manifest: Manifest, role: str = "train") -> str:
+def run_text(manifest: Manifest, run: RunState, role: str = "train") -> str:
     """The run, the ranks, hosts, command, commit and versions of the newest attempt, and all attempts."""
-    attempts = [entry for entry in manifest["attempts"] if entry["role"] == role]
+    attempts = [attempt for attempt in run.attempts if attempt.role == role]
+    entries = [entry for entry in manifest["attempts"] if entry["role"] == role]
     rows = {"run": str(manifest["run_id"])}
-    for entry in attempts[-1:]:
+    for entry, attempt in zip(entries[-1:], attempts[-1:], strict=False):
         provenance = entry.get("provenance") or {}
         git, versions = provenance.get("git") or {}, provenance.get("versions") or {}
-        rows["ranks"] = f"{entry['world_size']}, {_hosts(entry['ranks'])}"
+        rows["ranks"] = f"{entry['world_size']}, {_hosts(attempt.ranks)}"
         if provenance:
             rows["command"] = shlex.join(provenance.get("argv", ()))
             rows["python"] = f"{provenance.get('python', '')} on {provenance.get('platform', '')}"
         if git:
             rows["commit"] = f"{git.get('commit', '')}{' with changes' if git.get('dirty') else ''}"
         rows |= {str(name): str(version) for name, version in versions.items()}
-    rows |= {f"attempt {entry['attempt']}": _attempt(entry) for entry in attempts}
+    rows |= {f"attempt {attempt.attempt}": _attempt(attempt) for attempt in attempts}
     lines = [f"| {_escaped(name)} | {_escaped(value)} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 
 
-def _hosts(ranks: Mapping[str, Mapping[str, Any]]) -> str:
+def _hosts(ranks: Iterable[RankState]) -> str:
     hosts: dict[str, list[int]] = {}
-    for rank, known in ranks.items():
-        hosts.setdefault(str(known.get("host", "")) or "unknown", []).append(int(rank))
+    for known in ranks:
+        hosts.setdefault(known.host or "unknown", []).append(known.rank)
     named = [f"{host}: {as_ranges(sorted(found), ', ')}" for host, found in list(hosts.items())[:MAX_HOSTS]]
     more = f"; {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
     return f"on {len(hosts)} host{'s' if len(hosts) > 1 else ''} ({'; '.join(named)}{more})"
@@ -52,15 +54,13 @@ def as_ranges(numbers: Iterable[int], separator: str = ",") -> str:
     return separator.join("-".join(map(str, part)) for part in parts)
 
 
-def _attempt(entry: Mapping[str, Any]) -> str:
-    states: dict[str, int] = {}
-    for known in entry["ranks"].values():
-        states[known["state"]] = states.get(known["state"], 0) + 1
-    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(entry.get("started", 0.0)))
+def _attempt(attempt: AttemptState) -> str:
+    states = Counter(known.state for known in attempt.ranks)
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(attempt.started))
     if states.keys() <= {"running"}:
         return f"began {started}"  # the text stays as it is when they end
-    failure = entry.get("failure")
-    first = f"; first: rank {failure['rank']}, {failure['error']}" if failure else ""
+    failure = attempt.failure
+    first = f"; first: rank {failure.rank}, {failure.error}" if failure else ""
     return f"began {started}; ranks: {', '.join(f'{n} {state}' for state, n in states.items())}{first}"
 
 

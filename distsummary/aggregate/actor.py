@@ -94,6 +94,7 @@ class AggregatorClient:
             while not self._finished.wait(LEASE_S / 4) and self._is_connected():
                 self._handle.renew.remote()
 
+        self._local.enter(topology, registration.attempt)
         if self._renewer is None:
             self._renewer = threading.Thread(target=renew, name="distsummary-renew", daemon=True)
             self._renewer.start()
@@ -111,7 +112,10 @@ class AggregatorClient:
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the call of the last rank returns only after the merged run is written."""
         self._finished.set()
-        self._ask("finish", MERGE_S, topology, attempt, health)
+        try:
+            self._local.leave(topology, attempt, health)
+        finally:  # the aggregator ends and merges also if the disk is full
+            self._ask("finish", MERGE_S, topology, attempt, health)
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Report an evaluation; the call of the last rank returns only after the run is merged again."""

@@ -104,7 +104,9 @@ class Follower:
             return now - self._recorded_at > HUNG_S
         if manifest != self._manifest:
             self._manifest, self._changed_at = manifest, now
-        is_over = all([self._is_ended(entry, now) for entry in open_attempts(manifest)])  # looks at each
+        is_over = all(
+            [self._is_ended(entry, now) for entry in open_attempts(self._run_dir, manifest)]
+        )  # looks at each
         if not is_over:
             self._recorded_at = now
         return is_over

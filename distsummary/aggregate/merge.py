@@ -19,7 +19,7 @@ from distsummary.aggregate.rank_files import RankFiles
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.checks import check_type
-from distsummary.coordination import awaited_aggregator, newest_attempt, rank_states
+from distsummary.coordination import awaited_aggregator, newest_attempt
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
 from distsummary.format.hparams import session_end, session_start
@@ -29,6 +29,7 @@ from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage, read_lineage
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
+from distsummary.states import AttemptState, read_run
 from distsummary.writing.files import Files
 
 _ROLES = ("eval", "train")
@@ -158,6 +159,8 @@ def _merge_role(
     ensure_directory(target)
     refuse_foreign_files(target)
     newest = newest_attempt(manifest, role)
+    run = read_run(run_dir)
+    of_newest = [attempt for attempt in run.attempts if attempt.role == role][-1] if newest else None
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
     # A rank beyond the world size belongs to an earlier attempt with more ranks, and so does its lineage.
     lineages = {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}
@@ -179,14 +182,14 @@ def _merge_role(
                 tags.update(value.tag for value in event.values if value.plugin == "scalar")
                 last_s, last_step = max(last_s, event.wall_time), event.step
         if role == "train" and lineage.custom is not None:
-            values = settings_values(custom_values(lineage.custom), newest, last_s)
+            values = settings_values(custom_values(lineage.custom), of_newest, last_s)
             merged.write(Event(last_step, last_s, values))
         too_long = {refusal.tag for refusal in merged.refused if refusal.plugin == "scalar"}
         layout = charts(tags.difference(ranks.scalar_tags(), too_long))
         if layout is not None:
             merged.write(Event(last_step, last_s, [layout]))
         if newest is not None and lineage.train is not None:
-            merged.write(Event(last_step, last_s, [Value("text", TAG, run_text(manifest, role))]))
+            merged.write(Event(last_step, last_s, [Value("text", TAG, run_text(manifest, run, role))]))
         merged.write_lineage(lineage)
         published = merged.publish()
     report = MergeReport(
@@ -242,22 +245,21 @@ def _tell_settings(conflicts: Sequence[Conflict], target: Path) -> None:
 
 
 def settings_values(
-    settings: Mapping[str, str | float], attempt: Manifest | None, last_s: float
+    settings: Mapping[str, str | float], attempt: AttemptState | None, last_s: float
 ) -> list[Value]:
     """The settings and the end of a training for TensorBoard's page HPARAMS.
 
     Args:
         settings: by name.
-        attempt: the manifest's entry of the newest attempt, None if it is unknown. A failure of one
-            rank is the end; otherwise it is left out while a rank runs, is unknown or was interrupted.
+        attempt: the newest attempt, None if it is unknown. A failure of one rank is the end; otherwise it is
+            left out while a rank runs, is unknown or was interrupted.
         last_s: when the last step was recorded, in seconds since the epoch.
     """
-    values = [session_start(settings, float(attempt.get("started", 0.0)) if attempt else 0.0)]
-    states = list(rank_states(attempt).values()) if attempt else []
-    is_whole = attempt is not None and len(states) == attempt["world_size"]
-    is_over = is_whole and not {"running", "unknown", "interrupted"} & set(states)
+    values = [session_start(settings, attempt.started if attempt else 0.0)]
+    states = {rank.state for rank in attempt.ranks} if attempt else set()
+    is_over = bool(states) and not {"running", "unknown", "interrupted"} & states
     if is_over or "failed" in states:
-        values.append(session_end(last_s, is_success=set(states) == {"finished"}))
+        values.append(session_end(last_s, is_success=states == {"finished"}))
     return values
 
 
@@ -274,7 +276,7 @@ def refuse_foreign_files(target: Path) -> None:
 
 def refuse_aggregated(run_dir: RunDir) -> None:
     """Raise RunDirError if an aggregator lives that will merge the run."""
-    if place := awaited_aggregator(run_dir.read_manifest()):
+    if place := awaited_aggregator(run_dir):
         raise RunDirError(
             f"{run_dir.base} has an aggregator (process {place['pid']} on {place['host']}), which writes the "
             "merged run itself when the last rank has ended, or 60 s after a rank was last heard: wait for "

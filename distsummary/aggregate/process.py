@@ -14,9 +14,10 @@ from distsummary.coordination import (
     LocalCoordinator,
     Registration,
     find_attempt,
+    merged_states,
+    newest_attempt,
     note_evaluation,
-    open_attempts,
-    rank_states,
+    with_ranks,
 )
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology, is_alive
@@ -111,8 +112,8 @@ class ProcessCoordinator(LocalCoordinator):
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the last rank waits for the merged run."""
-        super().finish(topology, attempt, health)
-        self._await_merge(topology.role, attempt)
+        if self._finish(topology, attempt, health):
+            self._await_merge(topology.role, attempt)
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Note an evaluation that was added to a training's files; the last rank waits for the merged run."""
@@ -126,19 +127,20 @@ class ProcessCoordinator(LocalCoordinator):
             self._process = start_aggregator(self.run_dir)
 
     def _await_merge(self, role: str, attempt: int) -> None:
+        entry = find_attempt(self.run_dir.read_manifest(), role, attempt)
+        if entry.get("evaluated") and len(entry["evaluated"]) < entry["world_size"]:
+            return
+        ended = merged_states(with_ranks(self.run_dir, entry))
         deadline = time.monotonic() + MERGE_WAIT_S
-        while self._is_awaited(role, attempt) and time.monotonic() < deadline:
+        while self._is_awaited(role, attempt, ended) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    def _is_awaited(self, role: str, attempt: int) -> bool:
-        """Whether all ranks have left the attempt, and a living aggregator has yet to merge it."""
+    def _is_awaited(self, role: str, attempt: int, ended: Mapping[str, int]) -> bool:
+        """Whether a living aggregator has yet to merge an attempt that all its ranks have left."""
         manifest = self.run_dir.read_manifest()
         entry = find_attempt(manifest, role, attempt)
-        if entry not in open_attempts(manifest) or len(entry["ranks"]) < entry["world_size"]:
-            return False
-        if "running" in rank_states(entry).values():
-            return False
-        if entry.get("evaluated") and len(entry["evaluated"]) < entry["world_size"]:
+        is_merged = entry.get("merged") == ended and not entry.get("evaluated")
+        if is_merged or "running" in ended or entry is not newest_attempt(manifest, role):
             return False
         place = manifest.get("aggregator", {})
         # On another host it cannot be known whether it lives; before it has told its place, it is starting.

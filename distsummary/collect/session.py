@@ -40,9 +40,11 @@ from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health,
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import is_interruption
+from distsummary.rank_manifest import ranks_of
 from distsummary.reading.segments import segments
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
+from distsummary.states import read_run
 from distsummary.termination import Terminated, tell_termination
 from distsummary.topology import Topology, is_alive
 from distsummary.writing.health import Failures
@@ -76,8 +78,10 @@ def find_past(run_dir: RunDir, topology: Topology) -> Past | None:
     """The training that an evaluation by this rank belongs to; None if there is none or it still runs."""
     manifest = run_dir.read_manifest()
     entry = newest_attempt(manifest)
-    known = entry["ranks"].get(str(topology.rank)) if entry else None
-    if entry is None or known is None or topology.world_size > entry["world_size"]:
+    if entry is None or topology.world_size > entry["world_size"]:
+        return None
+    known = ranks_of(run_dir, entry, [topology.rank]).get(str(topology.rank))
+    if known is None:
         return None
     rank_dir = run_dir.writer_dir("train", topology.rank, entry["world_size"])
     if not rank_dir.is_dir() or (known["state"] == "running" and is_alive(known) is not False):
@@ -205,7 +209,7 @@ class Session:
             return
 
         def describe() -> None:
-            text = run_text(self._run_dir.read_manifest())
+            text = run_text(self._run_dir.read_manifest(), read_run(self._run_dir))
             self._writer.write(Event(step, time.time(), [Value("text", TAG, text)]))
 
         self._messages.submit("the text about the run", describe)  # after the provenance

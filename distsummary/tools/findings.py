@@ -59,10 +59,11 @@ KINDS = {
     "journal_torn": Kind(WARNING, REPAIR, True),
     "journal_damaged": Kind(WARNING, "resume the landscape: the lost points are evaluated again"),
     "journal_foreign": Kind(ERROR, "remove it, or restart its landscape with resume=False"),
-    # the manifest, run.json
+    # the manifests: run.json, and manifest.json of each rank
     "manifest_damaged": Kind(ERROR, REPAIR, True),
     "manifest_missing": Kind(WARNING, REPAIR, True),
     "manifest_stale": Kind(WARNING, REPAIR, True),
+    "lost_ranks": Kind(NOTE, "what they recorded until then is in their files"),
 }
 
 

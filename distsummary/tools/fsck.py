@@ -67,8 +67,9 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
     """Check a run dir, a rank's directory or the parent of runs; symbolic links are not followed.
 
     A repair cuts the torn tail (the incomplete last frame) off event files and journals of landscapes, and
-    keeps it in `torn-<n>.bin`. It rebuilds run.json from the event files, and keeps the old run.json beside
-    it. It deletes nothing, and does not touch files that a live writer uses.
+    keeps it in `torn-<n>.bin`. It rebuilds run.json and the manifest.json of the ranks from each other and
+    from the event files, and keeps the old ones beside them. It deletes nothing, and does not touch files
+    that a live writer uses.
 
     Args:
         path: the directory.
@@ -89,7 +90,7 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
         _cut({one.file for one in repairable if one.kind == "journal_torn"}, cut_torn_tail, system)
         damaged = {one.file for one in before if one.kind.startswith("manifest_")}
         for run in tree.runs:
-            if run.manifest_path in damaged:
+            if any(run.base in (path.parent, path.parent.parent) for path in damaged):
                 repair_manifest(run, tree.of_run(run))
         tree = _check(base)
     left = {(one.file, one.kind) for one in tree.findings}

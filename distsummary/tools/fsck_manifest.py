@@ -1,20 +1,33 @@
-"""Checks that run.json, the manifest, agrees with the event files, and rebuilds it from these files."""
+"""Checks the manifests of a run, run.json and those of the ranks, against the event files; rebuilds them."""
 
+import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from distsummary.coordination import newest_attempt
+from distsummary.coordination import decides
 from distsummary.errors import DistSummaryError, RunDirError
-from distsummary.run_dir import MANIFEST, Manifest, RunDir
+from distsummary.publish import publish
+from distsummary.rank_manifest import (
+    RANK_MANIFEST,
+    encoded,
+    is_entry,
+    new_entry,
+    read_ranks,
+    read_told,
+)
+from distsummary.run_dir import Manifest, RunDir
+from distsummary.states import read_run
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts
-from distsummary.topology import Topology
+from distsummary.topology import Topology, is_alive
 
 _ROLES = ("train", "eval")
+_NAMED = 5  # attempts or ranks in a message
+_OLD_FORMAT = 1
+_OF_RUN = ("started", "provenance", "config", "evaluated")  # what an old manifest says of an attempt itself
 
 
 class _Attempt(NamedTuple):
@@ -28,81 +41,199 @@ class _Attempt(NamedTuple):
 
 
 def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[Finding]:
-    """Returns what is wrong with the run's manifest; `directories`: real path -> that directory's facts."""
+    """Returns what is wrong with the run's manifests; `directories`: real path -> that directory's facts."""
     path = run.manifest_path
+    found = []
+    for is_alone, role in ((is_alone, role) for is_alone in (True, False) for role in _ROLES):
+        for rank, told in read_ranks(run, role, 1 if is_alone else 2).items():
+            if told.error:
+                place = run.writer_dir(role, rank, 1 if is_alone else 2) / RANK_MANIFEST
+                found.append(finding(place, "manifest_damaged", told.error))
     if not os.path.lexists(path):
-        return [finding(path, "manifest_missing", "the run has rank directories but no manifest")]
+        return [*found, finding(path, "manifest_missing", "the run has rank directories but no manifest")]
     try:
         manifest = run.read_manifest()
+        state = read_run(run)
     except DistSummaryError as error:
-        return [finding(path, "manifest_damaged", str(error))]
-    missing = _missing(manifest, _attempts(run, directories))
-    if not missing:
-        return []
-    names = ", ".join(f"{one.role} {one.number} of the run {one.run_id}" for one in missing[:5])
-    return [finding(path, "manifest_stale", f"attempts in the event files are missing from it: {names}")]
+        return [*found, finding(path, "manifest_damaged", str(error))]
+    in_files = _attempts(run, directories)
+    if missing := _missing(manifest, in_files):
+        names = ", ".join(f"{one.role} {one.number} of the run {one.run_id}" for one in missing[:_NAMED])
+        text = f"attempts in the event files are missing from it: {names}"
+        return [*found, finding(path, "manifest_stale", text)]
+    for attempt in state.attempts:
+        name = f"attempt {attempt.attempt} of role {attempt.role}"
+        recorded = {rank for one in in_files if (one.role, one.number) == (attempt.role, attempt.attempt)
+                    for rank in one.first}  # fmt: skip
+        if silent := sorted(recorded & {*attempt.missing}):
+            text = f"{_listed(silent)} recorded in {name}, but their {RANK_MANIFEST} does not say so"
+            found.append(finding(path, "manifest_stale", text))
+        if lost := [one for one in attempt.ranks if one.state == "lost"]:
+            text = f"{_listed(one.rank for one in lost)} of {name} died without a word; the first: "
+            found.append(finding(path, "lost_ranks", f"{text}{lost[0].reason or 'for an unknown reason'}"))
+    return found
 
 
 def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
-    """Rebuild the manifest, or add the missing attempts; the old file is kept as `run.json.<n>.bak`.
+    """Rebuild the manifests, or add what is missing; each old one is kept as `<name>.<n>.bak`.
 
-    Raises RunDirError if the manifest cannot be written.
+    The manifests of the ranks tell the attempts that run.json lacks. A run.json of format 1 is divided among
+    them. What only event files tell gets the state unknown.
+
+    Raises RunDirError if a manifest cannot be written, or if a rank of a run of format 1 still runs.
     """
-    attempts = _attempts(run, directories)
-    path = run.manifest_path
+    in_files = _attempts(run, directories)
+    old = _old_manifest(run.manifest_path)
+    for entry in old["attempts"] if old else ():
+        for rank, known in entry["ranks"].items():
+            if known["state"] == "running" and is_alive(known):
+                raise RunDirError(
+                    f"{run.manifest_path} is of an older version, and its rank {rank} still runs as process "
+                    f"{known['pid']} on {known['host']}; repair it when that process has ended"
+                )
     try:
-        if os.path.lexists(path):
-            number = 0
-            while os.path.lexists(copy := path.with_name(f"{MANIFEST}.{number}.bak")):
-                number += 1
-            try:
-                run.read_manifest()
-            except DistSummaryError:
-                os.replace(path, copy)
-            else:
-                shutil.copy2(path, copy)
+        _set_aside(run.manifest_path, keep=_is_readable(run))
+        by_attempt = _of_ranks(run)
     except OSError as error:
         raise RunDirError(
-            f"{path} cannot be backed up: {error.strerror}; fix the permissions of {run.base}"
+            f"{error.filename} cannot be backed up: {error.strerror}; fix the permissions of {run.base}"
         ) from error
+    added: dict[tuple[str, int], dict[int, Manifest]] = {}
+    for entry in old["attempts"] if old else ():
+        own = {"ended": None, "exit": None, "heartbeat": {}, "started": entry.get("started", 0.0)}
+        for rank, known in entry["ranks"].items():
+            error_text = str(known["health"].get("error", ""))
+            added.setdefault((entry["role"], entry["attempt"]), {})[int(rank)] = {
+                "attempt": entry["attempt"], **known, **own, "error": error_text,
+            }  # fmt: skip
+    for one in in_files:
+        for rank, time in one.first.items():
+            place = Topology(
+                role=one.role, rank=rank, world_size=one.world_size, source="fsck", host="", pid=0,
+                incarnation=f"fsck {one.run_id} {one.role} {one.number}", pid_space="", pid_start="",
+            )  # fmt: skip
+            ranks = added.setdefault((one.role, one.number), {})
+            ranks.setdefault(rank, new_entry(place, one.number, "unknown", started=time))
+    for key, ranks in added.items():
+        known_ranks = by_attempt.setdefault(key, {})
+        known_ranks |= {rank: entry for rank, entry in ranks.items() if rank not in known_ranks}
+    _write_ranks(run, by_attempt)
+    run.update_manifest(lambda manifest: _complete(manifest, old, by_attempt, in_files))
 
-    def change(manifest: Manifest) -> None:
-        missing = _missing(manifest, attempts)
-        if missing and manifest["run_id"] != missing[0].run_id:  # a new manifest, or another run's
-            manifest |= {"run_id": missing[0].run_id, "attempts": []}
-        added: list[Manifest] = []
-        for one in missing:  # the ranks' states, hosts and processes are unknown
-            incarnation = f"fsck {one.run_id} {one.role} {one.number}"
-            ranks = {}
-            for rank in sorted(one.first):
-                place = Topology(
-                    role=one.role,
-                    rank=rank,
-                    world_size=one.world_size,
-                    source="fsck",
-                    incarnation=incarnation,
-                    host="",
-                    pid=0,
-                )
-                ranks[str(rank)] = asdict(place) | {"state": "unknown"}
-            entry = {
-                "role": one.role,
-                "attempt": one.number,
-                "incarnation": incarnation,
-                "world_size": one.world_size,
-                "started": min(one.first.values()),
-                "ranks": ranks,
-            }
-            manifest["attempts"].append(entry)
-            added.append(entry)
-        starts = [entry["started"] for entry in manifest["attempts"] if entry.get("started")]
-        if starts:
-            manifest["created"] = min(starts)
-        newest = newest_attempt(manifest)
-        if manifest.get("state") == "running" or newest in added:
-            manifest["state"] = "unknown"
 
-    run.update_manifest(change)
+def _complete(
+    manifest: Manifest,
+    old: Manifest | None,
+    by_attempt: Mapping[tuple[str, int], dict[int, Manifest]],
+    in_files: list[_Attempt],
+) -> None:
+    """Add the attempts that run.json lacks, by an old run.json, the ranks' files and the event files."""
+    if old:
+        manifest |= {key: old[key] for key in ("run_id", "created", "state", "key_tags") if key in old}
+    missing = _missing(manifest, in_files)
+    if missing and manifest["run_id"] != missing[0].run_id:  # a new manifest, or another run's
+        manifest |= {"run_id": missing[0].run_id, "attempts": []}
+    known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}
+    of_old = {(entry["role"], entry["attempt"]): entry for entry in old["attempts"]} if old else {}
+    # Without event files, the ranks' files are all there is; with them, those of other runs are left out.
+    wanted = {(one.role, one.number) for one in missing} if in_files else {*by_attempt}
+    added = []
+    for key in sorted((wanted | of_old.keys()) - known, key=lambda key: (_ROLES.index(key[0]), key[1])):
+        ranks = [*by_attempt.get(key, {}).values()]
+        before = of_old.get(key, {})
+        entry = {
+            "role": key[0],
+            "attempt": key[1],
+            "incarnation": before.get("incarnation") or ranks[0]["incarnation"],
+            "world_size": before.get("world_size") or ranks[0]["world_size"],
+            "started": min((rank["started"] for rank in ranks), default=0.0),
+        }
+        entry |= {name: before[name] for name in _OF_RUN if name in before}
+        if failure := before.get("failure"):
+            entry["failure"] = {"time": 0.0, **failure}
+        manifest["attempts"].append(entry)
+        added.append(entry)
+    starts = [entry["started"] for entry in manifest["attempts"] if entry.get("started")]
+    if starts and not old:
+        manifest["created"] = min(starts)
+    if manifest.get("state") == "running" or any(decides(manifest, entry) for entry in added if not old):
+        manifest["state"] = "unknown"
+
+
+def _write_ranks(run: RunDir, by_attempt: Mapping[tuple[str, int], dict[int, Manifest]]) -> None:
+    """Write the files of the ranks that lack an attempt."""
+    wanted: dict[Path, tuple[str, int, list[Manifest]]] = {}
+    for (role, _), ranks in sorted(by_attempt.items()):
+        for rank, entry in ranks.items():
+            place = run.writer_dir(role, rank, entry["world_size"])
+            wanted.setdefault(place, (role, rank, []))[2].append(entry)
+    for place, (role, rank, entries) in wanted.items():
+        told = read_told(place)
+        if place.is_dir() and (told is None or told.attempts != entries):
+            publish(place / RANK_MANIFEST, encoded(role, rank, entries))
+
+
+def _of_ranks(run: RunDir) -> dict[tuple[str, int], dict[int, Manifest]]:
+    """Role and attempt -> rank -> its entry; files that cannot be read are set aside."""
+    found: dict[tuple[str, int], dict[int, Manifest]] = {}
+    for role in _ROLES:
+        for world_size in (1, 2):
+            for rank, told in read_ranks(run, role, world_size).items():
+                if told.error:
+                    _set_aside(run.writer_dir(role, rank, world_size) / RANK_MANIFEST, keep=False)
+                for entry in told.attempts:
+                    if (entry["world_size"] == 1) == (world_size == 1):
+                        found.setdefault((role, entry["attempt"]), {})[rank] = entry
+    return found
+
+
+def _set_aside(path: Path, *, keep: bool) -> None:
+    """Keep a copy of a file as `<name>.<n>.bak`; without `keep`, the file is moved there."""
+    if not os.path.lexists(path):
+        return
+    number = 0
+    while os.path.lexists(copy := path.with_name(f"{path.name}.{number}.bak")):
+        number += 1
+    if keep:
+        shutil.copy2(path, copy)
+    else:
+        os.replace(path, copy)
+
+
+def _is_readable(run: RunDir) -> bool:
+    try:
+        run.read_manifest()
+    except DistSummaryError:
+        return False
+    return True
+
+
+def _old_manifest(path: Path) -> Manifest | None:
+    """A run.json of format 1, in which each attempt has the states of its ranks; None if it is another."""
+    try:
+        found: Any = json.loads(path.read_bytes())
+        if found["format"] != _OLD_FORMAT or not isinstance(found["run_id"], str):
+            return None
+        for entry in found["attempts"]:
+            is_known = entry["role"] in _ROLES and type(entry["world_size"]) is int
+            ranks = [
+                {"health": {}, "heartbeat": {}, **known, "attempt": entry["attempt"]}
+                for rank, known in entry["ranks"].items()
+                if int(rank) == known["rank"]
+            ]
+            if not (is_known and isinstance(entry["incarnation"], str) and all(map(is_entry, ranks))):
+                return None
+            entry["ranks"] = {str(rank["rank"]): rank for rank in ranks}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return dict(found)
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    """Such as rank 3, or ranks 0, 1, 2, 3, 4 and 12 more."""
+    found = sorted(ranks)
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found[:_NAMED]))}{more}"
 
 
 def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_Attempt]:

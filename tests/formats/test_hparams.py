@@ -16,6 +16,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 import distsummary as ds
 from distsummary.aggregate.merge import settings_values
 from distsummary.pb.tensorboard_hparams_pb2 import STATUS_FAILURE, STATUS_SUCCESS
+from distsummary.states import AttemptState, RankState
 
 
 def train(
@@ -93,10 +94,15 @@ def test_of_a_training_that_was_stopped_the_end_and_the_metrics_so_far_are_shown
         (["interrupted"], []),
         (["running"], []),
         (["unknown"], []),
+        (["lost"], [STATUS_FAILURE]),
     ],
 )
 def test_one_failed_rank_is_the_failure_of_the_training(others: list[str], end: list[int]) -> None:
-    ranks = {str(rank): {"state": state} for rank, state in enumerate(["finished", *others])}
-    attempt = {"world_size": len(ranks), "started": 1.0, "ranks": ranks}
+    states = ["finished", *others]
+    ranks = tuple(RankState(role="train", rank=n, attempt=0, state=state) for n, state in enumerate(states))
+    attempt = AttemptState(
+        role="train", attempt=0, state="", world_size=len(ranks), started=1.0, ranks=ranks, missing=(),
+        failure=None,
+    )  # fmt: skip
     _, *ends = settings_values({"lr": 0.5}, attempt, 2.0)
     assert [value.data.session_end_info.status for value in ends] == end

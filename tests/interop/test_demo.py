@@ -7,6 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from distsummary.format.lineage import custom_values
 from distsummary.reading.reader import read_lineage
+from distsummary.states import read_run
 from tests.interop.conftest import RANKS, Demo
 
 pytestmark = pytest.mark.interop
@@ -29,10 +30,8 @@ def test_the_demo_leaves_no_process_behind(demo: Demo) -> None:
 def test_the_manifest_says_that_all_ranks_finished(demo: Demo) -> None:
     manifest = json.loads((demo.run_dir / "run.json").read_bytes())
     assert manifest["state"] == "finished"
-    [attempt] = manifest["attempts"]
-    assert {rank: entry["state"] for rank, entry in attempt["ranks"].items()} == dict.fromkeys(
-        "0123", "finished"
-    )
+    [attempt] = read_run(demo.run_dir).attempts
+    assert [(rank.rank, rank.state) for rank in attempt.ranks] == [(n, "finished") for n in range(4)]
 
 
 def test_tensorboard_shows_the_settings_and_the_text(demo: Demo) -> None:

@@ -3,14 +3,15 @@
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from distsummary.collect.collector import SummaryCollector
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from distsummary.states import RunState, read_run
 from distsummary.training.callbacks import CallbackParams, RunContext
+from tests.manifests import whole_manifest
 
 LOOP = """
 import sys
@@ -30,7 +31,7 @@ def test_a_run_that_nobody_closes_is_closed_at_the_exit_of_the_process(
     tmp_path, divisor, events, is_complete
 ):
     subprocess.run([sys.executable, "-c", LOOP, str(tmp_path), divisor], capture_output=True, check=False)
-    [rank] = RunDir(tmp_path).read_manifest()["attempts"][0]["ranks"].values()
+    [rank] = whole_manifest(tmp_path)["attempts"][0]["ranks"].values()
     assert rank["state"] == ("finished" if is_complete else "failed")
     assert (rank["health"]["events"], "failed" in rank["health"]) == (events, not is_complete)
     assert read_lineage(tmp_path).train.algorithm.HasField("loss") == is_complete
@@ -83,11 +84,14 @@ def test_the_manifest_tells_a_training_that_failed_from_one_that_was_interrupted
         [sys.executable, "-c", STOPPED, str(tmp_path), way, ending], capture_output=True, check=False
     )
     assert done.returncode != 0 or ending == "sys.exit()"
-    manifest = RunDir(tmp_path).read_manifest()
+    manifest = whole_manifest(tmp_path)
     [attempt] = manifest["attempts"]
     assert manifest["state"] == attempt["ranks"]["0"]["state"] == state
     assert attempt["ranks"]["0"]["health"]["error"] == error
-    assert attempt.get("failure") == ({"rank": 0, "error": error} if state == "failed" else None)
+    newest = read_run(tmp_path).newest
+    assert newest is not None
+    assert newest.state == state
+    assert (newest.failure and newest.failure[:2]) == ((0, error) if state == "failed" else None)
 
 
 RANK = """
@@ -103,31 +107,34 @@ with ds.init(sys.argv[1], system_metrics=False) as run:
 
 
 def test_a_run_of_several_processes_is_failed_until_an_attempt_of_all_of_them_finishes(tmp_path):
-    def start(job: str, failing: int) -> dict[str, Any]:
+    def start(job: str, failing: int) -> RunState:
         command = [sys.executable, "-c", RANK, str(tmp_path), str(failing)]
         slurm = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
         places = [os.environ | slurm | {"SLURM_PROCID": str(rank)} for rank in range(2)]
         ranks = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for env in places]
         assert [rank.wait(60) for rank in ranks] == [int(rank == failing) for rank in range(2)]
-        return RunDir(tmp_path).read_manifest()
+        run = read_run(tmp_path)
+        assert run.state == RunDir(tmp_path).read_manifest()["state"]
+        return run
 
-    manifest = start("1", failing=1)
-    assert manifest["state"] == "failed"
-    assert manifest["attempts"][0]["failure"] == {"rank": 1, "error": "OSError: no data"}
-    manifest = start("2", failing=-1)  # not refused, although rank 0 had finished
-    assert (len(manifest["attempts"]), manifest["state"]) == (2, "finished")
-    assert "failure" not in manifest["attempts"][1]
+    run = start("1", failing=1)
+    assert run.state == "failed"
+    assert run.attempts[0].failure is not None
+    assert run.attempts[0].failure[:2] == (1, "OSError: no data")
+    run = start("2", failing=-1)  # not refused, although rank 0 had finished
+    assert ([attempt.state for attempt in run.attempts], run.state) == (["failed", "finished"], "finished")
+    assert run.attempts[1].failure is None
 
 
 FORK = """
 import os, sys, threading
 from distsummary.collect.collector import SummaryCollector
-from distsummary.run_dir import RunDir
+from distsummary.states import read_run
 from distsummary.training.run import Run
 
 def state():
-    [rank] = RunDir(sys.argv[1]).read_manifest()["attempts"][0]["ranks"].values()
-    return rank["state"]
+    [rank] = read_run(sys.argv[1]).newest.ranks
+    return rank.state
 
 with Run(callbacks=SummaryCollector(sys.argv[1], system_metrics=True)) as run:
     for number in run.steps([1, 2]):

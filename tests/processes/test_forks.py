@@ -11,8 +11,8 @@ import pytest
 import distsummary as ds
 from distsummary.errors import ClosedError
 from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
 from distsummary.training.forks import FORKED
+from tests.manifests import whole_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -58,7 +58,7 @@ def test_what_a_forked_child_gives_is_counted_by_the_training(tmp_path, log):
         assert run.health() == health  # not counted again
         assert in_child(lambda: run.log(loss=1.0)) == 0
     assert run.health().errors == {FORKED: 15}
-    [rank] = RunDir(tmp_path).read_manifest()["attempts"][0]["ranks"].values()
+    [rank] = whole_manifest(tmp_path)["attempts"][0]["ranks"].values()
     assert rank["health"]["dropped"] == 15
     found = [(e.step, v.data) for e in read_directory(tmp_path) for v in e.values if v.tag == "loss"]
     assert found == [(1, 0.0), (2, 1.0)]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import distsummary as ds
 from distsummary.errors import WriteError
+from distsummary.rank_manifest import ranks_of
 from distsummary.run_dir import RunDir
 
 place, kind = Path(sys.argv[1]), sys.argv[2]
@@ -63,7 +64,8 @@ with full():
     for step in run.steps(range(300)):
         run.log({f"value{n}": float(step) for n in range(10)})
     run.close()
-[found["rank"]] = RunDir(place / "run").read_manifest()["attempts"][0]["ranks"].values()
+run_dir = RunDir(place / "run")
+[found["rank"]] = ranks_of(run_dir, run_dir.read_manifest()["attempts"][0]).values()
 from distsummary.reading.reader import read_directory
 found["steps"] = [event.step for event in read_directory(place / "record")]
 print(json.dumps(found))

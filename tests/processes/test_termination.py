@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.run_dir import RunDir
 from distsummary.termination import tell_termination
+from tests.manifests import whole_manifest
 
 TRAINING = """
 import asyncio, ctypes, os, signal, sys, threading, time
@@ -38,7 +38,7 @@ def train(place: Path, before: str, during: str, number: int | None = None) -> t
             process.send_signal(number)
         status, said = process.wait(60), process.stderr.read()
     assert "Traceback" not in said, said
-    [rank] = RunDir(place).read_manifest()["attempts"][0]["ranks"].values()
+    [rank] = whole_manifest(place)["attempts"][0]["ranks"].values()
     return status, rank["state"], rank.get("health", {}).get("error", "")
 
 

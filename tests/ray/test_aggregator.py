@@ -21,6 +21,7 @@ from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
+from tests.manifests import whole_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def test_the_last_rank_to_finish_finds_the_merged_run_written(run_dir):
         record(run_dir, rank, registrations[rank], range(1, 4))
         client.finish(place(rank), 0, {"events": 3})
     assert losses(run_dir) == [(1, 6.0), (2, 7.0), (3, 8.0)]
-    manifest = run_dir.read_manifest()
+    manifest = whole_manifest(run_dir)
     assert manifest["state"] == "finished"
     assert manifest["attempts"][0]["ranks"]["1"]["health"] == {"events": 3}
 
@@ -137,7 +138,7 @@ def test_a_killed_aggregator_goes_on_from_the_manifest(run_dir):
     assert losses(run_dir) == [(1, 6.0), (2, 7.0)]
 
 
-def test_a_launch_that_ended_has_its_lost_ranks_marked_and_what_is_there_merged(run_dir):
+def test_a_launch_that_ended_is_lost_with_its_lost_ranks_and_what_is_there_merged(run_dir):
     client = AggregatorClient(run_dir)
     registration = client.register(place(0))
     client.register(place(1))
@@ -147,7 +148,9 @@ def test_a_launch_that_ended_has_its_lost_ranks_marked_and_what_is_there_merged(
     assert losses(run_dir) == []
     settle("launch-1")
     assert losses(run_dir) == [(1, 1.0), (2, 2.0)]
-    assert run_dir.read_manifest()["attempts"][0]["ranks"]["1"]["state"] == "lost"
+    manifest = run_dir.read_manifest()
+    assert manifest["state"] == "lost"
+    assert manifest["attempts"][0]["merged"] == {"finished": 1, "running": 1}
 
 
 def test_the_aggregator_ends_itself_and_a_later_rank_starts_the_next(run_dir):
@@ -170,7 +173,7 @@ def test_after_a_shutdown_of_ray_a_rank_leaves_by_the_run_dir_and_starts_no_clus
         patch.setattr(client, "_handle", None)  # whatever asks it raises
         client.lineage(place(0), 0, b"")
         client.finish(place(0), 0, {})
-    assert run_dir.read_manifest()["attempts"][0]["ranks"]["0"]["state"] == "finished"
+    assert whole_manifest(run_dir)["attempts"][0]["ranks"]["0"]["state"] == "finished"
     assert "Ray was shut down before the run was closed" in caplog.text
     assert f"distsummary merge {run_dir.base}" in caplog.text
 
@@ -185,7 +188,7 @@ def test_an_aggregator_that_does_not_answer_keeps_no_rank_waiting(run_dir, monke
     try:
         assert clients[1].register(place(1)).attempt == 0
         clients[1].finish(place(1), 0, {})
-        assert run_dir.read_manifest()["attempts"][0]["ranks"]["1"]["state"] == "finished"
+        assert whole_manifest(run_dir)["attempts"][0]["ranks"]["1"]["state"] == "finished"
     finally:
         os.kill(pid, signal.SIGCONT)
         clients[0]._finished.set()

@@ -10,6 +10,7 @@ import ray
 
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from tests.manifests import whole_manifest
 
 STEPS, RESUMED_FROM = 6, 2  # as in ray_train_job.py
 
@@ -49,7 +50,7 @@ def test_the_workers_of_a_trainer_make_one_run(job):
 
 
 def test_each_worker_knows_its_place(job):
-    [attempt] = RunDir(job / "run").read_manifest()["attempts"]
+    [attempt] = whole_manifest(job / "run")["attempts"]
     assert attempt["ranks"].keys() == {"0", "1"}
     for rank, told in attempt["ranks"].items():
         number = int(rank)
@@ -63,7 +64,7 @@ def test_each_worker_knows_its_place(job):
 
 def test_workers_that_are_started_again_are_another_attempt_of_the_same_run(job):
     run_dir = RunDir(job / "restarted")
-    attempts = run_dir.read_manifest()["attempts"]
+    attempts = whole_manifest(run_dir)["attempts"]
     assert [(attempt["attempt"], attempt["world_size"]) for attempt in attempts] == [(0, 2), (1, 2)]
     assert {rank["state"] for rank in attempts[1]["ranks"].values()} == {"finished"}
     first = {step: 100.0 + step for step in range(1, RESUMED_FROM + 1)}

@@ -18,6 +18,8 @@ from distsummary.format.wire import read_identity
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
+from distsummary.states import read_run
+from tests.manifests import whole_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +70,7 @@ def test_four_ranks_make_one_run(tmp_path):
     merged = read_lineage(run_dir.base)
     assert merged.train is not None
     assert merged.train.hyper_parameters.device_num == 4
-    manifest = run_dir.read_manifest()
+    manifest = whole_manifest(run_dir)
     assert manifest["state"] == "finished"
     assert {rank["state"] for rank in manifest["attempts"][0]["ranks"].values()} == {"finished"}
 
@@ -111,7 +113,7 @@ def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_doub
     assert killed
     run_dir = RunDir(tmp_path / "run")
     for rank, path in run_dir.rank_dirs().items():
-        health = run_dir.read_manifest()["attempts"][0]["ranks"][str(rank)]["health"]
+        health = whole_manifest(run_dir)["attempts"][0]["ranks"][str(rank)]["health"]
         assert health["dropped"] == 0
         for dialect in DIALECTS:
             assert seqs(path, dialect) == sorted(set(seqs(path, dialect)))  # each once, in order
@@ -133,9 +135,11 @@ def test_a_rank_that_fails_leaves_its_files_readable_and_the_others_merged(tmp_p
     assert len(scalars(run_dir.rank_dirs()[0], "loss")) == 10
     assert len(scalars(run_dir.rank_dirs()[1], "loss")) in (4, 5)
     assert set(scalars(run_dir.base, "loss")) == set(range(1, 11))
-    manifest = run_dir.read_manifest()
-    assert manifest["state"] == "failed"
-    assert manifest["attempts"][0]["failure"] == {"rank": 1, "error": "ValueError: this shard is broken"}
+    assert run_dir.read_manifest()["state"] == "failed"
+    newest = read_run(run_dir).newest
+    assert newest is not None
+    assert newest.failure is not None
+    assert newest.failure[:2] == (1, "ValueError: this shard is broken")
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -150,7 +154,7 @@ def test_a_run_that_nobody_closed_is_closed_at_the_end_of_its_process(tmp_path, 
     with pytest.raises(RanksFailedError) if fails else contextlib.nullcontext():
         ds.launch(train, ranks=2, backend=None)
     run_dir = RunDir(tmp_path / "run")
-    ranks = run_dir.read_manifest()["attempts"][0]["ranks"].values()
+    ranks = whole_manifest(run_dir)["attempts"][0]["ranks"].values()
     assert {rank["state"] for rank in ranks} == {"failed" if fails else "finished"}
     assert scalars(run_dir.base, "loss") == {1: 1.0, 2: 1.0, 3: 1.0}
 
@@ -177,7 +181,7 @@ def test_fsdp2_records_loss_mesh_and_shards(tmp_path):
 
     local_shapes = ds.launch(train, ranks=2)
     run_dir = RunDir(tmp_path / "run")
-    ranks = run_dir.read_manifest()["attempts"][0]["ranks"]
+    ranks = whole_manifest(run_dir)["attempts"][0]["ranks"]
     assert [ranks[str(rank)]["mesh"] for rank in range(2)] == [{"fsdp": [0, 2]}, {"fsdp": [1, 2]}]
     for rank, path in run_dir.rank_dirs().items():
         assert set(scalars(path, "loss")) == {1, 2, 3, 4}

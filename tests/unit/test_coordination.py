@@ -16,7 +16,8 @@ from distsummary.coordination import (
     next_run_dir,
     open_attempts,
     rank_states,
-    refuse_reuse,
+    refuse_taken,
+    with_ranks,
 )
 from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.run_dir import RunDir
@@ -26,6 +27,12 @@ from distsummary.topology import Topology
 @pytest.fixture
 def run(nasty_tmp_path: Path) -> RunDir:
     return RunDir(nasty_tmp_path / "run").create()
+
+
+def told(run: RunDir, attempt: int = 0) -> dict[str, Any]:
+    """What the ranks of an attempt tell in their files."""
+    ranks: dict[str, Any] = with_ranks(run, find_attempt(run.read_manifest(), "train", attempt))["ranks"]
+    return ranks
 
 
 def rank(number: int = 0, world_size: int = 2, incarnation: str = "start-1", **fields: Any) -> Topology:
@@ -192,9 +199,8 @@ def test_a_rank_that_failed_makes_its_attempt_complete_and_starts_anew(run: RunD
     coordinator.register(rank(0, world_size=1))
     coordinator.finish(rank(0, world_size=1), 0, {"failed": 1, "error": "ValueError: no"})
     manifest = run.read_manifest()
-    attempt = find_attempt(manifest, "train", 0)
-    assert attempt["ranks"]["0"]["state"] == "failed"
-    assert attempt["failure"] == {"rank": 0, "error": "ValueError: no"}
+    known = told(run)["0"]
+    assert (known["state"], known["error"]) == ("failed", "ValueError: no")
     assert manifest["state"] == "failed"
     assert coordinator.register(rank(0, world_size=1)).attempt == 1
     assert run.read_manifest()["state"] == "running"
@@ -202,7 +208,7 @@ def test_a_rank_that_failed_makes_its_attempt_complete_and_starts_anew(run: RunD
     assert run.read_manifest()["state"] == "finished"
 
 
-def test_the_first_failure_of_several_ranks_is_kept_and_decides_the_state(run: RunDir) -> None:
+def test_the_first_failure_of_several_ranks_decides_the_state(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     for number in range(4):
         coordinator.register(rank(number, world_size=4))
@@ -216,8 +222,7 @@ def test_the_first_failure_of_several_ranks_is_kept_and_decides_the_state(run: R
         coordinator.finish(rank(number, world_size=4), 0, health)
         states.append(run.read_manifest()["state"])
     assert states == ["interrupted", "failed", "failed", "failed"]
-    attempt = find_attempt(run.read_manifest(), "train", 0)
-    assert attempt["failure"] == {"rank": 2, "error": "ValueError: the culprit"}
+    attempt = with_ranks(run, find_attempt(run.read_manifest(), "train", 0))
     assert rank_states(attempt) == {"0": "finished", "1": "failed", "2": "failed", "3": "interrupted"}
 
 
@@ -256,7 +261,7 @@ def test_a_rank_whose_events_are_missing_is_incomplete_but_trained(run: RunDir) 
     coordinator.register(rank(0, world_size=1))
     coordinator.finish(rank(0, world_size=1), 0, {"missing": "the disk was full"})
     manifest = run.read_manifest()
-    known = find_attempt(manifest, "train", 0)["ranks"]["0"]
+    known = told(run)["0"]
     assert (known["state"], known["health"]) == ("incomplete", {"missing": "the disk was full"})
     assert manifest["state"] == "finished"
     again = rank(0, world_size=1, incarnation="another")
@@ -271,8 +276,7 @@ def test_a_message_of_a_superseded_attempt_is_refused(run: RunDir) -> None:
     for message in (coordinator.lineage, coordinator.finish):
         with pytest.raises(StaleAttemptError, match="attempt 0 of role train was superseded by attempt 1"):
             message(rank(0), 0, {})  # type: ignore[operator]  # both take (topology, attempt, payload)
-    state = find_attempt(run.read_manifest(), "train", 0)["ranks"]["0"]["state"]
-    assert state == "running"
+    assert told(run)["0"]["state"] == "running"
 
 
 def test_ranks_that_disagree_on_the_world_size_are_named_with_what_they_said(run: RunDir) -> None:
@@ -282,7 +286,8 @@ def test_ranks_that_disagree_on_the_world_size_are_named_with_what_they_said(run
     message = "rank 3 says world_size 8 (by environment), but rank(s) 0, 2, 10 said 16"
     with pytest.raises(WorldMismatchError, match=re.escape(message)):
         coordinator.register(rank(3, world_size=8, source="environment"))
-    assert "3" not in find_attempt(run.read_manifest(), "train", 0)["ranks"]
+    assert "3" not in told(run)
+    assert not run.writer_dir("train", 3, 16).exists()
 
 
 def test_a_rank_that_never_joined_cannot_finish(run: RunDir) -> None:
@@ -303,7 +308,7 @@ def test_the_run_is_finished_when_its_last_rank_is(run: RunDir) -> None:
     coordinator.finish(rank(1), 0, {})
     manifest = run.read_manifest()
     assert manifest["state"] == "finished"
-    assert find_attempt(manifest, "train", 0)["ranks"]["0"]["health"] == {"events": 7}
+    assert told(run)["0"]["health"] == {"events": 7}
 
 
 def test_the_newest_attempt_is_that_of_the_role(run: RunDir) -> None:
@@ -320,40 +325,43 @@ def test_the_newest_attempt_is_that_of_the_role(run: RunDir) -> None:
 def test_a_role_is_open_until_its_newest_attempt_was_merged_with_the_final_states_of_its_ranks(
     run: RunDir,
 ) -> None:
-    def is_open() -> bool:
-        return bool(open_attempts(run.read_manifest()))
+    def is_any_open() -> bool:
+        return bool(open_attempts(run, run.read_manifest()))
 
-    def merged(states: dict[str, str]) -> None:
+    def merged(states: dict[str, int]) -> None:
         run.update_manifest(lambda manifest: manifest["attempts"][-1].update(merged=states))
 
     coordinator = LocalCoordinator(run)
-    assert not is_open()
+    assert not is_any_open()
     for number in range(2):
         coordinator.register(rank(number))
-    merged({"0": "running", "1": "running"})
-    assert is_open()
+    assert is_any_open()
     coordinator.finish(rank(0), 0, {})
-    coordinator.finish(rank(1), 0, {})
-    merged({"0": "finished", "1": "lost"})
-    assert is_open()
-    merged({"0": "finished", "1": "finished"})
-    assert not is_open()
+    merged({"finished": 1, "running": 1})  # the aggregator gave rank 1 up
+    assert not is_any_open()
+    coordinator.finish(rank(1), 0, {})  # and it came back
+    assert is_any_open()
+    merged({"finished": 2})
+    assert not is_any_open()
+    coordinator.evaluated(rank(0), 0)
+    assert is_any_open()
     coordinator.register(rank(0, incarnation="start-2"))
-    assert is_open()
+    assert is_any_open()
 
 
 def test_a_run_of_one_rank_is_open_while_it_runs(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0, world_size=1))
-    assert [entry["attempt"] for entry in open_attempts(run.read_manifest())] == [0]
+    assert [entry["attempt"] for entry in open_attempts(run, run.read_manifest())] == [0]
     coordinator.finish(rank(0, world_size=1), 0, {})
-    assert open_attempts(run.read_manifest()) == []
+    assert open_attempts(run, run.read_manifest()) == []
 
 
-def test_the_manifest_holds_what_a_rank_said_of_itself(run: RunDir) -> None:
+def test_a_rank_tells_of_itself_in_its_own_file(run: RunDir) -> None:
     LocalCoordinator(run).register(rank(1, mesh={"dp": (1, 2)}, host="nöde", pid=42))
-    manifest = json.loads(run.manifest_path.read_bytes())
-    known = manifest["attempts"][0]["ranks"]["1"]
+    assert "ranks" not in run.read_manifest()["attempts"][0]
+    written = json.loads((run.writer_dir("train", 1, 2) / "manifest.json").read_bytes())
+    [known] = written["attempts"]
     assert (known["host"], known["pid"], known["mesh"], known["state"]) == (
         "nöde",
         42,
@@ -367,9 +375,11 @@ def refused(attempt: dict[str, Any], number: int = 0, **fields: Any) -> str:
     topology = rank(number, **({"world_size": 4, "incarnation": "other", "pid": -1} | fields))
     for known in attempt["ranks"].values():
         known |= {"pid": 42, "pid_space": "s", "pid_start": "1", "host": "h"}
-    manifest = {"attempts": [attempt | {"role": "train", "attempt": 5}]}
     try:
-        refuse_reuse(manifest, topology, RunDir("/r"), refuse_finished=True, alive=lambda told: told["alive"])
+        refuse_taken(
+            [attempt | {"role": "train", "attempt": 5}], topology, RunDir("/r"), refuse_finished=True,
+            now=1.0, alive=lambda told: told["alive"],
+        )  # fmt: skip
     except RunDirError as error:
         return str(error)
     return ""
@@ -386,7 +396,8 @@ def refused(attempt: dict[str, Any], number: int = 0, **fields: Any) -> str:
         (("finished", "far", "finished", "finished"), ""),
         (
             ("far", "alive"),
-            "the run /r is in use: rank 1 of attempt 5 runs as process 42 on h; wait for its end",
+            "the run /r is in use: rank 1 of attempt 5 runs as process 42 on h, and another job starts "
+            "rank 0 as process -1 on ",
         ),
     ],
 )
@@ -401,7 +412,11 @@ def test_the_ranks_of_a_job_do_not_refuse_each_other() -> None:
     assert not refused(entry("finished", "alive", "dead", "alive"), 0, incarnation=PORT)
     assert not refused(entry("alive", "alive"), 2, incarnation=PORT)
     assert not refused(entry("alive", "alive"), 0, incarnation=PORT.replace("+0", "+1"))  # a restart
-    assert "in use: rank 0" in refused(entry("alive", "alive"), 0, incarnation=PORT)
+    twice = (
+        "rank 0 of the run /r is claimed twice: by process 42 on h, which joined attempt 5 first, "
+        "and by process -1 on "
+    )
+    assert refused(entry("alive", "alive"), 0, incarnation=PORT).startswith(twice)
     own = {"pid": 42, "pid_space": "s", "pid_start": "1"}
     assert not refused(entry("alive"), 0, **own)
     assert not refused(entry("finished", "alive"), 0, role="eval")

@@ -14,7 +14,7 @@ from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.merge_lineage import merge_lineage
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.coordination import LocalCoordinator, rank_states
+from distsummary.coordination import LocalCoordinator, Registration, rank_states, with_ranks
 from distsummary.errors import RunDirError, StaleAttemptError
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage
@@ -52,7 +52,11 @@ class Life:
             assert ended.wait(30), "the aggregator did not end itself"
 
     def states(self, attempt: int = 0) -> dict[str, str]:
-        return rank_states(self.run_dir.read_manifest()["attempts"][attempt])
+        """What the ranks tell in their files."""
+        return rank_states(with_ranks(self.run_dir, self.run_dir.read_manifest()["attempts"][attempt]))
+
+    def state(self) -> str:
+        return str(self.run_dir.read_manifest()["state"])
 
     def merged_steps(self) -> list[int]:
         return [event.step for event in read_directory(self.run_dir.base)]
@@ -70,6 +74,23 @@ def life(nasty_tmp_path: Path) -> Iterator[Life]:
     found = Life(RunDir(nasty_tmp_path / "run").create())
     yield found
     found.close()
+
+
+def register(
+    life: Life, aggregator: Aggregator, topology: Topology, *, refuse_finished: bool = False
+) -> Registration:
+    """As a rank's client does it."""
+    registration = aggregator.register(topology, refuse_finished=refuse_finished)
+    LocalCoordinator(life.run_dir).enter(topology, registration.attempt)
+    return registration
+
+
+def finish(
+    life: Life, aggregator: Aggregator, topology: Topology, attempt: int, health: dict[str, int | str]
+) -> None:
+    """As a rank's client does it."""
+    LocalCoordinator(life.run_dir).leave(topology, attempt, health)
+    aggregator.finish(topology, attempt, health)
 
 
 def join(life: Life, ranks: list[Topology] = RANKS) -> None:
@@ -110,10 +131,10 @@ def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life, monkeypatch
     merges = count_merges(monkeypatch)
     aggregator = life.start()
     for topology in RANKS:
-        aggregator.register(topology)
+        register(life, aggregator, topology)
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 4))
-        aggregator.finish(topology, 0, {})
+        finish(life, aggregator, topology, 0, {})
     assert life.merged_steps() == [1, 2, 3]
     aggregator.settle("launch-1")
     life.lapse()
@@ -123,14 +144,14 @@ def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life, monkeypatch
 def test_a_run_in_which_a_rank_failed_is_failed_after_its_merge(life: Life) -> None:
     aggregator = life.start()
     for topology in RANKS:
-        aggregator.register(topology)
+        register(life, aggregator, topology)
         record(life.run_dir, topology, range(1, 4))
-    aggregator.finish(RANKS[1], 0, {"failed": 1, "error": "ValueError: no"})
+    finish(life, aggregator, RANKS[1], 0, {"failed": 1, "error": "ValueError: no"})
     aggregator.settle("launch-1")
     manifest = life.run_dir.read_manifest()
-    assert life.states() == {"0": "lost", "1": "failed"}
+    assert life.states() == {"0": "running", "1": "failed"}
     assert manifest["state"] == "failed"
-    assert manifest["attempts"][0]["failure"] == {"rank": 1, "error": "ValueError: no"}
+    assert manifest["attempts"][0]["merged"] == {"failed": 1, "running": 1}
     assert life.merged_steps() == [1, 2, 3]
 
 
@@ -139,13 +160,15 @@ def test_ranks_that_come_back_after_a_lapse_are_merged_to_their_end(life: Life) 
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 4))
     life.lapse()
-    assert life.states() == {"0": "lost", "1": "lost"}
+    assert life.states() == {"0": "running", "1": "running"}  # nobody else writes into their files
+    assert life.state() == "lost"
     assert life.merged_steps() == [1, 2, 3]
     aggregator = life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(4, 7))
-        aggregator.finish(topology, 0, {})
+        finish(life, aggregator, topology, 0, {})
     assert life.merged_steps() == [1, 2, 3, 4, 5, 6]
+    assert life.state() == "finished"
 
 
 def test_a_rank_that_comes_back_alone_is_merged_after_the_next_lapse(
@@ -157,7 +180,8 @@ def test_a_rank_that_comes_back_alone_is_merged_after_the_next_lapse(
     record(life.run_dir, RANKS[0], range(1, 4))
     LocalCoordinator(life.run_dir).finish(RANKS[0], 0, {})
     life.lapse()
-    assert life.states() == {"0": "finished", "1": "lost"}
+    assert life.states() == {"0": "finished", "1": "running"}
+    assert life.state() == "lost"
     assert life.merged_steps() == [1, 2, 3]
     assert len(merges) == 2
 
@@ -170,11 +194,9 @@ def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(
 
     aggregator = life.start()
     for topology in RANKS:
-        aggregator.register(topology)
+        register(life, aggregator, topology)
     monkeypatch.setattr(run_dir_module, "publish", refuse)
-    with pytest.raises(RunDirError):
-        aggregator.finish(RANKS[0], 0, {})
-    assert aggregator._is_awaited(life.run_dir.read_manifest()["attempts"][0])  # rank 1 still records
+    aggregator.finish(RANKS[0], 0, {})  # the ranks cannot write their ends into their files either
     with pytest.raises(RunDirError):
         aggregator.finish(RANKS[1], 0, {})
     life.end()
@@ -188,12 +210,12 @@ def test_a_merge_that_failed_is_tried_again_when_it_is_asked_for(
     count_merges(monkeypatch, failures=2)
     aggregator = life.start()
     for topology in RANKS:
-        aggregator.register(topology)
+        register(life, aggregator, topology)
         record(life.run_dir, topology, range(1, 4))
-    aggregator.finish(RANKS[0], 0, {})
+    finish(life, aggregator, RANKS[0], 0, {})
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
-            aggregator.finish(RANKS[1], 0, {})
+            finish(life, aggregator, RANKS[1], 0, {})
     life.start().settle("launch-1")
     assert life.merged_steps() == [1, 2, 3]
 
@@ -226,16 +248,16 @@ def test_only_the_launch_that_ended_is_settled(life: Life) -> None:
     aggregator = life.start()
     assert (aggregator.serves("launch-1"), aggregator.serves("launch-2")) == (True, False)
     aggregator.settle("launch-2")
-    assert life.states() == {"0": "running", "1": "running"}
+    assert life.state() == "running"
     aggregator.settle("launch-1")
-    assert life.states() == {"0": "lost", "1": "lost"}
+    assert life.state() == "lost"
 
 
 def test_a_rank_that_finished_before_a_newer_attempt_does_not_end_that_one(life: Life) -> None:
     join(life)
     join(life, NEXT[:1])
     with pytest.raises(StaleAttemptError):
-        life.start().finish(RANKS[0], 0, {})
+        finish(life, life.start(), RANKS[0], 0, {})
     assert life.states(1) == {"0": "running"}
 
 
@@ -265,12 +287,12 @@ def test_lineage_of_an_older_attempt_is_not_mixed_with_that_of_the_newest(life: 
     aggregator = life.start()
     aggregator.lineage(RANKS[0], 0, lineage("SGD"))
     second = dataclasses.replace(RANKS[0], session="its second training")
-    aggregator.finish(RANKS[0], 0, {})
-    assert aggregator.register(second).attempt == 1
+    finish(life, aggregator, RANKS[0], 0, {})
+    assert register(life, aggregator, second).attempt == 1
     aggregator.lineage(RANKS[1], 0, lineage("SGD"))  # a slower rank, still in its first
     aggregator.lineage(second, 1, lineage("Adam"))
     assert read_lineage(life.run_dir.base).train is None
-    aggregator.register(NEXT[0])
+    register(life, aggregator, NEXT[0])
     with pytest.raises(StaleAttemptError):
         aggregator.lineage(second, 1, lineage("Adam"))
 
@@ -281,7 +303,7 @@ def test_a_removed_manifest_does_not_let_attempts_begin_anew(life: Life) -> None
     for topology in NEXT:
         record(life.run_dir, topology, range(1, 4), attempt=1)
     life.run_dir.manifest_path.unlink()
-    assert life.start().register(RANKS[0]).attempt == 2
+    assert register(life, life.start(), RANKS[0]).attempt == 2
     assert first_free_attempt(life.run_dir, "eval") == 0
 
 
@@ -300,7 +322,7 @@ def test_the_last_rank_that_evaluates_a_finished_training_has_the_run_merged_aga
     aggregator = life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 3))
-        aggregator.finish(topology, 0, {})
+        finish(life, aggregator, topology, 0, {})
     assert life.merged_steps() == [1, 2]
     for topology in NEXT:  # 9 stands for what the evaluation adds
         record(life.run_dir, topology, range(9, 10))
@@ -317,7 +339,7 @@ def test_an_evaluation_that_not_all_ranks_finished_is_merged_when_the_lease_expi
     aggregator = life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 3))
-        aggregator.finish(topology, 0, {})
+        finish(life, aggregator, topology, 0, {})
     record(life.run_dir, NEXT[1], range(9, 10))
     life.start(lease_s=0.0).evaluated(NEXT[1], 0)
     life.lapse()
@@ -330,6 +352,6 @@ def test_a_finished_run_is_refused_by_the_aggregator_if_asked_for(life: Life) ->
     aggregator = life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 3))
-        aggregator.finish(topology, 0, {})
+        finish(life, aggregator, topology, 0, {})
     with pytest.raises(RunDirError, match="holds a finished training"):
-        life.start().register(NEXT[0], refuse_finished=True)
+        register(life, life.start(), NEXT[0], refuse_finished=True)

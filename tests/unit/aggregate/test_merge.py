@@ -253,6 +253,8 @@ def test_a_rank_that_lacks_a_step_does_not_count_there(run):
 def test_a_rank_without_a_directory_is_named(tmp_path):
     run = Run(tmp_path, world_size=3)
     run.write(2, [scalar(1, loss=1.0)])
+    for rank in (0, 1):
+        shutil.rmtree(run.run_dir.writer_dir("train", rank, 3))
     report = run.merge()
     assert (report.ranks, report.missing_ranks) == ((2,), (0, 1))
     assert run.points("loss/argmax_rank") == [(1, 2.0)]
@@ -569,7 +571,7 @@ def test_a_run_without_a_manifest_is_merged_and_gets_one(run):
 
 
 def test_a_rank_that_has_written_nothing_yet_is_no_error(run):
-    (run.run_dir.base / "rank_00000").mkdir()
+    assert (run.run_dir.base / "rank_00000").is_dir()  # it has registered
     report = run.merge()
     assert (report.files, report.steps, report.last_steps) == ((), 0, {})
 
@@ -627,7 +629,7 @@ def test_a_merge_that_could_only_remove_the_merged_run_is_refused(run, role, rui
 
 
 def test_a_merged_lineage_stays_until_a_rank_has_recorded_something(run):
-    (run.run_dir.base / "rank_00000").mkdir()
+    assert (run.run_dir.base / "rank_00000").is_dir()  # it has registered
     writer = RankWriter(WriterSpec(directory=run.run_dir.base, run_id=run.run_id, source=MERGED))
     event = lineage_event(epoch=1)  # what the aggregator writes at the start
     writer.write(Batch(run_id=run.run_id, attempt=0, rank=0, first_seq=1, events=[event]))

@@ -16,6 +16,7 @@ from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
+from distsummary.states import read_run
 from distsummary.tools.findings import KINDS
 from distsummary.tools.fsck import FsckReport, fsck
 from distsummary.writing.spec import WriterSpec
@@ -378,7 +379,7 @@ def test_a_damaged_manifest_is_made_anew_and_the_old_one_kept(nasty_tmp_path: Pa
         2,
         1.0,
     )
-    assert [rank["state"] for rank in attempt["ranks"].values()] == ["unknown", "unknown"]
+    assert [rank.state for rank in read_run(run).attempts[0].ranks] == ["unknown", "unknown"]
     assert manifest["state"] == "unknown"
 
 

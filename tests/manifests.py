@@ -1,0 +1,14 @@
+"""The whole manifest of a run for assertions: run.json, and what each rank tells in its own file."""
+
+from os import PathLike
+from typing import Any
+
+from distsummary.coordination import with_ranks
+from distsummary.run_dir import RunDir
+
+
+def whole_manifest(path: str | PathLike[str]) -> dict[str, Any]:
+    """run.json, where each attempt has its `ranks`: rank -> the entry in its file."""
+    run_dir = RunDir(path)
+    manifest = run_dir.read_manifest()
+    return manifest | {"attempts": [with_ranks(run_dir, entry) for entry in manifest["attempts"]]}
