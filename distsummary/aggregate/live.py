@@ -14,12 +14,12 @@ import numpy as np
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.rank_tail import RankTail, place_of, values_at
+from distsummary.aggregate.rank_tail import Place, RankTail, place_of, values_at
 from distsummary.aggregate.statistics import RANKS_TAG, Rows, StatisticsRule
 from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey, Due, Told, Waiting, rows_of
 from distsummary.errors import RunDirError
-from distsummary.format.digest import Digest
+from distsummary.format.digest import BulkName, Digest
 from distsummary.format.records import (
     CUSTOM_SCALARS,
     LINEAGE_PLUGINS,
@@ -131,7 +131,7 @@ class LiveMerge:
         ensure_directory(target)
         refuse_foreign_files(target)
         self._role, self._attempt = role, attempt
-        self._files = LiveFiles(target, run_id, attempt, files, begun=manifest["created"] or None)
+        self._files = LiveFiles(target, run_id, attempt, begun=manifest["created"] or None, files=files)
         self._ranks = {
             rank: _Rank(RankTail(run.writer_dir(role, rank, world_size), run_id, attempt))
             for rank in range(world_size)
@@ -171,19 +171,25 @@ class LiveMerge:
         if digest.first_seq != rank.seq + 1 or (digest.bulk and not digest.file):
             return
         rank.seq = digest.last_seq
-        waiting, number = self._waiting, digest.rank
+        place = rank.tail.told(digest.file, digest.end)
+        bulk = deque(digest.bulk)
         for tags, rows in digest.scalars:
             size = row_dtype(len(tags)).itemsize
             table = np.frombuffer(rows, row_dtype(len(tags)))
             heads = zip(table["step"].tolist(), table["wall_time"].tolist(), strict=True)
             for row, (step, wall_s) in enumerate(heads):
-                waiting.add_row(number, step, wall_s, tags, rows[row * size : (row + 1) * size])
-        place = rank.tail.told(digest.file, digest.end)
-        for step, plugin, tag, is_shard, wall_s in digest.bulk:
-            if is_shard:
-                self._sharded += 1
-            elif place is not None:
-                waiting.add_bulk(number, step, wall_s, (plugin, tag), place)
+                while bulk and bulk[0].step < step:  # were told before: a step's values are told in order
+                    self._take_bulk(digest.rank, bulk.popleft(), place)
+                packed = rows[row * size : (row + 1) * size]
+                self._waiting.add_row(digest.rank, step, wall_s, tags, packed)
+        for name in bulk:
+            self._take_bulk(digest.rank, name, place)
+
+    def _take_bulk(self, number: int, name: BulkName, place: Place | None) -> None:
+        if name.is_shard:
+            self._sharded += 1
+        elif place is not None:
+            self._waiting.add_bulk(number, name.step, name.wall_time, (name.plugin, name.tag), place)
 
     def _take_event(self, number: int, rank: _Rank, event: ReadEvent) -> None:
         if event.seq <= rank.seq:
@@ -191,14 +197,14 @@ class LiveMerge:
         rank.seq = event.seq
         place = place_of(event)
         tags, numbers = [], []
-        for plugin, tag, data, shard, _ in event.values:
-            if shard is not None:
-                self._sharded += 1
-            elif plugin == "scalar":
-                tags.append(tag)
-                numbers.append(data)
-            elif plugin not in LINEAGE_PLUGINS and plugin not in TENSORBOARD_PLUGINS:
-                self._waiting.add_bulk(number, event.step, event.wall_time, (plugin, tag), place)
+        for value in event.values:
+            if value.plugin == "scalar" and value.shard is None:
+                tags.append(value.tag)
+                numbers.append(value.data)
+            elif value.plugin not in LINEAGE_PLUGINS and value.plugin not in TENSORBOARD_PLUGINS:
+                is_shard = value.shard is not None
+                name = BulkName(event.step, value.plugin, value.tag, is_shard, event.wall_time)
+                self._take_bulk(number, name, place)
         if tags:
             packed = row_struct(len(tags)).pack(event.wall_time, event.step, *numbers)
             self._waiting.add_row(number, event.step, event.wall_time, tuple(tags), packed)
@@ -211,9 +217,7 @@ class LiveMerge:
         for place in range(len(numbers)):
             number = numbers[(self._next + place) % len(numbers)]
             rank = self._ranks[number]
-            if not self._has_to_read(rank):
-                continue
-            if self._read(number, rank):
+            if not self._has_to_read(rank) or self._read(number, rank):
                 self._unread.discard(number)
             if time.monotonic() > end_s:
                 self._next = number + 1
@@ -434,6 +438,10 @@ class LiveMerge:
             last_step=self._files.last_step,
             last_s=self._files.last_s,
         )
+
+    def abandon(self) -> None:
+        """Close the files as they are: another LiveMerge may go on from them. What was due may be missing."""
+        self._files.abandon()
 
 
 def _chunks(told: Mapping[int, Told]) -> Iterator[dict[int, Told]]:

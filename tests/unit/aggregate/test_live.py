@@ -1,32 +1,42 @@
 """The merged run of ranks that still train, beside the merge of their files."""
 
+import errno
 import random
 import shutil
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from distsummary import Topology, merge_run
+from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merged_files import is_merged
 from distsummary.coordination import LocalCoordinator
+from distsummary.errors import RunDirError
 from distsummary.format.digest import digest_of
 from distsummary.format.records import (
     DIALECTS,
     MINDSPORE,
+    TENSORBOARD,
     TENSORBOARD_PLUGINS,
     Batch,
     Event,
     Scalars,
+    Shard,
     Value,
 )
 from distsummary.format.scalar_rows import row_of
+from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
+from distsummary.writing.files import Files
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
+
+SHARD = Shard(global_shape=(4,), offset=(2,))
 
 
 class Ranks:
@@ -127,6 +137,307 @@ def test_a_step_is_written_when_every_living_rank_has_told_a_later_one(two):
     live.close()
     assert points(two, "loss") == [(1, 2.0), (2, 3.0), (3, 3.0)]
     assert points(two, "perf/ranks") == [(1, 2.0), (2, 2.0), (3, 1.0)]
+
+
+def test_the_newest_step_is_written_when_its_ranks_have_told_nothing_more_for_two_seconds(two):
+    live = two.live()
+    live.poll()
+    live.add(two.write(0, [scalar(1, loss=1.0)]))
+    live.advance({0, 1}, 0.0)
+    live.add(two.write(1, [scalar(1, loss=2.0)]))
+    assert [live.advance({0, 1}, now) for now in (1.0, 2.5, 3.0)] == [0, 0, 1]
+    assert points(two, "loss") == [(1, 1.5)]
+    live.add(two.write(0, [scalar(1, loss=9.0, acc=0.5)]))  # acc can still be written, the loss cannot
+    live.add(two.write(1, [scalar(2, loss=2.0)]))
+    assert live.advance({0, 1}, 4.0) == 0
+    live.add(two.write(0, [scalar(2, loss=2.0)]))
+    assert live.advance({0, 1}, 4.5) == 0  # step 2 is not complete, but nobody will tell of step 1 again
+    assert points(two, "loss") == [(1, 1.5)]
+    assert points(two, "acc") == [(1, 0.5)]
+    report = live.close()
+    assert (report.steps, report.late, report.short, report.is_exact) == (2, 1, 0, False)
+
+
+def test_a_step_waits_thirty_seconds_for_a_rank_that_hangs(two):
+    live = two.live()
+    live.poll()
+    live.add(two.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)]))
+    live.add(two.write(1, [scalar(1, loss=1.0)]))
+    assert live.advance({0, 1}, 100.0) == 0
+    live.add(two.write(0, [scalar(3, loss=1.0)]))
+    assert [live.advance({0, 1}, now) for now in (101.0, 102.5, 129.9, 130.1, 132.0)] == [0, 1, 0, 1, 1]
+    live.add(two.write(1, [scalar(2, loss=2.0), scalar(4, loss=2.0)]))
+    report = live.close()
+    assert points(two, "perf/ranks") == [(1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+    assert (report.steps, report.short, report.late) == (4, 2, 1)
+
+
+def test_ranks_that_have_not_joined_are_awaited_for_thirty_seconds_after_the_first_step(tmp_path):
+    ranks = Ranks(tmp_path, 3)
+    live = ranks.live()
+    live.poll()
+    for step in (1, 2):
+        live.add(ranks.write(0, [scalar(step, loss=1.0)]))
+        live.add(ranks.write(1, [scalar(step, loss=1.0)]))
+    assert [live.advance({0, 1}, now) for now in (0.0, 10.0, 29.0, 30.0)] == [0, 0, 0, 2]
+    live.add(ranks.write(0, [scalar(3, loss=1.0), scalar(4, loss=1.0)]))
+    live.add(ranks.write(1, [scalar(3, loss=1.0), scalar(4, loss=1.0)]))
+    assert live.advance({0, 1}, 31.0) == 1
+    ranks.close()
+
+
+def test_a_rank_that_has_died_is_not_awaited_once_its_files_have_been_read(two):
+    live = two.live()
+    live.poll()
+    live.add(two.write(0, [scalar(step, loss=1.0) for step in (1, 2, 3, 4)]))
+    live.add(two.write(1, [scalar(1, loss=3.0)]))
+    two.write(1, [scalar(2, loss=3.0)])  # it died before its digest was sent
+    assert live.advance({0, 1}, 0.0) == 0
+    assert live.advance({0}, 0.5) == 0
+    live.poll()
+    assert live.advance({0}, 1.0) == 3
+    assert points(two, "loss") == [(1, 2.0), (2, 2.0), (3, 1.0)]
+    live.close()
+
+
+def test_ranks_without_digests_are_read_from_files_that_may_come_late(tmp_path):
+    ranks = Ranks(tmp_path, 2)
+    for writer in ranks.writers:
+        shutil.rmtree(writer.directory)
+    live = ranks.live()
+    live.poll()
+    ranks.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)])
+    live.poll()
+    assert live.advance({0, 1}, 0.0) == 0
+    ranks.write(1, [scalar(1, loss=2.0), scalar(2, loss=1.0)])
+    live.poll()
+    assert live.advance({0, 1}, 0.5) == 1
+    live.poll()
+    assert live.advance({0, 1}, 2.5) == 1
+    assert points(ranks, "loss") == [(1, 1.5), (2, 1.0)]
+    ranks.close()
+
+
+def test_a_lost_digest_is_made_up_for_by_the_files(two):
+    live = two.live()
+    live.poll()
+    live.add(two.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)]))
+    live.add(two.write(1, [scalar(1, loss=3.0)]))
+    two.write(1, [scalar(2, loss=3.0)])
+    live.add(two.write(1, [scalar(3, loss=3.0)]))
+    live.add(two.write(0, [scalar(3, loss=1.0)]))
+    assert live.advance({0, 1}, 0.0) == 0
+    live.poll()
+    assert live.advance({0, 1}, 0.5) == 2
+    two.write(0, [scalar(4, loss=1.0)])  # nothing comes after it that would show the gap
+    live.advance({0, 1}, 1.0)
+    live.poll()
+    assert live.advance({0, 1}, 5.0) == 1
+    live.poll()
+    live.advance({0, 1}, 5.5)
+    assert points(two, "loss") == [(1, 2.0), (2, 2.0), (3, 2.0)]
+    live.close()
+    assert points(two, "loss")[3:] == [(4, 1.0)]
+
+
+def test_samples_of_the_system_wait_until_no_rank_can_sample_at_their_step(two):
+    tag = "system/process/memory_gib"
+    live = two.live()
+    live.poll()
+    for rank in (0, 1):
+        live.add(two.write(rank, [scalar(1, loss=1.0), tagged(1, {tag: 1.0})]))
+    live.advance({0, 1}, 0.0)
+    assert live.advance({0, 1}, 2.0) == 1
+    assert points(two, "loss") == [(1, 1.0)]
+    assert points(two, tag) == []
+    for rank in (0, 1):
+        live.add(two.write(rank, [tagged(1, {tag: 2.0 + rank}), scalar(2, loss=1.0)]))
+    live.advance({0, 1}, 40.0)
+    assert points(two, tag) == [(1, 2.5)]
+    assert points(two, f"{tag}/max") == [(1, 3.0)]
+    assert live.close().is_exact
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_bulk_values_come_from_the_lowest_rank_that_has_them(sends, two):
+    live = two.live()
+    live.poll()
+    graph = anf_ir_pb2.GraphProto(name="net").SerializeToString()
+    both = [
+        [
+            Event(0, 99.0, [Value("graph", "", graph)]),
+            scalar(1, loss=1.0),
+            Event(
+                1, 101.0, [Value("text", "first", "of 0"), Value("tensor", "weight", np.zeros(2, np.float32))]
+            ),
+            Event(1, 101.5, [Value("text", "first", "of 0 again")]),
+            scalar(2, loss=1.0),
+        ],
+        [
+            Event(1, 105.0, [Value("text", "first", "of 1"), Value("text", "only", "of 1")]),
+            Event(1, 105.0, [Value("tensor", "part", np.zeros(2, np.float32), SHARD)]),
+            scalar(1, loss=1.0),
+            Event(2, 106.0, [Value("text", "first", "of 1")]),
+            scalar(3, loss=1.0),
+        ],
+    ]
+    for rank in (1, 0):
+        digest = two.write(rank, both[rank])
+        if sends:
+            live.add(digest)
+    live.poll()
+    live.advance({0, 1}, 0.0)
+    assert points(two, "first", "text") == [(1, "of 0 again")]
+    live.advance({0}, 0.0)
+    live.poll()
+    live.advance({0}, 2.0)
+    assert points(two, "first", "text") == [(1, "of 0 again"), (2, "of 1")]
+    assert points(two, "only", "text") == [(1, "of 1")]
+    report = live.close()
+    assert (report.sharded, report.late) == (1, 0)
+    events = [e for e in read_directory(two.run_dir.base) if is_merged(e.file)]
+    assert [(e.step, e.values[0].plugin) for e in events][:2] == [(0, "graph"), (1, "scalar")]
+    assert [e.wall_time for e in events if e.step == 1] == [105.0]
+
+
+class FullDisk(Files):
+    """Takes `left` writes, then none until it is told otherwise; every third one before only in part."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def write(self, descriptor, parts):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().write(
+            descriptor, [parts[0][: max(1, len(parts[0]) // 2)]] if self.left % 3 == 0 else parts
+        )
+
+
+@pytest.mark.parametrize("left", range(0, 12, 2))
+def test_a_full_disk_delays_the_merged_run_and_nothing_is_missing_or_there_twice(left, two, caplog):
+    disk = FullDisk(left)
+    live = two.live(files=disk)
+    live.poll()
+    for step in range(1, 9):
+        for rank in (0, 1):
+            live.add(two.write(rank, [scalar(step, loss=float(rank))]))
+        live.advance({0, 1}, float(step))
+    assert "the merged run cannot be written now" in caplog.text
+    with pytest.raises(OSError, match="no space"):
+        live.close()
+    disk.left = 10**6
+    assert live.close().is_exact
+    for dialect in DIALECTS:
+        assert points(two, "loss", dialect=dialect) == [(step, 0.5) for step in range(1, 9)]
+
+
+class Killed(BaseException):
+    """Ends a process that has the `Files` below."""
+
+
+class Dying(Files):
+    """Writes `left` bytes; then its process is dead, and does nothing any more but close its files."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def write(self, descriptor, parts):
+        data = b"".join(parts)
+        self.left -= len(data)
+        if self.left <= 0:
+            super().write(descriptor, [data[: max(0, self.left + len(data))]])
+            raise Killed
+        return super().write(descriptor, parts)
+
+    def truncate(self, descriptor, length):
+        if self.left <= 0:
+            raise Killed
+        super().truncate(descriptor, length)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_aggregator_that_is_killed_at_any_byte_is_followed_by_one_that_goes_on(seed, two):
+    rng = random.Random(seed)
+    live, deaths = None, 0
+    for step in range(1, 13):
+        for rank in (0, 1):
+            note = [Value("text", "note", f"{rank} at {step}")] if step % 3 == 0 else []
+            event = scalar(step, loss=float(rank), only=1.0 * step)
+            digest = two.write(rank, [event._replace(values=[*event.values, *note])])
+            if live is not None:
+                live.add(digest)
+        try:
+            live = live or two.live(files=Dying(rng.randrange(3000)))
+            live.poll()
+            live.advance({0, 1}, float(step))
+        except Killed:
+            deaths += 1
+            if live is not None:
+                with suppress(Killed):
+                    live.abandon()
+            live = None
+    if live is not None:
+        with suppress(Killed):
+            live.abandon()
+    assert deaths > 1
+    assert two.live().close().is_exact
+    for dialect in DIALECTS:
+        assert points(two, "loss", dialect=dialect) == [(step, 0.5) for step in range(1, 13)]
+        assert points(two, "only", dialect=dialect) == [(step, 1.0 * step) for step in range(1, 13)]
+        assert points(two, "note", "text", dialect=dialect) == [(s, f"0 at {s}") for s in (3, 6, 9, 12)]
+    assert len(points_of_layouts(two)) == 1
+
+
+def test_the_charts_are_written_again_when_a_statistic_is_new(two):
+    live = two.live()
+    live.poll()
+    for step, grown in ((1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)):
+        live.add(two.write(0, [scalar(step, loss=1.0, grown=1.0)]))
+        live.add(two.write(1, [scalar(step, loss=1.0, grown=grown)]))
+        live.advance({0, 1}, float(step))
+    live.close()
+    layouts = points_of_layouts(two)
+    assert [step for step, _ in layouts] == [1, 3]
+    assert ["grown" in str(layout) for _, layout in layouts] == [False, True]
+    again = two.live()
+    again.poll()
+    again.close()
+    assert points_of_layouts(two) == layouts
+
+
+def points_of_layouts(ranks):
+    read = read_directory(ranks.run_dir.base, TENSORBOARD)
+    return [(event.step, value.data) for event in read for value in event.values if value.tag == LAYOUT_TAG]
+
+
+def test_a_later_attempt_is_written_to_files_of_its_own(two):
+    live = two.live()
+    live.poll()
+    for rank in (0, 1):
+        live.add(two.write(rank, [scalar(step, loss=1.0) for step in (1, 2, 3)]))
+    live.close()
+    two.close()
+    second = Ranks(two.run_dir.base, 2, attempt=1)
+    live = second.live()
+    live.poll()
+    for rank in (0, 1):
+        live.add(second.write(rank, [scalar(step, loss=5.0) for step in (2, 3, 4)]))
+    live.advance({0, 1}, 0.0)
+    assert series(two.run_dir.base, attempt=1)["scalar", "loss"] == [(2, "5.0"), (3, "5.0")]
+    report = live.close()
+    assert (report.steps, report.last_step, report.is_exact) == (3, 4, True)
+    second.close()
+
+
+def test_a_directory_with_files_of_another_writer_is_refused(two):
+    writer = RankWriter(WriterSpec(directory=two.run_dir.base, run_id=two.run_id))
+    batch = Batch(run_id=two.run_id, attempt=0, rank=0, first_seq=1, events=[scalar(1, loss=1.0)])
+    writer.write(batch)
+    writer.close()
+    with pytest.raises(RunDirError, match="that no merge wrote"):
+        two.live()
 
 
 def events_of_rank(rng, rank, steps):

@@ -1,0 +1,109 @@
+"""What many ranks cost the processes that serve them all: `python -m benchmarks.ranks live`.
+
+`live`: the aggregator's merge while the ranks train. Each simulated rank tells one step a second, of 20
+scalars in which the ranks differ, by a digest (pickled, as Ray brings it) or, with `--files`, by its event
+files. The seconds are simulated: the figures are CPU seconds a simulated second, in which `poll` and
+`advance` are called twice, then the time from the last rank's digest to the bytes in the files, and the
+memory.
+"""
+
+import argparse
+import pickle
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from distsummary import Topology
+from distsummary.aggregate.live import LiveMerge
+from distsummary.coordination import LocalCoordinator
+from distsummary.format.digest import digest_of
+from distsummary.format.records import MINDSPORE, Batch, Scalars
+from distsummary.format.scalar_rows import row_struct
+from distsummary.run_dir import RunDir
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
+
+TAGS = ("loss", "lr", *(f"metric/{number}" for number in range(18)))
+
+
+def live(ranks: int, seconds: int, *, by_files: bool) -> dict[str, float]:
+    """Figures of a live merge of `ranks` ranks that train for `seconds` simulated seconds."""
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as directory:
+        run_dir = RunDir(directory).create()
+        run_id = LocalCoordinator(run_dir).register(Topology(rank=0, world_size=ranks)).run_id
+        writers = []
+        if by_files:
+            for rank in range(ranks):
+                path = run_dir.writer_dir("train", rank, ranks)
+                spec = WriterSpec(directory=path, run_id=run_id, rank=rank, formats=(MINDSPORE,))
+                writers.append(RankWriter(spec))
+        merge = LiveMerge(run_dir, role="train", attempt=0, world_size=ranks)
+        living = range(ranks)
+        cpu_s, idle_s, to_disk_s = 0.0, [], []
+        before_mib = _memory_mib()
+        for step in range(1, seconds + 1):
+            numbers = rng.random((ranks, len(TAGS)))
+            digests = []
+            for rank in range(ranks):
+                row = row_struct(len(TAGS)).pack(1e9 + step, step, *numbers[rank].tolist())
+                rows = Scalars(TAGS, row)
+                batch = Batch(run_id=run_id, attempt=0, rank=rank, first_seq=step, events=[rows])
+                if by_files:
+                    writers[rank].write(batch)
+                else:
+                    digests.append(pickle.dumps(digest_of(batch, "train", "events", 100 * step)))
+            started_s = time.process_time()
+            for pickled in digests[: ranks // 2]:
+                merge.add(pickle.loads(pickled))
+            merge.poll(1e9)
+            merge.advance(living, step)
+            for pickled in digests[ranks // 2 :]:
+                merge.add(pickle.loads(pickled))
+            last_s = time.perf_counter()
+            merge.poll(1e9)
+            merge.advance(living, step + 0.5)
+            to_disk_s.append(time.perf_counter() - last_s)
+            cpu_s += time.process_time() - started_s
+            started_s = time.process_time()
+            merge.poll(1e9)
+            merge.advance(living, step + 0.5)
+            idle_s.append(time.process_time() - started_s)
+        memory_mib = _memory_mib()
+        report = merge.close()
+        if report.steps != seconds or not report.is_exact:
+            raise RuntimeError(f"the merged run is not whole: {report}")
+        return {
+            "CPU s per s": cpu_s / seconds,
+            "CPU s per idle round": float(np.median(idle_s)),
+            "last digest to disk, median s": float(np.median(to_disk_s)),
+            "last digest to disk, max s": max(to_disk_s),
+            "memory before MiB": before_mib,
+            "memory at most MiB": memory_mib,
+            "merged bytes per s": sum(p.stat().st_size for p in Path(directory).glob("*.merged*")) / seconds,
+        }
+
+
+def _memory_mib() -> float:
+    """The highest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("live")
+    command.add_argument("--ranks", type=int, default=1024)
+    command.add_argument("--seconds", type=int, default=60)
+    command.add_argument("--files", action="store_true", help="by event files instead of digests")
+    given = parser.parse_args()
+    for name, figure in live(given.ranks, given.seconds, by_files=given.files).items():
+        print(f"{name:32} {figure:12.4f}")
+
+
+if __name__ == "__main__":
+    main()
