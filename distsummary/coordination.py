@@ -335,7 +335,9 @@ def states_of_all_that_left(run_dir: RunDir, entry: Manifest, own: int) -> set[s
     Ranks that never registered are awaited for JOIN_WINDOW_S after the attempt began.
     """
     others = [rank for rank in range(entry["world_size"]) if rank != own]
-    random.shuffle(others)
+    random.SystemRandom().shuffle(
+        others
+    )  # not the training's generator, which all ranks may have seeded alike
     states: set[str] = set()
     is_awaited: bool | None = None
     at, size = 0, 1

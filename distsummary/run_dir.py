@@ -188,7 +188,7 @@ class RunDir:
                 except Timeout:
                     if is_done is None or time.monotonic() > until:
                         raise
-                time.sleep(random.uniform(*_LOOK_AGAIN_S))
+                time.sleep(random.SystemRandom().uniform(*_LOOK_AGAIN_S))  # the training's generator stays
             try:
                 manifest = self.read_manifest()
                 if is_done is not None and is_done(manifest):

@@ -1,6 +1,7 @@
 """Ranks join and leave the attempts of a run, and messages of superseded attempts are refused."""
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ def test_another_role_has_attempts_of_its_own_and_supersedes_nothing(run: RunDir
     coordinator.register(rank(0))
     assert coordinator.register(rank(0, role="eval", incarnation="eval-1")).attempt == 0
     coordinator.lineage(rank(0), 0, b"")
+
+
+def test_joining_and_leaving_take_no_random_numbers_of_the_training(run: RunDir) -> None:
+    before = random.getstate()
+    coordinator = LocalCoordinator(run)
+    ranks = [rank(number, world_size=8) for number in range(8)]
+    for topology in ranks:
+        coordinator.register(topology)
+    for topology in ranks:
+        coordinator.finish(topology, 0, {})
+    assert random.getstate() == before
 
 
 def test_a_rank_may_register_twice(run: RunDir) -> None:
