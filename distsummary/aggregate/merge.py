@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import time
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,7 +16,8 @@ from typing import Any
 from distsummary.aggregate.charts import charts
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
-from distsummary.aggregate.rank_files import RankFiles
+from distsummary.aggregate.rank_files import Bulk, RankFiles
+from distsummary.aggregate.shards import AddedShards
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.checks import check_type
@@ -50,7 +52,8 @@ class MergeReport:
         conflicts: fields of the lineage on which the ranks disagree.
         damage: the parts of rank files that could not be read. refused: values that could not be written.
         superseded: how many events were left out because a later attempt repeated their steps.
-        sharded: how many values were left out because they are shards; the files of the ranks hold them.
+        sharded: how many shards were left out because they could not be put together: those of tensors, and
+            of histograms of which shards are missing. The files of the ranks hold them.
         files: the merged files.
         evaluation: the report of the role eval.
     """
@@ -315,11 +318,25 @@ def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[
     rule = StatisticsRule(key_tags)
     for window in ranks.windows():
         scalars = dict(rule.add(window.scalars))
-        whole = [bulk for bulk in window.bulk if not bulk.is_shard]
-        ranks.sharded += len(window.bulk) - len(whole)
-        bulk = {step: [*found] for step, found in groupby(whole, key=attrgetter("step"))}
+        bulk = {step: [*found] for step, found in groupby(window.bulk, key=attrgetter("step"))}
         for step, time_s in zip(window.steps.tolist(), window.times.tolist(), strict=True):
-            if step in scalars or step in bulk:
-                found = ranks.values(bulk.get(step, ()))
-                values = (recorded_by(value, step, one.rank) for one, value in found)
-                yield from step_events(step, time_s, chain(scalars.get(step, ()), values))
+            found = bulk.get(step, [])
+            values = [*scalars.get(step, ()), *_added(ranks, [one for one in found if one.is_shard])]
+            whole = [one for one in found if not one.is_shard]
+            if values or whole:
+                rest = (recorded_by(value, step, one.rank) for one, value in ranks.values(whole))
+                yield from step_events(step, time_s, chain(values, rest))
+
+
+def _added(ranks: RankFiles, shards: Sequence[Bulk]) -> Iterator[Value]:
+    """The histograms of sharded parameters, put together; counts the other shards as left out."""
+    counts = Counter((bulk.plugin, bulk.tag) for bulk in shards)
+    added = defaultdict[str, AddedShards](AddedShards)
+    for bulk, value in ranks.values(bulk for bulk in shards if bulk.plugin == "histogram"):
+        added[bulk.tag].add(value)
+    for (plugin, tag), count in counts.items():
+        whole = added[tag].whole() if plugin == "histogram" else None
+        if whole is None:
+            ranks.sharded += count
+        else:
+            yield whole

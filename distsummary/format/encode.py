@@ -214,7 +214,7 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
                     f"{max_payload} of an event; record a part of it or its histogram"
                 )
         case "histogram" if not isinstance(data, Histogram):
-            data = count_histogram(data, mindspore_compat=mindspore_compat)
+            data = count_histogram(data, mindspore_compat=mindspore_compat, fixed=value.shard is not None)
         case "image" if not isinstance(data, Image):
             data = encode_image(data, mindspore_compat=mindspore_compat)
         case "landscape":

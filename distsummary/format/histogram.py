@@ -1,9 +1,14 @@
-"""Histograms as in MindSpore: chooses the number and edges of the bins, and counts arrays block by block."""
+"""Histograms: MindSpore's bins or TensorBoard's fixed buckets, and counting arrays block by block.
+
+MindSpore's bins depend on the values. The parts of a tensor that is split over ranks are counted in fixed
+buckets instead: adding the counts of all parts then gives those of the whole tensor.
+"""
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,12 +21,13 @@ PLACE_BLOCK = 1 << 15  # a block and its scratch arrays fit into the cache
 _MAX_DOUBT = 0.25  # in bin widths; see `_Placing`
 
 
-def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogram:
+def count_histogram(values: Array, *, mindspore_compat: bool = False, fixed: bool = False) -> Histogram:
     """Count an array of any shape; bool counts as uint8.
 
     At most 90 equal bins span the finite values, or 0.5 to either side if all values are equal. Edges are
     float32 for float16 and float32 values, else float64. With `mindspore_compat`, they are computed in the
-    dtype of the values as in MindSpore: integer edges are truncated, and widths of int8 may wrap around.
+    dtype of the values as in MindSpore: integer edges are truncated, and widths of int8 may wrap around. With
+    `fixed`, the bins are `fixed_edges` from the first to the last that is not empty.
 
     Raises InvalidTypeError unless the dtype is bool, integer or float of at most 64 bits.
     """
@@ -61,6 +67,9 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
         empty = np.empty(0)
         return Histogram(left=empty, width=empty, counts=empty.astype(np.int64), count=flat.size, **invalid)
     low, high = float(min(lows)), float(max(highs))
+    measured: dict[str, Any] = {"count": flat.size, "min": low, "max": high, "sum": float(total), **invalid}
+    if fixed:
+        return fixed_histogram(_count_sorted(flat, fixed_edges()), **measured)
     is_small_float = flat.dtype.kind == "f" and flat.dtype.itemsize <= 4
     own_dtype = np.dtype(np.float32 if is_small_float else np.float64)
     edges = bin_edges(low, high, finite_count, flat.dtype if mindspore_compat else own_dtype)
@@ -70,11 +79,59 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False) -> Histogr
         left=edges[:-1].astype(np.float64),
         width=width.astype(np.float64),
         counts=bin_counts(flat, edges),
-        count=flat.size,
-        min=low,
-        max=high,
-        sum=float(total),
-        **invalid,
+        **measured,
+    )
+
+
+@cache
+def fixed_edges() -> Array:
+    """The rising edges of TensorBoard's default buckets, as torch and tensorboardX have them, float64.
+
+    0 and, to both sides, 1e-12 * 1.1**k up to 1e20; then the limits of float64, for the rest. A bucket holds
+    its left edge.
+    """
+    positive, edge = list[float](), 1e-12
+    while edge < 1e20:
+        positive.append(edge)
+        edge *= 1.1
+    positive.append(float(np.finfo(np.float64).max))
+    edges = np.array([*(-edge for edge in reversed(positive)), 0.0, *positive])
+    edges.flags.writeable = False
+    return edges
+
+
+def fixed_histogram(counts: Array, **measured: Any) -> Histogram:
+    """The histogram with the counts int64 (1548,) of all fixed buckets; `measured` are its other fields."""
+    filled = np.flatnonzero(counts)
+    first, end = (int(filled[0]), int(filled[-1]) + 1) if filled.size else (0, 0)
+    return fixed_part(first, counts[first:end], **measured)
+
+
+def fixed_part(first: int, counts: Array, **measured: Any) -> Histogram:
+    """The histogram with counts int64 (B,) of the fixed buckets from the one with the index `first` on."""
+    edges = fixed_edges()[first : first + len(counts) + 1]
+    return Histogram(left=edges[:-1], width=np.diff(edges), counts=counts, first_fixed=first, **measured)
+
+
+def coarser(histogram: Histogram, most: int) -> Histogram:
+    """The same histogram with at most `most` buckets, which are adjacent ones together.
+
+    Buckets with few values are put together rather than those with many. The outermost edges are not beyond
+    min and max where the bucket would be without bounds.
+    """
+    left, right = histogram.left.copy(), histogram.left + histogram.width
+    limit = fixed_edges()[-2]
+    if left.size:
+        left[0] = max(left[0], histogram.min) if left[0] < -limit else left[0]
+        right[-1] = min(right[-1], histogram.max) if right[-1] > limit else right[-1]
+    # Half of the room goes by the number of values, half by the number of buckets.
+    share = histogram.counts / max(1, histogram.counts.sum()) + 1 / max(1, left.size)
+    group = ((np.cumsum(share) - share) * (most / 2)).astype(np.int64)
+    starts = np.flatnonzero(np.diff(group, prepend=-1)) if left.size > most else np.arange(left.size)
+    ends = np.append(starts[1:], left.size)[: starts.size] - 1
+    counts = np.add.reduceat(histogram.counts, starts) if starts.size else histogram.counts
+    return replace(
+        histogram, left=left[starts], width=right[ends] - left[starts], counts=counts, first_fixed=None
     )
 
 

@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -10,6 +11,7 @@ from google.protobuf.message import DecodeError
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.format import wire
 from distsummary.format.frames import Part
+from distsummary.format.histogram import coarser, fixed_edges, fixed_part
 from distsummary.format.records import Array, Event, EventIds, Histogram, Image, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
@@ -21,6 +23,7 @@ DATA_TYPES = {
 }  # fmt: skip
 # A bin: 0x0a | length of the rest | 0x09 | f64 left | 0x11 | f64 width | 0x18; the varint count follows
 _BUCKET = struct.Struct("<BBBdBdB")
+MAX_BUCKETS = 90  # per histogram; MindInsight drops a histogram that has more
 _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 
 
@@ -121,7 +124,9 @@ def image_parts(image: Image) -> list[Part]:
 
 def _histogram_parts(histogram: Histogram) -> list[Part]:
     parts: list[Part] = []
-    rows = zip(histogram.left.tolist(), histogram.width.tolist(), histogram.counts.tolist(), strict=True)
+    is_fixed = histogram.first_fixed is not None
+    shown = coarser(histogram, MAX_BUCKETS) if is_fixed else histogram
+    rows = zip(shown.left.tolist(), shown.width.tolist(), shown.counts.tolist(), strict=True)
     for left, width, count in rows:
         counted = wire.varint(count)
         parts += _BUCKET.pack(0x0A, 19 + len(counted), 0x09, left, 0x11, width, 0x18), counted
@@ -132,6 +137,9 @@ def _histogram_parts(histogram: Histogram) -> list[Part]:
         if number is not None:
             parts.append(wire.double(field, number))
     parts.append(wire.integer(8, histogram.count))
+    if histogram.first_fixed is not None:
+        counts = b"".join(map(wire.varint, histogram.counts.tolist()))
+        parts += wire.integer(1000, histogram.first_fixed), wire.delimited(1001, counts)
     return wire.message(9, [b"".join(parts)])
 
 
@@ -186,20 +194,7 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
         case "tensor":
             return Value("tensor", value.tag, decode_tensor(value.tensor), shard)
         case "histogram":
-            message = value.histogram
-            histogram = Histogram(
-                left=np.array([bucket.left for bucket in message.buckets], np.float64),
-                width=np.array([bucket.width for bucket in message.buckets], np.float64),
-                counts=np.array([bucket.count for bucket in message.buckets], np.int64),
-                count=message.count,
-                nan_count=message.nan_count,
-                pos_inf_count=message.pos_inf_count,
-                neg_inf_count=message.neg_inf_count,
-                min=message.min if message.HasField("min") else None,
-                max=message.max if message.HasField("max") else None,
-                sum=message.sum if message.HasField("sum") else None,
-            )
-            return Value("histogram", value.tag, histogram, shard)
+            return Value("histogram", value.tag, _decode_histogram(value.histogram), shard)
         case "image":
             image = Image(
                 height=value.image.height,
@@ -253,4 +248,30 @@ def decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
         path_x=decode_tensor(path.x),
         path_y=decode_tensor(path.y),
         path_z=decode_tensor(path.z),
+    )
+
+
+def _decode_histogram(message: summary_pb2.Summary.Histogram) -> Histogram:
+    """The histogram of a message; in fixed buckets if it has them."""
+    measured: dict[str, Any] = {
+        "count": message.count,
+        "nan_count": message.nan_count,
+        "pos_inf_count": message.pos_inf_count,
+        "neg_inf_count": message.neg_inf_count,
+        "min": message.min if message.HasField("min") else None,
+        "max": message.max if message.HasField("max") else None,
+        "sum": message.sum if message.HasField("sum") else None,
+    }
+    if message.HasField("first_fixed"):
+        first, counts = message.first_fixed, np.array(message.fixed_counts, np.int64)
+        if not 0 <= first <= first + len(counts) < len(fixed_edges()):
+            raise DamagedFileError(
+                f"{len(counts)} fixed buckets from number {first} on: there are not so many"
+            )
+        return fixed_part(first, counts, **measured)
+    return Histogram(
+        left=np.array([bucket.left for bucket in message.buckets], np.float64),
+        width=np.array([bucket.width for bucket in message.buckets], np.float64),
+        counts=np.array([bucket.count for bucket in message.buckets], np.int64),
+        **measured,
     )

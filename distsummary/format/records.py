@@ -46,7 +46,8 @@ class Shard:
 class Histogram:
     """B bins: `left` and `width` float64 (B,), `counts` int64 (B,). min, max, sum are of the finite values.
 
-    `count` includes the non-finite values. Without finite values B is 0 and min, max and sum are None.
+    `count` includes the non-finite values. Without finite values B is 0 and min, max and sum are None. If the
+    bins are TensorBoard's fixed buckets (`histogram.fixed_edges`), `first_fixed` is the number of the first.
     """
 
     left: Array
@@ -59,6 +60,7 @@ class Histogram:
     min: float | None = None
     max: float | None = None
     sum: float | None = None
+    first_fixed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

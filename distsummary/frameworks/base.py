@@ -75,7 +75,8 @@ class Framework(Protocol):
 
         `result()` returns whichever costs less: a Histogram that was counted on the tensor's device (only the
         counts are copied), or a copy of the values. Except for the last bits of its sum, the Histogram equals
-        the one that `format.histogram.count_histogram` computes for the same values.
+        the one that `format.histogram.count_histogram` computes for the same values; for a sharded tensor, of
+        the local part in fixed buckets.
         """
 
     def shard(self, tensor: Any) -> Shard | None:

@@ -15,7 +15,7 @@ from distsummary.format.records import Shard
 from distsummary.frameworks.base import ArraySpec, check_state
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank
-from distsummary.frameworks.torch_histogram import CountedHistogram, count
+from distsummary.frameworks.torch_histogram import CountedFixed, CountedHistogram, count, count_fixed
 from distsummary.frameworks.torch_modules import entries, memory, unwrap, wrapped
 
 if TYPE_CHECKING:
@@ -93,14 +93,18 @@ class TorchFramework:
         """A copy, not affected by later in-place changes on this stream; does not wait for the device."""
         return _copied(_local(tensor))
 
-    def histogram(self, tensor: Tensor) -> HostCopy | TorchCopy | CountedHistogram:
+    def histogram(self, tensor: Tensor) -> HostCopy | TorchCopy | CountedHistogram | CountedFixed:
         """The histogram, counted on the accelerator; for a host or MPS tensor, a copy for the writer thread.
+
+        A part of a sharded tensor is counted in fixed buckets; the writer thread does so too.
 
         Counting a host tensor here would delay the training 20 to 200 times as long as copying it does, and
         torch takes twice as long as NumPy to count.
         """
         local = _local(tensor)
-        return _copied(local) if local.device.type in _UNCOUNTED_ON else counted(local)
+        if local.device.type in _UNCOUNTED_ON:
+            return _copied(local)
+        return counted_fixed(local) if self.split_axes(tensor) else counted(local)
 
     def shard(self, tensor: Tensor) -> Shard | None:
         """The slice of a DTensor on this rank; None if no mesh axis of more than one rank splits it.
@@ -213,6 +217,11 @@ class TorchFramework:
 def counted(tensor: Tensor) -> CountedHistogram:
     """The histogram of a dense tensor, counted on its device."""
     return CountedHistogram(_copied(count(tensor)), tensor)
+
+
+def counted_fixed(tensor: Tensor) -> CountedFixed:
+    """The histogram of a dense tensor in fixed buckets, counted on its device."""
+    return CountedFixed(_copied(count_fixed(tensor)), tensor)
 
 
 def _copied(local: Tensor) -> HostCopy | TorchCopy:

@@ -1,12 +1,15 @@
-"""Counts a tensor's values in MindSpore's bins on its device; copies only the counts, without waiting."""
+"""Counts a tensor's values on its device, in MindSpore's bins or in fixed buckets; copies only the counts."""
 
 from collections.abc import Iterator
+from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from distsummary.errors import InvalidTypeError
+from distsummary.format.histogram import fixed_edges, fixed_histogram
 from distsummary.format.records import Histogram
 from distsummary.frameworks.base import Pending
 
@@ -50,6 +53,31 @@ class CountedHistogram:
         )
 
 
+class CountedFixed:
+    """The histogram of `tensor` in fixed buckets, unpacked from a copy of what `count_fixed` returned."""
+
+    __slots__ = ("_copy", "_size")
+
+    def __init__(self, copy: Pending, tensor: Tensor) -> None:
+        self._copy = copy
+        self._size = tensor.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the copy."""
+        return self._copy.nbytes
+
+    def result(self) -> Histogram:
+        """What `count_histogram(..., fixed=True)` returns, except for the last bits of the sum."""
+        packed = self._copy.result()
+        counts, invalid = packed[:-6], packed[-6:-3].tolist()
+        is_empty = self._size == sum(invalid)
+        low, high, total = (None, None, None) if is_empty else packed[-3:].view(np.float64).tolist()
+        names = ("nan_count", "pos_inf_count", "neg_inf_count")
+        measured = dict(zip(names, invalid, strict=True))
+        return fixed_histogram(counts, count=self._size, min=low, max=high, sum=total, **measured)
+
+
 def count(tensor: Tensor) -> Tensor:
     """Count a dense tensor on its device; returns int64 numbers there, packed for `CountedHistogram`.
 
@@ -58,6 +86,47 @@ def count(tensor: Tensor) -> Tensor:
 
     Raises InvalidTypeError for complex tensors.
     """
+    (nan, pos_inf, neg_inf), (low, high, total) = _measured(tensor)
+    bins = _bin_count(tensor.numel() - nan - pos_inf - neg_inf)
+    edges = _edges(low, high, bins).to(_edge_dtype(tensor.dtype))
+    counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=tensor.device)  # [-1]: outside all bins
+    for chunk in _chunks(tensor):
+        place = torch.searchsorted(edges, chunk, right=True) - 1
+        inside = (chunk >= edges[0]) & (chunk <= high)
+        place = torch.where(inside, torch.minimum(place, bins - 1), MAX_BINS)  # the last bin includes high
+        counts.scatter_add_(0, place, torch.ones_like(place))
+    numbers = torch.stack((nan, pos_inf, neg_inf, bins))
+    floats = torch.cat((torch.stack((low, high, total)), edges.double()))
+    return torch.cat((counts[:MAX_BINS], numbers, floats.view(torch.int64)))
+
+
+def count_fixed(tensor: Tensor) -> Tensor:
+    """Count a dense tensor in fixed buckets; returns int64 numbers there, packed for `CountedFixed`.
+
+    Follows `count_histogram(..., fixed=True)`. Raises InvalidTypeError for complex tensors.
+    """
+    invalid, floats = _measured(tensor)
+    edges = _fixed_edges(tensor.device)
+    last = len(edges) - 2
+    counts = torch.zeros(last + 2, dtype=torch.int64, device=tensor.device)  # [-1]: what is not finite
+    for chunk in _chunks(tensor):
+        place = torch.searchsorted(edges, chunk.double(), right=True) - 1
+        place = torch.where(chunk.isfinite(), place.clamp(max=last), last + 1)
+        counts.scatter_add_(0, place, torch.ones_like(place))
+    return torch.cat((counts[:-1], torch.stack(invalid), torch.stack(floats).view(torch.int64)))
+
+
+@cache
+def _fixed_edges(device: torch.device) -> Tensor:
+    """The edges on a device; copied there once, which may wait for the device."""
+    return torch.from_numpy(fixed_edges().copy()).to(device)
+
+
+_Three: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+
+def _measured(tensor: Tensor) -> tuple[_Three, _Three]:
+    """NaN, +inf, -inf (int64); smallest and largest finite number, and their sum (float64); on the device."""
     if tensor.is_complex():
         raise InvalidTypeError(f"a histogram counts real numbers, got {tensor.dtype}; take abs() or real")
     device = tensor.device
@@ -72,17 +141,7 @@ def count(tensor: Tensor) -> Tensor:
         low = torch.minimum(low, chunk.where(finite, torch.inf).min().double())
         high = torch.maximum(high, chunk.where(finite, -torch.inf).max().double())
         total = total + chunk.where(finite, 0).sum(dtype=torch.float64)
-    bins = _bin_count(tensor.numel() - nan - pos_inf - neg_inf)
-    edges = _edges(low, high, bins).to(_edge_dtype(tensor.dtype))
-    counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=device)  # [-1]: values outside all bins
-    for chunk in _chunks(tensor):
-        place = torch.searchsorted(edges, chunk, right=True) - 1
-        inside = (chunk >= edges[0]) & (chunk <= high)
-        place = torch.where(inside, torch.minimum(place, bins - 1), MAX_BINS)  # the last bin includes high
-        counts.scatter_add_(0, place, torch.ones_like(place))
-    numbers = torch.stack((nan, pos_inf, neg_inf, bins))
-    floats = torch.cat((torch.stack((low, high, total)), edges.double()))
-    return torch.cat((counts[:MAX_BINS], numbers, floats.view(torch.int64)))
+    return (nan, pos_inf, neg_inf), (low, high, total)
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:

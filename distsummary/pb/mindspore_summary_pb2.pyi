@@ -79,7 +79,7 @@ class Summary(_message.Message):
         encoded_image: bytes
         def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., colorspace: _Optional[int] = ..., encoded_image: _Optional[bytes] = ...) -> None: ...
     class Histogram(_message.Message):
-        __slots__ = ("buckets", "nan_count", "pos_inf_count", "neg_inf_count", "max", "min", "sum", "count")
+        __slots__ = ("buckets", "nan_count", "pos_inf_count", "neg_inf_count", "max", "min", "sum", "count", "first_fixed", "fixed_counts")
         class bucket(_message.Message):
             __slots__ = ("left", "width", "count")
             LEFT_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,8 @@ class Summary(_message.Message):
         MIN_FIELD_NUMBER: _ClassVar[int]
         SUM_FIELD_NUMBER: _ClassVar[int]
         COUNT_FIELD_NUMBER: _ClassVar[int]
+        FIRST_FIXED_FIELD_NUMBER: _ClassVar[int]
+        FIXED_COUNTS_FIELD_NUMBER: _ClassVar[int]
         buckets: _containers.RepeatedCompositeFieldContainer[Summary.Histogram.bucket]
         nan_count: int
         pos_inf_count: int
@@ -105,7 +107,9 @@ class Summary(_message.Message):
         min: float
         sum: float
         count: int
-        def __init__(self, buckets: _Optional[_Iterable[_Union[Summary.Histogram.bucket, _Mapping]]] = ..., nan_count: _Optional[int] = ..., pos_inf_count: _Optional[int] = ..., neg_inf_count: _Optional[int] = ..., max: _Optional[float] = ..., min: _Optional[float] = ..., sum: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
+        first_fixed: int
+        fixed_counts: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, buckets: _Optional[_Iterable[_Union[Summary.Histogram.bucket, _Mapping]]] = ..., nan_count: _Optional[int] = ..., pos_inf_count: _Optional[int] = ..., neg_inf_count: _Optional[int] = ..., max: _Optional[float] = ..., min: _Optional[float] = ..., sum: _Optional[float] = ..., count: _Optional[int] = ..., first_fixed: _Optional[int] = ..., fixed_counts: _Optional[_Iterable[int]] = ...) -> None: ...
     class Value(_message.Message):
         __slots__ = ("tag", "scalar_value", "image", "tensor", "histogram", "loss_landscape", "text", "shard")
         TAG_FIELD_NUMBER: _ClassVar[int]

@@ -16,6 +16,7 @@ from distsummary.errors import MissingFileError, RunDirError
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
+from distsummary.format.mindspore_format import MAX_BUCKETS
 from distsummary.format.records import (
     DIALECTS,
     MINDSPORE,
@@ -32,7 +33,6 @@ from distsummary.reading.reader import Damage, ReadEvent, read_directory
 from distsummary.reading.segments import SegmentName, segments, stamp_of
 from distsummary.run_dir import RunDir
 from distsummary.tools.fsck_files import is_live
-from distsummary.tools.fsck_values import MAX_BUCKETS
 from distsummary.writing.files import Files
 
 _FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from distsummary.format.mindspore_format import MAX_BUCKETS
 from distsummary.format.records import Landscape, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 
-MAX_BUCKETS = 90  # per histogram; MindInsight drops a histogram that has more
 MAX_TENSOR_ELEMENTS = 10_000_000  # a larger tensor is shown empty
 MAX_TENSOR_TAGS = 6  # in a directory; with more, MindInsight forgets the oldest tags for good
 MAX_TAGS = 300  # tags that MindInsight shows per directory
@@ -29,7 +29,7 @@ class Problem(NamedTuple):
 def value_problems(value: Value) -> Iterator[Problem]:
     """Yields what is wrong with a value of the MindSpore dialect or of a lineage file."""
     match value.plugin:
-        case "histogram" if value.data.left.size > MAX_BUCKETS:
+        case "histogram" if value.data.first_fixed is None and value.data.left.size > MAX_BUCKETS:
             text = f"the histogram {short(value.tag)} has {value.data.left.size} buckets"
             yield Problem("buckets", f"{text}: MindInsight drops histograms of more than {MAX_BUCKETS}")
         case "tensor" if value.data.size > MAX_TENSOR_ELEMENTS:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from distsummary.errors import InvalidTypeError
-from distsummary.format.histogram import count_histogram
+from distsummary.format.histogram import count_histogram, fixed_edges
 from distsummary.format.records import Histogram
 from distsummary.frameworks import torch_histogram
-from distsummary.frameworks.torch import FRAMEWORK, counted
+from distsummary.frameworks.torch import FRAMEWORK, counted, counted_fixed
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -24,6 +24,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
 def check(array: np.ndarray, tensor: torch.Tensor) -> None:
     """Everything equal; the sum as far as its order of adding can tell."""
     assert_same(counted(tensor).result(), count_histogram(array))
+    assert_same(counted_fixed(tensor).result(), count_histogram(array, fixed=True))
 
 
 def assert_same(found: Histogram, expected: Histogram) -> None:
@@ -89,3 +90,10 @@ def test_counting_does_not_wait_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert int(counted.result().counts.sum()) == 10_000
+
+
+def test_the_fixed_buckets_are_those_of_torch(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter  # importing it takes a second
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        assert fixed_edges()[1:-1].tolist() == writer.default_bins  # ours are open on both sides

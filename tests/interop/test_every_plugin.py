@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.format.records import PLUGINS, Landscape
+from distsummary.format.records import PLUGINS, Batch, Event, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
 from tests.interop.test_mindinsight import Verdict, check
 from tests.interop.views import differences, own_view, python_view, server_view
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
+SHARD_SIZE = 20_000
 STEPS = range(1, 6)
 TEXT = "Step {}: **bold**, 大 and <b>"
 LOSSES = {step: 1.0 / step for step in STEPS}
@@ -66,7 +69,7 @@ def lineage() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base directory with one job, `everything`."""
+    """A base directory with the jobs `everything` and `shard`."""
     base = tmp_path_factory.mktemp("plugins") / "my runs"
     random = np.random.default_rng(3)
     recorded = set()
@@ -93,6 +96,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record.record(0)
         assert record.health().errors == {}
     assert recorded == set(PLUGINS)
+    half = np.random.default_rng(3).normal(size=SHARD_SIZE).astype(np.float32)
+    shard = Value("histogram", "weight", half, Shard(global_shape=(2 * SHARD_SIZE,), offset=(0,)))
+    writer = RankWriter(WriterSpec(directory=base / "shard", run_id="f" * 16, attempt=0, rank=0))
+    writer.write(Batch(run_id="f" * 16, attempt=0, rank=0, first_seq=1, events=[Event(1, 1.0, [shard])]))
+    writer.close()
     return base
 
 
@@ -120,6 +128,17 @@ def test_mindinsight_shows_the_values_of_every_step(read: dict[str, Any]) -> Non
     assert read["histogram"]["weight/histogram"]["points"] == len(STEPS)
     assert read["image"]["input/image"]["steps"] == [*STEPS]
     assert read["image"]["input/image"]["width_height"] == [3 * 12, 16]
+
+
+def test_both_viewers_show_the_fixed_buckets_of_a_shard(verdict: Verdict, base: Path) -> None:
+    found = verdict.read("./shard")["histogram"]["weight/histogram"]
+    assert found["points"] == 1  # it would drop one of more than 90 buckets
+    # It divides them into equal ones itself, and rounds the counts.
+    assert found["last_count"] == pytest.approx(SHARD_SIZE, rel=2e-3)
+    own = own_view(base / "shard")
+    assert [step for step, _ in own.histograms[".", "weight"]] == [1]
+    assert differences(python_view(base / "shard"), own) == []
+    assert differences(server_view(base / "shard"), own) == []
 
 
 def test_mindinsight_shows_the_graph_with_its_edge(read: dict[str, Any]) -> None:

@@ -12,7 +12,10 @@ import torch
 import distsummary as ds
 from distsummary.checkpoints.sketch.sketch_file import read_sketches
 from distsummary.checkpoints.trajectory import read
+from distsummary.format.histogram import count_histogram
+from distsummary.format.records import DIALECTS
 from distsummary.landscapes.directions.pca import pca_plane
+from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 
 STEPS = (1, 2, 3, 4, 5)
@@ -150,3 +153,24 @@ def test_its_directions_are_those_of_a_run_of_one_process(runs):
     for axis in ("x", "y"):
         sharded, whole = (getattr(plane.directions, axis) for plane in planes)
         assert all(np.array_equal(sharded[name], whole[name]) for name in names)
+
+
+def test_the_merged_histogram_of_a_sharded_parameter_is_that_of_the_whole_one_bucket_for_bucket(runs):
+    report = ds.merge_run(runs[0])
+    assert report.sharded == 0
+    expected = {name: count_histogram(array, fixed=True) for name, array in gathered(runs[0], 1).items()}
+    for dialect in DIALECTS:
+        events = [event for event in read_directory(runs[0], dialect) if event.step == 1]
+        found = {v.tag: v for event in events for v in event.values if v.plugin == "histogram"}
+        assert len(found) == 5  # by default those of the first five parameters
+        for tag, value in found.items():
+            whole, counted = expected[tag.removesuffix("/auto")], value.data
+            assert value.shard is None
+            assert counted.counts.tolist() == whole.counts.tolist()
+            for name in ("count", "min", "max"):
+                assert getattr(counted, name) == getattr(whole, name)
+            assert counted.sum == pytest.approx(whole.sum, rel=1e-12)
+            inner = (
+                whole.left[1:] if dialect == "tensorboard" else whole.left
+            )  # its outer edges are min and max
+            np.testing.assert_allclose(counted.left[-len(inner) :] if len(inner) else [], inner, rtol=1e-12)

@@ -23,6 +23,7 @@ from distsummary.errors import (
     RunDirError,
 )
 from distsummary.format.frames import frame, read_frames
+from distsummary.format.histogram import count_histogram
 from distsummary.format.records import (
     DIALECTS,
     MINDSPORE,
@@ -390,6 +391,20 @@ def test_parts_of_a_tensor_are_counted_and_left_to_the_files_of_the_ranks(run):
     assert report.sharded == 2
     assert run.points("w") == []
     assert run.points("loss") == [(1, 1.0)]
+
+
+def test_histograms_of_shards_are_put_together_where_all_shards_are_there(run):
+    weights = np.random.default_rng(0).normal(size=(4, 9))
+    for rank in (0, 1):
+        shard = Shard(global_shape=(4, 9), offset=(2 * rank, 0))
+        parts = {step: weights[2 * rank : 2 * rank + 2] * step for step in (1, 2)[: 2 - rank]}
+        run.write(rank, [Event(s, 1.0, [Value("histogram", "w", part, shard)]) for s, part in parts.items()])
+    report = run.merge()
+    assert (report.steps, report.sharded) == (1, 1)  # rank 1 did not come to step 2
+    for dialect in DIALECTS:
+        [(step, whole)] = run.points("w", dialect)
+        assert (step, whole.count, whole.min, whole.max) == (1, 36, weights.min(), weights.max())
+        assert whole.counts.tolist() == count_histogram(weights, fixed=True).counts.tolist()
 
 
 def test_a_step_that_is_too_large_for_one_event_is_several(run, monkeypatch):
