@@ -40,6 +40,7 @@ from distsummary.topology import Topology, is_alive, own_process
 
 logger = logging.getLogger(__name__)
 
+PROTOCOL = 1  # of the calls between ranks and aggregator; raise it when they change
 SHARED_S = 8.0  # how long a network file system may take to show the run.json of another node
 SHARED_POLL_S = 0.5
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
@@ -71,6 +72,7 @@ class Registration:
 
     `created` is when the run was created, in seconds since the epoch; 0: unknown. `nonce` is that of the
     manifest on the host where the rank was registered, so that the rank can tell whether it sees the same.
+    `protocol` is that of the aggregator.
     """
 
     run_id: str
@@ -78,6 +80,7 @@ class Registration:
     created: float = 0.0
     nonce: str = ""
     host: str = field(default_factory=platform.node)
+    protocol: int = field(default_factory=lambda: PROTOCOL)
 
 
 class Coordinator(Protocol):
@@ -228,6 +231,17 @@ class LocalCoordinator:
 
 class _RankTakenError(RunDirError):
     """Internal: another process entered as the same rank of the same attempt first."""
+
+
+def refuse_other_version(run_dir: RunDir, registration: Registration) -> None:
+    """Raise RunDirError if the aggregator that registered the rank is of a version with other calls."""
+    found = getattr(registration, "protocol", 0)  # an older version has no such field
+    if found != PROTOCOL:
+        raise RunDirError(
+            f"the aggregator of {run_dir.base}, on {registration.host}, has another version of distsummary "
+            f"than {platform.node()}: its protocol is {found}, here {PROTOCOL}; install one version on all "
+            "nodes. If no training runs there, end that process, ray::_AggregatorActor"
+        )
 
 
 def refuse_unshared(run_dir: RunDir, registration: Registration) -> None:

@@ -14,7 +14,12 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from distsummary.aggregate.aggregator import LEASE_S, Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.coordination import LocalCoordinator, Registration, refuse_unshared
+from distsummary.coordination import (
+    LocalCoordinator,
+    Registration,
+    refuse_other_version,
+    refuse_unshared,
+)
 from distsummary.deal import Deal, Heartbeat
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
@@ -83,11 +88,12 @@ class AggregatorClient:
         """Join the run.
 
         Raises WorldMismatchError when the ranks of an attempt disagree on the world size, RunDirError when
-        the run dir is not shared with the aggregator's node.
+        the run dir is not shared with the aggregator's node, or that node has another version.
         """
         registration: Registration = self._ask(
             "register", REGISTER_S, topology, refuse_finished=refuse_finished
         )
+        refuse_other_version(self._run_dir, registration)
         refuse_unshared(self._run_dir, registration)
 
         def renew() -> None:
