@@ -14,7 +14,7 @@ import numpy as np
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.rank_tail import Place, RankTail, place_of, values_at
+from distsummary.aggregate.rank_tail import Place, RankTail, place_of, rows_in, values_at
 from distsummary.aggregate.statistics import RANKS_TAG, Rows, StatisticsRule
 from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey, Due, Told, Waiting, rows_of
@@ -30,6 +30,7 @@ from distsummary.format.records import (
 from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import ReadEvent
+from distsummary.reading.scalar_columns import ScalarColumns
 from distsummary.run_dir import RunDir
 from distsummary.writing.files import Files
 
@@ -209,6 +210,14 @@ class LiveMerge:
             packed = row_struct(len(tags)).pack(event.wall_time, event.step, *numbers)
             self._waiting.add_row(number, event.step, event.wall_time, tuple(tags), packed)
 
+    def _take_columns(self, number: int, rank: _Rank, columns: ScalarColumns) -> None:
+        is_new = columns.seqs > rank.seq
+        if not is_new.all():
+            columns = columns.chosen(is_new)
+        for step, wall_s, tags, packed in rows_in(columns):
+            self._waiting.add_row(number, step, wall_s, tags, packed)
+        rank.seq = max(rank.seq, int(columns.seqs.max(initial=0)))
+
     def poll(self, budget_s: float = POLL_S) -> None:
         """Read what the files of the ranks hold that no digest told; may leave ranks to the next call."""
         self._take_inbox()
@@ -233,14 +242,17 @@ class LiveMerge:
         """Take the next events from a rank's files; returns whether there are no more of them now."""
         told = rank.told
         try:
-            events = rank.tail.read(max(10, _EVENTS // len(self._ranks)))
+            pieces = rank.tail.read(max(10, _EVENTS // len(self._ranks)))
         except OSError as error:
             self._tell(f"the files in {rank.tail.directory} cannot be read: {error}")
             rank.is_drained = rank.is_ended
             return True
-        for event in events:
-            self._take_event(number, rank, event)
-        if events:
+        for piece in pieces:
+            if isinstance(piece, ScalarColumns):
+                self._take_columns(number, rank, piece)
+            else:
+                self._take_event(number, rank, piece)
+        if pieces:
             rank.heard_s = None
         if not rank.tail.is_at_end:
             return False

@@ -4,8 +4,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,14 +14,14 @@ from distsummary.aggregate.merged_files import MERGED, is_merged
 from distsummary.aggregate.step_events import step_events
 from distsummary.format.records import (
     DIALECTS,
-    LINEAGE_PLUGINS,
     MINDSPORE,
     TENSORBOARD,
     Batch,
     Event,
+    Scalars,
     Value,
-    split_event,
 )
+from distsummary.format.scalar_rows import joined
 from distsummary.reading.reader import read_directory, read_last_seq
 from distsummary.writing.files import Files
 from distsummary.writing.spec import WriterSpec
@@ -77,7 +76,7 @@ class LiveFiles:
     Attributes:
         differing: how many of the given values the files lack, although they hold the tag at a later step, or
             hold with another number.
-        last_step, last_s: the highest step that was written, and the latest wall time.
+        last_step, last_s: the highest step that was written or is about to be, and the latest wall time.
         has_graph: whether a graph was written.
         left_out: how many steps were left out because the disk took nothing for long.
 
@@ -131,7 +130,7 @@ class LiveFiles:
             key = (value.plugin, value.tag)
             self._written[key] = max(step, self._written.get(key, step))
 
-    def _batch_of(self, events: list[Event], first_seq: int) -> Batch:
+    def _batch_of(self, events: Sequence[Event | Scalars], first_seq: int) -> Batch:
         run_id, attempt = self._owner
         return Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=first_seq, events=events)
 
@@ -180,13 +179,9 @@ class LiveFiles:
                 events = list(self._next_events())
                 if not events:
                     continue
-                self._batch = self._batch_of(events, self._writer.last_seq + 1)
+                items = joined(((event, 0) for event in events), lambda event: event)
+                self._batch = self._batch_of(items, self._writer.last_seq + 1)
             self._writer.write(self._batch)
-            for event in self._batch.events:
-                assert isinstance(event, Event)
-                if event.values[0].plugin not in LINEAGE_PLUGINS:
-                    self.last_step = max(self.last_step, event.step)
-                    self.last_s = max(self.last_s, event.wall_time)
             self._batch = None
 
     def _next_events(self) -> Iterator[Event]:
@@ -200,7 +195,8 @@ class LiveFiles:
             self._queue.popleft()
             room -= _BATCH_VALUES if read is not None else len(values)
             if values:
-                yield from chain.from_iterable(map(split_event, step_events(step, wall_s, values)))
+                self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
+                yield from step_events(step, wall_s, values)
 
     def close(self) -> None:
         """Write what is queued and close the files; raises OSError. The call may be repeated."""

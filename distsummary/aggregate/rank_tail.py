@@ -3,14 +3,17 @@
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS, Value
+from distsummary.format.scalar_rows import row_dtype
 from distsummary.format.wire import read_identity
-from distsummary.reading.reader import Damage, ReadEvent, read_file
+from distsummary.reading.reader import Damage, Piece, ReadEvent, read_file, read_pieces_of
+from distsummary.reading.scalar_columns import ScalarColumns
 from distsummary.reading.segments import segments
 
 _SETTLED_S = 3.0  # a directory that has not changed for this long is not listed again until it changes
@@ -63,9 +66,10 @@ class RankTail:
         self._known, self._ends[file] = file, max(start, end)
         return Place(file, start, end)
 
-    def read(self, limit: int) -> list[ReadEvent]:
+    def read(self, limit: int) -> list[Piece]:
         """At most `limit` events that have not been returned yet; raises OSError."""
-        found: list[ReadEvent] = []
+        found: list[Piece] = []
+        left = limit
         self.is_at_end = True
         for file in self._listed():
             with suppress(FileNotFoundError):  # removed since it was listed
@@ -73,14 +77,20 @@ class RankTail:
                 start = self._ends.get(file, 0)
                 if size <= max(start, self._sizes.get(file, 0)):
                     continue
-                left = limit - len(found)
-                events = list(islice(read_file(file, "tail", start=start, skipped=self.damage), left))
-                found += [event for event in events if (event.run_id, event.attempt) == self._owner]
-                if events:
-                    self._ends[file] = events[-1].end
-                if len(events) == left:
-                    self.is_at_end = False
-                    break
+                for piece in read_pieces_of(file, "tail", start=start, skipped=self.damage):
+                    if isinstance(piece, ScalarColumns):
+                        if piece.seqs.size > left:
+                            piece = piece.chosen(np.arange(piece.seqs.size) < left)
+                        left -= piece.seqs.size
+                        self._ends[file] = int(piece.ends[-1])
+                    else:
+                        left -= 1
+                        self._ends[file] = piece.end
+                    if (piece.run_id, piece.attempt) == self._owner:
+                        found.append(piece)
+                    if not left:
+                        self.is_at_end = False
+                        return found
                 self._sizes[file] = size
         return found
 
@@ -117,6 +127,32 @@ class RankTail:
                 return self._owns.setdefault(file, False)
             self._owns[file] = (ids.run_id, ids.attempt) == self._owner
         return self._owns[file]
+
+
+def rows_in(columns: ScalarColumns) -> Iterator[tuple[int, float, tuple[str, ...], bytes]]:
+    """Step, wall time, tags and packed row (see `scalar_rows`) of each event."""
+    rows: list[tuple[tuple[str, ...], bytes]] = [((), b"")] * columns.seqs.size
+    firsts = np.cumsum(columns.counts) - columns.counts
+    for count in np.unique(columns.counts).tolist():
+        events = np.flatnonzero(columns.counts == count)
+        at = firsts[events][:, None] + np.arange(count)
+        which = columns.tag_numbers[at]
+        if (which == which[0]).all():  # nearly always
+            patterns, pattern_of = which[:1], np.zeros(len(events), np.int64)
+        else:
+            patterns, pattern_of = np.unique(which, axis=0, return_inverse=True)
+        for number, pattern in enumerate(patterns.tolist()):
+            mine = np.flatnonzero(pattern_of == number)
+            table = np.empty(len(mine), row_dtype(count))
+            table["wall_time"] = columns.wall_times[events[mine]]
+            table["step"] = columns.steps[events[mine]]
+            table["numbers"] = columns.numbers[at[mine]]
+            packed, size = table.tobytes(), table.itemsize
+            tags = tuple(columns.tags[tag] for tag in pattern)
+            for place, event in enumerate(events[mine].tolist()):
+                rows[event] = tags, packed[place * size : (place + 1) * size]
+    heads = zip(columns.steps.tolist(), columns.wall_times.tolist(), rows, strict=True)
+    return ((step, wall_s, tags, packed) for step, wall_s, (tags, packed) in heads)
 
 
 def place_of(event: ReadEvent) -> Place:

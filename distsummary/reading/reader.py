@@ -113,11 +113,23 @@ def read_file(
     Raises:
         DamagedFileError: damage, with the file and the offset. MissingFileError: there is no such file.
     """
+    file = Path(path)
+    pieces = read_pieces_of(file, mode, start=start, skipped=skipped, max_payload=max_payload)
+    return chain.from_iterable(_events_of(piece, file) for piece in pieces)
+
+
+def read_pieces_of(
+    path: Path,
+    mode: str = "strict",
+    *,
+    start: int = 0,
+    skipped: list[Damage] | None = None,
+    max_payload: int = MAX_PAYLOAD,
+) -> Iterator[Piece]:
+    """The same as `read_file`, but a long run of scalar events comes as one ScalarColumns."""
     check_choice("mode", mode, MODES)
     check_int("start", start, low=0)
-    file = Path(path)
-    pieces = _read_file(file, start, _Skipping(file, mode, skipped), max_payload)
-    return chain.from_iterable(_events_of(piece, file) for piece in pieces)
+    return _read_file(path, start, _Skipping(path, mode, skipped), max_payload)
 
 
 def _read_file(
