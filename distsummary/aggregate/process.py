@@ -19,12 +19,15 @@ from distsummary.coordination import (
     note_evaluation,
     with_ranks,
 )
+from distsummary.deal import Deal, Heartbeat
+from distsummary.rank_manifest import ranks_of
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology, is_alive
 
 logger = logging.getLogger(__name__)
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before the aggregator is started again
+MISSING_S = 30.0  # when one rank of each node looks whether rank 0 has begun in the same directory
 MERGE_WAIT_S = 10.0  # how long the last rank's `finish` waits for the merged run
 POLL_S = 0.1
 # Without `-P`, files in the working directory would hide modules of the standard library. The package is that
@@ -103,12 +106,30 @@ class ProcessCoordinator(LocalCoordinator):
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(run_dir, lambda role: first_free_attempt(run_dir, role))
         self._process: AggregatorProcess | None = None
+        self._look_at_s = float("inf")  # when to look whether rank 0 has begun
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Join the run; rank 0 starts the aggregator."""
         registration = super().register(topology, refuse_finished=refuse_finished)
         self._start(topology)
+        if topology.rank > 0 and topology.local_rank == 0:  # one rank of each node
+            self._look_at_s = time.monotonic() + MISSING_S
         return registration
+
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
+        """As of LocalCoordinator; says once if rank 0, which starts the aggregator, has not begun here."""
+        if time.monotonic() > self._look_at_s:
+            self._look_at_s = float("inf")
+            entry = find_attempt(self.run_dir.read_manifest(), topology.role, attempt)
+            if not ranks_of(self.run_dir, entry, [0]):
+                logger.warning(
+                    "%s on %s: rank 0, whose aggregator merges the run, has not begun to record here within "
+                    "%g s. Either it does not record, or the directory is not on a disk that all nodes share "
+                    "(look for it on the other nodes). This rank's files stay in %s",
+                    self.run_dir.base, topology.host, MISSING_S,
+                    self.run_dir.writer_dir(topology.role, topology.rank, topology.world_size),
+                )  # fmt: skip
+        return super().beat(topology, attempt, heartbeat)
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the last rank waits for the merged run."""

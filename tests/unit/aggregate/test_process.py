@@ -1,0 +1,34 @@
+"""A rank beside an aggregator process; the process itself is tested in tests/processes."""
+
+from pathlib import Path
+
+import pytest
+
+from distsummary.aggregate import process
+from distsummary.aggregate.process import ProcessCoordinator
+from distsummary.coordination import LocalCoordinator
+from distsummary.deal import Heartbeat
+from distsummary.run_dir import RunDir
+from distsummary.topology import Topology
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_one_rank_of_a_node_where_rank_0_does_not_appear_says_so_once(
+    tmp_path: Path, is_shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "MISSING_S", 0.0)
+    run = RunDir(tmp_path).create()
+    places = [
+        Topology(rank=n, world_size=4, local_rank=n % 2, incarnation="job", is_incarnation_unique=True)
+        for n in range(4)
+    ]
+    if is_shared:
+        LocalCoordinator(run).register(places[0])
+    for place in places[2:]:
+        coordinator = ProcessCoordinator(run)
+        attempt = coordinator.register(place).attempt
+        for step in range(2):
+            coordinator.beat(place, attempt, Heartbeat(step, "step", 0.1, None))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (0 if is_shared else 1)
+    assert all("not begun to record here within 0 s" in one and "rank_00002" in one for one in told)
