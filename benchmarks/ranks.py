@@ -1,17 +1,23 @@
-"""What many ranks cost the processes that serve them all: `python -m benchmarks.ranks live`.
+"""What many ranks cost the processes that serve them all: `python -m benchmarks.ranks live | status`.
 
 `live`: the aggregator's merge while the ranks train. Each simulated rank tells one step a second, of 20
 scalars in which the ranks differ, by a digest (pickled, as Ray brings it) or, with `--files`, by its event
 files. The seconds are simulated: the figures are CPU seconds a simulated second, in which `poll` and
 `advance` are called twice, then the time from the last rank's digest to the bytes in the files, and the
 memory.
+
+`status`: `distsummary status` in a process of its own, on a run that trains, of which one rank is lost. The
+times are seconds of the wall clock, of several calls the smallest and the largest.
 """
 
 import argparse
 import pickle
 import resource
+import subprocess
+import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +25,11 @@ import numpy as np
 from distsummary import Topology
 from distsummary.aggregate.live import LiveMerge
 from distsummary.coordination import LocalCoordinator
+from distsummary.deal import Heartbeat
 from distsummary.format.digest import digest_of
 from distsummary.format.records import MINDSPORE, Batch, Scalars
 from distsummary.format.scalar_rows import row_struct
+from distsummary.rank_manifest import RankManifest
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
@@ -87,6 +95,29 @@ def live(ranks: int, seconds: int, *, by_files: bool) -> dict[str, float]:
         }
 
 
+def status(ranks: int, calls: int) -> dict[str, float]:
+    """Figures of `distsummary status` on a run of `ranks` ranks."""
+    with tempfile.TemporaryDirectory() as directory:
+        run_dir = RunDir(directory).create()
+        topologies = [Topology(rank=rank, world_size=ranks, incarnation="bench") for rank in range(ranks)]
+        topologies[1] = replace(topologies[1], pid_start="0")  # no process that runs
+        attempt = LocalCoordinator(run_dir).register(topologies[0]).attempt
+        for topology in topologies:
+            RankManifest(run_dir, topology).claim(attempt, lambda told: None)
+            RankManifest(run_dir, topology).beat(attempt, Heartbeat(120, "training", 0.1, None))
+        times = []
+        for _ in range(calls):
+            started = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-m", "distsummary", "status", directory], capture_output=True, text=True
+            )
+            times.append(time.perf_counter() - started)
+        if done.returncode != 1 or "go on without rank 1." not in done.stdout:
+            raise RuntimeError(f"the status is wrong: {done.stdout}{done.stderr}")
+        lines = float(len(done.stdout.splitlines()))
+        return {"least s": min(times), "most s": max(times), "lines": lines}
+
+
 def _memory_mib() -> float:
     """The highest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -100,8 +131,13 @@ def main() -> None:
     command.add_argument("--ranks", type=int, default=1024)
     command.add_argument("--seconds", type=int, default=60)
     command.add_argument("--files", action="store_true", help="by event files instead of digests")
+    command.set_defaults(run=lambda given: live(given.ranks, given.seconds, by_files=given.files))
+    command = commands.add_parser("status")
+    command.add_argument("--ranks", type=int, default=1024)
+    command.add_argument("--calls", type=int, default=10)
+    command.set_defaults(run=lambda given: status(given.ranks, given.calls))
     given = parser.parse_args()
-    for name, figure in live(given.ranks, given.seconds, by_files=given.files).items():
+    for name, figure in given.run(given).items():
         print(f"{name:32} {figure:12.4f}")
 
 

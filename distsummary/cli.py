@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns 0 for success, 1 for failure (with a one-line message), 130 for Ctrl-C.
 
     argparse exits with 2 for wrong arguments. `fsck` has its own codes: 0 clean, 1 problems remain, 2 the
-    directory cannot be checked.
+    directory cannot be checked. So have `status` and `watch`: 0 running or finished, 1 failed, interrupted or
+    with a rank lost, 2 no run.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
@@ -63,14 +64,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         with heeds_interrupts():
-            return VERBS[options.verb].run(options) or 0
+            code = VERBS[options.verb].run(options) or 0
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:  # the reader closed the pipe (head, less); stdout must not fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (
         DistSummaryError,
         OSError,
     ) as error:  # the operating system refuses a path
         print(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
-        return 2 if options.verb == "fsck" else 1
+        return 2 if options.verb in ("fsck", "status", "watch") else 1
     except KeyboardInterrupt as stop:
+        if options.verb == "watch":  # has written nothing
+            return 130
         kept = "what was written so far is readable"
         # An interrupted landscape (LandscapeCancelled) keeps its finished points in the journal.
         if any(grid.computed.any() for grid in getattr(stop, "grids", {}).values()):
@@ -162,8 +170,6 @@ def merge(options: argparse.Namespace) -> None:
         print(f"{report.path}: {report.note or 'nothing to merge'}")
     else:
         print(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
-        if report.completed:
-            print(f"  completed {report.completed} steps that the merged run lacked or had of fewer ranks")
         for path in report.files:
             print(f"  {path.name}")
         # The merge has logged those of the configuration.
@@ -305,6 +311,50 @@ def grid_line(name: str, grid: "LossGrid") -> str:
     return f"{name}: {', '.join(facts)}"
 
 
+@verb(argument("run_dir", metavar="RUN", help="the run dir"))
+def status(options: argparse.Namespace) -> int:
+    """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
+    from distsummary.tools.columns import width_of
+    from distsummary.tools.status import read_status, text_of
+
+    found = read_status(options.run_dir)
+    print(json.dumps(found.as_json()) if options.json else text_of(found, width=width_of(sys.stdout)))
+    return found.exit_code
+
+
+def _seconds(text: str) -> float:
+    """The value of `--every`; argparse reports the error."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0.1 to 3600, got {text!r}")
+    return seconds
+
+
+@verb(
+    argument("run_dir", metavar="RUN", help="the run dir"),
+    argument("--every", type=_seconds, default=2.0, metavar="SECONDS", help="seconds between two looks (2)"),
+)
+def watch(options: argparse.Namespace) -> int:
+    """Show the states of the ranks until the run is over; exits as `status` does."""
+    from distsummary.tools.watch import watch
+
+    return watch(options.run_dir, sys.stdout, every_s=options.every, as_json=options.json).exit_code
+
+
+@verb(argument("directory", metavar="DIR", help="the directory that the run dirs are in"))
+def runs(options: argparse.Namespace) -> None:
+    """List the runs below a directory, the newest first."""
+    from distsummary.tools.columns import width_of
+    from distsummary.tools.runs import find_runs, text_of
+
+    found = find_runs(options.directory)
+    text = {"runs": [row.as_json() for row in found]}
+    print(json.dumps(text) if options.json else text_of(found, width=width_of(sys.stdout)))
+
+
 @verb(
     argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir"),
     argument("--full", action="store_true", help="also print the elements of tensors and the images"),
@@ -313,12 +363,8 @@ def dump(options: argparse.Namespace) -> None:
     """Print every value in event files, one JSON object per line."""
     from distsummary.tools.dump import dump, to_line
 
-    try:
-        for record in dump(options.path, full=options.full):
-            print(to_line(record))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader closed the pipe (head, less); stdout must not fail again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for record in dump(options.path, full=options.full):
+        print(to_line(record))
 
 
 @verb(

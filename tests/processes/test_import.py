@@ -3,6 +3,7 @@
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,16 @@ def loaded_after(code: str) -> set[str]:
 def test_importing_loads_neither_ray_nor_a_framework_nor_an_extra(code: str) -> None:
     loaded = loaded_after(code)
     assert "distsummary" in loaded
+    assert not loaded & set(HEAVY)
+
+
+@pytest.mark.parametrize("verb", ["status", "watch", "runs"])
+def test_what_shows_states_loads_neither_ray_nor_a_framework(verb: str, tmp_path: Path) -> None:
+    import distsummary as ds
+
+    with ds.init(tmp_path, quiet=True) as run:
+        list(run.steps(range(1)))
+    loaded = loaded_after(f"from distsummary.cli import main; main([{verb!r}, {str(tmp_path)!r}])")
     assert not loaded & set(HEAVY)
 
 

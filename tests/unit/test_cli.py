@@ -39,14 +39,6 @@ def test_merge_makes_one_run_and_tells_it_as_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["ranks"] == [0, 1]
     merged = {v.tag: v.data for e in read_directory(run_dir.base) for v in e.values}
     assert (merged["acc"], merged["acc/max"], merged["acc/argmax_rank"]) == (0.5, 1.0, 1.0)
-    writer = RankWriter(
-        WriterSpec(directory=run_dir.writer_dir("train", 2, 3), run_id="00000000000000ab", rank=2)
-    )
-    events = [Event(2, 0.0, [Value("scalar", "acc", 1.0)])]
-    writer.write(Batch(run_id="00000000000000ab", attempt=0, rank=2, first_seq=1, events=events))
-    writer.close()
-    assert main(["merge", str(run_dir.base)]) == 0
-    assert "completed 1 steps that the merged run lacked or had of fewer ranks" in capsys.readouterr().out
 
 
 class Mse: ...
@@ -76,9 +68,9 @@ def test_an_error_is_one_line_that_names_the_verb(tmp_path, capsys):
     assert message.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", ["merge", "dump", "fsck", "convert"])
+@pytest.mark.parametrize("verb", ["merge", "dump", "fsck", "convert", "status", "watch", "runs"])
 def test_a_name_that_is_too_long_is_one_line(verb, capsys):
-    assert main([verb, "a" * 300]) == (2 if verb == "fsck" else 1)
+    assert main([verb, "a" * 300]) == (2 if verb in ("fsck", "status", "watch") else 1)
     message = capsys.readouterr().err
     assert message.startswith(f"distsummary {verb}: ")
     assert "File name too long" in message
@@ -216,3 +208,46 @@ def test_the_help_names_every_direction(capsys):
         main(["landscape", "--help"])
     told = " ".join(capsys.readouterr().out.split())
     assert f"one or several of {', '.join(DIRECTIONS)}," in told
+
+
+def test_status_of_a_run_and_of_none(tmp_path, capsys):
+    with ds.init(tmp_path / "run", quiet=True) as run:
+        for _ in run.steps(range(3)):
+            run.log(loss=0.5)
+    assert main(["status", str(tmp_path / "run")]) == 0
+    assert "The run is fine: it has finished." in capsys.readouterr().out
+    assert main(["status", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    assert main(["status", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"distsummary status: {tmp_path} is not a run, for it has no run.json; it holds runs: "
+        f"distsummary runs {tmp_path}\n"
+    )
+
+
+def test_runs_are_listed(tmp_path, capsys):
+    with ds.init(tmp_path / "run", quiet=True) as run:
+        list(run.steps(range(1)))
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["run", "finished", "1"]
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["runs"]] == ["run"]
+    (tmp_path / "empty").mkdir()
+    assert main(["runs", str(tmp_path / "empty")]) == 1
+    assert "holds no runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("every", ["0", "nan", "x", "1e9"])
+def test_seconds_between_looks_that_make_no_sense_are_argparses(every, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["watch", "run", f"--every={every}"])
+    assert f"--every: must be a number of seconds from 0.1 to 3600, got {every!r}" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_watch_quietly(tmp_path, monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("distsummary.tools.watch.watch", interrupt)
+    assert main(["watch", str(tmp_path)]) == 130
+    assert capsys.readouterr() == ("", "")

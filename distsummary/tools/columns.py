@@ -1,0 +1,66 @@
+"""Plain text for terminals: aligned columns, durations, and text of others without its control characters."""
+
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from typing import TextIO
+
+from distsummary.run_text import as_ranges
+
+WIDTH = 100
+MIN_WIDTH = 60  # in narrower terminals, lines are broken
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width: int = WIDTH) -> list[str]:
+    """Rows of equal length as lines of at most `width` characters; the last column is cut if it must be.
+
+    Args:
+        right: the numbers of the columns whose text stands at the right.
+    """
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            text.rjust(size) if number in right else text.ljust(size)
+            for number, (text, size) in enumerate(zip(row, sizes, strict=True))
+        ]
+        lines.append(cut("  ".join(cells).rstrip(), width))
+    return lines
+
+
+def width_of(out: TextIO) -> int:
+    """How many characters a line may have: as many as the terminal has, WIDTH elsewhere."""
+    return max(MIN_WIDTH, shutil.get_terminal_size().columns) if out.isatty() else WIDTH
+
+
+def cut(text: str, width: int) -> str:
+    """The text, or its beginning and "..." if it is longer than `width`."""
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def printable(text: str) -> str:
+    """Text of others on one line, without characters that control a terminal; they become "?"."""
+    return _CONTROL.sub("?", text.replace("\n", " "))
+
+
+def lasting(seconds: float) -> str:
+    """A duration, such as 3 s, 12 min, 3.2 h or 4.0 d."""
+    for most, unit, name in ((120, 1, "s"), (7200, 60, "min")):
+        if seconds < most:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+
+
+def short_ranges(numbers: Collection[int], width: int = 24) -> str:
+    """Ranges such as 0-511,514; if they are longer than `width`, as many as fit and how many numbers."""
+    text = as_ranges(numbers)
+    if len(text) <= width:
+        return text
+    count = f"... ({len(numbers)})"
+    return text[: text.rfind(",", 0, width - len(count)) + 1] + count
+
+
+def numbered(count: int, name: str) -> str:
+    """Such as 1 rank or 4 ranks."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"

@@ -1,0 +1,177 @@
+"""The runs below a directory as a table, for the command `distsummary runs`."""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from distsummary.errors import DistSummaryError, MissingFileError
+from distsummary.reading.newest import newest_events
+from distsummary.reading.reader import ReadEvent
+from distsummary.reading.segments import all_event_files, stamp_of
+from distsummary.run_dir import MANIFEST, RunDir
+from distsummary.tools.columns import WIDTH, aligned, lasting, numbered, printable, short_ranges
+from distsummary.tools.status import newest_step, read_status
+
+DEPTH = 8  # directories below the given one that are looked into
+LOSSES = ("loss", "train/loss", "loss/auto")  # tags of the loss, the first that is there
+_INSIDE = ("ckpt_dir", "landscape", "eval")  # directories of a run that hold no runs
+_HEAD = ("run", "state", "ranks", "step", "began", "lasted", "loss", "note")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One run of the table.
+
+    Attributes:
+        name: the path relative to the directory that was searched.
+        state: as `distsummary status` tells it; "no run.json" for files that a SummaryRecord wrote alone,
+            "unreadable" if the run.json cannot be read.
+        ranks: the world size. step: the newest one. Both None if unknown.
+        started: seconds since the epoch. lasted_s: seconds from then to the last sign of life.
+        loss: the newest one in the merged run or, before it is merged, in the files of rank 0; None without
+            any.
+        note: what else is to be known, such as the first failure.
+    """
+
+    name: str
+    state: str
+    ranks: int | None = None
+    step: int | None = None
+    started: float | None = None
+    lasted_s: float | None = None
+    loss: float | None = None
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For JSON; a loss that is not finite is a text."""
+        loss = self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss)
+        return asdict(self) | {"loss": loss}
+
+
+def find_runs(directory: str | os.PathLike[str]) -> list[RunRow]:
+    """The runs in a directory and below, the newest first.
+
+    Raises MissingFileError if there is no such directory, or no run in it.
+    """
+    base = Path(directory)
+    if not base.is_dir():
+        raise MissingFileError(f"{base} is {'a file' if base.exists() else 'missing'}; name a directory")
+    rows = [
+        _run(base, place) if (place / MANIFEST).exists() else _records(base, place)
+        for place in _places(base, DEPTH)
+    ]
+    if not rows:
+        raise MissingFileError(
+            f"{base} holds no runs: no directory with a {MANIFEST} or with event files in it or {DEPTH} "
+            "levels below; name the directory that the run dirs are in"
+        )
+    return sorted(rows, key=lambda row: row.started or 0.0, reverse=True)
+
+
+def text_of(rows: Sequence[RunRow], *, width: int = WIDTH) -> str:
+    """The table, in lines of at most `width` characters."""
+    cells = [
+        (
+            printable(row.name),
+            row.state,
+            "-" if row.ranks is None else f"{row.ranks}",
+            "-" if row.step is None else f"{row.step}",
+            "-" if row.started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started)),
+            "-" if row.lasted_s is None else lasting(row.lasted_s),
+            "-" if row.loss is None else f"{row.loss:.4g}",
+            printable(row.note),
+        )
+        for row in rows
+    ]
+    return "\n".join(aligned([_HEAD, *cells], right=(2, 3, 5, 6), width=width))
+
+
+def _places(directory: Path, depth: int) -> Iterator[Path]:
+    """The run dirs, and directories with event files outside of runs; links are not followed."""
+    try:
+        if (directory / MANIFEST).exists() or all_event_files(directory):
+            yield directory
+            is_run = True
+        else:
+            is_run = False
+        children = sorted(child for child in directory.iterdir() if child.is_dir() and not child.is_symlink())
+    except OSError:  # may not be read
+        return
+    for child in children:
+        is_hidden = child.name.startswith(".")
+        # A run may lie in the directory of another, but the directories of its ranks are no runs.
+        is_part = is_run and (
+            child.name in _INSIDE or "rank_" in child.name or child.name.startswith("export_")
+        )
+        if depth and not is_hidden and not is_part:
+            yield from _places(child, depth - 1)
+
+
+def _run(base: Path, place: Path) -> RunRow:
+    name = str(place.relative_to(base))
+    try:
+        status = read_status(place)
+        events = newest_events(place) or newest_events(RunDir(place).rank_dirs().get(0, place))
+    except (DistSummaryError, OSError) as error:
+        return RunRow(name=name, state="unreadable", note=str(error))
+    newest = status.run.newest
+    if newest is None:
+        return RunRow(name=name, state=status.run.state, note="no rank has registered")
+    bad = [rank.rank for rank in newest.ranks if rank.state not in ("running", "finished")]
+    notes = []
+    if newest.failure is not None:
+        states_of = {rank.rank: rank.state for rank in newest.ranks}
+        state = states_of.get(newest.failure.rank, "failed")
+        notes.append(f"rank {newest.failure.rank} {state}: {newest.failure.error}")
+    elif bad:
+        states = "/".join(dict.fromkeys(rank.state for rank in newest.ranks if rank.rank in bad))
+        notes.append(f"{numbered(len(bad), 'rank')} {states}: {short_ranges(bad)}")
+    if earlier := newest.attempt:
+        notes.append(f"attempt {earlier}")
+    began = min(attempt.started for attempt in status.run.attempts)
+    heard = status.now - min((rank.heard_s for rank in newest.ranks), default=0.0)
+    steps = [newest_step(newest) or 0, *(event.step for event in events)]
+    return RunRow(
+        name=name,
+        state=status.run.state,
+        ranks=newest.world_size,
+        step=max(steps) or None,
+        started=began,
+        lasted_s=max(0.0, (status.now if status.run.state == "running" else heard) - began),
+        loss=_loss(events),
+        note="; ".join(notes),
+    )
+
+
+def _records(base: Path, place: Path) -> RunRow:
+    """Event files without a run.json, as a SummaryRecord writes them."""
+    name = str(place.relative_to(base))
+    try:
+        files = all_event_files(place)
+        events = newest_events(place)
+        started = float(min(stamp_of(file.name) or 0 for file in files))
+        lasted_s = max(0.0, max(file.stat().st_mtime for file in files) - started)
+    except (DistSummaryError, OSError, ValueError) as error:
+        return RunRow(name=name, state="unreadable", note=str(error))
+    return RunRow(
+        name=name,
+        state=f"no {MANIFEST}",
+        step=max((event.step for event in events), default=None),
+        started=started,
+        lasted_s=lasted_s,
+        loss=_loss(events),
+    )
+
+
+def _loss(events: Sequence[ReadEvent]) -> float | None:
+    found = {
+        value.tag: float(value.data)
+        for event in events
+        for value in event.values
+        if value.plugin == "scalar" and value.tag in LOSSES
+    }
+    return next((found[tag] for tag in LOSSES if tag in found), None)

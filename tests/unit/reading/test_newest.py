@@ -1,0 +1,37 @@
+"""The ends of event files."""
+
+from distsummary.format.records import DIALECTS, Batch, Event, Value
+from distsummary.reading.newest import newest_events
+from distsummary.reading.segments import segments
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
+
+RUN = "00000000000000ab"
+
+
+def written(path, steps, formats=DIALECTS):
+    writer = RankWriter(WriterSpec(directory=path, run_id=RUN, rank=0, formats=formats))
+    events = [Event(step, 0.0, [Value("scalar", "loss", 1.0 / step)]) for step in steps]
+    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
+    writer.close()
+
+
+def test_only_the_end_is_read_and_it_is_whole(tmp_path):
+    for dialect in DIALECTS:
+        written(tmp_path / dialect, range(1, 1001), (dialect,))
+        steps = [event.step for event in newest_events(tmp_path / dialect, tail_bytes=1000)]
+        assert 1 < len(steps) < 100
+        assert steps == list(range(1001 - len(steps), 1001))
+
+
+def test_a_torn_end_and_an_empty_file_are_passed_over(tmp_path):
+    written(tmp_path, range(1, 11))
+    [file] = segments(tmp_path, DIALECTS[0])
+    file.write_bytes(file.read_bytes()[:-3])
+    stamp = int(file.name.split("summary.")[1][:10])
+    (tmp_path / file.name.replace(str(stamp), str(stamp + 1))).write_bytes(b"")
+    assert max(event.step for event in newest_events(tmp_path)) == 9
+
+
+def test_a_directory_without_event_files_has_none(tmp_path):
+    assert newest_events(tmp_path) == []

@@ -1,0 +1,47 @@
+"""States of runs as `read_run` returns them, for the tests of what is shown."""
+
+from pathlib import Path
+
+from distsummary.states import AttemptState, Failure, RankState, RunState
+from distsummary.tools.status import Status
+
+BEGAN = 1_800_000_000.0
+
+
+def rank_state(rank: int, state: str = "running", **fields) -> RankState:
+    fields = {"step": 120, "phase": "training", "step_s": 0.0123, "heard_s": 2.0, **fields}
+    return RankState(
+        role=fields.pop("role", "train"),
+        attempt=fields.pop("attempt", 0),
+        rank=rank,
+        state=state,
+        host=fields.pop("host", f"node-{rank // 8}"),
+        pid=fields.pop("pid", 1000 + rank),
+        **fields,
+    )
+
+
+def attempt_state(ranks, state: str = "running", **fields) -> AttemptState:
+    fields = {"role": "train", "attempt": 0, "missing": (), "failure": None, "started": BEGAN, **fields}
+    world_size = fields.pop("world_size", len(ranks) + len(fields["missing"]))
+    return AttemptState(state=state, ranks=tuple(ranks), world_size=world_size, **fields)
+
+
+def status_of(*attempts: AttemptState, merged_step: int | None = None) -> Status:
+    newest = attempts[-1] if attempts else None
+    run = RunState(
+        path=Path("/runs/mine"),
+        run_id="00000000000000ab",
+        state=newest.state if newest else "unknown",
+        attempts=attempts,
+        newest=newest,
+    )
+    return Status(run=run, now=BEGAN + 3120.0, merged_step=merged_step)
+
+
+def lost(rank: int, **fields) -> RankState:
+    return rank_state(rank, "lost", reason=f"process {1000 + rank} on node-0 is gone", heard_s=95.0, **fields)
+
+
+def failure(rank: int, error: str) -> Failure:
+    return Failure(rank, error, BEGAN + 5)

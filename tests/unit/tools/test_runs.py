@@ -1,0 +1,81 @@
+"""The table of runs below a directory."""
+
+import json
+
+import pytest
+
+import distsummary as ds
+from distsummary.errors import MissingFileError
+from distsummary.tools.runs import RunRow, find_runs, text_of
+
+
+def record(path, steps=3, **given):
+    with ds.init(path, quiet=True, **given) as run:
+        for step in run.steps(range(steps)):
+            run.log(loss=1.0 / (step + 1))
+
+
+def test_runs_of_every_kind_are_found_the_newest_first(tmp_path):
+    record(tmp_path / "a" / "alone")
+    for rank in range(2):
+        record(tmp_path / "two", steps=5, rank=rank, world_size=2, aggregate=False)
+    with ds.SummaryRecord(str(tmp_path / "record")) as written:
+        written.add_value("scalar", "loss", 0.25)
+        written.record(7)
+    (tmp_path / "a" / "empty").mkdir()
+    rows = {row.name: row for row in find_runs(tmp_path)}
+    assert set(rows) == {"a/alone", "two", "record"}
+    assert (rows["a/alone"].state, rows["a/alone"].ranks, rows["a/alone"].step) == ("finished", 1, 3)
+    assert rows["a/alone"].loss == pytest.approx(1 / 3)
+    assert (rows["two"].ranks, rows["two"].step, rows["two"].loss) == (2, 5, pytest.approx(0.2))
+    assert (rows["record"].state, rows["record"].step, rows["record"].loss) == ("no run.json", 7, 0.25)
+    started = [row.started for row in find_runs(tmp_path)]
+    assert started == sorted(started, reverse=True)
+
+
+def test_a_run_itself_is_a_table_of_one(tmp_path):
+    record(tmp_path)
+    assert [row.name for row in find_runs(tmp_path)] == ["."]
+
+
+def test_failures_and_damage_are_noted(tmp_path):
+    with pytest.raises(ValueError, match="no data"):
+        record_that_raises(tmp_path / "bad")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text("{")
+    rows = {row.name: row for row in find_runs(tmp_path)}
+    assert (rows["bad"].state, rows["bad"].note) == ("failed", "rank 0 failed: ValueError: no data")
+    assert rows["torn"].state == "unreadable"
+    assert "is not JSON" in rows["torn"].note
+
+
+def record_that_raises(path):
+    with ds.init(path, quiet=True) as run:
+        for _ in run.steps(range(3)):
+            raise ValueError("no data")
+
+
+def test_without_runs_the_error_says_what_a_run_is(tmp_path):
+    with pytest.raises(MissingFileError, match=r"holds no runs: no directory with a run\.json"):
+        find_runs(tmp_path)
+    with pytest.raises(MissingFileError, match="is missing; name a directory"):
+        find_runs(tmp_path / "absent")
+
+
+def test_links_are_not_followed(tmp_path):
+    record(tmp_path / "run")
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert [row.name for row in find_runs(tmp_path)] == ["run"]
+
+
+def test_the_table_and_its_json():
+    rows = [
+        RunRow(name="b", state="running", ranks=4, step=120, started=None, lasted_s=3121.0, loss=0.123456),
+        RunRow(name="a\x1b", state="failed", loss=float("nan"), note="rank 2 failed: " + "x" * 200),
+    ]
+    first, second, third = text_of(rows).splitlines()
+    assert first.split() == ["run", "state", "ranks", "step", "began", "lasted", "loss", "note"]
+    assert second.split() == ["b", "running", "4", "120", "-", "52", "min", "0.1235"]
+    assert third.startswith("a?   failed")
+    assert (len(third), third[-3:]) == (100, "...")
+    assert json.loads(json.dumps(rows[1].as_json(), allow_nan=False))["loss"] == "nan"

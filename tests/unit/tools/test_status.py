@@ -1,0 +1,223 @@
+"""What `distsummary status` says of the states of a run."""
+
+import json
+import os
+import re
+import time
+
+import pytest
+
+import distsummary as ds
+from distsummary.errors import DamagedFileError, MissingFileError
+from distsummary.run_dir import RunDir
+from distsummary.tools.status import hints, read_status, text_of
+from tests.unit.tools.states import attempt_state, failure, lost, rank_state, status_of
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_run_of_four_ranks_is_a_line_for_each():
+    ranks = [rank_state(rank) for rank in range(4)]
+    ranks[3] = rank_state(3, step=118, step_s=0.2, phase="evaluating", health={"dropped": 2})
+    assert text_of(status_of(attempt_state(ranks), merged_step=118)).splitlines() == [
+        "/runs/mine: running, attempt 0, 4 ranks, step 120, began 2027-01-15 08:00:00 (52 min ago)",
+        "  merged up to step 118",
+        "",
+        "rank  state    step  phase       ms/step  heard  dropped  process",
+        "0     running   120  training       12.3    2 s        -  node-0:1000",
+        "1     running   120  training       12.3    2 s        -  node-0:1001",
+        "2     running   120  training       12.3    2 s        -  node-0:1002",
+        "3     running   118  evaluating    200.0    2 s        2  node-0:1003",
+        "",
+        "The run is fine: all 4 ranks run.",
+        "Rank 3 dropped 2 values; the log names each reason once.",
+        "next: distsummary watch /runs/mine",
+    ]
+
+
+def test_a_run_that_lost_a_rank_names_it_and_why():
+    ranks = [rank_state(0), rank_state(1), lost(2, step=31)]
+    status = status_of(attempt_state(ranks, failure=failure(2, "killed by signal 9"), missing=(3,)))
+    assert text_of(status).splitlines() == [
+        "/runs/mine: running, attempt 0, 4 ranks, step 120, began 2027-01-15 08:00:00 (52 min ago)",
+        "  first failure: rank 2, killed by signal 9",
+        "",
+        "rank  state    step  phase     ms/step  heard  dropped  process",
+        "0     running   120  training     12.3    2 s        -  node-0:1000",
+        "1     running   120  training     12.3    2 s        -  node-0:1001",
+        "2     lost       31  training     12.3   95 s        -  node-0:1002  process 1002 on node-0 is gone",
+        "3     missing     -  -               -      -        -  -            never registered",
+        "",
+        "The run is damaged: 2 ranks go on without rank 2.",
+        "  Rank 2 lost: process 1002 on node-0 is gone",
+        "Rank 3 never registered; a training may record on some ranks only.",
+        "next: distsummary watch /runs/mine",
+    ]
+    assert status.exit_code == 1
+
+
+def test_a_dead_run_says_where_it_ended_and_what_to_do():
+    status = status_of(attempt_state([lost(rank) for rank in range(2)], "lost"), merged_step=100)
+    assert hints(status) == [
+        "The run is dead at step 120.",
+        "  Ranks 0-1 lost: process 1000 on node-0 is gone",
+        "The merged run ends at step 100, the ranks came to 120: distsummary merge /runs/mine",
+        "next: start the job again (attempt 1), or: distsummary fsck /runs/mine",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "of_ranks", "code", "verdict"),
+    [
+        ("finished", "finished", 0, "The run is fine: it has finished."),
+        ("finished", "incomplete", 1, "The run has finished, but events are missing from the files."),
+        ("failed", "failed", 1, "The run has failed at step 120."),
+        ("interrupted", "interrupted", 1, "The run was interrupted at step 120."),
+        ("unknown", "unknown", 1, "The run has ended at step 120."),
+    ],
+)
+def test_every_end_has_a_verdict_and_an_exit_code(state, of_ranks, code, verdict):
+    status = status_of(attempt_state([rank_state(0, of_ranks)], state))
+    assert hints(status)[0] == verdict
+    assert (status.exit_code, status.is_healthy) == (code, not code)
+
+
+def test_a_run_without_ranks_says_so():
+    assert hints(status_of())[0] == "No rank has registered: the job has not reached its first step."
+    assert "No rank has registered in this attempt." in text_of(status_of(attempt_state([])))
+
+
+def test_a_hang_names_the_rank_that_is_behind():
+    ranks = [rank_state(rank, step=30 if rank == 1 else 31, step_s=0.0) for rank in range(4)]
+    assert hints(status_of(attempt_state(ranks)))[1] == (
+        "No rank has made a step since its last heartbeat; look at rank 1 first: at step 30, the others are "
+        "further."
+    )
+    ranks[3] = rank_state(3, step=31, step_s=0.0, phase="evaluating")
+    assert "No rank" not in text_of(status_of(attempt_state(ranks)))
+
+
+def test_what_a_later_attempt_hides_is_said():
+    older = [
+        attempt_state([rank_state(0, "superseded", step=40 + number)], "superseded", attempt=number)
+        for number in range(5)
+    ]
+    older[4] = attempt_state([lost(0, step=310)], "lost", attempt=4, failure=failure(0, "out of memory"))
+    lines = text_of(status_of(*older, attempt_state([rank_state(0)], attempt=5))).splitlines()
+    assert lines[1:5] == [
+        "  2 earlier attempts: see --json",
+        "  before: attempt 2, superseded, 1 rank, came to step 42",
+        "  before: attempt 3, superseded, 1 rank, came to step 43",
+        "  before: attempt 4, lost, 1 rank, came to step 310 (rank 0: out of memory)",
+    ]
+
+
+def test_of_many_ranks_the_odd_ones_stand_alone_and_the_others_together():
+    ranks = [rank_state(rank, step=2000 + rank % 3) for rank in range(1024)]
+    ranks[513] = lost(513, step=1900)
+    ranks[7] = rank_state(7, step=20)
+    ranks[9] = rank_state(9, step=2000, phase="evaluating")
+    ranks[11] = rank_state(11, step=2000, health={"dropped": 5})
+    lines = text_of(status_of(attempt_state(ranks))).splitlines()
+    assert [line.split()[:3] for line in lines[3:8]] == [
+        ["7", "running", "20"],
+        ["11", "running", "2000"],
+        ["513", "lost", "1900"],
+        ["9", "running", "2000"],
+        ["0-6,8,10,12-512,514-1023", "running", "2000-2002"],
+    ]
+    assert "2000-2002  training       12.3    2 s        -  128 hosts" in lines[7]
+
+
+@pytest.mark.parametrize("why", ["process {} on node-{} is gone", "no heartbeat for {} s, {}"])
+def test_a_thousand_dead_ranks_fit_on_a_screen(why):
+    ranks = [
+        rank_state(rank, "lost" if rank % 2 else "failed", reason=why.format(rank, rank), error="")
+        for rank in range(1024)
+    ]
+    lines = text_of(status_of(attempt_state(ranks, "lost"))).splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_thousand_different_errors_fit_on_a_screen():
+    words = [f"{chr(97 + rank // 26 % 26)}{chr(97 + rank % 26)}{'x' * (rank // 676)}" for rank in range(1024)]
+    ranks = [rank_state(rank, "failed", error=f"KeyError: {words[rank]}") for rank in range(1024)]
+    lines = text_of(status_of(attempt_state(ranks, "failed"))).splitlines()
+    assert len(lines) <= 40
+    assert "...   1,002 more lines: see --json" in lines
+    assert "  and 1,021 more ranks: see --json" in lines
+
+
+def test_text_of_others_cannot_control_the_terminal():
+    bad = rank_state(0, "failed", error="E: \x1b[2J\x9b\n\u202e", phase="\x07", host="a\x1b")
+    text = text_of(status_of(attempt_state([bad], "failed", failure=failure(0, bad.error))))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    assert "E: ?[2J? ?" in text
+
+
+def test_json_is_strict_and_has_every_rank():
+    status = status_of(attempt_state([rank_state(0, health={"dropped": 2}), lost(1)]), merged_step=7)
+    found = json.loads(json.dumps(status.as_json(), allow_nan=False))
+    assert found["attempts"][found["newest"]]["ranks"][0]["dropped"] == 2
+    assert (found["is_healthy"], found["step"], found["merged_step"]) == (False, 120, 7)
+    assert found["hints"] == hints(status)
+
+
+def test_a_recorded_run_is_read_from_its_files_also_where_nothing_can_be_written(tmp_path):
+    with ds.init(tmp_path, quiet=True) as run:
+        for _ in run.steps(range(3)):
+            run.log(loss=1.0)
+    before = sorted(tmp_path.iterdir())
+    tmp_path.chmod(0o555)
+    status = read_status(tmp_path)
+    tmp_path.chmod(0o755)
+    assert (status.exit_code, status.run.state, status.run.newest.ranks[0].step) == (0, "finished", 3)
+    assert status.merged_step is None
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_lost_rank_has_the_step_that_its_files_hold(tmp_path):
+    for rank in (0, 1):
+        with ds.init(tmp_path, rank=rank, world_size=2, quiet=True, aggregate=False) as run:
+            for _ in run.steps(range(3 + rank)):
+                run.log(loss=1.0)
+    status = read_status(tmp_path)
+    assert [rank.step for rank in status.run.newest.ranks] == [3, 4]
+    assert any("The merged run is missing, the ranks came to 4" in line for line in hints(status))
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    def told(path):
+        with pytest.raises(MissingFileError) as caught:
+            read_status(path)
+        return str(caught.value)
+
+    assert f"{tmp_path / 'absent'} is missing; name the directory of a run" in told(tmp_path / "absent")
+    (tmp_path / "file").write_text("")
+    assert "is a file" in told(tmp_path / "file")
+    assert "no run.json; name the directory that ds.init was given" in told(tmp_path)
+    with ds.init(tmp_path / "run", rank=0, world_size=2, quiet=True, aggregate=False) as run:
+        list(run.steps(range(1)))
+    assert f"it holds runs: distsummary runs {tmp_path}" in told(tmp_path)
+    assert f"it belongs to the run {tmp_path / 'run'}" in told(tmp_path / "run" / "rank_00000")
+
+
+def test_half_written_files_are_named_not_raised_through(tmp_path):
+    with ds.init(tmp_path, quiet=True) as run:
+        list(run.steps(range(1)))
+    rank_file = tmp_path / "manifest.json"
+    rank_file.write_bytes(rank_file.read_bytes()[:40])
+    [rank] = read_status(tmp_path).run.newest.ranks
+    assert (rank.state, "manifest.json" in rank.reason) == ("unknown", True)
+    manifest = RunDir(tmp_path).manifest_path
+    manifest.write_bytes(manifest.read_bytes()[:40])
+    with pytest.raises(DamagedFileError, match=r"run\.json is not JSON.*fsck --repair"):
+        read_status(os.fspath(tmp_path))
