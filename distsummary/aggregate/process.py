@@ -48,33 +48,34 @@ class AggregatorProcess:
 
     def __init__(self, run_dir: RunDir) -> None:
         self._base = run_dir.base
-        self._is_kept = True
+        self.has_failed = False  # it died so often that it is not started again
         self._thread = threading.Thread(target=self._keep, name="distsummary-aggregator", daemon=True)
         self._thread.start()
 
     @property
     def is_kept(self) -> bool:
-        """Whether it runs or will be started again; False once it has ended by itself."""
-        return self._is_kept
+        """Whether it runs or will be started again; False once it has ended by itself or has failed."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait until it is not kept any more."""
+        self._thread.join()
 
     def _keep(self) -> None:
-        try:
-            for pause_s in (*BACKOFF_S, 0.0):
-                how = self._run()
-                if not how:
-                    return
-                if pause_s:
-                    logger.warning(
-                        "the aggregator of %s %s; it is started again in %g s", self._base, how, pause_s
-                    )
-                    time.sleep(pause_s)
-            logger.warning(
-                "the aggregator of %s %s and is not started again; after the training, run: "
-                "distsummary merge %s",
-                self._base, how, self._base,
-            )  # fmt: skip
-        finally:
-            self._is_kept = False
+        for pause_s in (*BACKOFF_S, 0.0):
+            how = self._run()
+            if not how:
+                return
+            if pause_s:
+                logger.warning(
+                    "the aggregator of %s %s; it is started again in %g s", self._base, how, pause_s
+                )
+                time.sleep(pause_s)
+        self.has_failed = True
+        logger.warning(
+            "the aggregator of %s %s and is not started again; after the training, run: distsummary merge %s",
+            self._base, how, self._base,
+        )  # fmt: skip
 
     def _run(self) -> str:
         """Run the child to its end; returns how it failed, empty if the run is over and merged."""
@@ -117,7 +118,12 @@ class ProcessCoordinator(LocalCoordinator):
         return registration
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
-        """As of LocalCoordinator; says once if rank 0, which starts the aggregator, has not begun here."""
+        """As of LocalCoordinator; says once if rank 0, which starts the aggregator, has not begun here.
+
+        A rank 0 that was stopped counts as lost, and the aggregator may have ended: when it goes on, it
+        starts the next one.
+        """
+        self._start(topology)
         if time.monotonic() > self._look_at_s:
             self._look_at_s = float("inf")
             entry = find_attempt(self.run_dir.read_manifest(), topology.role, attempt)
@@ -143,8 +149,9 @@ class ProcessCoordinator(LocalCoordinator):
             self._await_merge("train", attempt)
 
     def _start(self, topology: Topology) -> None:
-        is_kept = self._process is not None and self._process.is_kept
-        if topology.rank == 0 and topology.world_size > 1 and not is_kept:
+        if topology.rank > 0 or topology.world_size == 1:
+            return
+        if self._process is None or not (self._process.is_kept or self._process.has_failed):
             self._process = start_aggregator(self.run_dir)
 
     def _await_merge(self, role: str, attempt: int) -> None:

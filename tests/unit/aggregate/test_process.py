@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from distsummary.aggregate import process
-from distsummary.aggregate.process import ProcessCoordinator
+from distsummary.aggregate.process import AggregatorProcess, ProcessCoordinator
 from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Heartbeat
 from distsummary.run_dir import RunDir
@@ -32,3 +32,24 @@ def test_one_rank_of_a_node_where_rank_0_does_not_appear_says_so_once(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (0 if is_shared else 1)
     assert all("not begun to record here within 0 s" in one and "rank_00002" in one for one in told)
+
+
+@pytest.mark.parametrize(("how", "times"), [("", 2), ("was ended by SIGKILL", 1)])
+def test_a_rank_0_that_goes_on_starts_the_next_aggregator_unless_it_has_failed_for_good(
+    tmp_path: Path, how: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[AggregatorProcess] = []
+
+    def start(run_dir: RunDir) -> AggregatorProcess:
+        started.append(AggregatorProcess(run_dir))
+        started[-1].join()
+        return started[-1]
+
+    monkeypatch.setattr(AggregatorProcess, "_run", lambda self: how)
+    monkeypatch.setattr(process, "BACKOFF_S", (0.01,))
+    monkeypatch.setattr(process, "start_aggregator", start)
+    coordinator = ProcessCoordinator(RunDir(tmp_path).create())
+    place = Topology(world_size=2, incarnation="job", is_incarnation_unique=True)
+    attempt = coordinator.register(place).attempt
+    coordinator.beat(place, attempt, Heartbeat(1, "step", 0.1, None))
+    assert len(started) == times
