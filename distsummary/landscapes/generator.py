@@ -280,7 +280,8 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
     samples = source.num_samples if mode == "mindspore" else None
     data, evaluation = read_batches(request.batches, evaluation, mode, samples)
     if run_dir is not None:
-        check_writable(run_dir.landscape_dir)
+        for directory in (run_dir.base, run_dir.landscape_dir):
+            check_writable(directory)
 
     with ExitStack() as stack:
         stack.enter_context(numbers_kept())

@@ -8,6 +8,7 @@ from pathlib import Path
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 
 LINEAGE_SUFFIX = "_lineage"
+LANDSCAPE = "landscape"  # the `source` of files of landscapes that stand beside those of the training
 
 _MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
 _SOURCE = re.compile(r"summary\.\d{1,10}\.(?P<first>.+)\.[^.]+$|tfevents\..*\.(?P<last>[^.]+)$")
@@ -56,11 +57,11 @@ def source_of(name: str) -> str | None:
 
 
 def segments(directory: Path, dialect: str) -> list[Path]:
-    """The event files of one dialect in a directory, oldest first, without lineage files."""
+    """The event files of one dialect in a directory, oldest first, without files of lineage or landscapes."""
     pattern = _TENSORBOARD_NAME if dialect == TENSORBOARD else _MINDSPORE_NAME
     found = [path for path in directory.iterdir() if pattern.search(path.name) and path.is_file()]
     if dialect == MINDSPORE:
-        found = [p for p in found if not p.name.endswith(LINEAGE_SUFFIX) and "tfevents" not in p.name]
+        found = [p for p in found if dialect_of(p) == MINDSPORE and source_of(p.name) != LANDSCAPE]
     return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
 
 
@@ -72,9 +73,17 @@ def lineage_files(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
 
 
+def landscape_files(directory: Path) -> list[Path]:
+    """The files of landscapes, in MindSpore's dialect, beside those of a training; oldest first."""
+    found = [p for p in directory.iterdir() if dialect_of(p) == MINDSPORE and p.is_file()]
+    found = [p for p in found if source_of(p.name) == LANDSCAPE and stamp_of(p.name) is not None]
+    return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
+
+
 def all_event_files(directory: Path) -> list[Path]:
-    """The event files of a directory: MindSpore's dialect, lineage, then TensorBoard's, each oldest first."""
-    return [*segments(directory, MINDSPORE), *lineage_files(directory), *segments(directory, TENSORBOARD)]
+    """The event files of a directory: MindSpore's dialect, landscapes, lineage, then TensorBoard's."""
+    mindspore = [*segments(directory, MINDSPORE), *landscape_files(directory)]
+    return [*mindspore, *lineage_files(directory), *segments(directory, TENSORBOARD)]
 
 
 def next_stamp(directory: Path, now: float) -> int:

@@ -10,7 +10,7 @@ from distsummary.errors import DamagedFileError
 from distsummary.format.frames import read_frames, whole_length
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.reading.reader import decode_frame
-from distsummary.reading.segments import stamp_of
+from distsummary.reading.segments import LANDSCAPE, source_of, stamp_of
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_names import LINEAGE, EventFile
 from distsummary.tools.fsck_steps import StepOrder
@@ -67,6 +67,8 @@ def limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
 def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None) -> Iterator[Finding]:
     """Yield what is wrong with one file, and add its content to `facts` and `steps`."""
     path = file.path
+    if source_of(path.name) == LANDSCAPE:
+        steps = None  # its loss is a copy, which the training's own takes the place of
     kinds: set[str] = set()
     end = 0
     for frame in read_frames(path, resync=True):

@@ -40,7 +40,7 @@ def after(run_dir: RunDir, before: Verdict, mindinsight: Path) -> Verdict:
 
 def test_every_plane_is_drawn_and_the_line_is_not(before: Verdict) -> None:
     assert before.complaints() == []
-    read = before.read("./landscape")["landscape"]
+    read = before.read("./")["landscape"]
     assert {name: plane["grid"] for name, plane in read["intervals"].items()} == {
         "[1, 9]": [3, 4],
         "[9, 15]": [3, 4],
@@ -51,7 +51,7 @@ def test_every_plane_is_drawn_and_the_line_is_not(before: Verdict) -> None:
 
 def test_a_replaced_landscape_is_drawn_in_the_place_of_the_older_one(after: Verdict) -> None:
     assert after.complaints() == []
-    read = after.read("./landscape")["landscape"]
+    read = after.read("./")["landscape"]
     assert {name: plane["grid"] for name, plane in read["intervals"].items()} == {
         "[1, 9]": [3, 4],
         "[9, 15]": [5, 5],
@@ -59,9 +59,12 @@ def test_a_replaced_landscape_is_drawn_in_the_place_of_the_older_one(after: Verd
     assert read["final"]["grid"] == [3, 4]
 
 
-def test_beside_the_planes_there_is_the_loss_curve_and_no_other_tag(before: Verdict, after: Verdict) -> None:
+def test_beside_the_planes_there_are_the_curves_of_the_training_and_a_copy_of_the_loss(
+    before: Verdict, after: Verdict
+) -> None:
     for verdict in (before, after):
-        read = verdict.read("./landscape")
-        assert {tag: points["points"] for tag, points in read["scalar"].items()} == {"loss/auto/scalar": 6}
+        read = verdict.read("./")
+        tags = ("loss/scalar", "lr/scalar", "loss/auto/scalar")
+        assert {tag: points["points"] for tag, points in read["scalar"].items()} == dict.fromkeys(tags, 6)
         shown = {plugin: count for plugin, count in read["plugins"].items() if count}
-        assert shown == {"loss_landscape": 3, "scalar": 1}
+        assert shown == {"loss_landscape": 3, "scalar": 3}

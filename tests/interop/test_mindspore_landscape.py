@@ -13,6 +13,7 @@ from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.format.records import Landscape
 from distsummary.landscapes.output.write import landscape_record
 from distsummary.reading.reader import read_values
+from distsummary.reading.segments import landscape_files, segments
 from tests.interop.conftest import run_mindspore
 from tests.unit.landscapes.golden_mlp import cross_entropy, legacy_directions
 
@@ -85,7 +86,8 @@ def recomputed(drawn: Drawn, trajectory: Trajectory) -> dict[str, LossGrid]:
 
 def landscapes_of(directory: Path) -> dict[str, Landscape]:
     """The landscapes of MindSpore's event files, by tag."""
-    values = read_values(directory, "mindspore")
+    files = [*segments(directory, "mindspore"), *landscape_files(directory)]
+    values = [value for file in files for value in read_values(file)]
     return {value.tag: value.value for value in values if isinstance(value.value, Landscape)}
 
 
@@ -129,7 +131,7 @@ def test_summary_landscape_writes_mindspores_events_from_mindspores_run(drawn: D
         device_ids=[0],
         output=tmp_path,
     )
-    written = landscapes_of(tmp_path / "landscape")
+    written = landscapes_of(tmp_path)
     assert written.keys() == set(PATHS)
     for tag in PATHS:
         assert_same(written[tag], drawn.landscapes[tag])

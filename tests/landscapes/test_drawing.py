@@ -203,7 +203,7 @@ def test_an_interrupt_while_files_are_written_gives_the_whole_grids_and_the_next
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(write, "_write_events", interrupt)
+        patched.setattr(write, "_publish_for_mindinsight", interrupt)
         with pytest.raises(LandscapeCancelled) as stopped:
             random_plane(run_dir=tmp_path)
     grid = stopped.value.grids["random"]

@@ -23,7 +23,8 @@ from distsummary.errors import (
 )
 from distsummary.landscapes import summary_landscape
 from distsummary.landscapes.summary_landscape import count_workers, parts_of
-from distsummary.reading.reader import read_directory
+from distsummary.reading.reader import read_file
+from distsummary.reading.segments import landscape_files
 from distsummary.run_dir import RunDir
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
@@ -57,7 +58,8 @@ def generate(run_dir: RunDir, **changes: Any) -> dict[str, LossGrid]:
 
 
 def shown(directory: Path) -> list[str]:
-    values = [v for e in read_directory(directory) for v in e.values]
+    """The tags of the landscapes that MindInsight shows of a run dir."""
+    values = [v for file in landscape_files(directory) for e in read_file(file) for v in e.values]
     return [v.tag for v in values if v.plugin == "landscape"]
 
 
@@ -71,7 +73,7 @@ def test_what_the_training_asked_for_is_drawn_and_written(run_dir: RunDir) -> No
     assert list(grids) == ["pca", "random"]
     assert grids["pca"].numbers == (1, 2, 3, 4)
     assert grids["pca"].z.shape == (5, 5)  # the recorded size
-    assert shown(run_dir.landscape_dir) == ["landscape_[1, 4]", "landscape_[4]"]
+    assert shown(run_dir.base) == ["landscape_[1, 4]", "landscape_[4]"]
     assert LossGrid.load(run_dir.landscape_dir / "landscape_1-4.npz").z.tobytes() == grids["pca"].z.tobytes()
     assert (run_dir.ckpt_dir / "train_metadata.json").read_bytes() == before
 
@@ -148,8 +150,9 @@ def test_another_output_gets_the_landscapes_and_the_loss_curve_of_the_run(
     run_dir: RunDir, tmp_path: Path
 ) -> None:
     generate(run_dir, output=str(tmp_path / "maps"))
-    assert shown(tmp_path / "maps" / "landscape") == ["landscape_[1, 4]", "landscape_[4]"]
-    values = [v for e in read_directory(tmp_path / "maps" / "landscape") for v in e.values]
+    assert shown(tmp_path / "maps") == ["landscape_[1, 4]", "landscape_[4]"]
+    [file] = landscape_files(tmp_path / "maps")
+    values = [v for e in read_file(file) for v in e.values]
     assert sum(v.tag == "loss/auto" for v in values) == 6
     assert not run_dir.landscape_dir.exists()
 
@@ -377,7 +380,7 @@ def test_clean_ckpt_removes_the_checkpoints_and_nothing_else(run_dir: RunDir) ->
     assert read(run_dir.ckpt_dir).numbers == (1, 2)
     SummaryLandscape(run_dir).clean_ckpt()
     assert not run_dir.ckpt_dir.exists()
-    assert shown(run_dir.landscape_dir) == ["landscape_[1, 4]", "landscape_[4]"]
+    assert shown(run_dir.base) == ["landscape_[1, 4]", "landscape_[4]"]
     SummaryLandscape(run_dir).clean_ckpt()  # nothing there is fine
 
 

@@ -7,13 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary import LossGrid
+from distsummary import LossGrid, Topology, merge_run
+from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.coordination import LocalCoordinator
 from distsummary.errors import DamagedFileError
-from distsummary.format.records import Image, Landscape
+from distsummary.format.records import Batch, Event, Image, Landscape, Value
 from distsummary.landscapes.output.write import write_landscapes
-from distsummary.reading.reader import read_directory
-from distsummary.reading.segments import segments
+from distsummary.reading.reader import ReadEvent, read_directory, read_file
+from distsummary.reading.segments import landscape_files, segments, stamp_of
 from distsummary.run_dir import RunDir
+from distsummary.tools.fsck import fsck
+from distsummary.topology import detect
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
 from tests.unit.landscapes.golden_mlp import Mlp, cross_entropy
 from tests.unit.landscapes.test_generator import draw, recorded_run, save_path, walk
 from tests.unit.landscapes.test_grid import make_grid, random_grid
@@ -24,9 +30,15 @@ def run_dir(nasty_tmp_path: Path) -> RunDir:
     return recorded_run(nasty_tmp_path / "run")
 
 
+def shown(run_dir: RunDir) -> list[ReadEvent]:
+    """The events of the landscapes for MindInsight, which are in the run dir itself."""
+    assert segments(run_dir.landscape_dir, "mindspore") == []
+    return [event for file in landscape_files(run_dir.base) for event in read_file(file)]
+
+
 def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
     grids = draw(around=run_dir, directions=("pca", "random"), run_dir=run_dir)
-    events = list(read_directory(run_dir.landscape_dir))
+    events = shown(run_dir)
     found = {v.tag: v.data for e in events for v in e.values if v.plugin == "landscape"}
     assert list(found) == ["landscape_[1, 4]", "landscape_[4]"]
     pca: Landscape = found["landscape_[1, 4]"]
@@ -57,10 +69,10 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
 @pytest.mark.usefixtures("one_picture")
 def test_a_landscape_made_again_replaces_the_older_events(run_dir: RunDir) -> None:
     draw(around=run_dir, run_dir=run_dir.base)
-    older = segments(run_dir.landscape_dir, "mindspore") + segments(run_dir.landscape_dir, "tensorboard")
+    older = landscape_files(run_dir.base) + segments(run_dir.landscape_dir, "tensorboard")
     grid = draw(around=run_dir, size=7, run_dir=run_dir.base)
     assert not any(path.exists() for path in older)
-    events = list(read_directory(run_dir.landscape_dir))
+    events = shown(run_dir)
     values = [v.data for e in events for v in e.values if v.plugin == "landscape"]
     assert [v.z.shape for v in values] == [grid.z.shape]
     assert sum(v.plugin == "scalar" for e in events for v in e.values) == 6
@@ -72,7 +84,7 @@ def test_a_run_without_loss_or_manifest_gets_its_landscape(tmp_path: Path) -> No
     run = RunDir(tmp_path / "bare").create()
     save_path(run, walk(3), [[1, 2, 3]])
     draw(around=run, run_dir=run)
-    values = [v for e in read_directory(run.landscape_dir) for v in e.values]
+    values = [v for e in shown(run) for v in e.values]
     assert [v.plugin for v in values] == ["landscape"]
 
 
@@ -90,11 +102,9 @@ def test_losses_that_overflow_stay_inf_in_the_grid(run_dir: RunDir) -> None:
     assert np.isinf(grid.z).any()
     assert np.isfinite(grid.z).any()
     assert LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).z.tobytes() == grid.z.tobytes()
-    shown = next(
-        v.data for e in read_directory(run_dir.landscape_dir) for v in e.values if v.plugin == "landscape"
-    )
-    assert np.isfinite(shown.z).all()
-    assert shown.z.max() == pytest.approx(grid.z[np.isfinite(grid.z)].max(), rel=1e-6)
+    drawn = next(v.data for e in shown(run_dir) for v in e.values if v.plugin == "landscape")
+    assert np.isfinite(drawn.z).all()
+    assert drawn.z.max() == pytest.approx(grid.z[np.isfinite(grid.z)].max(), rel=1e-6)
 
 
 @pytest.mark.usefixtures("one_picture")
@@ -109,14 +119,14 @@ def test_a_second_landscape_joins_the_first(run_dir: RunDir) -> None:
 
 
 def tags(run_dir: RunDir, dialect: str, plugin: str) -> list[str]:
-    events = read_directory(run_dir.landscape_dir, dialect)
+    events = shown(run_dir) if dialect == "mindspore" else read_directory(run_dir.landscape_dir, dialect)
     return [v.tag for e in events for v in e.values if v.plugin == plugin]
 
 
 def test_a_line_is_a_picture_and_no_landscape_event(run_dir: RunDir) -> None:
     line = make_grid(y=np.zeros(1), z=np.array([[4.0, 3.0, 2.0, 1.0]]))
     write_landscapes(run_dir, [line])
-    assert list(read_directory(run_dir.landscape_dir)) == []
+    assert shown(run_dir) == []
     assert tags(run_dir, "tensorboard", "image") == ["landscape_[1, 9]"]
     assert run_dir.landscape_file(line.tag, ".npz").exists()
 
@@ -127,7 +137,7 @@ def test_a_landscape_written_elsewhere_takes_the_loss_curve_of_its_run_along(
 ) -> None:
     elsewhere = RunDir(tmp_path / "maps")
     write_landscapes(elsewhere, [make_grid()], loss_of=run_dir)
-    values = [v for e in read_directory(elsewhere.landscape_dir) for v in e.values]
+    values = [v for e in shown(elsewhere) for v in e.values]
     assert [v.plugin for v in values] == ["landscape"] + 6 * ["scalar"]
 
 
@@ -137,7 +147,7 @@ def test_a_landscape_around_a_checkpoint_file_has_the_loss_curve_of_the_run_it_i
 ) -> None:
     draw(around=run_dir.ckpt_dir / "Mlp_2_step.ckpt", run_dir=run_dir)
     assert [record.message for record in caplog.records if "the loss curve of" in record.message] == []
-    values = [v for e in read_directory(run_dir.landscape_dir) for v in e.values]
+    values = [v for e in shown(run_dir) for v in e.values]
     assert [v.plugin for v in values] == ["landscape"] + 6 * ["scalar"]
 
 
@@ -158,9 +168,91 @@ def test_without_matplotlib_an_older_picture_does_not_stay(
     assert LossGrid.load(run_dir.landscape_file("landscape_[1, 9]", ".npz")).z.tolist() == 3 * [4 * [1.0]]
 
 
-@pytest.mark.usefixtures("no_matplotlib")
+@pytest.mark.usefixtures("one_picture")
 def test_the_grids_are_saved_even_if_the_events_cannot_be_written(run_dir: RunDir) -> None:
     run_dir.manifest_path.write_text("no JSON")
     with pytest.raises(DamagedFileError):
         write_landscapes(run_dir, [make_grid()])
     assert LossGrid.load(run_dir.landscape_file("landscape_[1, 9]", ".npz")).samples == 16
+
+
+def record(directory: Path, run_id: str, attempt: int = 0, **losses: float) -> RankWriter:
+    """A training that has recorded one step and goes on."""
+    writer = RankWriter(WriterSpec(directory=directory, run_id=run_id, attempt=attempt))
+    values = [Value("scalar", tag, loss) for tag, loss in losses.items()]
+    writer.write(Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=1, events=[Event(7, 1.0, values)]))
+    return writer
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_landscape_beside_a_training_is_none_of_its_files(run_dir: RunDir) -> None:
+    """The reader of a training, the next attempt, a resumed writer and a merge: none takes it for its own."""
+    before, findings = list(read_directory(run_dir.base)), fsck(run_dir.base).findings
+    write_landscapes(run_dir, [make_grid()])
+    [file] = landscape_files(run_dir.base)
+    assert file not in segments(run_dir.base, "mindspore")
+    assert list(read_directory(run_dir.base)) == before
+    assert first_free_attempt(run_dir, "train") == before[-1].attempt + 1
+    assert {(event.run_id, event.attempt, event.seq) for event in shown(run_dir)} == {("", 0, 0)}
+    run_id = before[-1].run_id
+    assert RankWriter(WriterSpec(directory=run_dir.base, run_id=run_id)).start() == before[-1].seq
+    assert file.exists()
+    assert fsck(run_dir.base).findings == findings
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_merge_leaves_the_landscape_where_it_is(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+    for rank in range(2):
+        place = Topology(rank=rank, world_size=2, incarnation="start")
+        run_id = LocalCoordinator(run).register(place).run_id
+        record(run.writer_dir("train", rank, 2), run_id, **{"loss/auto": 1.0 + rank}).close()
+    write_landscapes(run, [make_grid()])
+    [file] = landscape_files(run.base)
+    curve = [v.data for e in shown(run) for v in e.values if v.plugin == "scalar"]
+    assert curve == [1.0]  # of the first rank: there is no merged run yet
+    for _ in range(2):
+        assert merge_run(run).steps == 1
+        assert landscape_files(run.base) == [file]
+    assert fsck(run.base).findings == ()  # the copy of the loss is older than the merged one
+    write_landscapes(run, [make_grid()])
+    assert [v.plugin for e in shown(run) for v in e.values] == ["landscape"]  # the merged run has the curve
+    assert len(landscape_files(run.base)) == 1
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_the_loss_is_not_copied_where_the_training_has_it_under_the_name_that_mindinsight_asks_for(
+    tmp_path: Path,
+) -> None:
+    record(tmp_path / "run", "00000000000000ab", **{"loss/auto": 0.5, "loss": 0.5}).close()
+    write_landscapes(RunDir(tmp_path / "run"), [make_grid()])
+    assert [v.plugin for e in shown(RunDir(tmp_path / "run")) for v in e.values] == ["landscape"]
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_beside_a_training_that_goes_on_the_landscape_is_no_newer_than_its_files(tmp_path: Path) -> None:
+    """MindInsight follows only the newest file of a directory."""
+    run = RunDir(tmp_path / "run").create()
+    place = detect(rank=0, world_size=1)
+    joined = LocalCoordinator(run).register(place)
+    writer = record(run.base, joined.run_id, joined.attempt, loss=0.5)
+    write_landscapes(run, [make_grid()])
+    [recorded] = segments(run.base, "mindspore")
+    [older] = landscape_files(run.base)
+    writer.close()
+    LocalCoordinator(run).finish(place, joined.attempt, {})
+    write_landscapes(run, [make_grid()])
+    [newer] = landscape_files(run.base)
+    assert stamp_of(older.name) < stamp_of(recorded.name) < stamp_of(newer.name)
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_landscapes_of_the_first_version_are_taken_along(run_dir: RunDir) -> None:
+    """They were in landscape/, where MindInsight shows them without the training."""
+    write_landscapes(run_dir, [make_grid(), random_grid()])
+    [file] = landscape_files(run_dir.base)
+    old = run_dir.landscape_dir / file.name.replace(".landscape.", ".0.")
+    file.rename(old)
+    write_landscapes(run_dir, [make_grid(z=np.ones((3, 4)))])
+    assert tags(run_dir, "mindspore", "landscape") == ["landscape_[9]", "landscape_[1, 9]"]
+    assert not old.exists()

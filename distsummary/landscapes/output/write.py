@@ -15,16 +15,30 @@ from distsummary.errors import (
     InvalidValueError,
     MissingExtraError,
     MissingFileError,
+    RunDirError,
 )
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Image, Landscape, Value
+from distsummary.format.encode import encode_event
+from distsummary.format.frames import frame
+from distsummary.format.mindspore_format import encode_version
+from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Image, Landscape, Value
 from distsummary.landscapes.directions.prepare import readable
 from distsummary.landscapes.output.draw import draw
 from distsummary.landscapes.output.grid import finite_bounds, make_finite
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.publish import ensure_directory, publish
-from distsummary.reading.reader import read_directory
-from distsummary.reading.segments import segments
+from distsummary.reading.reader import read_directory, read_file, read_values
+from distsummary.reading.segments import (
+    LANDSCAPE,
+    SegmentName,
+    all_event_files,
+    landscape_files,
+    next_stamp,
+    segments,
+    stamp_of,
+)
 from distsummary.run_dir import RunDir
+from distsummary.states import read_run
+from distsummary.writing.files import Files
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
@@ -41,14 +55,16 @@ def write_landscapes(
     loss_of: RunDir | None = None,
     journal: Path | None = None,
 ) -> list[Path]:
-    """Write grids to `landscape/` of a run, replacing grids with the same tags; returns the files written.
+    """Write grids to a run, replacing grids with the same tags; returns the files written.
 
     A grid without computed points is not written, and a partial grid does not replace a complete one with the
     same tag; both cases are logged.
 
-    The events for MindInsight are the planes (its format has no lines) and a copy of a run's loss curve,
-    which MindInsight's landscape page expects in the same job. The events for TensorBoard are the pictures.
-    The grids themselves are saved first, so that they are not lost if a later step fails.
+    The grids, their pictures and TensorBoard's events, which show the pictures, are in `landscape/`. The
+    events for MindInsight are in the run dir itself, as it shows a landscape with the loss curve, the network
+    and the optimizer of the same directory: the planes (its format has no lines) and, unless the run has its
+    own `loss/auto`, a copy of a run's loss curve. The grids are saved first, so that they are not lost if a
+    later step fails.
 
     Args:
         run_dir: the run to write to.
@@ -110,23 +126,26 @@ def write_landscapes(
             else:
                 path.unlink(missing_ok=True)  # removes the picture of an older grid
 
-        # Write new segments in both dialects; the older ones are removed once the new ones are complete.
+        # Write new files in both dialects; the older ones are removed once the new ones are complete.
         directory = run_dir.landscape_dir
-        older = [path for dialect in DIALECTS for path in segments(directory, dialect)]
+        # up to version 0.1 the files for MindInsight were in `landscape/` as well
+        mindspore = [*segments(directory, MINDSPORE), *landscape_files(run_dir.base)]
+        tensorboard = segments(directory, TENSORBOARD)
         now = time.time()
         replaced = {tag for grid in worthy for tag in (grid.tag, *kinds[grid.tag])}
         planes = [grid for grid in worthy if min(grid.z.shape) > 1]
-        landscapes = _kept(directory, MINDSPORE, replaced)
+        landscapes = _kept(mindspore, replaced)
         landscapes += [
             Event(0, now, [Value("landscape", grid.tag, landscape_record(grid))]) for grid in planes
         ]
-        curve = read_loss_curve(loss_of or run_dir) if landscapes else []
-        _write_events(run_dir, MINDSPORE, [*landscapes, *curve])
+        if landscapes:
+            curve = [] if shows_loss(run_dir.base) else read_loss_curve(loss_of or run_dir)
+            _publish_for_mindinsight(run_dir, [*landscapes, *curve])
         images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
-        _write_events(run_dir, TENSORBOARD, [*_kept(directory, TENSORBOARD, replaced), *images])
-        for path in older:
+        _write_pictures(run_dir, [*_kept(tensorboard, replaced), *images])
+        for path in (*mindspore, *tensorboard):
             path.unlink(missing_ok=True)
-        return [path for dialect in DIALECTS for path in segments(directory, dialect)] + made
+        return [*landscape_files(run_dir.base), *segments(directory, TENSORBOARD), *made]
 
 
 def is_complete(path: Path) -> bool:
@@ -178,15 +197,26 @@ def landscape_record(grid: LossGrid) -> Landscape:
     )
 
 
-def _kept(directory: Path, dialect: str, replaced: set[str]) -> list[Event]:
-    """The events in a directory that hold landscapes or pictures whose tags are not in `replaced`."""
+def _kept(files: Sequence[Path], replaced: set[str]) -> list[Event]:
+    """The events in some files that hold landscapes or pictures whose tags are not in `replaced`."""
     kept = {
         value.tag: Event(0, event.wall_time, [value])
-        for event in read_directory(directory, dialect, mode="skip")
+        for file in files
+        for event in read_file(file, mode="skip")
         for value in event.values
         if value.plugin in ("landscape", "image") and value.tag not in replaced
     }
     return list(kept.values())
+
+
+def shows_loss(directory: Path) -> bool:
+    """Whether a training in a directory recorded the loss that MindInsight's landscape page shows."""
+    try:
+        values = read_values(directory, MINDSPORE, mode="skip")
+        return any(value.tag == SHOWN_LOSS_TAG for value in values)
+    except (OSError, DamagedFileError) as error:
+        _log.warning("the loss curve of %s cannot be read: %s", directory, error)
+        return False
 
 
 def read_loss_curve(run_dir: RunDir) -> list[Event]:
@@ -209,11 +239,43 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
     return []
 
 
-def _write_events(run_dir: RunDir, dialect: str, events: list[Event]) -> None:
+def _publish_for_mindinsight(run_dir: RunDir, events: Sequence[Event]) -> None:
+    """Write events to a new file in the run dir, where a training may be recording.
+
+    The events have no run id, attempt and seq, as those of the training identify its events. MindInsight
+    follows only the newest file of a directory: beside a training that runs, the file is the oldest one.
+    """
+    files = Files()
+    payloads = [encode_version(files.now())]
+    for event in events:
+        encoded, refused = encode_event(event, None, (MINDSPORE,))
+        payloads += [payload for payload in encoded.values() if payload is not None]
+        for refusal in refused:
+            _log.warning("MindInsight does not get %s: %s", refusal.tag, refusal.reason)
+    stamp = next_stamp(run_dir.base, files.now())
+    if _is_recorded(run_dir):
+        known = (stamp_of(path.name) for path in all_event_files(run_dir.base))
+        stamp = min((one for one in known if one is not None), default=stamp + 1) - 1
+        _log.info("the run goes on: a MindInsight that runs shows the landscapes when it is started again")
+    name = SegmentName(source=LANDSCAPE, host=files.host(), pid=files.pid())
+    data = b"".join(frame(payload) for payload in payloads)
+    publish(run_dir.base / name.file_name(MINDSPORE, stamp), data)
+
+
+def _is_recorded(run_dir: RunDir) -> bool:
+    """Whether a training of the run goes on now, as far as its files tell."""
+    try:
+        return read_run(run_dir).state == "running"
+    except (RunDirError, DamagedFileError):
+        return False
+
+
+def _write_pictures(run_dir: RunDir, events: list[Event]) -> None:
     if not events:
         return
     run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # runs of MindSpore have no id
-    writer = RankWriter(WriterSpec(directory=run_dir.landscape_dir, run_id=run_id, formats=(dialect,)))
+    spec = WriterSpec(directory=run_dir.landscape_dir, run_id=run_id, formats=(TENSORBOARD,))
+    writer = RankWriter(spec)
     try:
         first = writer.last_seq + 1  # segments of an older landscape are still there
         writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=first, events=events))
