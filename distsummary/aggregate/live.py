@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
+from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.rank_tail import Place, RankTail, place_of, rows_in, values_at
+from distsummary.aggregate.rank_tail import Place, RankTail, place_of, rows_in
 from distsummary.aggregate.statistics import RANKS_TAG, Rows, StatisticsRule
-from distsummary.aggregate.step_events import recorded_by
-from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey, Due, Told, Waiting, rows_of
+from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, Told, Waiting, rows_of
 from distsummary.errors import RunDirError
 from distsummary.format.digest import BulkName, Digest
 from distsummary.format.records import (
@@ -53,7 +53,7 @@ class LiveReport:
         short: how many of them were written while a rank that lived had not told them for 30 s.
         late: how many values came after their step had been written without them, or could not be read when
             it was; the files of the ranks have them.
-        sharded: how many values are shards, which are left out as well.
+        sharded: how many shards could not be put together, as in `MergeReport`.
         last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
     """
 
@@ -150,7 +150,8 @@ class LiveMerge:
         self._first_s: float | None = None
         self._now_s = 0.0
         self._trouble = ""
-        self._steps = self._short = self._late = self._sharded = 0
+        self._bulk = BulkReader()
+        self._steps = self._short = self._late = 0
 
     # --- hearing the ranks
 
@@ -187,10 +188,15 @@ class LiveMerge:
             self._take_bulk(digest.rank, name, place)
 
     def _take_bulk(self, number: int, name: BulkName, place: Place | None) -> None:
-        if name.is_shard:
-            self._sharded += 1
-        elif place is not None:
-            self._waiting.add_bulk(number, name.step, name.wall_time, (name.plugin, name.tag), place)
+        waiting, key = self._waiting, (name.plugin, name.tag)
+        if place is None:
+            return
+        if not name.is_shard:
+            waiting.add_bulk(number, name.step, name.wall_time, key, place)
+        elif name.plugin == "histogram":
+            waiting.add_shard(number, name.step, name.wall_time, key, place)
+        else:  # only histograms can be put together
+            self._bulk.sharded += 1
 
     def _take_event(self, number: int, rank: _Rank, event: ReadEvent) -> None:
         if event.seq <= rank.seq:
@@ -326,18 +332,17 @@ class LiveMerge:
         for told in (due.late, due.sampled):
             for step, values in self._rule.add_late(self._new_rows(told)):
                 merged.setdefault(step, []).extend(values)
-        bulk: dict[int, dict[BulkKey, Bulk]] = {}
+        bulk: dict[int, Wanted] = {}
         for told in (due.steps, due.late):
             for step in sorted(told):
-                if new := self._new_bulk(step, told[step].bulk):
-                    bulk.setdefault(step, {}).update(new)
+                new, known = self._new_bulk(step, told[step]), bulk.get(step, Wanted())
+                if new:
+                    bulk[step] = Wanted(known.whole | new.whole, known.shards | new.shards)
         self._put(merged, bulk, due)
         self._steps += len(due.steps)
         return len(due.steps)
 
-    def _put(
-        self, merged: Mapping[int, list[Value]], bulk: Mapping[int, dict[BulkKey, Bulk]], due: Due
-    ) -> None:
+    def _put(self, merged: Mapping[int, list[Value]], bulk: Mapping[int, Wanted], due: Due) -> None:
         """Give the files the values of some steps, the graph if there is a new one, and the charts."""
         steps = sorted({*merged, *bulk})
         last = max([*steps[-1:], self._files.last_step])
@@ -345,13 +350,13 @@ class LiveMerge:
             graph, wall_s = found
             self._files.has_graph = True
             first = steps[0] if steps else last
-            self._files.put(first, wall_s, (), partial(self._values, first, {GRAPH: graph}))
+            self._files.put(first, wall_s, (), partial(self._bulk.values, first, Wanted({GRAPH: graph})))
         last_s = self._files.last_s
         for step in steps:
             wall_s = max(told[step].wall_s for told in due[:3] if step in told)
             last_s = max(last_s, wall_s)
             values = merged.get(step, [])
-            read = partial(self._values, step, bulk[step]) if step in bulk else None
+            read = partial(self._bulk.values, step, bulk[step]) if step in bulk else None
             self._files.put(step, wall_s, values, read)
             self._note_statistics(step, values)
         if self._is_layout_new and (layout := charts(self._made)) is not None:
@@ -397,28 +402,23 @@ class LiveMerge:
         )
         return rows
 
-    def _new_bulk(self, step: int, told: Mapping[BulkKey, Bulk]) -> dict[BulkKey, Bulk]:
-        new = {}
-        for key, bulk in told.items():
-            if step <= self._bulk_to.get(key, -math.inf):
-                self._late += 1
-                continue
-            self._bulk_to[key] = step
-            if not self._files.holds(key, step):
-                new[key] = bulk
-        return new
+    def _new_bulk(self, step: int, told: Told) -> Wanted:
+        """The bulk values of a step, without those that have been written at this step or later."""
+        wanted = Wanted()
+        for key, bulk in told.bulk.items():
+            if self._is_new(key, step, 1):
+                wanted.whole[key] = bulk
+        for key, places in told.shards.items():
+            if self._is_new(key, step, len(places)):
+                wanted.shards[key] = places
+        return wanted
 
-    def _values(self, step: int, wanted: Mapping[BulkKey, Bulk]) -> list[Value]:
-        """Read bulk values from the files of their ranks."""
-        found: dict[BulkKey, Value] = {}
-        for place in dict.fromkeys(bulk.place for bulk in wanted.values()):
-            keys = {key for key, bulk in wanted.items() if bulk.place == place}
-            for value in values_at(place, step):
-                key = GRAPH if value.plugin == GRAPH[0] else (value.plugin, value.tag)
-                if key in keys and value.shard is None:
-                    found[key] = recorded_by(value, step, wanted[key].rank)
-        self._late += len(wanted) - len(found)
-        return [found[key] for key in wanted if key in found]
+    def _is_new(self, key: BulkKey, step: int, values: int) -> bool:
+        if step <= self._bulk_to.get(key, -math.inf):
+            self._late += values
+            return False
+        self._bulk_to[key] = step
+        return not self._files.holds(key, step)
 
     def _tell(self, trouble: str) -> None:
         """Log a failure, unless it is the one that was logged last."""
@@ -445,8 +445,8 @@ class LiveMerge:
         return LiveReport(
             steps=self._steps,
             short=self._short,
-            late=self._late + self._files.left_out + self._files.differing,
-            sharded=self._sharded,
+            late=self._late + self._bulk.missing + self._files.left_out + self._files.differing,
+            sharded=self._bulk.sharded,
             last_step=self._files.last_step,
             last_s=self._files.last_s,
         )

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from distsummary.format.frames import read_frames
-from distsummary.format.records import DIALECTS, Value
+from distsummary.format.records import DIALECTS
 from distsummary.format.scalar_rows import row_dtype
 from distsummary.format.wire import read_identity
-from distsummary.reading.reader import Damage, Piece, ReadEvent, read_file, read_pieces_of
+from distsummary.reading.reader import Damage, Piece, ReadEvent, read_pieces_of
 from distsummary.reading.scalar_columns import ScalarColumns
 from distsummary.reading.segments import segments
 
@@ -158,14 +158,3 @@ def rows_in(columns: ScalarColumns) -> Iterator[tuple[int, float, tuple[str, ...
 def place_of(event: ReadEvent) -> Place:
     """Where an event was read."""
     return Place(event.file, event.offset, event.end)
-
-
-def values_at(place: Place, step: int) -> Iterator[Value]:
-    """The values that the events in `place` hold of a step, in recording order; damage is skipped."""
-    skipped: list[Damage] = []
-    with suppress(FileNotFoundError):
-        for event in read_file(place.file, "skip", start=place.start, skipped=skipped):
-            if event.offset >= place.end:
-                return
-            if event.step == step or (event.values and event.values[0].plugin == "graph"):
-                yield from event.values

@@ -50,6 +50,7 @@ class Told:
     wall_s: float = 0.0
     rows: list[Row] = field(default_factory=list)
     bulk: dict[BulkKey, Bulk] = field(default_factory=dict)
+    shards: dict[BulkKey, dict[int, Place]] = field(default_factory=dict)
 
 
 class Due(NamedTuple):
@@ -112,6 +113,10 @@ class Waiting:
         known = told.bulk.get(key)
         if known is None or rank <= known.rank:
             told.bulk[key] = Bulk(rank, place)
+
+    def add_shard(self, rank: int, step: int, wall_s: float, key: BulkKey, place: Place) -> None:
+        """Keep where a rank's shard of a value is; its last one counts."""
+        self._told(rank, step, wall_s).shards.setdefault(key, {})[rank] = place
 
     def take_graph(self) -> tuple[Bulk, float] | None:
         """The graph and its wall time, once."""

@@ -17,6 +17,7 @@ from distsummary.aggregate.merged_files import is_merged
 from distsummary.coordination import LocalCoordinator
 from distsummary.errors import RunDirError
 from distsummary.format.digest import digest_of
+from distsummary.format.histogram import count_histogram
 from distsummary.format.records import (
     DIALECTS,
     MINDSPORE,
@@ -440,7 +441,7 @@ def test_a_directory_with_files_of_another_writer_is_refused(two):
         two.live()
 
 
-def events_of_rank(rng, rank, steps):
+def events_of_rank(rng, rank, world_size, steps):
     """What a rank records, in its order: ranks agree in some tags, lack some, and tell some late."""
     events, older = [], []
     for step in steps:
@@ -466,6 +467,10 @@ def events_of_rank(rng, rank, steps):
                     [Value("tensor", "weight", np.full(3, rank, np.float32)), Value("scalar", "beside", 2.0)],
                 )
             )
+        if step % 4 == 0:
+            histogram = count_histogram(np.array([0.1 * step, rank], np.float32), fixed=True)
+            shard = Shard(global_shape=(2 * world_size,), offset=(2 * rank,))
+            events.append(Event(step, 100.6 + step, [Value("histogram", "sharded", histogram, shard)]))
         if rng.random() < 0.5:
             events.append(tagged(step, {"system/process/memory_gib": rng.random(), "system/node/load": rank}))
         if step % 5 == 0:
@@ -484,7 +489,7 @@ def test_ranks_of_unequal_pace_lost_digests_and_restarts_give_what_a_merge_of_th
     left = {}
     for rank in range(ranks.world_size):
         steps = range(1, rng.choice([6, 20, 20, 20]))  # some ranks die
-        left[rank] = events_of_rank(rng, rank, steps)
+        left[rank] = events_of_rank(rng, rank, ranks.world_size, steps)
     late, now, live = [], 0.0, ranks.live()
     live.poll()
     restarts = 0

@@ -1,0 +1,91 @@
+"""Reads the bulk values (histograms, images, texts ...) of one step from the files of their ranks."""
+
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from distsummary.aggregate.rank_tail import Place
+from distsummary.aggregate.shards import AddedShards
+from distsummary.aggregate.step_events import recorded_by
+from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey
+from distsummary.format.records import Value
+from distsummary.reading.reader import Damage, read_file
+
+_MAX_PLACES = 4096  # whose last position is remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Where the bulk values of one step are: whole ones, and each rank's shard of sharded histograms."""
+
+    whole: dict[BulkKey, Bulk] = field(default_factory=dict)
+    shards: dict[BulkKey, dict[int, Place]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.whole or self.shards)
+
+
+class BulkReader:
+    """Reads values where they are; a place that holds many steps is read once if they are asked in order.
+
+    Attributes:
+        missing: how many values were not there: the rank's writer refused them or had no room for them.
+        sharded: how many shards were left out, because they could not be put together.
+    """
+
+    def __init__(self) -> None:
+        self.missing = self.sharded = 0
+        self._positions: OrderedDict[Place, int] = OrderedDict()  # where the steps after the last one begin
+
+    def values(self, step: int, wanted: Wanted) -> list[Value]:
+        """The values of a step: shards put together, then whole ones; those that are missing are counted."""
+        by_place: dict[Place, dict[tuple[BulkKey, bool], int]] = {}
+        for key, places in wanted.shards.items():
+            for rank, place in places.items():
+                by_place.setdefault(place, {})[key, True] = rank
+        for key, bulk in wanted.whole.items():
+            by_place.setdefault(bulk.place, {})[key, False] = bulk.rank
+        added = {key: AddedShards() for key in wanted.shards}
+        whole: dict[BulkKey, Value] = {}
+        for place, ranks in sorted(by_place.items(), key=lambda item: min(item[1].values())):
+            found = self._read(place, step)
+            if not found.keys() >= ranks.keys() and place in self._positions:
+                del self._positions[place]  # the values of this step came after those of a later one
+                found = self._read(place, step)
+            for (key, is_shard), rank in ranks.items():
+                value = found.get((key, is_shard))
+                if value is None:
+                    self.missing += 1
+                elif is_shard:
+                    added[key].add(value)
+                else:
+                    whole[key] = recorded_by(value, step, rank)
+        values = []
+        for key, places in wanted.shards.items():
+            together = added[key].whole()
+            if together is None:
+                self.sharded += len(places)
+            else:
+                values.append(together)
+        return [*values, *(whole[key] for key in wanted.whole if key in whole)]
+
+    def _read(self, place: Place, step: int) -> dict[tuple[BulkKey, bool], Value]:
+        """What a place holds of a step, the last value of each key; a graph belongs to every step."""
+        found: dict[tuple[BulkKey, bool], Value] = {}
+        skipped: list[Damage] = []
+        start = self._positions.pop(place, place.start)
+        with suppress(FileNotFoundError):
+            for event in read_file(place.file, "skip", start=start, skipped=skipped):
+                if event.offset >= place.end:
+                    break
+                is_graph = bool(event.values) and event.values[0].plugin == GRAPH[0]
+                if event.step > step and not is_graph:
+                    self._positions[place] = event.offset
+                    if len(self._positions) > _MAX_PLACES:
+                        self._positions.popitem(last=False)
+                    break
+                if event.step == step or is_graph:
+                    for value in event.values:
+                        key = GRAPH if is_graph else (value.plugin, value.tag)
+                        found[key, value.shard is not None] = value
+        return found
