@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import tensorboard_data_server
 from numpy.typing import NDArray
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.backend.event_processing.plugin_event_multiplexer import (
@@ -124,7 +125,7 @@ def _add_accumulated(view: View, run: str, accumulator: EventAccumulator) -> Non
 
 def server_view(logdir: Path) -> View:
     """What TensorBoard's data server (its default reader) answers after one load, without sampling."""
-    with _data_server(logdir) as provider:
+    with data_server(logdir) as provider:
         context, of_all = RequestContext(), {"experiment_id": "", "downsample": ALL}
         scalars = provider.read_scalars(context, plugin_name="scalars", **of_all)
         histograms = provider.read_tensors(context, plugin_name="histograms", **of_all)
@@ -150,7 +151,7 @@ def first_times(logdir: Path) -> tuple[dict[str, float], dict[str, float]]:
     multiplexer.AddRunsFromDirectory(str(logdir))
     multiplexer.Reload()
     python = {run: float(multiplexer.FirstEventTimestamp(run)) for run in multiplexer.Runs()}
-    with _data_server(logdir) as provider:
+    with data_server(logdir) as provider:
         runs = provider.list_runs(RequestContext(), experiment_id="")
         return python, {run.run_name: float(run.start_time) for run in runs}
 
@@ -166,19 +167,32 @@ def descriptions(logdir: Path, run: str) -> tuple[dict[str, str], dict[str, str]
         for tag, one in metadata.items()
         if one.plugin_data.plugin_name == "histograms"
     }
-    with _data_server(logdir) as provider:
+    with data_server(logdir) as provider:
         found = provider.list_tensors(RequestContext(), experiment_id="", plugin_name="histograms")[run]
         return python, {tag: one.description for tag, one in found.items()}
 
 
+def layouts(logdir: Path, run: str) -> tuple[bytes, bytes]:
+    """The layout that TensorBoard's page CUSTOM SCALARS shows of a run; of the Python reader, the server."""
+    of_page = {"experiment_id": "", "plugin_name": "custom_scalars", "downsample": 1}
+    multiplexer = PluginEventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    python = MultiplexerDataProvider(multiplexer, str(logdir)).read_tensors(RequestContext(), **of_page)
+    with data_server(logdir) as provider:
+        server = provider.read_tensors(RequestContext(), **of_page)
+        found = [of[run]["custom_scalars__config__"][0].numpy.item() for of in (python, server)]
+    return found[0], found[1]
+
+
 @contextmanager
-def _data_server(logdir: Path) -> Iterator[GrpcDataProvider]:
-    """The data server on a free loopback port, loaded once, ended by closing its stdin."""
+def data_server(logdir: Path, reload: str = "once") -> Iterator[GrpcDataProvider]:
+    """The data server on a free loopback port, ended by closing its stdin; `reload` is once or in seconds."""
     with tempfile.TemporaryDirectory() as place:
         port_file = Path(place, "port")
         options = [
             "--reload",
-            "once",
+            reload,
             "--port",
             "0",
             "--port-file",

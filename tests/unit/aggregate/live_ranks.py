@@ -1,0 +1,98 @@
+"""Ranks that write real files, for tests of the merged run while they train."""
+
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+from distsummary import Topology, merge_run
+from distsummary.aggregate.live import LiveMerge
+from distsummary.aggregate.merged_files import is_merged
+from distsummary.coordination import LocalCoordinator
+from distsummary.format.digest import digest_of
+from distsummary.format.records import (
+    MINDSPORE,
+    TENSORBOARD_PLUGINS,
+    Batch,
+    Event,
+    Scalars,
+    Value,
+)
+from distsummary.format.scalar_rows import row_of
+from distsummary.reading.reader import read_directory
+from distsummary.run_dir import RunDir
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
+
+
+class Ranks:
+    """The ranks of one attempt, which write real files; each `write` returns its digest."""
+
+    def __init__(self, path: Path, world_size: int, attempt: int = 0) -> None:
+        self.run_dir = RunDir(path).create()
+        self.world_size, self.attempt = world_size, attempt
+        for rank in range(world_size):
+            place = Topology(rank=rank, world_size=world_size, incarnation=f"start {attempt}")
+            self.run_id = LocalCoordinator(self.run_dir).register(place).run_id
+        self.writers = [self.writer(rank) for rank in range(world_size)]
+
+    def writer(self, rank: int) -> RankWriter:
+        directory = self.run_dir.writer_dir("train", rank, self.world_size)
+        return RankWriter(
+            WriterSpec(directory=directory, run_id=self.run_id, attempt=self.attempt, rank=rank)
+        )
+
+    def write(self, rank, events, *, is_placed=True):
+        writer = self.writers[rank]
+        items = [Scalars(*row) if (row := row_of(event)) else event for event in events]
+        batch = Batch(
+            run_id=self.run_id,
+            attempt=self.attempt,
+            rank=rank,
+            first_seq=writer.last_seq + 1,
+            events=items,
+        )
+        writer.write(batch)
+        path = writer.path(MINDSPORE)
+        place = (path.name, path.stat().st_size) if is_placed and path.exists() else ()
+        return digest_of(batch, "train", *place)
+
+    def live(self, **options):
+        return LiveMerge(
+            self.run_dir,
+            role="train",
+            attempt=self.attempt,
+            world_size=self.world_size,
+            **options,
+        )
+
+    def close(self):
+        for writer in self.writers:
+            writer.close()
+
+    def offline(self, path):
+        """The merged series of the rank files."""
+        shutil.copytree(self.run_dir.base, path)
+        for merged in filter(is_merged, [p for p in path.iterdir() if p.is_file()]):
+            merged.unlink()
+        merge_run(path)
+        return series(path)
+
+
+def series(directory, dialect=MINDSPORE, attempt=None):
+    """(plugin, tag) -> [(step, value)] in the order of the file; values as text, so that NaN equals NaN."""
+    found = defaultdict(list)
+    for event in read_directory(directory, dialect):
+        if is_merged(event.file) and attempt in (None, event.attempt):
+            for value in event.values:
+                if value.plugin not in TENSORBOARD_PLUGINS and value.plugin != "graph":
+                    found[value.plugin, value.tag].append((event.step, repr(value.data)))
+    return dict(found)
+
+
+def scalar(step, wall_time=None, **values):
+    wall_time = 100.0 + step if wall_time is None else wall_time
+    return Event(step, wall_time, [Value("scalar", tag, value) for tag, value in values.items()])
+
+
+def tagged(step, values):
+    return Event(step, 100.0 + step, [Value("scalar", tag, value) for tag, value in values.items()])
