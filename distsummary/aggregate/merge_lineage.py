@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from distsummary.format.lineage import Lineage, merge_custom
@@ -14,6 +14,7 @@ ByRank: TypeAlias = dict[int, Any]  # Any: the value of any field of a message
 CUSTOM = "custom."  # begins the field of a conflict between users' own entries
 MAX_CUSTOM = 100  # such conflicts that are listed
 MAX_RANKS = 64  # listed in the manifest for each conflict
+MAX_LISTED = 16  # values in a merged graph
 MAX_CHARACTERS = 200  # of a text in the manifest
 MAX_INT32 = 2**31 - 1
 _MAX_EXACT = 2**53  # integers up to this one are exact as floats
@@ -70,7 +71,8 @@ def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lin
     - Batch and dataset sizes are summed if the dataset is split over the ranks (`is_split`); if every rank
       reads it whole, they are treated like names. A sum above int32 does not fit the file and is left out.
     - The loss and each evaluation metric become their mean over the ranks that have a value.
-    - The model comes from the lowest rank that saved it, the dataset graph from the lowest rank that has one.
+    - The model comes from the lowest rank that saved it, the dataset graph from the lowest rank that has one;
+      see `merge_graphs` for what the ranks' graphs say differently.
     - Users' own entries are joined; if ranks give a key different values, the lowest rank's value is taken.
     - Non-finite numbers are left out: MindInsight answers in JSON, which cannot hold them.
 
@@ -90,7 +92,7 @@ def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lin
     merged = Lineage(
         train=_merge_train(trained, world_size, split, conflicts) if trained else None,
         evaluation=_merge_evaluation(evaluated, split, conflicts) if evaluated else None,
-        dataset_graph=next(iter(graphs.values()), None),
+        dataset_graph=merge_graphs(list(graphs.values()), is_split=split) if graphs else None,
         custom=_merge_custom(customs, conflicts) if customs else None,
     )
     return merged, conflicts
@@ -108,6 +110,44 @@ def is_split(graph: lineage_pb2.DatasetGraph) -> bool:
         or any("distributed" in text.lower() for text in sampler.mapStr.values())
         or any(is_split(child) for child in graph.children)
     )
+
+
+def merge_graphs(graphs: Sequence[lineage_pb2.DatasetGraph], *, is_split: bool) -> lineage_pb2.DatasetGraph:
+    """The first rank's graph, for all ranks: the values of what differs are listed, such as a sampler's rank.
+
+    If the dataset is split, batch sizes are summed. Graphs of another form than the first are left out.
+    """
+    merged = lineage_pb2.DatasetGraph()
+    merged.CopyFrom(graphs[0])
+    by_rank = [list(_parameters(graph)) for graph in graphs]
+    same_form = [found for found in by_rank if len(found) == len(by_rank[0])]
+    for target, *given in zip(_parameters(merged), *same_form, strict=True):
+        _join_parameters(target, given, is_split=is_split)
+    return merged
+
+
+def _parameters(graph: lineage_pb2.DatasetGraph) -> Iterator[lineage_pb2.OperationParameter]:
+    """The parameters of a graph and of all its parts, always in one order."""
+    for part in (graph, *graph.operations, graph.sampler):
+        name = "parameter" if part is graph else "operationParam"
+        if part.HasField(name):
+            yield getattr(part, name)
+    for child in graph.children:
+        yield from _parameters(child)
+
+
+def _join_parameters(
+    target: lineage_pb2.OperationParameter, given: Sequence[lineage_pb2.OperationParameter], *, is_split: bool
+) -> None:
+    for kind in ("mapStr", "mapBool", "mapInt", "mapDouble"):
+        for key in sorted(getattr(target, kind)):
+            values = [getattr(one, kind)[key] for one in given if key in getattr(one, kind)]
+            if is_split and key == "batch_size" and kind == "mapInt" and sum(values) <= MAX_INT32:
+                target.mapInt[key] = sum(values)
+            elif len(different := list(dict.fromkeys(values))) > 1:
+                del getattr(target, kind)[key]
+                more = " ..." if len(different) > MAX_LISTED else ""
+                target.mapStr[key] = ", ".join(map(str, different[:MAX_LISTED])) + more
 
 
 def _merge_train(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
+from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import framework_of
 from distsummary.pb import mindspore_lineage_pb2 as pb
 from distsummary.topology import Topology
@@ -29,7 +30,7 @@ def train_lineage(
     Args:
         loss: the last loss, None before the first.
         mindspore_compat: give the size of the data set as steps times batch size, even if another size is
-            known.
+            known, and as the size of the model that of its last checkpoint file, not of its parameters.
     """
     message = pb.TrainLineage()
     network, optimizer, dataset = params.get("network"), params.get("optimizer"), params.get("train_dataset")
@@ -51,8 +52,22 @@ def train_lineage(
     _put(message.train_dataset, "train_dataset_size", dataset_size(dataset, steps, batch, mindspore_compat))
     path = params.get("latest_ckpt_file")
     message.model.path = json.dumps({"ckpt": os.path.abspath(path) if path else None})
-    message.model.size = os.path.getsize(path) if path and os.path.isfile(path) else 0
+    saved = os.path.getsize(path) if path and os.path.isfile(path) else 0
+    message.model.size = saved if mindspore_compat else model_bytes(network) or saved
     return message
+
+
+def model_bytes(network: object) -> int:
+    """The bytes of the parameters of a model; 0 if it has none that are known."""
+    if network is None:
+        return 0
+    try:
+        return framework_of(network).nbytes(network)
+    except InvalidTypeError:  # a function, or a model of another framework
+        return 0
+    except Exception as error:  # of the model's own code
+        logger.warning("the size of the model is not in the lineage: %s", error)
+        return 0
 
 
 def evaluation_lineage(params: CallbackParams, *, mindspore_compat: bool = False) -> pb.EvaluationLineage:

@@ -82,6 +82,10 @@ class NumpyFramework:
         """The items of `model.parameters`."""
         return _parameters(model).items()
 
+    def nbytes(self, model: Any) -> int:
+        """The bytes of `model.parameters`; an array with two names counts once."""
+        return sum(array.nbytes for array in {id(one): one for one in _parameters(model).values()}.values())
+
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
         """Parameters and buffers; an array with two names is listed once, under the first name."""
         return _entries(model).items()

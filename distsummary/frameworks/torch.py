@@ -149,6 +149,11 @@ class TorchFramework:
         first = {memory(value): name for name, value in reversed(trained)}
         return [(name, value) for name, value in trained if first[memory(value)] == name]
 
+    def nbytes(self, model: nn.Module) -> int:
+        """The bytes of all parameters, of DTensors the global ones; a lazy one has none yet."""
+        found = (one for one in unwrap(model).parameters() if not nn.parameter.is_lazy(one))
+        return sum(one.numel() * one.element_size() for one in found)
+
     def tensors(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         """All parameters and persistent buffers; tied ones are listed once, under their first name."""
         return entries(model)

@@ -144,6 +144,13 @@ class FrameworkSuite:
         assert [name for name, _ in parameters] == ["weight", "bias"]
         assert all(framework.is_tensor(value) for _, value in parameters)
 
+    def test_the_size_of_a_model_is_that_of_its_parameters(self, framework):
+        assert framework.nbytes(self.make_model()) == 4 * (2 * 3 + 2)
+        first, *_ = framework.named_parameters(tied := self.make_tied_model())
+        assert framework.nbytes(tied) == 2 * framework.array_spec(first[1]).dtype.itemsize
+        with pytest.raises(TypeError, match="model must"):
+            framework.nbytes([1.0])
+
     def test_the_state_holds_parameters_and_buffers_as_copies(self, framework):
         model = self.make_model()
         state = framework.state(model)

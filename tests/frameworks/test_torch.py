@@ -242,6 +242,7 @@ def test_an_fsdp2_and_tensor_parallel_model_is_read_shard_by_shard(framework, ra
         model = parallelize_module(copy.deepcopy(plain), mesh[tp], ColwiseParallel(), src_data_rank=None)
         fully_shard(model, mesh=mesh[dp])
         assert framework.mesh(model) == {dp: (rank // 2, 2), tp: (rank % 2, 2)}
+        assert framework.nbytes(model) == 4 * (3 * 8 + 8)  # of the whole model
         state = framework.state(model)
         for name, parameter in framework.named_parameters(model):
             shard = framework.shard(parameter)

@@ -2,8 +2,15 @@ import json
 
 import pytest
 
-from distsummary.aggregate.merge_lineage import MAX_CUSTOM, MAX_RANKS, Conflict, is_split, merge_lineage
-from distsummary.collect.lineage import custom_lineage
+from distsummary.aggregate.merge_lineage import (
+    MAX_CUSTOM,
+    MAX_RANKS,
+    Conflict,
+    is_split,
+    merge_graphs,
+    merge_lineage,
+)
+from distsummary.collect.lineage import custom_lineage, dataset_graph
 from distsummary.format.lineage import Lineage, custom_values
 from distsummary.pb import mindspore_lineage_pb2 as pb
 
@@ -219,7 +226,10 @@ def test_custom_information_is_joined_and_conflicts_are_listed():
 def test_the_dataset_graph_is_that_of_the_lowest_rank_that_has_one():
     graphs = {2: Lineage(dataset_graph=distributed_graph(2)), 1: Lineage(dataset_graph=distributed_graph(1))}
     merged, conflicts = merge_lineage({0: Lineage(), **graphs}, 3)
-    assert merged.dataset_graph == distributed_graph(1)
+    sampler = merged.dataset_graph.children[0].sampler.operationParam
+    assert dict(sampler.mapStr) == {"sampler_name": "DistributedSampler", "shard_id": "1, 2"}
+    assert not sampler.mapInt  # one rank's number would say that the run is that rank
+    assert graphs[1].dataset_graph == distributed_graph(1)
     assert merged.train is None
     assert merged.evaluation is None
     assert merged.custom is None
@@ -245,3 +255,43 @@ def test_a_conflict_in_words_groups_the_ranks_by_value():
     conflict = Conflict("custom.lr", {0: 0.1, 1: 0.2, 2: 0.2, 3: "x" * 5000})
     assert conflict.as_text() == f"lr (0.1 on rank 0; 0.2 on 2 ranks (1, 2); {'x' * 40} on rank 3)"
     assert conflict.as_json()["by_rank"]["3"] == "x" * 200
+
+
+class Loader:
+    """A DataLoader of one rank of four: it reads its own part of the data, or all of them."""
+
+    batch_size, drop_last, num_workers = 16, True, 0
+
+    def __init__(self, rank: int, *, is_split: bool) -> None:
+        self.dataset = range(1000)
+        kind = "DistributedSampler" if is_split else "RandomSampler"
+        self.sampler = type(kind, (), {"num_replicas": 4, "rank": rank, "seed": 7})()
+
+    def __len__(self) -> int:
+        return 15
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_the_merged_graph_is_that_of_all_ranks(is_split: bool) -> None:
+    """A batch of the run is one of each rank, and its sampler is not that of rank 0."""
+    graphs = {rank: dataset_graph(Loader(rank, is_split=is_split), steps=15) for rank in range(4)}
+    lineages = {rank: Lineage(dataset_graph=graph) for rank, graph in graphs.items()}
+    merged, conflicts = merge_lineage(lineages, 4)
+    assert merged.dataset_graph is not None
+    loader = merged.dataset_graph.parameter
+    assert dict(loader.mapInt) == {
+        "batch_size": 64 if is_split else 16, "num_workers": 0, "size": 15, "num_batches": 15,
+    }  # fmt: skip
+    sampler = merged.dataset_graph.sampler.operationParam
+    assert dict(sampler.mapInt) == {"num_replicas": 4, "seed": 7}
+    assert sampler.mapStr["rank"] == "0, 1, 2, 3"
+    assert (merged.dataset_graph.children, conflicts) == (graphs[0].children, [])
+
+
+def test_a_graph_of_another_form_is_left_out_of_the_merged_one() -> None:
+    mine, other = dataset_graph(Loader(0, is_split=True)), dataset_graph([1, 2])
+    assert merge_graphs([mine, other, dataset_graph(None)], is_split=True) == mine
+    many = [dataset_graph(Loader(rank, is_split=True)) for rank in range(40)]
+    joined = merge_graphs(many, is_split=True)
+    assert joined.sampler.operationParam.mapStr["rank"].endswith(", 14, 15 ...")
+    assert joined.parameter.mapInt["batch_size"] == 40 * 16

@@ -118,6 +118,27 @@ def test_the_last_checkpoint_is_named_with_its_size(tmp_path):
     assert (json.loads(model.path)["ckpt"], model.size) == (str(tmp_path / "last.ckpt"), 4)
 
 
+@pytest.mark.parametrize(("mindspore_compat", "size"), [(False, 24), (True, 4)])
+def test_the_size_of_the_model_is_that_of_its_parameters_but_mindspores_that_of_the_file(
+    tmp_path, mindspore_compat, size
+):
+    (tmp_path / "last.ckpt").write_bytes(b"1234")
+    network = Model()
+    network.parameters = {"weight": np.zeros((2, 3), np.float32)}
+    params = told(network=network, latest_ckpt_file=str(tmp_path / "last.ckpt"))
+    assert train_lineage(params, Topology(), mindspore_compat=mindspore_compat).model.size == size
+
+
+def test_a_model_whose_parameters_cannot_be_counted_has_its_lineage(caplog):
+    class Broken:
+        @property
+        def parameters(self):
+            raise RuntimeError("no parameters before the first call")
+
+    assert train_lineage(told(network=Broken()), Topology()).model.size == 0
+    assert "no parameters before the first call" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("sampler", "steps", "compat", "size"),
     [(None, 3, False, 15), (range(12), 3, False, 12), (range(12), 2, False, 10), (range(12), 3, True, 15),
