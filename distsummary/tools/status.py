@@ -102,7 +102,7 @@ def newest_step(attempt: AttemptState | None) -> int | None:
 def text_of(status: Status, *, width: int = WIDTH) -> str:
     """The run, its ranks and what to do next, in lines of at most `width` characters."""
     run, newest = status.run, status.run.newest
-    lines = [cut(run_line(status), width)]
+    lines = [cut(line, width) for line in _head(status, width)]
     if newest is None:
         return "\n".join([*lines, *hints(status)])
     if newest.failure is not None:
@@ -119,8 +119,8 @@ def text_of(status: Status, *, width: int = WIDTH) -> str:
     return "\n".join(lines + hints(status))
 
 
-def run_line(status: Status) -> str:
-    """The run in one line."""
+def _head(status: Status, width: int) -> list[str]:
+    """The run in one line; in two if it is too long for one."""
     run, newest = status.run, status.run.newest
     parts = [run.state]
     if newest is not None:
@@ -131,7 +131,8 @@ def run_line(status: Status) -> str:
             parts.append(f"step {step:,}")
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest.started))
         parts.append(f"began {began} ({lasting(max(0.0, status.now - newest.started))} ago)")
-    return f"{printable(str(run.path))}: {', '.join(parts)}"
+    path, facts = f"{printable(str(run.path))}:", ", ".join(parts)
+    return [f"{path} {facts}"] if len(path) + 1 + len(facts) <= width else [path, f"  {facts}"]
 
 
 def hints(status: Status) -> list[str]:
@@ -328,7 +329,9 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
     paces = [1e3 * rank.step_s for rank in ranks if rank.step_s]
     dropped = [count for rank in ranks if (count := dropped_by(rank)) is not None]
     hosts = {rank.host for rank in ranks}
-    process = f"{first.host}:{first.pid}" if len(ranks) == 1 else numbered(len(hosts), "host")
+    process = f"{first.host}:{first.pid}" if len(ranks) == 1 else first.host
+    if len(hosts) > 1:
+        process = numbered(len(hosts), "host")
     return (
         short_ranges([rank.rank for rank in ranks]),
         first.state,

@@ -156,6 +156,20 @@ def test_a_thousand_different_errors_fit_on_a_screen():
     assert "  and 1,021 more ranks: see --json" in lines
 
 
+def test_a_dead_node_is_a_line_with_its_name():
+    ranks = [rank_state(rank) for rank in range(64)]
+    ranks[16:40] = [
+        rank_state(rank, "lost", reason="no heartbeat for 41 s", host="n7") for rank in range(16, 40)
+    ]
+    lines = text_of(status_of(attempt_state(ranks)), width=200).splitlines()
+    assert re.fullmatch(r"16-39 +lost +120 .* n7 +no heartbeat for 41 s", lines[3])
+
+
+def test_a_long_path_has_a_line_of_its_own():
+    head = text_of(status_of(attempt_state([rank_state(0)])), width=60).splitlines()[:2]
+    assert head == ["/runs/mine:", "  running, attempt 0, 1 rank, step 120, began 2027-01-15 ..."]
+
+
 def test_text_of_others_cannot_control_the_terminal():
     bad = rank_state(0, "failed", error="E: \x1b[2J\x9b\n\u202e", phase="\x07", host="a\x1b")
     text = text_of(status_of(attempt_state([bad], "failed", failure=failure(0, bad.error))))
