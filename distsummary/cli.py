@@ -170,6 +170,8 @@ def merge(options: argparse.Namespace) -> None:
         print(f"{report.path}: {report.note or 'nothing to merge'}")
     else:
         print(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
+        if report.completed:
+            print(f"  completed {report.completed} steps that the merged run lacked or had of fewer ranks")
         for path in report.files:
             print(f"  {path.name}")
         # The merge has logged those of the configuration.

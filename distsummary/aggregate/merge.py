@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.aggregate.charts import charts
+from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import Bulk, RankFiles
 from distsummary.aggregate.shards import AddedShards
-from distsummary.aggregate.statistics import StatisticsRule
+from distsummary.aggregate.statistics import RANKS_TAG, StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.checks import check_type
 from distsummary.coordination import awaited_aggregator, newest_attempt
@@ -49,6 +50,8 @@ class MergeReport:
         note: why nothing was merged; empty if something was.
         missing_ranks: the ranks of the last attempt that have no directory.
         steps: how many steps were written. last_steps: rank -> its last step.
+        completed: how many steps the merged files before, as an aggregator writes them while the ranks train,
+            lacked or had of fewer ranks; 0 if there were none.
         conflicts: fields of the lineage on which the ranks disagree.
         damage: the parts of rank files that could not be read. refused: values that could not be written.
         superseded: how many events were left out because a later attempt repeated their steps.
@@ -65,6 +68,7 @@ class MergeReport:
     missing_ranks: tuple[int, ...] = ()
     attempts: tuple[int, ...] = ()
     steps: int = 0
+    completed: int = 0
     last_steps: dict[int, int] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
     damage: tuple[Damage, ...] = ()
@@ -169,8 +173,9 @@ def _merge_role(
     lineages = {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}
     lineage, conflicts = merge_lineage(lineages, world_size)
     _tell_settings(conflicts, target)
-    steps, tags = set(), set[str]()
+    steps, tags = 0, set[str]()
     last_s, last_step = 0.0, 0
+    earlier = EarlierMerge(target) if RANKS_TAG not in ranks.scalar_tags() else None
     with MergedFiles(
         target,
         run_id=run_id,
@@ -181,9 +186,14 @@ def _merge_role(
         for event in merged_events(ranks, key_tags):
             merged.write(event)
             if event.values[0].plugin != "graph":
-                steps.add(event.step)
-                tags.update(value.tag for value in event.values if value.plugin == "scalar")
+                steps += not steps or event.step > last_step
+                scalars = {value.tag: value.data for value in event.values if value.plugin == "scalar"}
+                tags.update(scalars)
+                if earlier is not None and RANKS_TAG in scalars:
+                    earlier.note(event.step, int(scalars[RANKS_TAG]))
                 last_s, last_step = max(last_s, event.wall_time), event.step
+        if earlier is not None:
+            _refuse_fewer(target, earlier.lost(ranks.first_repeated), ranks)
         if role == "train" and lineage.custom is not None:
             values = settings_values(custom_values(lineage.custom), of_newest, last_s)
             merged.write(Event(last_step, last_s, values))
@@ -201,7 +211,8 @@ def _merge_role(
         ranks=tuple(directories),
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in directories),
         attempts=ranks.attempts,
-        steps=len(steps),
+        steps=steps,
+        completed=earlier.completed if earlier is not None else 0,
         last_steps=dict(sorted(ranks.last_steps.items())),
         conflicts=tuple(conflicts),
         damage=tuple(ranks.damage),
@@ -297,6 +308,18 @@ def refuse_loss(run_dir: RunDir, role: str, ranks: RankFiles) -> None:
         f"{target} holds a merged run, but no rank directory in {run_dir.base} holds events that can be read"
         f"{damage}, so a merge could only remove it; put the directories of the ranks back, then try again"
     )
+
+
+def _refuse_fewer(target: Path, lost: Sequence[int], ranks: RankFiles) -> None:
+    """Raise RunDirError if a merge would lose what the merged files hold of some steps."""
+    if lost:
+        damage = f", and {len(ranks.damage)} damaged parts (see distsummary fsck)" if ranks.damage else ""
+        raise RunDirError(
+            f"the merged run in {target} holds {len(lost)} steps (the first is {lost[0]}) that the files of "
+            f"the ranks no longer hold, or hold of fewer ranks; {len(ranks.directories)} have a directory"
+            f"{damage}. A merge would remove what it cannot write again: put the directories of the ranks "
+            "back. To merge what is there, move the merged event files elsewhere first"
+        )
 
 
 def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:

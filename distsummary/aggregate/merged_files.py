@@ -1,6 +1,7 @@
 """The event files of a merged run: written to a staging directory, then replacing the older ones."""
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from distsummary.writing.segment import Segment
 
 MERGED = "merged"  # takes the place of the rank in the names of merged files
 _LINEAGE = "lineage"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MERGED_NAME = re.compile(rf"summary\.\d{{1,10}}\.{MERGED}\.|tfevents\.\d{{1,10}}\..*\.{MERGED}$")
 
 
@@ -153,8 +155,19 @@ class MergedFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove everything that was not published."""
+        """Remove everything that was not published; a full disk is told with what to do."""
+        written = 0
+        for segment in self._segments.values():
+            with contextlib.suppress(OSError):  # published, or never made
+                written += segment.path.stat().st_size
         for segment in self._segments.values():
             with contextlib.suppress(OSError):  # the file is about to be removed
                 segment.close()
         shutil.rmtree(self._staging, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise RunDirError(
+                f"{self._directory} cannot take the merged run ({error.strerror}): it was full after "
+                f"{written / 2**20:.1f} MiB of it; the merged run there, if any, is as it was. Free some "
+                "space, for example checkpoints, exported tensors or other runs, but keep the directories of "
+                "the ranks; then merge again"
+            ) from error

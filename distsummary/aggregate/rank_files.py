@@ -175,6 +175,11 @@ class RankFiles:
         """The attempts that recorded something."""
         return tuple(self._ends)
 
+    @property
+    def first_repeated(self) -> float:
+        """The first step that a later attempt has repeated, inf if there was one attempt."""
+        return min(self._ends.values(), default=np.inf)
+
     def scalar_tags(self) -> list[str]:
         """The tags of the scalars, sorted."""
         return sorted(self._tags)

@@ -1,4 +1,4 @@
-"""A merge that is killed."""
+"""A merge that is killed, and one on a disk that is full."""
 
 import subprocess
 import sys
@@ -34,3 +34,30 @@ def test_a_killed_merge_leaves_nothing_that_a_reader_takes_for_an_event_file(nas
     run.merge()
     assert run.points("loss") == [(1, 2.0)]
     assert not (run.run_dir.base / left).exists()
+
+
+FULL = """
+import resource, sys
+from distsummary.cli import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.exit(main(["merge", sys.argv[1]]))
+"""
+
+
+def test_on_a_full_disk_the_merged_run_stays_and_the_error_says_what_to_free(nasty_tmp_path):
+    run = Run(nasty_tmp_path / "run")
+    run.write(0, [scalar(step, loss=1.0) for step in range(10)])
+    run.merge()
+    run.write(0, [scalar(step, loss=1.0) for step in range(10, 500)])
+    before = names(run.run_dir.base)
+    command = [sys.executable, "-c", FULL, str(run.run_dir.base)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "cannot take the merged run (File too large)" in done.stderr
+    assert "Free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert names(run.run_dir.base) == before
+    assert len(run.points("loss")) == 10
+    run.merge()
+    assert len(run.points("loss")) == 500

@@ -39,6 +39,14 @@ def test_merge_makes_one_run_and_tells_it_as_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["ranks"] == [0, 1]
     merged = {v.tag: v.data for e in read_directory(run_dir.base) for v in e.values}
     assert (merged["acc"], merged["acc/max"], merged["acc/argmax_rank"]) == (0.5, 1.0, 1.0)
+    writer = RankWriter(
+        WriterSpec(directory=run_dir.writer_dir("train", 2, 3), run_id="00000000000000ab", rank=2)
+    )
+    events = [Event(2, 0.0, [Value("scalar", "acc", 1.0)])]
+    writer.write(Batch(run_id="00000000000000ab", attempt=0, rank=2, first_seq=1, events=events))
+    writer.close()
+    assert main(["merge", str(run_dir.base)]) == 0
+    assert "completed 1 steps that the merged run lacked or had of fewer ranks" in capsys.readouterr().out
 
 
 class Mse: ...

@@ -500,6 +500,54 @@ def test_a_merge_that_fails_leaves_the_older_merged_run_as_it_was(run, left):
     assert run.decoded() == records
 
 
+def test_the_report_counts_the_steps_that_the_merged_run_lacked_or_had_of_fewer_ranks(run):
+    run.write(0, [scalar(step, loss=1.0) for step in (1, 2, 3)])
+    run.write(1, [scalar(1, loss=2.0)])
+    assert run.merge().completed == 0  # there was none
+    assert run.merge().completed == 0
+    run.write(1, [scalar(step, loss=2.0) for step in (2, 4)])
+    assert run.merge().completed == 2
+    assert run.points("perf/ranks") == [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0)]
+
+
+def test_many_steps_are_compared_too(run):
+    run.write(0, [scalar(step, loss=1.0) for step in range(300)])
+    run.merge()
+    run.write(1, [scalar(step, loss=1.0) for step in range(100, 400)])
+    assert run.merge().completed == 300
+
+
+def test_a_merge_that_would_lose_what_ranks_recorded_is_refused(run):
+    for rank in (0, 1):
+        run.write(rank, [scalar(step, loss=1.0) for step in (1, 2, 3)])
+    run.merge()
+    shutil.move(run.run_dir.rank_dirs()[1], run.run_dir.base / "elsewhere")
+    before = {path: path.read_bytes() for path in run.run_dir.base.iterdir() if path.is_file()}
+    with pytest.raises(RunDirError, match=r"holds 3 steps \(the first is 1\).*move the merged event files"):
+        run.merge()
+    assert {path: path.read_bytes() for path in run.run_dir.base.iterdir() if path.is_file()} == before
+    shutil.move(run.run_dir.base / "elsewhere", run.run_dir.writer_dir("train", 1, 2))
+    assert run.merge().completed == 0
+
+
+def test_a_later_attempt_may_have_fewer_ranks_and_fewer_steps(run):
+    for rank in (0, 1):
+        run.write(rank, [scalar(step, loss=1.0) for step in (1, 2, 3, 4)])
+    run.merge()
+    run.start(world_size=2)
+    run.write(0, [scalar(3, loss=2.0)])
+    assert run.merge().completed == 0
+    assert run.points("perf/ranks") == [(1, 2.0), (2, 2.0), (3, 1.0)]
+
+
+def test_a_tag_of_the_user_with_the_name_of_ours_compares_nothing(run):
+    run.write(0, [Event(1, 1.0, [Value("scalar", "perf/ranks", 9.0)])])
+    run.merge()
+    run.write(0, [Event(1, 1.0, [Value("scalar", "perf/ranks", 3.0)])])
+    assert run.merge().completed == 0
+    assert run.points("perf/ranks") == [(1, 3.0)]
+
+
 def test_what_a_merge_left_that_died_while_publishing_goes_with_the_next(run):
     run.write(0, [scalar(1, loss=1.0), lineage_event(epoch=1)])
     first = run.merge()
