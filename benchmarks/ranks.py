@@ -1,4 +1,4 @@
-"""What many ranks cost the processes that serve them all: `python -m benchmarks.ranks live | status`.
+"""What many ranks cost the processes that serve them all: `python -m benchmarks.ranks live | merge | status`.
 
 `live`: the aggregator's merge while the ranks train. Each simulated rank tells one step a second, of 20
 scalars in which the ranks differ, by a digest (pickled, as Ray brings it) or, with `--files`, by its event
@@ -8,6 +8,9 @@ memory.
 
 `status`: `distsummary status` in a process of its own, on a run that trains, of which one rank is lost. The
 times are seconds of the wall clock, of several calls the smallest and the largest.
+
+`merge`: the merge of the rank files when the training has ended; CPU seconds, memory, and both of a second
+merge of the same files, which also compares its steps with those of the first.
 """
 
 import argparse
@@ -24,6 +27,7 @@ import numpy as np
 
 from distsummary import Topology
 from distsummary.aggregate.live import LiveMerge
+from distsummary.aggregate.merge import merge_run
 from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Heartbeat
 from distsummary.format.digest import digest_of
@@ -34,6 +38,7 @@ from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
+RUN_ID = "0123456789abcdef"
 TAGS = ("loss", "lr", *(f"metric/{number}" for number in range(18)))
 
 
@@ -118,6 +123,33 @@ def status(ranks: int, calls: int) -> dict[str, float]:
         return {"least s": min(times), "most s": max(times), "lines": lines}
 
 
+def merge(ranks: int, steps: int, tags: int) -> dict[str, float]:
+    """Figures of a merge of `ranks` ranks that each recorded `tags` scalars at each of `steps` steps."""
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as directory:
+        run_dir = RunDir(directory).create()
+        table = np.empty((steps, 2 + tags))
+        table[:, 0] = 1e9 + np.arange(steps)
+        table[:, 1] = np.arange(1, steps + 1).view(np.float64)
+        for rank in range(ranks):
+            table[:, 2:] = rng.normal(size=(steps, tags))
+            place = run_dir.writer_dir("train", rank, ranks)
+            spec = WriterSpec(directory=place, run_id=RUN_ID, rank=rank, formats=(MINDSPORE,))
+            writer = RankWriter(spec)
+            events = [Scalars(TAGS[:tags], table.tobytes())]
+            writer.write(Batch(run_id=RUN_ID, attempt=0, rank=rank, first_seq=1, events=events))
+            writer.close()
+        figures = {"memory before MiB": _memory_mib()}
+        for name in ("first", "second"):
+            started_s = time.process_time()
+            report = merge_run(run_dir.base)
+            figures[f"{name} merge, CPU s"] = time.process_time() - started_s
+            figures[f"{name} merge, memory at most MiB"] = _memory_mib()
+            if (report.steps, report.completed) != (steps, 0):
+                raise RuntimeError(f"the merged run is not whole: {report}")
+        return figures
+
+
 def _memory_mib() -> float:
     """The highest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -136,6 +168,11 @@ def main() -> None:
     command.add_argument("--ranks", type=int, default=1024)
     command.add_argument("--calls", type=int, default=10)
     command.set_defaults(run=lambda given: status(given.ranks, given.calls))
+    command = commands.add_parser("merge")
+    command.add_argument("--ranks", type=int, default=1024)
+    command.add_argument("--steps", type=int, default=10_000)
+    command.add_argument("--tags", type=int, default=1, help=f"scalars a step, at most {len(TAGS)}")
+    command.set_defaults(run=lambda given: merge(given.ranks, given.steps, given.tags))
     given = parser.parse_args()
     for name, figure in given.run(given).items():
         print(f"{name:32} {figure:12.4f}")

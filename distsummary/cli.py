@@ -171,7 +171,9 @@ def merge(options: argparse.Namespace) -> None:
     else:
         print(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
         if report.completed:
-            print(f"  completed {report.completed} steps that the merged run lacked or had of fewer ranks")
+            print(
+                f"  steps that the merged run lacked or had of fewer ranks: {report.completed}, now completed"
+            )
         for path in report.files:
             print(f"  {path.name}")
         # The merge has logged those of the configuration.

@@ -27,7 +27,8 @@ from distsummary.reading.segments import dialect_of, segments
 from distsummary.run_dir import RunDir
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the ranks' chunks overlap more
-_MIN_CHUNK, _MAX_CHUNK = 1 << 10, 1 << 13  # events
+_MIN_CHUNK, _MAX_CHUNK = 1 << 10, 1 << 13  # values, unless those of _FEW events are more
+_FEW = 64  # events; fewer scalar events are not read as columns
 _MAX_CHUNK_BYTES = 1 << 20  # unless a single event is larger
 
 Bools: TypeAlias = NDArray[np.bool_]
@@ -188,7 +189,7 @@ class RankFiles:
         """All steps that count, in windows of rising steps.
 
         A window holds about WINDOW scalars; it holds more if more chunks overlap: of a rank whose steps fall,
-        or of many ranks, since each has a chunk of at least 1,024 events.
+        or of many ranks, since each has a chunk of at least 1,024 values.
         """
         self.superseded, self.last_steps = 0, {}
         waiting = sorted(self._chunks, key=attrgetter("low", "rank", "number"), reverse=True)
@@ -258,11 +259,12 @@ class RankFiles:
 
 
 class _Index:
-    """Divides what a rank recorded into chunks of at most `most` events."""
+    """Divides what a rank recorded into chunks of `most` values, or of _FEW events if that is more."""
 
     def __init__(self, rank: int, most: int) -> None:
         self._rank, self._most = rank, most
         self._chunks: list[Chunk] = []
+        self._values = 0  # in the last chunk
 
     def chunks(self) -> list[Chunk]:
         """The chunks in recording order."""
@@ -270,29 +272,36 @@ class _Index:
 
     def add_event(self, file: Path, event: ReadEvent) -> None:
         """Add an event to the last chunk, or to a new one."""
-        self._add(file, event.attempt, event.offset, event.end, 1, event.step, event.step)
+        place = event.offset, event.end
+        self._add(file, event.attempt, *place, 1, len(event.values), event.step, event.step)
 
     def add_columns(self, file: Path, columns: ScalarColumns) -> None:
         """Add events; a gap between two of them, where something was read before, divides chunks."""
         gaps = np.flatnonzero(columns.offsets[1:] != columns.ends[:-1]) + 1
         size = len(columns.steps)
-        bounds = np.unique(np.concatenate((np.arange(0, size, self._most), gaps, [size])))
+        each = -(-len(columns.numbers) // size)
+        most = max(_FEW, self._most // each)
+        bounds = np.unique(np.concatenate((np.arange(0, size, most), gaps, [size])))
         for start, end in pairwise(bounds.tolist()):
             steps = columns.steps[start:end]
             place = int(columns.offsets[start]), int(columns.ends[end - 1])
-            self._add(file, columns.attempt, *place, end - start, int(steps.min()), int(steps.max()))
+            lowest, highest = int(steps.min()), int(steps.max())
+            self._add(file, columns.attempt, *place, end - start, each * (end - start), lowest, highest)
 
-    def _add(self, file: Path, attempt: int, start: int, end: int, events: int, low: int, high: int) -> None:
+    def _add(
+        self, file: Path, attempt: int, start: int, end: int, events: int, values: int, low: int, high: int
+    ) -> None:
         if self._chunks:
             last = self._chunks[-1]
             is_next = (last.file, last.attempt, last.end) == (file, attempt, start)
-            is_small = last.events + events <= self._most and end - last.start <= _MAX_CHUNK_BYTES
-            if is_next and is_small:
+            is_few = self._values + values <= self._most or last.events + events <= _FEW
+            if is_next and is_few and end - last.start <= _MAX_CHUNK_BYTES:
+                self._values += values
                 self._chunks[-1] = last._replace(
                     end=end, events=last.events + events, low=min(last.low, low), high=max(last.high, high)
                 )
                 return
-        number = len(self._chunks)
+        number, self._values = len(self._chunks), values
         self._chunks.append(Chunk(self._rank, number, file, attempt, start, end, events, low, high))
 
 

@@ -29,6 +29,7 @@ _FIRST_LOOK = 4 * FEW  # frames that are tried as columns at first
 _LONGEST_LOOK = 1 << 13  # the most frames that are tried as columns at once, after earlier successes
 _LONGEST_PAUSE = 1 << 17  # the most frames that are read one by one before columns are tried again
 _MAX_LENGTH = 1 << 12  # bytes of an event; larger ones are read frame by frame
+_FIRST_JUMP = 64  # frames of one length that are looked at together
 _MAX_HEADERS = 4096  # headers whose frame lengths are cached
 _MAX_GROUPS = 8  # the most layouts of fields in a block's frames of the same length
 _MIN_GROUP = 32  # frames per layout on average; with fewer, columns cost more than they save
@@ -135,9 +136,20 @@ class _Walker:
         lengths, size = self._lengths, len(block)
         length_of = lengths.get
         starts = [position]
-        for _ in range(most):
+        before, jump = b"", _FIRST_JUMP
+        while len(starts) <= most:
             header = block[position : position + HEADER_BYTES]
             length = length_of(header)
+            if header == before and length is not None:
+                # Frames of one length in a row: look at many together.
+                count = min(jump, most + 1 - len(starts), (size - position) // length)
+                same = _same_headers(block, position, length, count, header) if count else 0
+                starts += range(position + length, position + same * length + 1, length)
+                position += same * length
+                jump = 4 * jump if same == count else _FIRST_JUMP
+                before = b""
+                continue
+            before = header
             if length is None:  # a new header: check that its frame is whole and holds scalars
                 if len(header) < HEADER_BYTES:
                     break
@@ -156,6 +168,13 @@ class _Walker:
                 break
             starts.append(position)
         return starts
+
+
+def _same_headers(block: bytes, position: int, length: int, count: int, header: bytes) -> int:
+    """How many of `count` frames of `length` bytes each, from `position` on, have this header in a row."""
+    octets = np.frombuffer(block, np.uint8, count * length, position).reshape(count, length)
+    same = (octets[:, :HEADER_BYTES] == np.frombuffer(header, np.uint8)).all(axis=1)
+    return count if same.all() else int(same.argmin())
 
 
 class _Group(NamedTuple):

@@ -84,12 +84,14 @@ def test_complex_numbers_are_refused():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_counting_does_not_wait_for_the_device():
+    values = torch.randn(10_000, device="cuda")
+    counted_fixed(values)  # copies the edges to the device, once
     torch.cuda.set_sync_debug_mode("error")
     try:
-        counted = FRAMEWORK.histogram(torch.randn(10_000, device="cuda"))
+        counts = [FRAMEWORK.histogram(values), counted_fixed(values)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert int(counted.result().counts.sum()) == 10_000
+    assert [int(counted.result().counts.sum()) for counted in counts] == [10_000, 10_000]
 
 
 def test_the_fixed_buckets_are_those_of_torch(tmp_path):

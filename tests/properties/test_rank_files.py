@@ -64,7 +64,7 @@ def by_loop(told):
     for rank, (step, time, values) in sorted(kept, key=lambda pair: pair[0]):
         times, scalars, texts = found.setdefault(step, ([], {}, {}))
         times.append(time)
-        for plugin, tag, data, _ in values:
+        for plugin, tag, data, *_ in values:
             if plugin == "scalar":
                 scalars[tag, rank] = data
             elif texts.get(tag, (rank,))[0] == rank:
@@ -82,7 +82,7 @@ def by_loop(told):
 def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, window):
     with tempfile.TemporaryDirectory() as name:
         directories, told = written(Path(name), recorded)
-        sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "WINDOW": window}
+        sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "_FEW": 1, "WINDOW": window}
         with mock.patch.multiple(rank_files, **sizes):
             ranks = RankFiles(directories)
             found = {}

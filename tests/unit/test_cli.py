@@ -46,7 +46,9 @@ def test_merge_makes_one_run_and_tells_it_as_json(tmp_path, capsys):
     writer.write(Batch(run_id="00000000000000ab", attempt=0, rank=2, first_seq=1, events=events))
     writer.close()
     assert main(["merge", str(run_dir.base)]) == 0
-    assert "completed 1 steps that the merged run lacked or had of fewer ranks" in capsys.readouterr().out
+    assert (
+        "steps that the merged run lacked or had of fewer ranks: 1, now completed" in capsys.readouterr().out
+    )
 
 
 class Mse: ...

@@ -747,7 +747,7 @@ def test_what_is_no_run_is_refused_with_its_path(tmp_path):
 
 
 def test_a_merge_holds_a_window_of_the_steps_at_a_time(run, monkeypatch):
-    for name, size in {"_MIN_CHUNK": 8, "_MAX_CHUNK": 8, "WINDOW": 32}.items():
+    for name, size in {"_MIN_CHUNK": 8, "_MAX_CHUNK": 8, "_FEW": 1, "WINDOW": 32}.items():
         monkeypatch.setattr(rank_files, name, size)
     for rank in (0, 1):
         run.write(rank, [scalar(step, loss=float(step)) for step in range(500)])
