@@ -64,3 +64,8 @@ def short_ranges(numbers: Collection[int], width: int = 24) -> str:
 def numbered(count: int, name: str) -> str:
     """Such as 1 rank or 4 ranks."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def named(ranks: Collection[int], word: str = "Rank") -> str:
+    """Such as Rank 3 or Ranks 0-2,7."""
+    return f"{word}{'' if len(ranks) == 1 else 's'} {short_ranges(ranks, 40)}"

@@ -13,7 +13,7 @@ from distsummary.reading.newest import newest_events
 from distsummary.reading.reader import ReadEvent
 from distsummary.reading.segments import all_event_files, stamp_of
 from distsummary.run_dir import MANIFEST, RunDir
-from distsummary.tools.columns import WIDTH, aligned, lasting, numbered, printable, short_ranges
+from distsummary.tools.columns import WIDTH, aligned, lasting, named, printable
 from distsummary.tools.status import newest_step, read_status
 
 DEPTH = 8  # directories below the given one that are looked into
@@ -129,7 +129,7 @@ def _run(base: Path, place: Path) -> RunRow:
         notes.append(f"rank {newest.failure.rank} {state}: {newest.failure.error}")
     elif bad:
         states = "/".join(dict.fromkeys(rank.state for rank in newest.ranks if rank.rank in bad))
-        notes.append(f"{numbered(len(bad), 'rank')} {states}: {short_ranges(bad)}")
+        notes.append(f"{named(bad, 'rank')} {states}")
     if earlier := newest.attempt:
         notes.append(f"attempt {earlier}")
     began = min(attempt.started for attempt in status.run.attempts)

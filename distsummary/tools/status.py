@@ -6,7 +6,7 @@ import shlex
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.publish import file_system_time
 from distsummary.run_dir import MANIFEST, RunDir
 from distsummary.states import AttemptState, RankState, RunState, read_run
-from distsummary.tools.columns import WIDTH, aligned, cut, lasting, numbered, printable, short_ranges
+from distsummary.tools.columns import WIDTH, aligned, cut, lasting, named, numbered, printable, short_ranges
 
 EACH_RANK = 32  # up to so many ranks have a line each
 ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
@@ -86,10 +86,12 @@ def read_status(path: str | os.PathLike[str]) -> Status:
     _check_is_run(run_dir.base, os.fspath(path))
     now = file_system_time(run_dir.base)
     run = read_run(run_dir, now=now)
+    attempts = [
+        _with_recorded_steps(run_dir, attempt, EACH_RANK if attempt is run.newest else 1)
+        for attempt in run.attempts
+    ]
     if run.newest is not None:
-        newest = _with_recorded_steps(run_dir, run.newest)
-        attempts = tuple(newest if one is run.newest else one for one in run.attempts)
-        run = replace(run, attempts=attempts, newest=newest)
+        run = replace(run, attempts=(*attempts,), newest=attempts[run.attempts.index(run.newest)])
     is_merged = run.newest is not None and run.newest.world_size > 1
     return Status(run=run, now=now, merged_step=_recorded_step(run_dir.base) if is_merged else None)
 
@@ -149,16 +151,16 @@ def hints(status: Status) -> list[str]:
     for ranks in causes[:3]:
         why = printable(ranks[0].error or ranks[0].reason)
         said.append(
-            f"  {_named([rank.rank for rank in ranks])} {ranks[0].state}" + (f": {why}" if why else "")
+            f"  {named([rank.rank for rank in ranks])} {ranks[0].state}" + (f": {why}" if why else "")
         )
     if len(causes) > 3:
         said.append(f"  and {numbered(sum(map(len, causes[3:])), 'more rank')}: see --json")
     if newest.missing and bad + living:
-        said.append(f"{_named(newest.missing)} never registered; a training may record on some ranks only.")
+        said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
     said += _standing_still(newest, living)
     if dropped := {rank.rank: count for rank in newest.ranks if (count := dropped_by(rank))}:
         values = numbered(sum(dropped.values()), "value")
-        said.append(f"{_named(dropped)} dropped {values}; the log names each reason once.")
+        said.append(f"{named(dropped)} dropped {values}; the log names each reason once.")
     step = newest_step(newest)
     if newest.world_size > 1 and not living and step and (status.merged_step or 0) < step:
         at = f"ends at step {status.merged_step:,}" if status.merged_step is not None else "is missing"
@@ -193,20 +195,15 @@ def _check_is_run(base: Path, given: str) -> None:
     raise MissingFileError(f"{given} is not a run, for it has no {MANIFEST}; {remedy}")
 
 
-def _with_recorded_steps(run_dir: RunDir, attempt: AttemptState) -> AttemptState:
+def _with_recorded_steps(run_dir: RunDir, attempt: AttemptState, most: int) -> AttemptState:
     """The attempt with the newest recorded steps of ranks that have ended, whose last heartbeat was earlier.
 
-    Of up to EACH_RANK ranks: each costs the reading of an event file's end.
+    Of the first `most` such ranks: each costs the reading of an event file's end.
     """
-    ended = [rank for rank in attempt.ranks if rank.state != "running"]
-    if len(ended) > EACH_RANK:
-        return attempt
-    steps = {
-        rank.rank: _recorded_step(
-            run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size), attempt.attempt
-        )
-        for rank in ended
-    }
+    steps: dict[int, int | None] = {}
+    for rank in [rank for rank in attempt.ranks if rank.state != "running"][:most]:
+        place = run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size)
+        steps[rank.rank] = _recorded_step(place, attempt.attempt)
     ranks = [
         replace(rank, step=max(rank.step or 0, step)) if (step := steps.get(rank.rank)) else rank
         for rank in attempt.ranks
@@ -219,10 +216,9 @@ def _recorded_step(directory: Path, attempt: int | None = None) -> int | None:
     from distsummary.reading.newest import newest_events  # loads NumPy, which a running rank does not need
 
     try:
-        events = newest_events(directory)
+        return max((event.step for event in newest_events(directory, attempt=attempt)), default=None)
     except (DistSummaryError, OSError):  # fsck names what cannot be read
         return None
-    return max((event.step for event in events if attempt in (None, event.attempt)), default=None)
 
 
 def _attempt_as_json(attempt: AttemptState) -> dict[str, Any]:
@@ -239,12 +235,12 @@ def _attempt_as_json(attempt: AttemptState) -> dict[str, Any]:
 def _other_line(attempt: AttemptState, newest: AttemptState) -> str:
     """What an attempt beside the newest one came to."""
     step = newest_step(attempt)
-    came = "without a step that it told" if step is None else f"came to step {step:,}"
+    came = "" if step is None else f", came to step {step:,}"
     if attempt.role != newest.role:
-        return f"{attempt.role} attempt {attempt.attempt}: {attempt.state}, {came}"
+        return f"{attempt.role} attempt {attempt.attempt}: {attempt.state}{came}"
     why = f" (rank {attempt.failure.rank}: {printable(attempt.failure.error)})" if attempt.failure else ""
     ranks = numbered(attempt.world_size, "rank")
-    return f"before: attempt {attempt.attempt}, {attempt.state}, {ranks}, {came}{why}"
+    return f"before: attempt {attempt.attempt}, {attempt.state}, {ranks}{came}{why}"
 
 
 def _verdict(newest: AttemptState, bad: Sequence[RankState], living: Sequence[RankState]) -> str:
@@ -256,7 +252,7 @@ def _verdict(newest: AttemptState, bad: Sequence[RankState], living: Sequence[Ra
         finished = f", {ended:,} {'has' if ended == 1 else 'have'} finished" if ended else ""
         return f"The run is fine: {f'all {others} run' if is_all else goes_on}{finished}."
     if living:
-        return f"The run is damaged: {goes_on} without {_named([rank.rank for rank in bad], 'rank')}."
+        return f"The run is damaged: {goes_on} without {named([rank.rank for rank in bad], 'rank')}."
     if not newest.ranks:
         return "No rank has registered in this attempt."
     if not bad:
@@ -278,7 +274,7 @@ def _standing_still(newest: AttemptState, living: Sequence[RankState]) -> list[s
     if len(slowest) == len(training):
         return [f"No rank has made a step since its last heartbeat; all are at step {least:,}."]
     return [
-        f"No rank has made a step since its last heartbeat; look at {_named(slowest, 'rank')} first: "
+        f"No rank has made a step since its last heartbeat; look at {named(slowest, 'rank')} first: "
         f"at step {least:,}, the others are further."
     ]
 
@@ -336,7 +332,7 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
         short_ranges([rank.rank for rank in ranks]),
         first.state,
         _span([f"{min(steps)}", f"{max(steps)}"] if steps else []),
-        printable(first.phase) or "-",
+        "-" if first.state == "finished" else printable(first.phase) or "-",
         _span([f"{min(paces):.1f}", f"{max(paces):.1f}"] if paces else []),
         lasting(max(rank.heard_s for rank in ranks)),
         f"{sum(dropped)}" if dropped else "-",
@@ -347,7 +343,3 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
 
 def _span(ends: Sequence[str]) -> str:
     return "-".join(dict.fromkeys(ends)) or "-"
-
-
-def _named(ranks: Collection[int], word: str = "Rank") -> str:
-    return f"{word}{'' if len(ranks) == 1 else 's'} {short_ranges(ranks, 40)}"

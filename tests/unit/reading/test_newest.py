@@ -9,10 +9,11 @@ from distsummary.writing.writer import RankWriter
 RUN = "00000000000000ab"
 
 
-def written(path, steps, formats=DIALECTS):
-    writer = RankWriter(WriterSpec(directory=path, run_id=RUN, rank=0, formats=formats))
+def written(path, steps, formats=DIALECTS, attempt=0):
+    spec = WriterSpec(directory=path, run_id=RUN, rank=0, formats=formats, attempt=attempt)
+    writer = RankWriter(spec)
     events = [Event(step, 0.0, [Value("scalar", "loss", 1.0 / step)]) for step in steps]
-    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
+    writer.write(Batch(run_id=RUN, attempt=attempt, rank=0, first_seq=1, events=events))
     writer.close()
 
 
@@ -35,3 +36,10 @@ def test_a_torn_end_and_an_empty_file_are_passed_over(tmp_path):
 
 def test_a_directory_without_event_files_has_none(tmp_path):
     assert newest_events(tmp_path) == []
+
+
+def test_an_earlier_attempt_is_found_behind_a_later_one(tmp_path):
+    written(tmp_path, range(1, 31))
+    written(tmp_path, range(1, 6), attempt=1)
+    assert [max(e.step for e in newest_events(tmp_path, attempt=n)) for n in (0, 1, None)] == [30, 5, 5]
+    assert newest_events(tmp_path, attempt=2) == []

@@ -198,6 +198,14 @@ def test_a_recorded_run_is_read_from_its_files_also_where_nothing_can_be_written
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_an_earlier_attempt_came_to_the_step_that_its_files_hold(tmp_path):
+    for steps, exists in ((7, "refuse"), (4, "attempt")):
+        with ds.init(tmp_path, quiet=True, exists=exists) as run:
+            for _ in run.steps(range(steps)):
+                run.log(loss=1.0)
+    assert "  before: attempt 0, finished, 1 rank, came to step 7" in text_of(read_status(tmp_path))
+
+
 def test_a_lost_rank_has_the_step_that_its_files_hold(tmp_path):
     for rank in (0, 1):
         with ds.init(tmp_path, rank=rank, world_size=2, quiet=True, aggregate=False) as run:
