@@ -51,8 +51,8 @@ class LiveReport:
     Attributes:
         steps: how many steps the merged files of the attempt have.
         short: how many of them were written while a rank that lived had not told them for 30 s.
-        late: how many values came after their step had been written without them, or could not be read when
-            it was; the files of the ranks have them.
+        late: how many values came after their step had been written without them, or could not be read or
+            written when it was; the files of the ranks have them.
         sharded: how many shards could not be put together, as in `MergeReport`.
         last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
     """
@@ -442,10 +442,11 @@ class LiveMerge:
         self._merge(math.inf, math.inf, 0.0, is_last=True)
         self._files.flush()
         self._files.close()
+        files = self._files
         return LiveReport(
             steps=self._steps,
             short=self._short,
-            late=self._late + self._bulk.missing + self._files.left_out + self._files.differing,
+            late=self._late + self._bulk.missing + files.left_out + files.differing + files.spared,
             sharded=self._bulk.sharded,
             last_step=self._files.last_step,
             last_s=self._files.last_s,

@@ -13,7 +13,9 @@ import numpy as np
 from distsummary.aggregate.merged_files import MERGED, is_merged
 from distsummary.aggregate.step_events import step_events
 from distsummary.format.records import (
+    BULK_PLUGINS,
     DIALECTS,
+    MAX_TAG_BYTES,
     MINDSPORE,
     TENSORBOARD,
     Batch,
@@ -146,6 +148,11 @@ class LiveFiles:
         self.differing += not self._points[key].holds(step, number)
         return True
 
+    @property
+    def spared(self) -> int:
+        """How many bulk values were not written, since the disk was nearly full or they were too large."""
+        return sum(self._writer.health().dropped.get(plugin, 0) for plugin in BULK_PLUGINS)
+
     def put(
         self,
         step: int,
@@ -163,6 +170,8 @@ class LiveFiles:
         """
         new = []
         for value in scalars:
+            if len(value.tag) > MAX_TAG_BYTES // 4 and len(value.tag.encode()) > MAX_TAG_BYTES:
+                continue  # such as <tag>/argmax_rank of a long tag: the writer would refuse it at each step
             if value.plugin != "scalar" or not self.holds(("scalar", value.tag), step, value.data):
                 new.append(value)
         if not new and read is None:

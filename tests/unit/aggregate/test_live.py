@@ -14,6 +14,7 @@ from distsummary.errors import RunDirError
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import (
     DIALECTS,
+    MAX_TAG_BYTES,
     MINDSPORE,
     TENSORBOARD,
     Batch,
@@ -249,6 +250,34 @@ def test_a_full_disk_delays_the_merged_run_and_nothing_is_missing_or_there_twice
     assert live.close().is_exact
     for dialect in DIALECTS:
         assert points(two, "loss", dialect=dialect) == [(step, 0.5) for step in range(1, 9)]
+
+
+class NearlyFullDisk(Files):
+    def free_space(self, directory):
+        return 1 << 20, 1 << 40
+
+
+def test_bulk_values_that_a_nearly_full_disk_has_no_room_for_are_left_to_a_later_merge(two):
+    live = two.live(files=NearlyFullDisk())
+    live.poll()
+    for rank in (0, 1):
+        live.add(two.write(rank, [scalar(1, loss=1.0), Event(1, 101.0, [Value("text", "note", "x")])]))
+    report = live.close()
+    assert points(two, "loss") == [(1, 1.0)]
+    assert points(two, "note", "text") == []
+    assert (report.late, report.is_exact) == (1, False)
+
+
+def test_a_statistic_whose_name_would_be_too_long_is_left_out(two, caplog):
+    tag = "x" * (MAX_TAG_BYTES - 5)  # there is room for /min, but not for /median
+    live = two.live(key_tags=[tag])
+    live.poll()
+    for rank in (0, 1):
+        live.add(two.write(rank, [tagged(1, {tag: 1.0 + rank})]))
+    assert live.close().is_exact
+    names = {name.replace(tag, "tag") for _, name in series(two.run_dir.base)}
+    assert names == {"tag", "tag/min", "tag/max", "perf/ranks"}
+    assert caplog.text == ""
 
 
 class Killed(BaseException):
