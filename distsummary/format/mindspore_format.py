@@ -80,9 +80,7 @@ def value_parts(value: Value) -> list[Part]:
         case _:
             raise KeyError(value.plugin)
     if value.shard is not None:
-        sizes = [wire.integer(1, size) for size in value.shard.global_shape]
-        offsets = [wire.integer(2, first) for first in value.shard.offset]
-        parts.append(wire.delimited(1000, b"".join(sizes + offsets)))
+        parts.append(wire.shard(value.shard))
     return parts
 
 

@@ -18,6 +18,7 @@ from distsummary.format.records import (
     EventIds,
     Histogram,
     Image,
+    Shard,
     Value,
 )
 from distsummary.pb import tensorboard_pb2
@@ -79,7 +80,8 @@ def value_parts(value: Value) -> list[Part] | None:
         case "scalar":
             return [head, wire.single(2, value.data)]
         case "image":
-            return [head, *image_parts(value.data), *_described("images", _BLOB_SEQUENCE, value)]
+            described = _described("images", _BLOB_SEQUENCE, value)
+            return [head, *image_parts(value.data), *described, *_shard(value)]
         case "histogram":
             # Counts only finite values. If there are none, writes one empty bin: readers need a bin.
             histogram: Histogram = value.data
@@ -95,7 +97,8 @@ def value_parts(value: Value) -> list[Part] | None:
                 wire.delimited(6, right.astype("<f8").tobytes()),
                 wire.delimited(7, counts.astype("<f8").tobytes()),
             )
-            return [head, *wire.message(5, fields), *_described("histograms", _TENSOR, value)]
+            described = _described("histograms", _TENSOR, value)
+            return [head, *wire.message(5, fields), *described, *_shard(value)]
         case "text":
             return [head, wire.delimited(8, _TEXT_SHAPE + wire.text(8, value.data)), _TEXT_METADATA]
         case "hparams":
@@ -118,6 +121,10 @@ def _described(plugin: str, data_class: int, value: Value) -> list[Part]:
         wire.integer(4, data_class),
     )
     return [wire.delimited(9, b"".join(metadata))]
+
+
+def _shard(value: Value) -> list[Part]:
+    return [] if value.shard is None else [wire.shard(value.shard)]
 
 
 def _head(step: int, wall_time: float) -> bytes:
@@ -149,6 +156,9 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
 
 
 def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
+    shard = None
+    if value.HasField("shard"):
+        shard = Shard(global_shape=tuple(value.shard.global_shape), offset=tuple(value.shard.offset))
     match value.WhichOneof("value"):
         case "simple_value":
             return Value("scalar", value.tag, value.simple_value)
@@ -159,9 +169,9 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
                 colorspace=value.image.colorspace,
                 encoded=value.image.encoded_image_string,
             )
-            return Value("image", value.tag, image)
+            return Value("image", value.tag, image, shard)
         case "histo":
-            return Value("histogram", value.tag, _decode_histogram(value.histo))
+            return Value("histogram", value.tag, _decode_histogram(value.histo), shard)
         case "tensor" if value.metadata.plugin_data.plugin_name == "text":
             text = _decode_text(value.tensor)
             return None if text is None else Value("text", value.tag, text)

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from distsummary.errors import DamagedFileError, InvalidValueError
 from distsummary.format.frames import Part
-from distsummary.format.records import EventIds, Value
+from distsummary.format.records import EventIds, Shard, Value
 
 Descriptor: TypeAlias = Any  # its class depends on the implementation of protobuf
 
@@ -80,6 +80,12 @@ def message(field: int, parts: Iterable[Part]) -> list[Part]:
     """A message field whose payload is given in parts; no part is copied."""
     parts = list(parts)
     return [key(field, LENGTH_DELIMITED) + varint(sum(map(len, parts))), *parts]
+
+
+def shard(place: Shard) -> bytes:
+    """The field 1000 of a value, in both dialects: which part of a tensor it holds. Not packed."""
+    sizes = [integer(1, size) for size in place.global_shape]
+    return delimited(1000, b"".join([*sizes, *(integer(2, first) for first in place.offset)]))
 
 
 def text(field: int, string: str) -> bytes:

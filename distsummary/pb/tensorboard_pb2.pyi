@@ -58,23 +58,33 @@ class Summary(_message.Message):
         encoded_image_string: bytes
         def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., colorspace: _Optional[int] = ..., encoded_image_string: _Optional[bytes] = ...) -> None: ...
     class Value(_message.Message):
-        __slots__ = ("tag", "simple_value", "image", "histo", "tensor", "metadata")
+        __slots__ = ("tag", "simple_value", "image", "histo", "tensor", "metadata", "shard")
         TAG_FIELD_NUMBER: _ClassVar[int]
         SIMPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
         IMAGE_FIELD_NUMBER: _ClassVar[int]
         HISTO_FIELD_NUMBER: _ClassVar[int]
         TENSOR_FIELD_NUMBER: _ClassVar[int]
         METADATA_FIELD_NUMBER: _ClassVar[int]
+        SHARD_FIELD_NUMBER: _ClassVar[int]
         tag: str
         simple_value: float
         image: Summary.Image
         histo: HistogramProto
         tensor: TensorProto
         metadata: SummaryMetadata
-        def __init__(self, tag: _Optional[str] = ..., simple_value: _Optional[float] = ..., image: _Optional[_Union[Summary.Image, _Mapping]] = ..., histo: _Optional[_Union[HistogramProto, _Mapping]] = ..., tensor: _Optional[_Union[TensorProto, _Mapping]] = ..., metadata: _Optional[_Union[SummaryMetadata, _Mapping]] = ...) -> None: ...
+        shard: Shard
+        def __init__(self, tag: _Optional[str] = ..., simple_value: _Optional[float] = ..., image: _Optional[_Union[Summary.Image, _Mapping]] = ..., histo: _Optional[_Union[HistogramProto, _Mapping]] = ..., tensor: _Optional[_Union[TensorProto, _Mapping]] = ..., metadata: _Optional[_Union[SummaryMetadata, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
     VALUE_FIELD_NUMBER: _ClassVar[int]
     value: _containers.RepeatedCompositeFieldContainer[Summary.Value]
     def __init__(self, value: _Optional[_Iterable[_Union[Summary.Value, _Mapping]]] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("global_shape", "offset")
+    GLOBAL_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    global_shape: _containers.RepeatedScalarFieldContainer[int]
+    offset: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, global_shape: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HistogramProto(_message.Message):
     __slots__ = ("min", "max", "num", "sum", "sum_squares", "bucket_limit", "bucket")

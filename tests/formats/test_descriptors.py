@@ -136,6 +136,8 @@ def test_every_field_below_1000_is_tensorboards():
     theirs = dict(message for module in TENSORBOARD for message in messages_of(module))
     compared = 0
     for name, message in messages_of(tensorboard_pb2):
+        if name in OURS_ALONE:
+            continue
         known = {field.number: on_the_wire(field, theirs[name]) for field in theirs[name].field}
         for field in message.field:
             if field.number < OURS_FROM:

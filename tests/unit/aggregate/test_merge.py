@@ -393,12 +393,14 @@ def test_parts_of_a_tensor_are_counted_and_left_to_the_files_of_the_ranks(run):
     assert run.points("loss") == [(1, 1.0)]
 
 
-def test_histograms_of_shards_are_put_together_where_all_shards_are_there(run):
+@pytest.mark.parametrize("formats", [DIALECTS, (TENSORBOARD,)])
+def test_histograms_of_shards_are_put_together_where_all_shards_are_there(run, formats):
     weights = np.random.default_rng(0).normal(size=(4, 9))
     for rank in (0, 1):
         shard = Shard(global_shape=(4, 9), offset=(2 * rank, 0))
         parts = {step: weights[2 * rank : 2 * rank + 2] * step for step in (1, 2)[: 2 - rank]}
-        run.write(rank, [Event(s, 1.0, [Value("histogram", "w", part, shard)]) for s, part in parts.items()])
+        events = [Event(s, 1.0, [Value("histogram", "w", part, shard)]) for s, part in parts.items()]
+        run.write(rank, events, formats=formats)
     report = run.merge()
     assert (report.steps, report.sharded) == (1, 1)  # rank 1 did not come to step 2
     for dialect in DIALECTS:

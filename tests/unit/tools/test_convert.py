@@ -11,7 +11,7 @@ from distsummary.errors import MissingFileError, RunDirError
 from distsummary.format.frames import read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
-from distsummary.format.records import Batch, Event, Histogram, Value
+from distsummary.format.records import Batch, Event, Histogram, Shard, Value
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments, stamp_of
@@ -187,6 +187,20 @@ def test_wide_histograms_keep_their_counts():
     np.testing.assert_allclose(wide.left[1:], (wide.left + wide.width)[:-1])
     assert (wide.left + wide.width)[-1] == 4.0
     assert widened(histogram, 90).left.size == histogram.left.size
+
+
+def test_the_fixed_buckets_of_a_shard_survive_the_way_to_tensorboards_dialect(nasty_tmp_path: Path):
+    values = np.random.default_rng(1).normal(size=1000)
+    shard = Value("histogram", "h", values, Shard(global_shape=(2000,), offset=(1000,)))
+    spec = WriterSpec(directory=nasty_tmp_path, run_id="f" * 16, rank=0, formats=("mindspore",))
+    writer = RankWriter(spec)
+    writer.write(Batch(run_id="f" * 16, attempt=0, rank=0, first_seq=1, events=[Event(1, 1.0, [shard])]))
+    writer.close()
+    convert(nasty_tmp_path)
+    [event] = read_directory(nasty_tmp_path, "tensorboard")
+    [value] = event.values
+    assert value.shard == shard.shard
+    assert value.data.counts.tolist() == count_histogram(values, fixed=True).counts.tolist()
 
 
 def test_the_host_of_a_converted_file_is_this_one(nasty_tmp_path: Path):

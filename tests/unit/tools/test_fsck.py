@@ -11,7 +11,7 @@ from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
 from distsummary.format.lineage import Lineage, encode_lineage
-from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Value
+from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.segments import segments
@@ -285,6 +285,9 @@ def test_an_event_that_stands_twice_is_named(nasty_tmp_path: Path):
 # --- what viewers do not take
 
 
+NORMAL = np.random.default_rng(1).normal(size=10_000)
+
+
 def bucketed(count: int) -> Histogram:
     edges = np.linspace(0.0, 1.0, count + 1)
     return Histogram(left=edges[:-1], width=np.diff(edges), counts=np.ones(count, np.int64), count=count)
@@ -315,6 +318,7 @@ LOSS = Value("scalar", "loss/auto", 0.5)
     [
         ([Value("histogram", "h", bucketed(90))], []),
         ([Value("histogram", "h", bucketed(91))], ["buckets"]),
+        ([Value("histogram", "h", NORMAL, Shard(global_shape=(20_000,), offset=(0,)))], []),
         ([Value("tensor", f"t{n}", np.zeros(2)) for n in range(6)], []),
         ([Value("tensor", f"t{n}", np.zeros(2)) for n in range(7)], ["tensor_tags"]),
         ([Value("scalar", f"s{n}", 0.0) for n in range(301)], ["tags"]),
