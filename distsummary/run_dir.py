@@ -99,6 +99,10 @@ class RunDir:
             return self.base if role == "train" else self.base / role
         return self.base / f"{prefix}rank_{rank:05d}"
 
+    def is_rank_dir(self, path: Path) -> bool:
+        """Whether a directory is that of one of several ranks, by its name."""
+        return path.parent == self.base and _RANK_DIR.fullmatch(path.name) is not None
+
     def rank_dirs(self, role: str = "train") -> dict[int, Path]:
         """The existing directories of a role's ranks, as a dict rank -> path; empty for a run of one rank."""
         found = {}

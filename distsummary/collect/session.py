@@ -142,6 +142,7 @@ class Session:
             run_id=self._registration.run_id,
             attempt=self._registration.attempt,
             begun=self._registration.created or None,
+            hides_lineage=run_dir.is_rank_dir(rank_dir),
             rank=topology.rank,
         )
         self._writer = open_writer(spec, collectors)

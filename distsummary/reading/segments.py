@@ -11,6 +11,7 @@ LINEAGE_SUFFIX = "_lineage"
 LANDSCAPE = "landscape"  # the `source` of files of landscapes that stand beside those of the training
 
 _MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
+_HIDDEN_LINEAGE_NAME = re.compile(rf"lineage\.(?P<stamp>\d{{1,10}})\..*{LINEAGE_SUFFIX}$")
 _SOURCE = re.compile(r"summary\.\d{1,10}\.(?P<first>.+)\.[^.]+$|tfevents\..*\.(?P<last>[^.]+)$")
 _TENSORBOARD_NAME = re.compile(r"tfevents\.(?P<stamp>\d{1,10})\.")
 
@@ -31,9 +32,10 @@ class SegmentName:
             return f"{self.prefix}.out.tfevents.{stamp:010d}.{self.host}.{self.pid}.{self.source}"
         return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{self.suffix}"
 
-    def lineage_name(self, stamp: int) -> str:
-        """The name of a lineage file with a stamp."""
-        return f"{self.prefix}.out.events.summary.{stamp:010d}.{self.source}.{self.host}{LINEAGE_SUFFIX}"
+    def lineage_name(self, stamp: int, *, is_hidden: bool = False) -> str:
+        """The name of a lineage file with a stamp; MindInsight does not see a hidden one."""
+        word = "lineage" if is_hidden else "summary"
+        return f"{self.prefix}.out.events.{word}.{stamp:010d}.{self.source}.{self.host}{LINEAGE_SUFFIX}"
 
 
 def dialect_of(path: str | os.PathLike[str]) -> str:
@@ -46,7 +48,8 @@ def dialect_of(path: str | os.PathLike[str]) -> str:
 
 def stamp_of(name: str) -> int | None:
     """The stamp (seconds) in an event file's name, None for any other file."""
-    match = _TENSORBOARD_NAME.search(name) or _MINDSPORE_NAME.search(name)
+    patterns = (_TENSORBOARD_NAME, _MINDSPORE_NAME, _HIDDEN_LINEAGE_NAME)
+    match = next(filter(None, (pattern.search(name) for pattern in patterns)), None)
     return int(match["stamp"]) if match else None
 
 

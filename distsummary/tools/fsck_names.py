@@ -36,7 +36,10 @@ class EventFile:
 
 
 def event_file(path: Path) -> EventFile | None:
-    """Classify a file as viewers do, by its name alone; None if they ignore it."""
+    """Classify a file as viewers do, by its name alone; None if they ignore it.
+
+    The lineage of one of several ranks counts, although only merges read it.
+    """
     if path.name.endswith("_explain"):
         return None
     if match := _TENSORBOARD.search(path.name):
@@ -44,6 +47,8 @@ def event_file(path: Path) -> EventFile | None:
     if match := _MINDINSIGHT.search(path.name):
         kind = LINEAGE if path.name.endswith(LINEAGE_SUFFIX) else MINDSPORE
         return EventFile(path=path, kind=kind, stamp=match[1])
+    if path.name.endswith(LINEAGE_SUFFIX) and (stamp := stamp_of(path.name)) is not None:
+        return EventFile(path=path, kind=LINEAGE, stamp=f"{stamp:010d}")  # of one of several ranks
     return None
 
 

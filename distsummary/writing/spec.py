@@ -39,6 +39,8 @@ class WriterSpec:
         formats: the kinds of files to write: "mindspore", "tensorboard" or both.
         prefix, suffix: parts of the file names. source: the part that distinguishes the writers of one run,
             by default the rank.
+        hides_lineage: for one of several ranks: give the lineage file a name that MindInsight does not see,
+            as it takes each directory with lineage for a training of its own.
         limits: how large and how old the files may become.
         delivery: the guarantee for an acknowledged event. "written": it survives the death of any process;
             "synced": it is durable about a second later, or when a flush returns True; "queued": as
@@ -63,6 +65,7 @@ class WriterSpec:
     prefix: str = "events"
     suffix: str = "_MS"
     source: str | None = None
+    hides_lineage: bool = False
     limits: Limits = Limits()
     delivery: str = WRITTEN
     mindspore_compat: bool = False

@@ -210,7 +210,9 @@ class RankWriter:
         for value in values:
             lineage = updated_lineage(lineage, value)
         older, now = lineage_files(self.directory), self._files.now()
-        path = self.directory / self._event_files.name.lineage_name(next_stamp(self.directory, now))
+        stamp = next_stamp(self.directory, now)
+        name = self._event_files.name.lineage_name(stamp, is_hidden=self.spec.hides_lineage)
+        path = self.directory / name
         payloads = encode_lineage(lineage, now, self._event_files.ids)
         try:
             publish(path, b"".join(frame(payload) for payload in payloads))

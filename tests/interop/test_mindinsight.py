@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from distsummary.demo import DigitsNet
 from tests.conftest import ROOT
 from tests.interop.conftest import RANKS, Demo
 
@@ -66,11 +67,17 @@ def test_pointed_at_the_run_dir_the_jobs_are_the_merged_run_and_the_ranks(at_run
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_every_rank_shows_scalars_images_and_lineage(at_run_dir: Verdict, rank: int) -> None:
+def test_every_rank_shows_scalars_and_images(at_run_dir: Verdict, rank: int) -> None:
     read = at_run_dir.read(f"./rank_{rank:05d}")
     assert "loss/scalar" in read["scalar"]
     assert read["image"]
-    assert read["lineage"]["network"] == "DigitsNet"
+
+
+def test_several_ranks_are_one_training_in_the_table_of_lineage(at_run_dir: Verdict) -> None:
+    assert at_run_dir.document["lineage_table"]["rows"] == 1
+    lineage = at_run_dir.read("./")["lineage"]
+    assert (lineage["network"], lineage["device_num"]) == ("DigitsNet", RANKS)
+    assert lineage["model_size"] == 4 * sum(value.numel() for value in DigitsNet().parameters())
 
 
 def test_histograms_and_tensors_are_dealt_and_every_parameter_is_shown_by_some_rank(

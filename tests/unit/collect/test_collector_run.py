@@ -6,12 +6,15 @@ import threading
 import numpy as np
 import pytest
 
+import distsummary as ds
+from distsummary.aggregate.merge import merge_run
 from distsummary.collect import export
 from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
 from distsummary.format.lineage import Lineage
-from distsummary.reading.reader import read_directory
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from distsummary.tools.fsck import fsck
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams, LossMonitor, RunContext
 from distsummary.training.run import Run
@@ -270,6 +273,25 @@ def test_a_model_in_parts_has_no_trajectory_and_says_so(tmp_path, writers):
     train(collector)
     assert any("no trajectory is kept" in reason for reason in collector.health().errors)
     assert not (tmp_path / "ckpt_dir").exists()
+
+
+def test_the_lineage_of_one_of_several_ranks_is_for_merges_and_not_for_mindinsight(nasty_tmp_path):
+    """It would show each rank as a training of its own."""
+    for rank in range(2):
+        with ds.init(nasty_tmp_path, rank=rank, world_size=2, aggregate=False) as run:
+            run.log(loss=0.5)
+    for rank in range(2):
+        [path] = (nasty_tmp_path / f"rank_0000{rank}").glob("*_lineage")
+        assert "summary." not in path.name
+    assert fsck(nasty_tmp_path).findings == ()
+    merge_run(nasty_tmp_path)
+    [path] = nasty_tmp_path.glob("*_lineage")
+    assert "summary." in path.name
+    assert read_lineage(nasty_tmp_path).train.hyper_parameters.device_num == 2
+    old = path.rename(nasty_tmp_path / "rank_00000" / path.name)  # of a version that did not hide it
+    with ds.init(nasty_tmp_path, rank=0, world_size=2, aggregate=False, exists="attempt") as run:
+        run.log(loss=0.5)
+    assert not old.exists()
 
 
 def test_real_files_hold_the_run(nasty_tmp_path):
