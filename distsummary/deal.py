@@ -8,10 +8,10 @@ deal's first step on. Its own share of a deal, a rank computes by `collect/plan.
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from distsummary.topology import DATA_AXES, Topology
+from distsummary.topology import DATA_AXES
 
 BEAT_S = 5.0  # seconds between two heartbeats of a rank
 NOTICE_BEATS = 2  # a deal begins no earlier than the steps that the fastest rank makes in so many beats
@@ -66,20 +66,25 @@ class Deal(NamedTuple):
         )
 
 
-def dealing_groups(topologies: Iterable[Topology]) -> tuple[tuple[int, ...], ...]:
+def dealing_groups(meshes: Mapping[int, Mapping[str, tuple[int, int]]]) -> tuple[tuple[int, ...], ...]:
     """The ranks that have the same replicated values, as rising tuples.
 
     Without a mesh, these are all ranks; with a mesh, those whose coordinates differ only along data axes.
+
+    Args:
+        meshes: rank -> its mesh; see Topology.
     """
     groups: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
-    for topology in topologies:
-        others = sorted((axis, place[0]) for axis, place in topology.mesh.items() if axis not in DATA_AXES)
-        groups[tuple(others)].append(topology.rank)
-    return tuple(sorted(tuple(sorted(group)) for group in groups.values()))
+    for rank, mesh in sorted(meshes.items()):
+        others = sorted((axis, place[0]) for axis, place in mesh.items() if axis not in DATA_AXES)
+        groups[tuple(others)].append(rank)
+    return tuple(sorted(map(tuple, groups.values())))
 
 
 def next_deal(
-    previous: Deal | None, topologies: Collection[Topology], heartbeats: Mapping[int, Heartbeat]
+    previous: Deal | None,
+    meshes: Mapping[int, Mapping[str, tuple[int, int]]],
+    heartbeats: Mapping[int, Heartbeat],
 ) -> Deal | None:
     """The deal among the living ranks; None if the previous one still holds.
 
@@ -87,10 +92,10 @@ def next_deal(
     at the pace of the fastest rank. The total is the smallest that a rank tells.
 
     Args:
-        topologies: of the living ranks.
-        heartbeats: the newest of each living rank.
+        meshes: rank -> its mesh, of the living ranks.
+        heartbeats: rank -> its newest, of the living ranks.
     """
-    groups = dealing_groups(topologies)
+    groups = dealing_groups(meshes)
     totals = [beat.total for beat in heartbeats.values() if beat.total is not None]
     total = min(totals, default=None)
     if not groups or (previous is not None and (previous.groups, previous.total) == (groups, total)):

@@ -19,7 +19,7 @@ _STOP = b"\0"
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal that ends the process by its default action. It is passed to listeners, never raised."""
+    """Internal: a signal that ends the process by its default action; passed to listeners, never raised."""
 
 
 def tell_termination(tell: Callable[[Terminated], None]) -> Callable[[], None]:

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from distsummary.aggregate.aggregator import LEASE_S, Aggregator
+from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import (
     LocalCoordinator,
@@ -32,8 +31,10 @@ _TRIES = 5
 RETRY_S = 0.5
 REGISTER_S = 60.0  # seconds after which a rank goes on without the aggregator's answer
 NAMED_S = 10.0  # after so long without an answer, a rank that joins says what it waits for
+PING_S = 5.0  # how often `settle` asks whether the aggregator still answers, and how long it waits for that
 SERVES_S = 15.0  # how long `settle` waits for aggregators to say whether they serve the launch
-MERGE_S = 600.0  # how long `finish`, `evaluated` and `settle` wait for the merged run
+MERGE_S = 10.0  # how long the last rank's `finish` and `evaluated` wait for the merged run
+SETTLE_S = 600.0  # how long `settle` does, while the aggregator answers
 
 
 class _AggregatorActor(Aggregator):
@@ -81,8 +82,7 @@ class AggregatorClient:
         self._local = LocalCoordinator(run_dir, partial(first_free_attempt, run_dir))
         self._handle = _get_or_start(run_dir)
         self._cluster = ray.get_runtime_context().gcs_address
-        self._finished = threading.Event()
-        self._renewer: threading.Thread | None = None
+        self._renewal: Any = None  # the last call of `renew`
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Join the run.
@@ -95,29 +95,30 @@ class AggregatorClient:
         )
         refuse_other_version(self._run_dir, registration)
         refuse_unshared(self._run_dir, registration)
-
-        def renew() -> None:
-            while not self._finished.wait(LEASE_S / 4) and self._is_connected():
-                self._handle.renew.remote()
-
         self._local.enter(topology, registration.attempt)
-        if self._renewer is None:
-            self._renewer = threading.Thread(target=renew, name="distsummary-renew", daemon=True)
-            self._renewer.start()
         return registration
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
-        """Tell that this rank lives, by the run dir; returns the deal that the aggregator wrote there."""
+        """Tell that this rank lives, by the run dir; returns the deal that the aggregator wrote there.
+
+        An aggregator that has ended, because it was killed or took all ranks for dead, is started again.
+        """
+        if self._is_connected():
+            try:
+                if self._renewal is None or ray.wait([self._renewal], timeout=0)[0]:
+                    if self._renewal is not None:
+                        ray.get(self._renewal, timeout=RETRY_S)
+                    self._renewal = self._handle.renew.remote()
+            except RayActorError:
+                self._handle, self._renewal = _get_or_start(self._run_dir), None
         return self._local.beat(topology, attempt, heartbeat)
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
-        """Send the rank's lineage without waiting for the answer."""
-        if self._is_connected():  # otherwise the merge reads the lineage from the rank's own file
-            self._handle.lineage.remote(topology, attempt, lineage)
+        """Only check the attempt: the aggregator reads the lineage from the rank's files."""
+        self._local.lineage(topology, attempt, lineage)
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the call of the last rank returns only after the merged run is written."""
-        self._finished.set()
         try:
             self._local.leave(topology, attempt, health)
         finally:  # the aggregator ends and merges also if the disk is full
@@ -181,7 +182,19 @@ def settle(launch_id: str) -> None:
         asked = [actor.serves.options(concurrency_group=ASIDE).remote(launch_id) for actor in found]
         answers = _answers(asked, SERVES_S)
         own = [actor for actor, reference in zip(found, asked, strict=True) if answers.get(reference)]
-        _answers([actor.settle.remote(launch_id) for actor in own], MERGE_S)
+        settling = {actor.settle.remote(launch_id): actor for actor in own}
+        deadline = time.monotonic() + SETTLE_S
+        while settling and time.monotonic() < deadline:
+            ended, _ = ray.wait([*settling], num_returns=len(settling), timeout=PING_S)
+            _answers(ended, RETRY_S)
+            settling = {reference: actor for reference, actor in settling.items() if reference not in ended}
+            asked = [
+                actor.serves.options(concurrency_group=ASIDE).remote(launch_id) for actor in settling.values()
+            ]
+            if len(_answers(asked, PING_S)) < len(asked):
+                break
+        if settling:
+            logger.warning("the merged run may be missing; run: distsummary merge")
     except Exception:
         logger.exception("the merged run may be missing; run: distsummary merge")
 

@@ -1,186 +1,121 @@
-"""The aggregator of one run: it registers the ranks, collects their lineage and writes the merged run."""
+"""The aggregator of one run: it registers the ranks, deals, and writes the merged run while they train."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 
-from distsummary.aggregate.merge import merge_run
-from distsummary.aggregate.merge_lineage import merge_lineage
-from distsummary.aggregate.merged_files import MERGED
-from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.aggregate.description import Description, describe, tell_settings
+from distsummary.aggregate.live import LiveMerge, LiveReport
+from distsummary.aggregate.merge import merge_facts, merge_run
+from distsummary.aggregate.registrar import Registrar
 from distsummary.coordination import (
-    ENDED,
     Registration,
-    begin_attempt,
-    choose_attempt,
     end_of,
-    end_of_rank,
     find_attempt,
-    is_complete,
     is_open,
     merged_states,
-    newest_attempt,
     newest_attempts,
     note_aggregator,
     note_evaluation,
     note_state,
-    rank_states,
-    refuse_other_world,
-    refuse_stale,
-    refuse_taken,
+    with_ranks,
 )
-from distsummary.errors import DistSummaryError
-from distsummary.format.lineage import Lineage, lineage_values
-from distsummary.format.records import Batch, Event
-from distsummary.publish import file_system_time
-from distsummary.rank_manifest import new_entry, ranks_of
+from distsummary.deal import WORLD_S, Deal, Heartbeat, next_deal
+from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.format.digest import Digest
+from distsummary.rank_manifest import read_ranks
 from distsummary.run_dir import Manifest, RunDir
+from distsummary.states import AttemptState, is_over, read_run
 from distsummary.topology import Topology
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.writing.health import told
 
 logger = logging.getLogger(__name__)
 
-LEASE_S = 60.0
+ROUND_S = 0.5
+LOOK_S = 2.0  # seconds between two looks at the files in which the ranks tell their states
+LOOK_SHARE = 20  # a look that takes long, on a slow disk, is repeated after this many times as long
+JOIN_S = 30.0  # how long after the start of an attempt further ranks may join it; then the missing are named
+EVALUATED_S = 30.0  # how long after one rank the others may tell of their evaluations
+GIVE_UP_S = 5.0  # how long a merge that fails is tried again
+TELL_S = 10.0  # how long it stays to tell a launch that ends that a merge failed
 GRACE_S = 2.0
-FRESH_S = 1.0  # for so long run.json is not read again: others change it only rarely
+MAX_DIGESTS = 1 << 16  # digests that wait; the oldest are forgotten, as the files of the ranks have it all
+NAMED = 8  # missing ranks in a message
+
+Key = tuple[str, int]  # role and attempt
 
 
 class Aggregator:
-    """A Coordinator that outlives the ranks; the data that they record does not pass through it.
+    """A Coordinator that follows the ranks of a run; the data that they record do not pass through it.
 
-    It knows the ranks in memory: a call of a rank costs no file operation. Each rank tells the same in its
-    own file, where its client writes it, so that a restarted aggregator continues where the last one stopped.
-    A role ("train" or "eval") is open until every rank of its newest attempt (start) is finished
-    or lost and the attempt has then been merged. The attempt is merged when every rank has finished,
-    when `settle` is called for its launch, or when no rank has called the aggregator for `lease_s` seconds.
-    Ranks that have not finished then count as lost; a lost rank that comes back reopens its role.
+    It learns from their files how the ranks are (see `states`). Their calls only make it faster, so that it
+    works the same as an actor, which the ranks call, and as a process that nobody calls. All its lasting
+    state is in the run dir: if it dies, the next one goes on where it stopped.
 
-    When no role is open, the aggregator ends and calls `on_end`, either `grace_s` seconds after the last call
-    of a rank or at once after `settle`. It also ends if the merge after `lease_s` quiet seconds fails, and
-    `grace_s` seconds after the last rank has left if a full disk took neither its state nor the merged run.
+    Every ROUND_S its thread
+
+    - appends to the merged run of the newest training (see LiveMerge),
+    - deals the recording of equal values among the ranks that live (see `deal`),
+    - settles each attempt none of whose ranks runs any more. If the merged run is not what a merge of all
+      files would give, because a rank told something late or an attempt repeated steps, it is merged anew.
+
+    When every attempt is settled, and no rank has called for `grace_s` seconds, the thread ends and calls
+    `on_end`; also if what is left could not be merged for GIVE_UP_S, such as on a full disk.
 
     Args:
         run_dir: the run dir.
-        lease_s, grace_s: see above; in seconds.
+        grace_s: see above; in seconds.
         on_end: called once, in the aggregator's own thread.
     """
 
     def __init__(
-        self,
-        run_dir: str,
-        *,
-        lease_s: float = LEASE_S,
-        grace_s: float = GRACE_S,
-        on_end: Callable[[], None] = lambda: None,
+        self, run_dir: str, *, grace_s: float = GRACE_S, on_end: Callable[[], None] = lambda: None
     ) -> None:
         self._run_dir = RunDir(run_dir)
-        self._first_attempt = partial(first_free_attempt, self._run_dir)
-        self._ranks: dict[tuple[str, int], dict[str, Manifest]] = {}  # role, attempt -> rank -> its entry
-        self._manifest: tuple[float, Manifest] | None = None  # when it was read
-        self._lease_s, self._grace_s, self._on_end = lease_s, grace_s, on_end
-        self._lineages: dict[int, Lineage] = {}
-        self._lineages_of = -1  # the attempt that `_lineages` belong to
-        self._cannot_save = False
-        self._last_contact = time.monotonic()
-        self._changed = threading.Condition(threading.RLock())
+        self._registrar = Registrar(self._run_dir)
+        self._grace_s, self._on_end = grace_s, on_end
+        self._ended_launches: set[str] = set()
+        self._last_contact_s = time.monotonic()
+        self._asked = self._answered = 0  # how often somebody asked for a look at the ranks
+        self._has_ended = False
+        self._changed = threading.Condition(threading.RLock())  # for the above
+        # What follows is the thread's own, but for the digests.
+        self._since_s: dict[Key, float] = {}  # when an attempt was seen first
+        self._evaluated: dict[Key, tuple[int, float]] = {}  # how many ranks evaluated, and when
+        self._failing_s: dict[Key, float] = {}  # since when an attempt cannot be merged
+        self._given_up: dict[Key, tuple[Manifest, str]] = {}  # the attempts that could not be merged, and why
+        self._warned: set[str] = set()
+        self._over: list[Manifest] = []  # the attempts to settle, with their ranks
+        self._is_busy = True  # whether ranks run, or may join
+        self._look_at_s = 0.0
+        self._live: LiveMerge | None = None
+        self._live_of: Key | None = None
+        self._can_merge_live = self._is_described = True
+        self._running: set[int] = set()  # ranks of the training that `_live` merges
+        self._digests: deque[Digest] = deque(maxlen=MAX_DIGESTS)
         try:
             note_aggregator(self._run_dir)
         except DistSummaryError as error:  # the ranks register all the same
             logger.warning("a merge by hand will not see that an aggregator lives: %s", error)
-        threading.Thread(target=self._watch, name="distsummary-lease", daemon=True).start()
+        threading.Thread(target=self._watch, name="distsummary-aggregator", daemon=True).start()
+
+    # --- calls of the ranks
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Add a rank to the run; raises WorldMismatchError if the ranks disagree on the world size."""
-        with self._changed:
-            self.renew()
-            found = self._choose(self._recent_manifest(), topology)
-            if found is None:
-                found = self._begin(topology, refuse_finished=refuse_finished)
-            refuse_other_world(self._run_dir, found, topology)
-            attempt = int(found["attempt"])
-            self._ranks[topology.role, attempt][str(topology.rank)] = new_entry(
-                topology, attempt, "running", started=time.time()
-            )
-            manifest = self._recent_manifest()
-            return Registration(
-                run_id=manifest["run_id"],
-                attempt=attempt,
-                created=manifest["created"],
-                nonce=manifest.get("nonce", ""),
-            )
-
-    def _choose(self, manifest: Manifest, topology: Topology) -> Manifest | None:
-        attempts = self._attempts(manifest, topology.role)
-        return choose_attempt(attempts, topology, now=self._now(topology))
-
-    def _attempts(self, manifest: Manifest, role: str) -> list[Manifest]:
-        return self._with_ranks([entry for entry in manifest["attempts"] if entry["role"] == role])
-
-    def _begin(self, topology: Topology, *, refuse_finished: bool) -> Manifest:
-        found: Manifest | None = None
-
-        def is_there(manifest: Manifest) -> bool:
-            nonlocal found
-            found = self._choose(manifest, topology)
-            return found is not None
-
-        def begin(manifest: Manifest) -> None:
-            nonlocal found
-            refuse_taken(
-                self._attempts(manifest, topology.role),
-                topology,
-                self._run_dir,
-                refuse_finished=refuse_finished,
-                now=self._now(topology),
-            )
-            started = file_system_time(self._run_dir.base)
-            found = begin_attempt(manifest, topology, self._first_attempt, started=started)
-
-        self._keep(self._run_dir.update_manifest(begin, is_done=is_there))
-        assert found is not None  # chosen or begun
-        return self._with_ranks([found])[0]
-
-    def _now(self, topology: Topology) -> float:
-        return 0.0 if topology.is_incarnation_unique else file_system_time(self._run_dir.base)
-
-    def _with_ranks(self, entries: list[Manifest]) -> list[Manifest]:
-        """Entries of attempts with their ranks; those of an attempt are read from their files once."""
-        for entry in entries:
-            key = entry["role"], entry["attempt"]
-            if key not in self._ranks:
-                self._ranks[key] = ranks_of(self._run_dir, entry)
-        return [entry | {"ranks": self._ranks[entry["role"], entry["attempt"]]} for entry in entries]
-
-    def _look_again(self, entry: Manifest) -> Manifest:
-        """The entry of an attempt with its ranks; those that told no end to this process tell it by file.
-
-        A rank that could not reach the aggregator registers and leaves by its file alone.
-        """
-        [entry] = self._with_ranks([entry])
-        known = entry["ranks"]
-        asked = self._run_dir.rank_dirs(entry["role"]) if entry["world_size"] > 1 else (0,)
-        left = [rank for rank in asked if known.get(str(rank), {}).get("state") not in ENDED]
-        known |= ranks_of(self._run_dir, entry, left)
-        return entry
-
-    def _recent_manifest(self) -> Manifest:
-        if self._manifest is None or time.monotonic() - self._manifest[0] > FRESH_S:
-            return self._keep(self._run_dir.read_manifest())
-        return self._manifest[1]
-
-    def _keep(self, manifest: Manifest) -> Manifest:
-        self._manifest = time.monotonic(), manifest
-        return manifest
+        self.renew()
+        return self._registrar.register(topology, refuse_finished=refuse_finished)
 
     def renew(self) -> None:
-        """Renew the lease: some rank of the run is alive."""
+        """A rank of the run calls: the aggregator does not end yet."""
         with self._changed:
-            self._last_contact = time.monotonic()
-            self._changed.notify_all()
+            self._last_contact_s = time.monotonic()
+
+    def digest(self, digest: Digest) -> None:
+        """Take what a rank's collector tells of a batch; never waits."""
+        self._digests.append(digest)
 
     def serves(self, launch_id: str) -> bool:
         """Whether ranks of this launch have joined the run; never waits for a merge."""
@@ -188,135 +123,252 @@ class Aggregator:
         return any(entry["incarnation"].startswith(launch_id) for entry in attempts)
 
     def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
-        """Keep a rank's lineage; once every rank of the attempt has sent one, write the merged lineage.
-
-        Changes that a rank makes to its lineage later reach the merged lineage when the run is merged.
-        """
-        with self._changed:
-            self.renew()
-            manifest = self._recent_manifest()
-            refuse_stale(manifest, topology.role, attempt)
-            newest = newest_attempt(manifest, topology.role)
-            is_newest = newest is not None and newest["attempt"] == attempt
-            if topology.role != "train" or topology.world_size == 1 or not is_newest:
-                return
-            if self._lineages_of != attempt:
-                self._lineages, self._lineages_of = {}, attempt
-            if len(self._lineages) == topology.world_size:  # the merged lineage is written already
-                return
-            self._lineages[topology.rank] = Lineage.from_bytes(lineage)
-            if len(self._lineages) < topology.world_size:
-                return
-            merged, _ = merge_lineage(self._lineages, topology.world_size)
-            now = time.time()
-            events = [Event(0, now, [value]) for value in lineage_values(merged)]
-            run_id = manifest["run_id"]
-            writer = RankWriter(
-                WriterSpec(directory=self._run_dir.base, run_id=run_id, attempt=attempt, source=MERGED)
-            )
-            writer.write(Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=1, events=events))
-            writer.close()
+        """Nothing: the lineage is read from the rank's files."""
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
-        """Note that a rank has written everything; for the last rank, return only after the run is merged."""
-        with self._changed, self._saving():
-            self.renew()
-            manifest = self._recent_manifest()
-            refuse_stale(manifest, topology.role, attempt)
-            [entry] = self._with_ranks([find_attempt(manifest, topology.role, attempt)])
-            state = end_of_rank(health)
-            told = entry["ranks"].setdefault(
-                str(topology.rank), new_entry(topology, attempt, state, started=time.time())
-            )
-            told |= {"state": state, "error": str(health.get("error", "")), "health": dict(health)}
-            if state in ("failed", "interrupted"):
-                note_state(self._run_dir, topology.role, attempt, state)
-            if all(rank_state in ENDED for rank_state in rank_states(entry).values()):
-                self._settle(
-                    lambda other: (
-                        (other["role"], other["attempt"]) == (topology.role, attempt) and is_complete(other)
-                    )
-                )
+        """Note that a rank has left; for the last rank, return only when the attempt is settled."""
+        self.renew()
+        if self._registrar.leave(topology, attempt, health):
+            self._wait_until_settled(lambda entry: _key(entry) == (topology.role, attempt))
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
-        """Note that a rank evaluated its finished training; when the last rank reports this, merge again."""
-        with self._changed, self._saving():
-            self.renew()
-            note_evaluation(self._run_dir, topology, attempt)
-            entry = self._look_again(find_attempt(self._run_dir.read_manifest(), "train", attempt))
-            has_all = len(entry.get("evaluated", [])) >= topology.world_size
-            if has_all and "running" not in rank_states(entry).values():
-                self._settle(lambda other: (other["role"], other["attempt"]) == ("train", attempt))
+        """Note that a rank evaluated its finished training; the last rank's call returns after the merge."""
+        self.renew()
+        note_evaluation(self._run_dir, topology, attempt)
+        entry = find_attempt(self._run_dir.read_manifest(), "train", attempt)
+        if len(entry.get("evaluated", [])) >= topology.world_size:
+            self._wait_until_settled(lambda other: _key(other) == ("train", attempt))
 
     def settle(self, launch_id: str) -> None:
-        """Merge the attempts that an ended launch left open; attempts of other launches stay open."""
-        with self._changed, self._saving():
-            self._settle(lambda entry: entry["incarnation"].startswith(launch_id))
-            self._last_contact -= self._grace_s  # no rank is left to wait for
+        """Settle the attempts of a launch whose processes have ended; returns when they are settled."""
+        with self._changed:
+            self._ended_launches.add(launch_id)
+        self._wait_until_settled(lambda entry: entry["incarnation"].startswith(launch_id))
+        with self._changed:
+            self._last_contact_s -= self._grace_s  # no rank is left to wait for
+
+    def _wait_until_settled(self, wanted: Callable[[Manifest], bool]) -> None:
+        """Wait until the thread has looked at the ranks, and settled what is wanted and over.
+
+        Raises RunDirError if it has given that up.
+        """
+        with self._changed:
+            self._asked += 1
+            asked = self._asked
             self._changed.notify_all()
-
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Note whether the block could write what it changes; a full disk is the usual reason if not."""
-        try:
-            yield
-        except OSError:
-            self._cannot_save = True
-            raise
-        self._cannot_save = False
-
-    def _open_attempts(self) -> list[Manifest]:
-        """The newest attempt of each role, with its ranks, unless it is settled."""
-        newest = newest_attempts(self._keep(self._run_dir.read_manifest()))
-        return [entry for entry in map(self._look_again, newest) if is_open(entry)]
-
-    def _is_awaited(self, entry: Manifest) -> bool:
-        """Whether an open attempt has a rank that may still call, or can still be merged."""
-        return not self._cannot_save or "running" in rank_states(entry).values()
-
-    def _settle(self, wanted: Callable[[Manifest], bool]) -> None:
-        """Merge the open attempts that `wanted` selects."""
-        for entry in self._open_attempts():
-            if wanted(entry):
-                self._merge(entry)
-        self.renew()
-
-    def _merge(self, entry: Manifest) -> None:
-        role, attempt, states = entry["role"], entry["attempt"], merged_states(entry)
-        note_state(self._run_dir, role, attempt, end_of(states))
-        if entry["world_size"] > 1:
-            merge_run(self._run_dir)
-        elif "running" not in states:
-            return
-        self._keep(
-            self._run_dir.update_manifest(
-                lambda manifest: find_attempt(manifest, role, attempt).update(merged=states, evaluated=[])
+            self._changed.wait_for(
+                lambda: self._has_ended or (self._answered >= asked and not any(map(wanted, self._over)))
             )
-        )
+            for entry, reason in self._given_up.values():
+                if wanted(entry):
+                    raise RunDirError(reason)
+
+    # --- the aggregator's thread
 
     def _watch(self) -> None:
-        """The aggregator's thread: merges the run when its ranks fall silent; ends when no role is open."""
+        try:
+            while self._round():
+                with self._changed:
+                    if self._asked == self._answered:
+                        self._changed.wait(ROUND_S)
+        except Exception:  # nobody waits for this thread; the rank files can still be merged later
+            logger.exception("%s: the aggregator ends; run: distsummary merge", self._run_dir.base)
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
+            self._on_end()
+
+    def _round(self) -> bool:
+        """One round of the thread; False when nothing is left to do."""
+        asked, began_s = self._asked, time.monotonic()
+        if asked > self._answered or began_s >= self._look_at_s:
+            self._look()
+            took_s = time.monotonic() - began_s
+            self._look_at_s = began_s + took_s + max(LOOK_S, LOOK_SHARE * took_s)
+        self._write_live()
+        self._over = [entry for entry in self._over if not self._settle(entry)]
         with self._changed:
-            while True:
-                silent_s = time.monotonic() - self._last_contact
-                if silent_s < self._grace_s:
-                    self._changed.wait(self._grace_s - silent_s)
-                    continue
-                try:
-                    if not any(map(self._is_awaited, self._open_attempts())):
-                        break
-                except DistSummaryError:
-                    logger.exception("%s: the manifest cannot be read; the aggregator ends", self._run_dir)
-                    break
-                if silent_s < self._lease_s:
-                    self._changed.wait(self._lease_s - silent_s)
-                    continue
-                logger.warning(
-                    "%s: no rank was heard from for %g s; merging what is there", self._run_dir, self._lease_s
+            self._answered = asked
+            self._changed.notify_all()
+            silent_s = time.monotonic() - self._last_contact_s
+            return self._is_busy or bool(self._over) or silent_s < self._grace_s
+
+    def _look(self) -> None:
+        """Look how the ranks are: which attempts go on, and which are over and not settled."""
+        over: list[Manifest] = []
+        self._is_busy = False
+        try:
+            attempts = {(one.role, one.attempt): one for one in read_run(self._run_dir).attempts}
+            for entry in newest_attempts(self._run_dir.read_manifest()):
+                key = _key(entry)
+                attempt = attempts[key]
+                age_s = time.monotonic() - self._since_s.setdefault(key, time.monotonic())
+                has_ended = any(entry["incarnation"].startswith(launch) for launch in self._ended_launches)
+                if attempt.missing and not has_ended:
+                    self._is_busy |= age_s < JOIN_S
+                    if attempt.ranks and age_s >= JOIN_S and attempt.role == "train":
+                        self._name_missing(entry, attempt.missing)
+                if not has_ended and not is_over(attempt):
+                    self._is_busy |= bool(attempt.ranks)
+                    self._follow(entry, attempt, age_s)
+                elif key not in self._given_up:
+                    entry = with_ranks(self._run_dir, entry)
+                    if is_open(entry) and not self._awaits_evaluations(entry):
+                        over.append(entry)
+        except DistSummaryError as error:
+            self._warn(f"the states of the ranks cannot be read: {error}")
+        self._over = over
+
+    def _name_missing(self, entry: Manifest, missing: Collection[int]) -> None:
+        """Say once which ranks have not begun to record."""
+        if "missing" in entry:
+            return
+        ranks = ", ".join(map(str, [*missing][:NAMED]))
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        self._warn(
+            f"of {entry['world_size']} ranks, rank(s) {ranks}{more} have not begun to record here within "
+            f"{JOIN_S:g} s. Either only some ranks record, or they are still starting, or the directory is "
+            "not on a disk that all nodes share (look for it on the other nodes)"
+        )
+        self._note(entry, "missing", {"ranks": [*missing], "after_s": JOIN_S})
+
+    def _awaits_evaluations(self, entry: Manifest) -> bool:
+        """Whether some ranks have told of an evaluation, and others may still."""
+        told = len(entry.get("evaluated", []))
+        if not told or told >= len(entry["ranks"]):
+            return False
+        known, since_s = self._evaluated.get(_key(entry), (0, 0.0))
+        if told > known:
+            since_s = time.monotonic()
+            self._evaluated[_key(entry)] = told, since_s
+        is_awaited = time.monotonic() - since_s < EVALUATED_S
+        self._is_busy |= is_awaited
+        return is_awaited
+
+    def _follow(self, entry: Manifest, attempt: AttemptState, age_s: float) -> None:
+        """Begin to merge a training of several ranks that runs, and deal among its living ranks."""
+        if attempt.role != "train" or attempt.world_size == 1 or not attempt.ranks:
+            return
+        if self._live_of != _key(entry):
+            self._close_live()
+            self._live_of, self._can_merge_live = _key(entry), True
+        if self._live is None and self._can_merge_live:
+            self._is_described = False
+            try:
+                self._live = LiveMerge(
+                    self._run_dir,
+                    role=attempt.role,
+                    attempt=attempt.attempt,
+                    world_size=attempt.world_size,
+                    key_tags=self._run_dir.read_manifest().get("key_tags", []),
                 )
-                try:
-                    self._settle(lambda entry: True)
-                except Exception:  # nobody waits for this thread; the rank files can still be merged later
-                    logger.exception("%s could not be merged; run: distsummary merge", self._run_dir)
-                    break
-        self._on_end()
+            except OSError as error:  # the next look tries again
+                self._warn(f"nothing is merged while the ranks train: {told(error)}")
+        self._running = {rank.rank for rank in attempt.ranks if rank.state == "running"}
+        if self._live is not None and not self._is_described:
+            about = self._describe(entry)
+            if about.ranks == attempt.world_size or age_s > JOIN_S:
+                self._live.describe(about)
+                self._is_described = True
+        if age_s > WORLD_S or not attempt.missing:
+            self._deal(entry)
+
+    def _deal(self, entry: Manifest) -> None:
+        """Deal among the running ranks, unless the deal that holds is one among them."""
+        files = read_ranks(self._run_dir, entry["role"], entry["world_size"], self._running)
+        found = {rank: file.entry(entry["attempt"]) for rank, file in files.items()}
+        ranks = {rank: one for rank, one in found.items() if one is not None and one["heartbeat"]}
+        if ranks.keys() != self._running:
+            return  # the first heartbeat of a rank tells its number of steps, which the deal needs
+        beats = {
+            rank: Heartbeat(**{name: one["heartbeat"][name] for name in Heartbeat._fields})
+            for rank, one in ranks.items()
+        }
+        previous = Deal.from_json(entry["deal"]) if "deal" in entry else None
+        deal = next_deal(previous, {rank: one.get("mesh", {}) for rank, one in ranks.items()}, beats)
+        if deal is not None:
+            self._note(entry, "deal", deal.as_json())
+
+    def _write_live(self) -> None:
+        """Append to the merged run what is complete."""
+        digests = [self._digests.popleft() for _ in range(len(self._digests))]
+        if self._live is None:
+            return
+        for digest in digests:
+            if (digest.role, digest.attempt) == self._live_of:
+                self._live.add(digest)
+        try:
+            self._live.poll()
+            self._live.advance(self._running, time.monotonic())
+        except OSError as error:  # such as a full disk; the next round tries again
+            self._warn(f"the merged run cannot be written now: {told(error)}")
+        except Exception:
+            logger.exception("%s: nothing more is merged before the ranks have ended", self._run_dir.base)
+            self._live, self._can_merge_live = None, False
+
+    def _describe(self, entry: Manifest) -> Description:
+        run_dir, role = self._run_dir, entry["role"]
+        return describe(run_dir, role, run_dir.read_manifest(), run_dir.rank_dirs(role))
+
+    def _close_live(self, about: Description | None = None) -> LiveReport | None:
+        """End the live merge; returns what it wrote, None if the files of the ranks have to be merged anew.
+
+        about: what the run says about itself, if the attempt is over.
+        """
+        live, self._live = self._live, None
+        if live is None:
+            return None
+        try:
+            report = live.close(about)
+            return report if report.is_exact else None
+        except Exception as error:
+            self._warn(f"the merged run could not be completed, and is merged anew: {error!r}")
+            return None
+
+    def _settle(self, entry: Manifest) -> bool:
+        """Complete the merged run of an attempt that is over; False: to be tried again in the next round."""
+        key, states = _key(entry), merged_states(entry)
+        try:
+            note_state(self._run_dir, *key, end_of(states))
+            if entry["world_size"] > 1:
+                about = self._describe(entry)
+                report = self._close_live(about) if self._live_of == key else None
+                # Viewers that know nothing of attempts would show the steps twice that an attempt repeats.
+                if report is None or entry.get("evaluated") or entry["attempt"] > 0:
+                    merge_run(self._run_dir)
+                else:
+                    tell_settings(about.conflicts, self._run_dir.base)
+                    missing = about.attempt.missing if about.attempt else ()
+                    facts = merge_facts(report.last_steps, missing, about.conflicts, report.damage)
+                    self._run_dir.update_manifest(
+                        lambda manifest: manifest.setdefault("merged", {}).update({key[0]: facts})
+                    )
+            self._note(entry, "merged", states)
+        except (DistSummaryError, OSError) as error:
+            since_s = self._failing_s.setdefault(key, time.monotonic())
+            if time.monotonic() - since_s < GIVE_UP_S:
+                return False
+            base = self._run_dir.base
+            reason = f"{base}: the ranks could not be merged: {error}; then run: distsummary merge {base}"
+            self._given_up[key] = entry, reason
+            with self._changed:
+                self._last_contact_s = time.monotonic() + TELL_S
+            logger.warning("%s", reason)
+        return True
+
+    def _note(self, entry: Manifest, name: str, value: object) -> None:
+        """Write a field of an attempt into run.json."""
+        self._run_dir.update_manifest(
+            lambda manifest: find_attempt(manifest, *_key(entry)).update({name: value})
+        )
+
+    def _warn(self, text: str) -> None:
+        """Log a warning, once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s: %s", self._run_dir.base, text)
+
+
+def _key(entry: Manifest) -> Key:
+    return entry["role"], entry["attempt"]

@@ -6,12 +6,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
+from distsummary.aggregate.description import Description
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
@@ -29,7 +30,7 @@ from distsummary.format.records import (
 )
 from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.publish import ensure_directory
-from distsummary.reading.reader import ReadEvent
+from distsummary.reading.reader import Damage, ReadEvent
 from distsummary.reading.scalar_columns import ScalarColumns
 from distsummary.run_dir import RunDir
 from distsummary.writing.files import Files
@@ -55,6 +56,8 @@ class LiveReport:
             written when it was; the files of the ranks have them.
         sharded: how many shards could not be put together, as in `MergeReport`.
         last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
+        last_steps: rank -> the highest step that it told.
+        damage: the parts of rank files that could not be read.
     """
 
     steps: int = 0
@@ -63,6 +66,8 @@ class LiveReport:
     sharded: int = 0
     last_step: int = 0
     last_s: float = 0.0
+    last_steps: Mapping[int, int] = field(default_factory=dict)
+    damage: tuple[Damage, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -428,11 +433,15 @@ class LiveMerge:
 
     # --- the end
 
-    def close(self, ended: Collection[int] = ()) -> LiveReport:
+    def describe(self, about: Description) -> None:
+        """Write what the run says about itself, at the newest step; see `advance`."""
+        self._files.put(self._files.last_step, self._files.last_s, about.all_values(self._files.last_s))
+
+    def close(self, about: Description | None = None) -> LiveReport:
         """Read everything that is left, write it and close the files; raises OSError.
 
         Args:
-            ended: the ranks of which nothing more is to come.
+            about: what the run says about itself at its end.
         """
         for rank in self._ranks.values():
             rank.is_ended, rank.is_drained = True, False
@@ -441,6 +450,8 @@ class LiveMerge:
         self._unread.clear()
         self._merge(math.inf, math.inf, 0.0, is_last=True)
         self._files.flush()
+        if about is not None:
+            self.describe(about)
         self._files.close()
         files = self._files
         return LiveReport(
@@ -450,6 +461,8 @@ class LiveMerge:
             sharded=self._bulk.sharded,
             last_step=self._files.last_step,
             last_s=self._files.last_s,
+            last_steps=dict(sorted(self._waiting.reached.items())),
+            damage=tuple(damage for rank in self._ranks.values() for damage in rank.tail.damage),
         )
 
     def abandon(self) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.aggregate.charts import charts
+from distsummary.aggregate.description import describe, tell_settings
 from distsummary.aggregate.earlier_merge import EarlierMerge
-from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
+from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import Bulk, RankFiles
 from distsummary.aggregate.shards import AddedShards
@@ -25,14 +26,10 @@ from distsummary.checks import check_type
 from distsummary.coordination import awaited_aggregator, newest_attempt
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
-from distsummary.format.hparams import session_end, session_start
-from distsummary.format.lineage import custom_values
 from distsummary.format.records import Event, Value
 from distsummary.publish import ensure_directory
-from distsummary.reading.reader import Damage, read_lineage
+from distsummary.reading.reader import Damage
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.run_text import TAG, run_text
-from distsummary.states import AttemptState, read_run
 from distsummary.writing.files import Files
 
 _ROLES = ("eval", "train")
@@ -165,14 +162,10 @@ def _merge_role(
         return MergeReport(path=target, role=role, note="no rank directories", evaluation=evaluation)
     ensure_directory(target)
     refuse_foreign_files(target)
+    about = describe(run_dir, role, manifest, directories)
+    tell_settings(about.conflicts, target)
     newest = newest_attempt(manifest, role)
-    run = read_run(run_dir)
-    of_newest = [attempt for attempt in run.attempts if attempt.role == role][-1] if newest else None
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
-    # A rank beyond the world size belongs to an earlier attempt with more ranks, and so does its lineage.
-    lineages = {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}
-    lineage, conflicts = merge_lineage(lineages, world_size)
-    _tell_settings(conflicts, target)
     steps, tags = 0, set[str]()
     last_s, last_step = 0.0, 0
     earlier = EarlierMerge(target) if RANKS_TAG not in ranks.scalar_tags() else None
@@ -194,16 +187,13 @@ def _merge_role(
                 last_s, last_step = max(last_s, event.wall_time), event.step
         if earlier is not None:
             _refuse_fewer(target, earlier.lost(ranks.first_repeated), ranks)
-        if role == "train" and lineage.custom is not None:
-            values = settings_values(custom_values(lineage.custom), of_newest, last_s)
-            merged.write(Event(last_step, last_s, values))
         too_long = {refusal.tag for refusal in merged.refused if refusal.plugin == "scalar"}
         layout = charts(tags.difference(ranks.scalar_tags(), too_long))
         if layout is not None:
             merged.write(Event(last_step, last_s, [layout]))
-        if newest is not None and lineage.train is not None:
-            merged.write(Event(last_step, last_s, [Value("text", TAG, run_text(manifest, run, role))]))
-        merged.write_lineage(lineage)
+        if values := about.values(last_s):
+            merged.write(Event(last_step, last_s, values))
+        merged.write_lineage(about.lineage)
         published = merged.publish()
     report = MergeReport(
         path=target,
@@ -214,7 +204,7 @@ def _merge_role(
         steps=steps,
         completed=earlier.completed if earlier is not None else 0,
         last_steps=dict(sorted(ranks.last_steps.items())),
-        conflicts=tuple(conflicts),
+        conflicts=tuple(about.conflicts),
         damage=tuple(ranks.damage),
         refused=tuple(merged.refused),
         superseded=ranks.superseded,
@@ -230,51 +220,28 @@ def _merge_role(
             is_newest = newest is not None and entry["attempt"] == newest["attempt"]
             if is_newest and entry["role"] == role and "evaluated" in entry:  # later ones may have come since
                 entry["evaluated"] = sorted(set(entry["evaluated"]) - set(merged_evaluations))
-        entries: dict[str, Any] = manifest.setdefault("merged", {})
-        entries[role] = {  # facts about the merge that event files cannot hold
-            "merged_at": time.time(),
-            "ranks": list(report.ranks),
-            "missing_ranks": list(report.missing_ranks),
-            "last_steps": {str(rank): step for rank, step in report.last_steps.items()},
-            "conflicts": [conflict.as_json() for conflict in report.conflicts],
-            "damage": [{"file": str(d.file), "offset": d.offset, "reason": d.reason} for d in report.damage],
-        }
+        facts = merge_facts(report.last_steps, report.missing_ranks, report.conflicts, report.damage)
+        manifest.setdefault("merged", {})[role] = facts | {"ranks": list(report.ranks)}
 
     run_dir.update_manifest(enter)
     return report
 
 
-def _tell_settings(conflicts: Sequence[Conflict], target: Path) -> None:
-    """Say on which settings the ranks disagree."""
-    found = [conflict for conflict in conflicts if conflict.is_setting]
-    if found:
-        more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
-        logger.warning(
-            "%s: the config of the ranks differs: %s%s; the merged run has of each entry the value of the "
-            "lowest rank that has it",
-            target,
-            ", ".join(conflict.as_text() for conflict in found[:_TOLD]),
-            more,
-        )
-
-
-def settings_values(
-    settings: Mapping[str, str | float], attempt: AttemptState | None, last_s: float
-) -> list[Value]:
-    """The settings and the end of a training for TensorBoard's page HPARAMS.
-
-    Args:
-        settings: by name.
-        attempt: the newest attempt, None if it is unknown. A failure of one rank is the end; otherwise it is
-            left out while a rank runs, is unknown or was interrupted.
-        last_s: when the last step was recorded, in seconds since the epoch.
-    """
-    values = [session_start(settings, attempt.started if attempt else 0.0)]
-    states = {rank.state for rank in attempt.ranks} if attempt else set()
-    is_over = bool(states) and not {"running", "unknown", "interrupted"} & states
-    if is_over or "failed" in states:
-        values.append(session_end(last_s, is_success=states == {"finished"}))
-    return values
+def merge_facts(
+    last_steps: Mapping[int, int],
+    missing: Collection[int],
+    conflicts: Collection[Conflict],
+    damage: Collection[Damage],
+) -> dict[str, Any]:
+    """Facts about a merged run that event files cannot hold, for run.json."""
+    return {
+        "merged_at": time.time(),
+        "ranks": sorted(last_steps),
+        "missing_ranks": list(missing),
+        "last_steps": {str(rank): step for rank, step in last_steps.items()},
+        "conflicts": [conflict.as_json() for conflict in conflicts],
+        "damage": [{"file": str(one.file), "offset": one.offset, "reason": one.reason} for one in damage],
+    }
 
 
 def refuse_foreign_files(target: Path) -> None:

@@ -13,7 +13,7 @@ from typing import IO
 import psutil
 import pytest
 
-from distsummary.aggregate import follow
+from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.follow import Follower
 from distsummary.aggregate.merge import merge_run
 from distsummary.coordination import LocalCoordinator
@@ -209,7 +209,7 @@ def test_ranks_that_never_began_are_named_once(
     coordinator = LocalCoordinator(run)
     coordinator.register(topology)
     coordinator.finish(topology, 0, {})
-    monkeypatch.setattr(follow, "MISSING_S", 0.2)
+    monkeypatch.setattr(aggregator_module, "JOIN_S", 0.2)
     assert Follower(run).follow()
     [told] = [record.getMessage() for record in caplog.records if "have not begun" in record.message]
     assert "of 4 ranks, rank(s) 0, 2, 3 have not begun to record here within 0.2 s" in told

@@ -14,9 +14,7 @@ from distsummary import Topology, coordination
 from distsummary.aggregate import actor as actor_module
 from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
 from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
-from distsummary.format.lineage import Lineage
 from distsummary.format.records import Batch, Event, Value
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
@@ -101,7 +99,6 @@ def test_a_restart_is_a_new_attempt_and_the_old_one_is_refused(run_dir):
     assert (first.attempt, again.attempt, second.attempt) == (0, 0, 1)
     with pytest.raises(StaleAttemptError, match="superseded by attempt 1"):
         client.finish(place(0), 0, {})
-    client._finished.set()
 
 
 def test_ranks_that_disagree_on_the_world_size_are_named(run_dir):
@@ -109,22 +106,6 @@ def test_ranks_that_disagree_on_the_world_size_are_named(run_dir):
     client.register(place(0))
     with pytest.raises(WorldMismatchError, match=r"rank 1 says world_size 3 .* rank\(s\) 0 said 2"):
         client.register(place(1, world_size=3))
-    client._finished.set()
-
-
-def test_lineage_of_all_ranks_is_one_before_the_end(run_dir):
-    client = AggregatorClient(run_dir)
-    ranks = [place(rank) for rank in range(2)]
-    hyper = lineage_pb2.TrainLineage.HyperParameters(optimizer="SGD", batch_size=8)
-    told = Lineage(train=lineage_pb2.TrainLineage(hyper_parameters=hyper)).to_bytes()
-    for topology in ranks:
-        client.lineage(topology, client.register(topology).attempt, told)
-    ray.get(ray.get_actor(actor_name(run_dir), namespace=NAMESPACE).renew.remote())  # both were handled
-    merged = read_lineage(run_dir.base)
-    assert merged.train is not None
-    assert merged.train.hyper_parameters.optimizer == "SGD"
-    assert merged.train.hyper_parameters.device_num == 2
-    client._finished.set()
 
 
 def test_a_killed_aggregator_goes_on_from_the_manifest(run_dir):
@@ -191,7 +172,6 @@ def test_an_aggregator_that_does_not_answer_keeps_no_rank_waiting(run_dir, monke
         assert whole_manifest(run_dir)["attempts"][0]["ranks"]["1"]["state"] == "finished"
     finally:
         os.kill(pid, signal.SIGCONT)
-        clients[0]._finished.set()
     assert "no answer from the aggregator (GetTimeoutError" in caplog.text
     assert "has not answered for 0.5 s; the cluster may be full" in caplog.text
 
@@ -217,7 +197,6 @@ def test_a_launch_ends_in_spite_of_other_jobs_aggregators(run_dir, tmp_path, mon
         assert ds.launch(lambda: 42, ranks=1, backend=None) == [42]
     finally:
         ray.kill(hangs)
-        client._finished.set()
     assert "1 aggregator(s) did not answer within 2 s" in caplog.text
 
 
@@ -229,7 +208,6 @@ def test_an_aggregator_that_ends_meanwhile_keeps_no_other_from_settling(run_dir,
     monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: [gone, *named])
     settle("launch-1")
     assert losses(run_dir) == [(1, 1.0), (2, 2.0)]
-    client._finished.set()
 
 
 def test_a_launch_returns_its_results_when_the_merge_of_its_run_fails(run_dir, caplog):
@@ -292,7 +270,6 @@ def test_an_aggregator_waits_for_no_processor_of_a_full_cluster(run_dir, monkeyp
         ray.get(taker.taken.remote())
         client = AggregatorClient(run_dir)
         assert client.register(place(0)).attempt == 0
-        client._finished.set()
     finally:
         ray.kill(taker)
     assert "without the aggregator" not in caplog.text

@@ -3,11 +3,10 @@
 import json
 
 from distsummary.deal import BEAT_S, Deal, Heartbeat, next_deal
-from distsummary.topology import Topology
 
 
-def ranks(*numbers: int, world: int = 4) -> list[Topology]:
-    return [Topology(rank=rank, world_size=world) for rank in numbers]
+def ranks(*numbers: int) -> dict[int, dict[str, tuple[int, int]]]:
+    return {rank: {} for rank in numbers}
 
 
 def test_the_first_deal_has_all_ranks_and_the_smallest_total() -> None:
@@ -42,10 +41,7 @@ def test_a_deal_begins_after_every_rank_has_had_two_heartbeats() -> None:
 
 
 def test_ranks_that_hold_different_shards_deal_apart() -> None:
-    places = [
-        Topology(rank=rank, world_size=4, mesh={"dp": (rank // 2, 2), "tp": (rank % 2, 2)})
-        for rank in range(4)
-    ]
+    places = {rank: {"dp": (rank // 2, 2), "tp": (rank % 2, 2)} for rank in range(4)}
     deal = next_deal(None, places, {})
     assert deal is not None
     assert deal.groups == ((0, 2), (1, 3))

@@ -1,23 +1,22 @@
 """The aggregator: when it merges, what it keeps of lineage, and that it ends."""
 
-import dataclasses
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from distsummary import Topology, merge_run
+from distsummary import Topology, merge_run, states
 from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.aggregate.merge_lineage import merge_lineage
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import LocalCoordinator, Registration, rank_states, with_ranks
+from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import RunDirError, StaleAttemptError
 from distsummary.format.frames import frame
-from distsummary.format.lineage import Lineage
 from distsummary.format.records import Batch, Event, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
@@ -32,20 +31,22 @@ NEXT = [Topology(rank=rank, world_size=2, incarnation="launch-2") for rank in ra
 class Life:
     """Aggregators of one run; each has to end itself."""
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run_dir, self._monkeypatch = run_dir, monkeypatch
         self._started: list[tuple[Aggregator, threading.Event]] = []
 
-    def start(self, *, lease_s: float = 60.0, grace_s: float = 0.0) -> Aggregator:
+    def start(self, *, grace_s: float = 0.5) -> Aggregator:
         ended = threading.Event()
-        aggregator = Aggregator(str(self.run_dir.base), lease_s=lease_s, grace_s=grace_s, on_end=ended.set)
+        aggregator = Aggregator(str(self.run_dir.base), grace_s=grace_s, on_end=ended.set)
         self._started.append((aggregator, ended))
         return aggregator
 
     def lapse(self) -> None:
         """An aggregator that finds no rank alive, from its start to its end."""
-        self.start(lease_s=0.0)
-        self.end()
+        with self._monkeypatch.context() as patch:
+            patch.setattr(states, "is_alive", lambda place: False)
+            self.start()
+            self.end()
 
     def end(self) -> None:
         for _, ended in self._started:
@@ -70,8 +71,11 @@ class Life:
 
 
 @pytest.fixture
-def life(nasty_tmp_path: Path) -> Iterator[Life]:
-    found = Life(RunDir(nasty_tmp_path / "run").create())
+def life(nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
+    for name in ("ROUND_S", "LOOK_S", "EVALUATED_S", "GIVE_UP_S", "TELL_S"):
+        monkeypatch.setattr(aggregator_module, name, 0.01)
+    monkeypatch.setattr(aggregator_module, "JOIN_S", 0.0)
+    found = Life(RunDir(nasty_tmp_path / "run").create(), monkeypatch)
     yield found
     found.close()
 
@@ -98,19 +102,28 @@ def join(life: Life, ranks: list[Topology] = RANKS) -> None:
         LocalCoordinator(life.run_dir).register(topology)
 
 
-def record(run_dir: RunDir, topology: Topology, steps: range, attempt: int = 0) -> None:
+def record(
+    run_dir: RunDir, topology: Topology, steps: range, attempt: int = 0, *, optimizer: str = ""
+) -> None:
     run_id = run_dir.read_manifest()["run_id"]
     directory = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
     writer = RankWriter(WriterSpec(directory=directory, run_id=run_id, attempt=attempt, rank=topology.rank))
     events = [Event(step, float(step), [Value("scalar", "loss", 1.0)]) for step in steps]
+    if optimizer:
+        hyper = lineage_pb2.TrainLineage.HyperParameters(optimizer=optimizer, batch_size=8)
+        lineage = lineage_pb2.TrainLineage(hyper_parameters=hyper)
+        events.append(Event(0, 0.0, [Value("train_lineage", "", lineage)]))
     first = writer.last_seq + 1
     writer.write(Batch(run_id=run_id, attempt=attempt, rank=topology.rank, first_seq=first, events=events))
     writer.close()
 
 
-def lineage(optimizer: str) -> bytes:
-    hyper = lineage_pb2.TrainLineage.HyperParameters(optimizer=optimizer, batch_size=8)
-    return Lineage(train=lineage_pb2.TrainLineage(hyper_parameters=hyper)).to_bytes()
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Wait for what the aggregator's thread does by itself."""
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def count_merges(monkeypatch: pytest.MonkeyPatch, failures: int = 0) -> list[RunDir]:
@@ -138,7 +151,47 @@ def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life, monkeypatch
     assert life.merged_steps() == [1, 2, 3]
     aggregator.settle("launch-1")
     life.lapse()
-    assert len(merges) == 1
+    assert len(merges) <= 1  # none, if it was merged while it ran
+
+
+def test_a_step_is_merged_while_its_ranks_train(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    merges = count_merges(monkeypatch)
+    aggregator = life.start()
+    for topology in RANKS:
+        register(life, aggregator, topology)
+    for topology in RANKS:
+        record(life.run_dir, topology, range(1, 4))
+    wait_for(lambda: life.merged_steps() == [1, 2])  # a rank may still add to its newest step
+    for topology in RANKS:
+        finish(life, aggregator, topology, 0, {})
+    assert life.merged_steps() == [1, 2, 3]
+    assert not merges
+    assert life.run_dir.read_manifest()["merged"]["train"]["last_steps"] == {"0": 3, "1": 3}
+
+
+def test_the_ranks_that_live_divide_the_work(life: Life) -> None:
+    join(life)
+    living = [*RANKS]
+
+    def deal() -> Deal | None:
+        beats = {one.rank: Heartbeat(step=3, total=100 + one.rank) for one in living}
+        coordinator = LocalCoordinator(life.run_dir)
+        deals = [coordinator.beat(topology, 0, beats[topology.rank]) for topology in living]
+        return deals[0]
+
+    life.start()
+    wait_for(lambda: deal() == Deal(version=1, total=100, groups=((0, 1),), since=4))
+    LocalCoordinator(life.run_dir).finish(RANKS[1], 0, {})
+    living.pop()
+    wait_for(lambda: deal() == Deal(version=2, total=100, groups=((0,),), since=4))
+
+
+def test_ranks_that_never_begin_are_named_once(life: Life, caplog: pytest.LogCaptureFixture) -> None:
+    join(life, RANKS[:1])
+    life.start()
+    wait_for(lambda: "missing" in life.run_dir.read_manifest()["attempts"][0])
+    assert life.run_dir.read_manifest()["attempts"][0]["missing"]["ranks"] == [1]
+    assert [record.message for record in caplog.records if "have not begun to record here" in record.message]
 
 
 def test_a_run_in_which_a_rank_failed_is_failed_after_its_merge(life: Life) -> None:
@@ -195,36 +248,38 @@ def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(
     aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
+        finish(life, aggregator, topology, 0, {}) if topology.rank == 0 else None
+    LocalCoordinator(life.run_dir).leave(RANKS[1], 0, {})
     monkeypatch.setattr(run_dir_module, "publish", refuse)
-    aggregator.finish(RANKS[0], 0, {})  # the ranks cannot write their ends into their files either
-    with pytest.raises(RunDirError):
+    with pytest.raises(RunDirError, match="No space left on device; then run: distsummary merge"):
         aggregator.finish(RANKS[1], 0, {})
     life.end()
     monkeypatch.undo()
-    assert life.states() == {"0": "running", "1": "running"}
+    assert "merged" not in life.run_dir.read_manifest()["attempts"][0]
 
 
-def test_a_merge_that_failed_is_tried_again_when_it_is_asked_for(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count_merges(monkeypatch, failures=2)
-    aggregator = life.start()
+def test_a_merge_that_failed_is_tried_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregator_module, "GIVE_UP_S", 1000.0)
+    merges = count_merges(monkeypatch, failures=2)
+    join(life)
     for topology in RANKS:
-        register(life, aggregator, topology)
         record(life.run_dir, topology, range(1, 4))
-    finish(life, aggregator, RANKS[0], 0, {})
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space left"):
-            finish(life, aggregator, RANKS[1], 0, {})
-    life.start().settle("launch-1")
+        LocalCoordinator(life.run_dir).finish(topology, 0, {})
+    life.start()
+    life.end()
     assert life.merged_steps() == [1, 2, 3]
+    assert len(merges) == 3
 
 
-def test_a_merge_that_fails_is_not_tried_for_ever(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    merges = count_merges(monkeypatch, failures=1000)
+def test_a_merge_that_fails_is_not_tried_for_ever(
+    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    count_merges(monkeypatch, failures=1000)
     join(life)
     life.lapse()
-    assert len(merges) == 1
+    assert (
+        "could not be merged: [Errno 28] No space left on device; then run: distsummary merge" in caplog.text
+    )
 
 
 def test_an_aggregator_without_its_run_dir_ends_and_lets_a_launch_end(life: Life) -> None:
@@ -239,7 +294,7 @@ def test_an_aggregator_without_its_run_dir_ends_and_lets_a_launch_end(life: Life
 
 def test_after_the_end_of_a_launch_it_waits_for_no_other_word(life: Life) -> None:
     join(life)
-    life.start(grace_s=1000.0, lease_s=2000.0).settle("launch-1")
+    life.start(grace_s=1000.0).settle("launch-1")
     life.end()
 
 
@@ -261,40 +316,17 @@ def test_a_rank_that_finished_before_a_newer_attempt_does_not_end_that_one(life:
     assert life.states(1) == {"0": "running"}
 
 
-def test_lineage_is_merged_once_when_all_ranks_have_told_theirs(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    merges: list[int] = []
-
-    def merge(lineages: dict[int, Lineage], world_size: int) -> object:
-        merges.append(len(lineages))
-        return merge_lineage(lineages, world_size)
-
-    monkeypatch.setattr(aggregator_module, "merge_lineage", merge)
+def test_lineage_is_merged_when_all_ranks_have_told_theirs(life: Life) -> None:
     join(life)
-    aggregator = life.start()
-    for message in range(3):
-        for topology in RANKS:
-            aggregator.lineage(topology, 0, lineage(f"optimizer {message}"))
-    assert merges == [2]
-    merged = read_lineage(life.run_dir.base)
-    assert merged.train is not None
-    assert merged.train.hyper_parameters.optimizer == "optimizer 0"
+    life.start()
+    record(life.run_dir, RANKS[0], range(1, 2), optimizer="SGD")
+    record(life.run_dir, RANKS[1], range(1, 2), optimizer="SGD")
 
+    def optimizer() -> str:
+        merged = read_lineage(life.run_dir.base)
+        return merged.train.hyper_parameters.optimizer if merged.train else ""
 
-def test_lineage_of_an_older_attempt_is_not_mixed_with_that_of_the_newest(life: Life) -> None:
-    join(life)
-    aggregator = life.start()
-    aggregator.lineage(RANKS[0], 0, lineage("SGD"))
-    second = dataclasses.replace(RANKS[0], session="its second training")
-    finish(life, aggregator, RANKS[0], 0, {})
-    assert register(life, aggregator, second).attempt == 1
-    aggregator.lineage(RANKS[1], 0, lineage("SGD"))  # a slower rank, still in its first
-    aggregator.lineage(second, 1, lineage("Adam"))
-    assert read_lineage(life.run_dir.base).train is None
-    register(life, aggregator, NEXT[0])
-    with pytest.raises(StaleAttemptError):
-        aggregator.lineage(second, 1, lineage("Adam"))
+    wait_for(lambda: optimizer() == "SGD")
 
 
 def test_a_removed_manifest_does_not_let_attempts_begin_anew(life: Life) -> None:
@@ -318,30 +350,34 @@ def test_the_last_rank_that_evaluates_a_finished_training_has_the_run_merged_aga
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merges = count_merges(monkeypatch)
+    monkeypatch.setattr(aggregator_module, "EVALUATED_S", 1000.0)
     join(life)
     aggregator = life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 3))
         finish(life, aggregator, topology, 0, {})
+    life.end()
+    before = len(merges)
     assert life.merged_steps() == [1, 2]
     for topology in NEXT:  # 9 stands for what the evaluation adds
         record(life.run_dir, topology, range(9, 10))
         life.start().evaluated(topology, 0)
         assert life.merged_steps() == ([1, 2] if topology.rank == 0 else [1, 2, 9])
-    assert len(merges) == 2
+    merged = len(merges)
+    assert merged > before
     assert len(life.run_dir.read_manifest()["attempts"]) == 1
     life.lapse()
-    assert len(merges) == 2
+    assert len(merges) == merged
 
 
-def test_an_evaluation_that_not_all_ranks_finished_is_merged_when_the_lease_expires(life: Life) -> None:
+def test_an_evaluation_that_not_all_ranks_finished_is_merged_after_a_while(life: Life) -> None:
     join(life)
     aggregator = life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 3))
         finish(life, aggregator, topology, 0, {})
     record(life.run_dir, NEXT[1], range(9, 10))
-    life.start(lease_s=0.0).evaluated(NEXT[1], 0)
+    life.start().evaluated(NEXT[1], 0)
     life.lapse()
     assert life.merged_steps() == [1, 2, 9]
     assert life.states() == {"0": "finished", "1": "finished"}
