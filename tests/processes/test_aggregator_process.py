@@ -214,3 +214,43 @@ def test_ranks_that_never_began_are_named_once(
     [told] = [record.getMessage() for record in caplog.records if "have not begun" in record.message]
     assert "of 4 ranks, rank(s) 0, 2, 3 have not begun to record here within 0.2 s" in told
     assert run.read_manifest()["attempts"][0]["missing"]["ranks"] == [0, 2, 3]
+
+
+UNTIL_STOPPED = """
+import sys, time
+from pathlib import Path
+import distsummary as ds
+
+stop = Path(sys.argv[1]) / "stop"
+with ds.init(Path(sys.argv[1]) / "run", system_metrics=False) as run:
+    for step in run.steps():
+        run.log(loss=float(run.rank))
+        time.sleep(0.05)
+        if stop.exists():
+            break
+"""
+
+
+def test_under_torchrun_the_merged_run_of_four_ranks_is_read_while_they_train(tmp_path: Path) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(UNTIL_STOPPED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    training = subprocess.Popen(
+        [*command, str(script), str(tmp_path)], stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        await_(lambda: run.is_dir() and len(losses(run)) >= 20, "20 merged steps")
+        assert training.poll() is None
+        early = losses(run)
+        assert set(early.values()) == {1.5}
+        assert list(early) == list(range(1, len(early) + 1))
+        child = aggregator(run)
+        (tmp_path / "stop").touch()
+        assert training.wait(TIMEOUT_S) == 0
+    finally:
+        training.terminate()  # it ends its ranks first
+        training.wait(TIMEOUT_S)
+    late = losses(run)
+    assert early.items() <= late.items()
+    assert max(late) > max(early)
+    await_(lambda: gone(child), "the aggregator's end")
