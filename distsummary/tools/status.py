@@ -56,6 +56,11 @@ class Status:
         """0 if the run is healthy, else 1."""
         return 0 if self.is_healthy else 1
 
+    @property
+    def step(self) -> int | None:
+        """The newest step that a rank has told or that is merged; None without any."""
+        return max(newest_step(self.run.newest) or 0, self.merged_step or 0) or None
+
     def as_json(self) -> dict[str, Any]:
         """For JSON; docs/ranks.md lists the fields."""
         run = asdict(self.run)
@@ -66,7 +71,7 @@ class Status:
             "run_id": run["run_id"],
             "state": run["state"],
             "is_healthy": self.is_healthy,
-            "step": newest_step(self.run.newest),
+            "step": self.step,
             "merged_step": self.merged_step,
             "now": self.now,
             "newest": newest,
@@ -129,8 +134,8 @@ def _head(status: Status, width: int) -> list[str]:
         role = "" if newest.role == "train" else f" of role {newest.role}"
         parts.append(f"attempt {newest.attempt}{role}")
         parts.append(numbered(newest.world_size, "rank"))
-        if (step := newest_step(newest)) is not None:
-            parts.append(f"step {step:,}")
+        if status.step is not None:
+            parts.append(f"step {status.step:,}")
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest.started))
         parts.append(f"began {began} ({lasting(max(0.0, status.now - newest.started))} ago)")
     path, facts = f"{printable(str(run.path))}:", ", ".join(parts)
@@ -245,6 +250,7 @@ def _other_line(attempt: AttemptState, newest: AttemptState) -> str:
 
 def _verdict(newest: AttemptState, bad: Sequence[RankState], living: Sequence[RankState]) -> str:
     others = numbered(len(living), "rank")
+    lacking = named([rank.rank for rank in bad], "rank")
     goes_on = f"{others} {'goes' if len(living) == 1 else 'go'} on"
     if living and not bad:
         is_all = len(living) == newest.world_size > 1
@@ -252,13 +258,15 @@ def _verdict(newest: AttemptState, bad: Sequence[RankState], living: Sequence[Ra
         finished = f", {ended:,} {'has' if ended == 1 else 'have'} finished" if ended else ""
         return f"The run is fine: {f'all {others} run' if is_all else goes_on}{finished}."
     if living:
-        return f"The run is damaged: {goes_on} without {named([rank.rank for rank in bad], 'rank')}."
+        return f"The run goes on without {lacking}: {others} {'runs' if len(living) == 1 else 'run'}."
     if not newest.ranks:
         return "No rank has registered in this attempt."
     if not bad:
         return "The run is fine: it has finished."
     if newest.state == "finished":
         return "The run has finished, but events are missing from the files."
+    if newest.state == "lost" and len(bad) < len(newest.ranks):
+        return f"The run has ended without {lacking}, which did not finish."
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
     step = newest_step(newest)
     return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")

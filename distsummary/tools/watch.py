@@ -9,7 +9,7 @@ from typing import TextIO
 
 from distsummary.states import is_over
 from distsummary.tools.columns import width_of
-from distsummary.tools.status import Status, newest_step, read_status, text_of
+from distsummary.tools.status import Status, read_status, text_of
 
 _CLEAR = "\x1b[H\x1b[2J"  # the cursor goes to the corner of an empty screen
 
@@ -58,5 +58,4 @@ def summary(status: Status) -> str:
         return f"{status.run.state}, no rank has registered"
     states = Counter(rank.state for rank in newest.ranks) + Counter(missing=len(newest.missing))
     ranks = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    step = newest_step(newest)
-    return f"{status.run.state}, attempt {newest.attempt}, step {step if step else '-'}, ranks: {ranks}"
+    return f"{status.run.state}, attempt {newest.attempt}, step {status.step or '-'}, ranks: {ranks}"

@@ -55,7 +55,7 @@ def test_a_run_that_lost_a_rank_names_it_and_why():
         "2     lost       31  training     12.3   95 s        -  node-0:1002  process 1002 on node-0 is gone",
         "3     missing     -  -               -      -        -  -            never registered",
         "",
-        "The run is damaged: 2 ranks go on without rank 2.",
+        "The run goes on without rank 2: 2 ranks run.",
         "  Rank 2 lost: process 1002 on node-0 is gone",
         "Rank 3 never registered; a training may record on some ranks only.",
         "next: distsummary watch /runs/mine",
@@ -71,6 +71,15 @@ def test_a_dead_run_says_where_it_ended_and_what_to_do():
         "The merged run ends at step 100, the ranks came to 120: distsummary merge /runs/mine",
         "next: start the job again (attempt 1), or: distsummary fsck /runs/mine",
     ]
+
+
+def test_a_run_that_ended_without_a_rank_is_not_called_dead():
+    status = status_of(attempt_state([rank_state(0, "finished"), lost(1), lost(2)], "lost"))
+    assert hints(status)[0] == "The run has ended without ranks 1-2, which did not finish."
+
+
+def test_the_step_is_the_newest_that_is_known():
+    assert status_of(attempt_state([rank_state(0)]), merged_step=130).step == 130
 
 
 @pytest.mark.parametrize(
