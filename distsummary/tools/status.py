@@ -19,7 +19,7 @@ from distsummary.tools.columns import WIDTH, aligned, cut, lasting, named, numbe
 
 EACH_RANK = 32  # up to so many ranks have a line each
 ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
-MAX_ROWS = 22
+MAX_ROWS = 18  # of more ranks; with all else, 40 lines
 BEHIND_S = 15.0  # three heartbeats; a rank that lacks more than the steps of this time is behind
 BEHIND_STEPS = 10
 EARLIER = 3  # attempts before the newest that have a line

@@ -161,7 +161,7 @@ def test_a_thousand_different_errors_fit_on_a_screen():
     ranks = [rank_state(rank, "failed", error=f"KeyError: {words[rank]}") for rank in range(1024)]
     lines = text_of(status_of(attempt_state(ranks, "failed"))).splitlines()
     assert len(lines) <= 40
-    assert "...   1,002 more lines: see --json" in lines
+    assert "...   1,006 more lines: see --json" in lines
     assert "  and 1,021 more ranks: see --json" in lines
 
 
