@@ -1,4 +1,4 @@
-"""What many ranks cost the processes that serve them all: `python -m benchmarks.ranks live | merge | status`.
+"""What many ranks cost the processes that serve them: `python -m benchmarks.ranks live|merge|status|join`.
 
 `live`: the aggregator's merge while the ranks train. Each simulated rank tells one step a second, of 20
 scalars in which the ranks differ, by a digest (pickled, as Ray brings it) or, with `--files`, by its event
@@ -8,6 +8,8 @@ memory.
 
 `status`: `distsummary status` in a process of its own, on a run that trains, of which one rank is lost. The
 times are seconds of the wall clock, of several calls the smallest and the largest.
+
+`join`: how ranks register, report their lineage and finish; see `benchmarks.ranks_join`.
 
 `merge`: the merge of the rank files when the training has ended; CPU seconds, memory, and both of a second
 merge of the same files, which also compares its steps with those of the first.
@@ -25,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.ranks_join import PARTS, join
 from distsummary import Topology
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merge import merge_run
@@ -173,6 +176,11 @@ def main() -> None:
     command.add_argument("--steps", type=int, default=10_000)
     command.add_argument("--tags", type=int, default=1, help=f"scalars a step, at most {len(TAGS)}")
     command.set_defaults(run=lambda given: merge(given.ranks, given.steps, given.tags))
+    command = commands.add_parser("join")
+    command.add_argument("--ranks", type=int, default=1024)
+    command.add_argument("--how", choices=PARTS, default="local")
+    command.add_argument("--slow", action="store_true", help="10 ms more for each operation on a file")
+    command.set_defaults(run=lambda given: join(given.ranks, given.how, slow=given.slow))
     given = parser.parse_args()
     for name, figure in given.run(given).items():
         print(f"{name:32} {figure:12.4f}")

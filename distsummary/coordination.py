@@ -11,10 +11,10 @@ that thousands of ranks do not wait for one lock:
 - Whether another rank runs is asked of at most LOOKED_AT ranks, spread over the world: of a job that is over,
   all are gone, and of one that lives, none.
 - A rank that leaves writes its own file. A rank that failed or was interrupted also sets the state of the run
-  in run.json, unless it says so already. Any other rank looks at the others in random order, and stops at the
-  first that still runs: N ranks that leave one after the other look at about N log N files in all. Only one
-  that finds none running sets the state: it is the last. Of two that leave at the same time, at least one
-  finds the other's end. With an aggregator, the aggregator counts in memory instead.
+  in run.json, unless it says so already. Any rank then looks at the others in random order, and stops at the
+  first that still runs or whose end was shown after its own: that one looks too, and sees this end. Only the
+  last to be shown finds neither, and sets the state of the run. N ranks look at about N log N files in all,
+  whether they leave one after the other or at once. With an aggregator, it counts in memory instead.
 - Nobody writes into another rank's file. A dead rank therefore stays `running` there and in run.json, and
   readers conclude that it is lost (see `states`); what a launcher learns of a death, it adds to run.json.
 """
@@ -29,12 +29,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any, Protocol
 
-from distsummary.deal import Deal, Heartbeat
+from distsummary.deal import BEAT_S, Deal, Heartbeat
 from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.publish import file_system_time
-from distsummary.rank_manifest import RankManifest, Told, entries_of, ranks_of, read_ranks
+from distsummary.rank_manifest import SILENT_S, RankManifest, Told, entries_of, ranks_of, read_ranks
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology, is_alive, own_process
 
@@ -44,7 +45,9 @@ PROTOCOL = 1  # of the calls between ranks and aggregator; raise it when they ch
 SHARED_S = 8.0  # how long a network file system may take to show the run.json of another node
 SHARED_POLL_S = 0.5
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
-LOOKED_AT = 64  # other ranks that a rank looks at before it joins
+LOOKED_AT = 16  # other ranks that a rank looks at before it joins
+FAR_S = BEAT_S + 3.0  # how long a heartbeat of another job on another machine is awaited
+FAR_POLL_S = 0.5
 CLAIMS = 3  # a rank that another process takes at the same moment chooses its attempt again
 
 TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
@@ -344,23 +347,25 @@ def refuse_other_world(run_dir: RunDir, entry: Manifest, topology: Topology) -> 
 
 
 def states_of_all_that_left(run_dir: RunDir, entry: Manifest, own: int) -> set[str] | None:
-    """The states of the other ranks of an attempt if none runs any more, else None.
+    """The states of the other ranks of an attempt if this rank is the last that left it, else None.
 
     Ranks that never registered are awaited for JOIN_WINDOW_S after the attempt began.
     """
-    others = [rank for rank in range(entry["world_size"]) if rank != own]
-    random.SystemRandom().shuffle(
-        others
-    )  # not the training's generator, which all ranks may have seeded alike
+    own_end = ranks_of(run_dir, entry, [own]).get(str(own), {}).get("shown_ns", 0)
+    world_size = entry["world_size"]
+    strides = [number for number in range(1, world_size + 1) if gcd(number, world_size) == 1]
+    # not the training's generator, which all ranks may have seeded alike
+    stride = random.SystemRandom().choice(strides)
+    others = [(own + stride * number) % world_size for number in range(1, world_size)]  # each one, once
     states: set[str] = set()
     is_awaited: bool | None = None
     at, size = 0, 1
     while at < len(others):
         asked = others[at : at + size]
-        at, size = at + size, 2 * size
+        at, size = at + size, max(1, at)  # the more have left, the more are asked at once
         found = ranks_of(run_dir, entry, asked)
         states |= {known["state"] for known in found.values()}
-        if "running" in states:
+        if "running" in states or any(known["shown_ns"] > own_end for known in found.values()):
             return None
         if len(found) < len(asked) and is_awaited is None:
             is_awaited = file_system_time(run_dir.base) - entry.get("started", 0.0) < JOIN_WINDOW_S
@@ -380,8 +385,34 @@ def note_state(run_dir: RunDir, role: str, attempt: int, state: str) -> None:
 
 
 def refuse_reuse(run_dir: RunDir, topology: Topology, *, refuse_finished: bool) -> None:
-    """See `refuse_taken`; for a rank that has not joined the run."""
-    refuse_reuse_of(run_dir, run_dir.read_manifest(), topology, refuse_finished=refuse_finished)
+    """See `refuse_taken`; for a rank that has not joined the run. Also sees jobs on other machines.
+
+    Whether a process on another machine lives, cannot be asked. If one was heard lately, this waits FAR_S for
+    its next heartbeat.
+    """
+    manifest = run_dir.read_manifest()
+    refuse_reuse_of(run_dir, manifest, topology, refuse_finished=refuse_finished)
+    attempts = attempts_seen(run_dir, manifest, topology) if topology.role == "train" else []
+    if not attempts or choose_attempt(attempts, topology, now=_now(run_dir, topology)):
+        return
+    newest = max(attempts, key=lambda entry: int(entry["attempt"]))
+    if job_of(newest["incarnation"]) == job_of(topology.incarnation):
+        return
+    now = file_system_time(run_dir.base)
+    far = {
+        rank: known
+        for rank, known in newest["ranks"].items()
+        if known["state"] == "running"
+        and is_alive(known) is None
+        and now - known.get("heard", 0.0) < SILENT_S
+        if not known.get("source") == topology.source == "ray.train"
+    }
+    until = time.monotonic() + FAR_S
+    while far and time.monotonic() < until:
+        time.sleep(FAR_POLL_S)
+        for rank, known in ranks_of(run_dir, newest, [int(rank) for rank in far]).items():
+            if known["state"] == "running" and known["heard"] > far[rank].get("heard", 0.0):
+                raise RunDirError(_in_use(run_dir, rank, known, topology, newest["attempt"]))
 
 
 def refuse_reuse_of(
@@ -441,12 +472,7 @@ def refuse_taken(
             continue
         if is_same_start:
             raise RunDirError(_claimed_twice(run_dir, known, topology, number))
-        raise RunDirError(
-            f"the run {run_dir.base} is in use: rank {rank} of attempt {number} runs as process "
-            f"{known['pid']} on {known['host']}, and another job starts rank {own} as process {topology.pid} "
-            f"on {topology.host}; wait for its end, or name another directory; to evaluate beside a training "
-            'use ds.init(..., role="eval")'
-        )
+        raise RunDirError(_in_use(run_dir, rank, known, topology, number))
     is_finished |= not unfinished and len(newest["ranks"]) == newest["world_size"]
     if refuse_finished and is_finished:
         raise RunDirError(
@@ -454,6 +480,15 @@ def refuse_taken(
             'from step 0; pass exists="new" to record it beside that run, exists="attempt" to show it in '
             "place of that training, or initial_step= if it resumes that training"
         )
+
+
+def _in_use(run_dir: RunDir, rank: str, known: Mapping[str, Any], topology: Topology, attempt: int) -> str:
+    return (
+        f"the run {run_dir.base} is in use: rank {rank} of attempt {attempt} runs as process {known['pid']} "
+        f"on {known['host']}, and another job starts rank {topology.rank} as process {topology.pid} on "
+        f"{topology.host}; wait for its end, or name another directory; to evaluate beside a training use "
+        'ds.init(..., role="eval")'
+    )
 
 
 def _claimed_twice(run_dir: RunDir, known: Mapping[str, Any], topology: Topology, attempt: int) -> str:

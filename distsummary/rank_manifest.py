@@ -28,12 +28,13 @@ from distsummary.topology import Topology
 
 RANK_MANIFEST = "manifest.json"
 FORMAT = 1
+SILENT_S = 30.0  # six heartbeats: a rank that was not heard for so long is taken for dead
 CLAIM_S = 60.0  # how long a rank waits for another process that claims the same rank
 _FIELDS = {
     "attempt": int, "role": str, "rank": int, "world_size": int, "incarnation": str, "state": str,
     "host": str, "pid": int, "pid_space": str, "pid_start": str, "health": dict, "heartbeat": dict,
 }  # fmt: skip
-_FEW = 32  # files that are read one after the other; more are read by threads: storage may be slow
+_FEW = 64  # files that are read one after the other; more are read by threads: storage may be slow
 _THREADS = 16
 _BLOCK = 512  # bytes, the unit of st_blocks
 
@@ -44,13 +45,14 @@ os.register_at_fork(after_in_child=_locks.clear)  # a thread of the parent may h
 class Told(NamedTuple):
     """What a rank's file says: the entries of its attempts.
 
-    `heard`: when it was last written, in seconds since the epoch by the file system's clock. `error`: why it
-    cannot be read; empty if it was.
+    `heard`: when it was last written, in seconds since the epoch by the file system's clock. `shown_ns`: when
+    it got its name, and so could be seen, in nanoseconds. `error`: why it cannot be read; empty if it was.
     """
 
     heard: float
     attempts: list[Manifest]
     error: str = ""
+    shown_ns: int = 0
 
     def entry(self, attempt: int) -> Manifest | None:
         """The rank's entry of an attempt; None if it has none."""
@@ -186,7 +188,7 @@ def read_told(directory: Path) -> Told | None:
     path = directory / RANK_MANIFEST
     try:
         with open(path, "rb", buffering=0) as file:
-            heard = os.fstat(file.fileno()).st_mtime
+            stat = os.fstat(file.fileno())
             found = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -202,7 +204,7 @@ def read_told(directory: Path) -> Told | None:
             f"{path} is not the manifest of a rank in format {FORMAT}; rebuild it with: "
             "distsummary fsck --repair"
         )
-    return Told(heard, attempts)
+    return Told(stat.st_mtime, attempts, shown_ns=stat.st_ctime_ns)  # a rename changes the ctime
 
 
 def is_entry(entry: Any) -> bool:  # Any: what JSON holds
@@ -230,7 +232,7 @@ def read_ranks(
 
 
 def ranks_of(run_dir: RunDir, attempt: Manifest, ranks: Collection[int] | None = None) -> dict[str, Manifest]:
-    """Rank -> its entry of an attempt, with `heard` (see Told), as far as ranks have entered it.
+    """Rank -> its entry of an attempt, with `heard` and `shown_ns` (see Told), as far as it entered it.
 
     A file that cannot be read gives an entry in state unknown. `ranks`: see `read_ranks`.
     """
@@ -245,9 +247,9 @@ def entries_of(attempt: Manifest, told: Mapping[int, Told]) -> dict[str, Manifes
         if rank >= attempt["world_size"]:
             continue
         if entry is not None:
-            found[str(rank)] = entry | {"heard": one.heard}
+            found[str(rank)] = entry | {"heard": one.heard, "shown_ns": one.shown_ns}
         elif one.error:
-            found[str(rank)] = {"state": "unknown", "error": one.error, "heard": one.heard}
+            found[str(rank)] = {"state": "unknown", "error": one.error, "heard": 0.0, "shown_ns": 0}
     return found
 
 

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 from distsummary.coordination import TRAINED, newest_attempt
 from distsummary.publish import file_system_time
-from distsummary.rank_manifest import Told, read_ranks
+from distsummary.rank_manifest import SILENT_S, Told, read_ranks
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import is_alive
 
-LOST_S = 30.0  # six heartbeats
+LOST_S = SILENT_S
 STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  # of an attempt, first first
 
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -295,6 +296,12 @@ def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
 
 def _pid_space() -> str:
     """The boot id and the PID namespace (container) in which process ids are unique; empty if unknown."""
+    return _pid_space_of(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _pid_space_of(pid: int) -> str:
+    """Read once in a process: a fork into another namespace has another pid, or the same boot at least."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,26 +1,37 @@
 """Ranks join and leave the attempts of a run, and messages of superseded attempts are refused."""
 
 import json
+import os
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
+from distsummary import coordination, rank_manifest
 from distsummary.coordination import (
     JOIN_WINDOW_S,
+    LOOKED_AT,
     LocalCoordinator,
     choose_attempt,
     find_attempt,
     newest_attempt,
     next_run_dir,
+    note_death,
     open_attempts,
     rank_states,
+    refuse_reuse,
     refuse_taken,
+    states_of_all_that_left,
     with_ranks,
 )
+from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
+from distsummary.rank_manifest import Told
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 
@@ -435,3 +446,192 @@ def test_the_ranks_of_a_job_do_not_refuse_each_other() -> None:
     replaced = entry("alive", "alive")
     replaced["ranks"]["0"]["source"] = replaced["ranks"]["1"]["source"] = "ray.train"
     assert not refused(replaced, 0, source="ray.train")
+
+
+# --- files of many ranks
+
+
+def unique(number: int, world_size: int, **fields: Any) -> Topology:
+    return rank(number, world_size, is_incarnation_unique=True, **fields)
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The directories whose rank's file was read."""
+    found: list[Path] = []
+    read_told = rank_manifest.read_told
+
+    def read(directory: Path) -> Told | None:
+        found.append(directory)
+        return read_told(directory)
+
+    monkeypatch.setattr(rank_manifest, "read_told", read)
+    return found
+
+
+def test_further_ranks_of_a_start_join_without_the_lock(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(unique(0, 3))
+    before = run.manifest_path.stat().st_ino
+    with FileLock(run.base / ".lock"):
+        assert coordinator.register(unique(1, 3)).attempt == 0
+        coordinator.finish(unique(1, 3), 0, {})
+    assert run.manifest_path.stat().st_ino == before
+
+
+@pytest.mark.parametrize("is_unique", [True, False])
+def test_a_rank_that_joins_looks_at_few_others(run: RunDir, looked_at: list[Path], is_unique: bool) -> None:
+    coordinator = LocalCoordinator(run)
+    for number in range(200):
+        looked_at.clear()
+        coordinator.register(rank(number, 200, is_incarnation_unique=is_unique))
+    assert len(looked_at) <= (4 if is_unique else LOOKED_AT + 4)
+
+
+@pytest.mark.parametrize("order", [range(200), range(199, -1, -1)])
+def test_ranks_that_leave_one_after_the_other_look_at_few_others(
+    run: RunDir, looked_at: list[Path], order: range
+) -> None:
+    coordinator = LocalCoordinator(run)
+    for number in range(200):
+        coordinator.register(unique(number, 200))
+    looked_at.clear()
+    for number in order:
+        assert run.read_manifest()["state"] == "running"
+        coordinator.finish(unique(number, 200), 0, {})
+    assert run.read_manifest()["state"] == "finished"
+    assert len(looked_at) < 20 * 200  # all would be 40,000
+
+
+def test_of_ranks_that_leave_at_once_the_last_to_be_shown_sets_the_state(
+    run: RunDir, looked_at: list[Path]
+) -> None:
+    coordinator = LocalCoordinator(run)
+    for number in range(100):
+        coordinator.register(unique(number, 100))
+    entries = [coordinator.leave(unique(number, 100), 0, {}) for number in range(100)]
+    looked_at.clear()
+    last = [n for n in range(100) if states_of_all_that_left(run, entries[n], n) is not None]
+    assert 99 in last
+    assert len(looked_at) < 40 * 100
+
+
+def test_ranks_that_never_came_are_awaited_for_a_minute_only(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    for start, age_s, state in [("1", 0.0, "running"), ("2", JOIN_WINDOW_S, "finished")]:
+        attempt = coordinator.register(unique(0, 4, incarnation=start)).attempt
+        run.update_manifest(
+            lambda manifest, age_s=age_s: manifest["attempts"][-1].update(  # type: ignore[misc]
+                started=manifest["attempts"][-1]["started"] - age_s
+            )
+        )
+        coordinator.finish(unique(0, 4, incarnation=start), attempt, {})
+        assert run.read_manifest()["state"] == state
+
+
+def other_process(**fields: Any) -> dict[str, Any]:
+    """A living process that is not this one."""
+    return {"pid": os.getppid(), "pid_start": "", "session": "another", "host": "h", **fields}
+
+
+@pytest.fixture
+def all_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination.refuse_taken, "__kwdefaults__", {
+        **(coordination.refuse_taken.__kwdefaults__ or {}), "alive": lambda known: True,
+    })  # fmt: skip
+
+
+@pytest.mark.usefixtures("all_live")
+def test_a_rank_that_another_living_process_is_already_is_refused_with_both(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(unique(0, 2))
+    coordinator.register(unique(1, 2))
+    message = (
+        rf"rank 1 of the run .* is claimed twice: by process {os.getpid()} on .*, which joined attempt 0 "
+        rf"first, and by process {os.getppid()} on h \(by single process\); give each process a rank "
+    )
+    with pytest.raises(RunDirError, match=message):
+        coordinator.register(unique(1, 2, **other_process()))
+    assert len(run.read_manifest()["attempts"]) == 1
+
+
+def test_of_two_processes_that_claim_a_rank_at_the_same_moment_the_second_is_refused(run: RunDir) -> None:
+    first, second = LocalCoordinator(run), LocalCoordinator(run)
+    first.register(unique(0, 2))
+    first.enter(unique(1, 2), 0)
+    with pytest.raises(RunDirError, match=r"rank 1 of the run .* is claimed twice"):
+        second.enter(unique(1, 2, **other_process()), 0)
+    first.enter(unique(1, 2), 0)  # a call that is repeated changes nothing
+    assert told(run)["1"]["pid"] == os.getpid()
+
+
+FAR = {"host": "far", "pid_space": "another boot", "pid": 7}
+
+
+def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(unique(0, 1, **FAR))
+    other = unique(0, 1, incarnation="another")
+    monkeypatch.setattr(coordination, "FAR_S", 0.0)
+    refuse_reuse(run, other, refuse_finished=False)  # it may have died a moment ago
+    monkeypatch.setattr(coordination, "FAR_S", 60.0)
+    beats = []
+
+    def sleep(seconds: float) -> None:
+        beats.append(seconds)
+        if len(beats) == 3:
+            file = run.base / rank_manifest.RANK_MANIFEST
+            coordinator.beat(unique(0, 1, **FAR), 0, Heartbeat())
+            os.utime(file, (file.stat().st_mtime + 5,) * 2)
+
+    monkeypatch.setattr(coordination.time, "sleep", sleep)
+    with pytest.raises(
+        RunDirError, match="is in use: rank 0 of attempt 0 runs as process 7 on far, and anoth"
+    ):
+        refuse_reuse(run, other, refuse_finished=False)
+    assert len(beats) == 3
+    refuse_reuse(run, unique(0, 1), refuse_finished=False)  # the same job
+
+
+def test_a_full_disk_keeps_no_rank_from_telling_its_end(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0))
+
+    @contextmanager
+    def refuse(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
+        yield run.base / "written"
+        (run.base / "written").unlink()
+        raise RunDirError(f"{path} cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_manifest, "replacing", refuse)
+        coordinator.finish(rank(0), 0, {"missing": "x" * 300})
+        assert told(run)["0"]["state"] == "incomplete"
+        with pytest.raises(RunDirError, match="No space left"):  # more than the blocks of the file hold
+            coordinator.finish(rank(0), 0, {"missing": "x" * 5000})
+    assert told(run)["0"]["health"] == {"missing": "x" * 300}
+
+
+def test_a_heartbeat_of_a_superseded_attempt_is_not_told(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0))
+    coordinator.register(rank(0, incarnation="start-2"))
+    before = told(run)
+    assert coordinator.beat(rank(0), 0, Heartbeat(5)) is None
+    assert told(run) == before
+
+
+def test_a_heartbeat_returns_the_deal(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0))
+    assert coordinator.beat(rank(0), 0, Heartbeat(5)) is None
+    deal = Deal(1, None, ((0, 1),), 7)
+    run.update_manifest(lambda manifest: manifest["attempts"][0].update(deal=deal.as_json()))
+    assert coordinator.beat(rank(0), 0, Heartbeat(6)) == deal
+
+
+def test_an_attempt_that_is_unknown_has_no_deaths(run: RunDir) -> None:
+    with pytest.raises(StaleAttemptError, match="attempt 3 of role train is not in the manifest"):
+        note_death(run, "train", 3, 0, "signal 9")

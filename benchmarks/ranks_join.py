@@ -1,0 +1,184 @@
+"""How ranks join and leave a run, without recording: `python -m benchmarks.ranks join`.
+
+The ranks are simulated by threads of this process, with files of their own in a temporary directory. All
+register before they report their lineage, and all do that before they finish. They take turns, two for each
+core; with `slow`, each has a thread, and each operation on a file of the run takes 10 ms more, as on a busy
+network file system. The merge after the last rank's end is left out: it depends on what was recorded.
+"""
+
+import builtins
+import io
+import os
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from distsummary.aggregate import aggregator as aggregator_module
+from distsummary.aggregate.aggregator import Aggregator
+from distsummary.coordination import LocalCoordinator
+from distsummary.run_dir import RunDir
+from distsummary.states import read_run
+from distsummary.topology import Topology
+
+FAST = 2 * (os.cpu_count() or 1)
+SLOW_S = 0.01  # seconds that each file operation takes longer
+LINEAGE = b""
+CALLS = (
+    "fdatasync", "fsync", "link", "listdir", "lstat", "mkdir", "open", "remove", "rename", "replace", "rmdir",
+    "scandir", "stat", "unlink", "utime",
+)  # fmt: skip
+
+
+@contextmanager
+def slow_files(base: Path, delay_s: float) -> Iterator[None]:
+    """Each operation on a path below `base`, or on a descriptor, takes `delay_s` seconds longer."""
+    mark, patched = str(base), []
+
+    def patch(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def later(*args: Any, **options: Any) -> Any:
+            if args and (isinstance(args[0], int) or os.fspath(args[0]).startswith(mark)):
+                time.sleep(delay_s)
+            return original(*args, **options)
+
+        patched.append((owner, name, original))
+        setattr(owner, name, later)
+
+    if delay_s:
+        for name in CALLS:
+            patch(os, name)
+        patch(builtins, "open")
+        patch(io, "open")
+    try:
+        yield
+    finally:
+        for owner, name, original in patched:
+            setattr(owner, name, original)
+
+
+def all_ranks(
+    world: list[Topology], act: Callable[[Topology], object], threads: int
+) -> tuple[float, list[str]]:
+    """All ranks act at once; returns the seconds until the last is done, and what they raised."""
+    errors: list[str] = []
+
+    def run(topology: Topology) -> None:
+        try:
+            act(topology)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(threads) as pool:
+        for topology in world:
+            pool.submit(run, topology)
+    return time.monotonic() - begun, errors
+
+
+def three_calls(
+    run_dir: RunDir,
+    world: list[Topology],
+    delay_s: float,
+    register: Callable[[Topology], object],
+    lineage: Callable[[Topology], object],
+    finish: Callable[[Topology], object],
+) -> dict[str, float]:
+    """Seconds for each of the three calls and in all, and the errors."""
+    cpu = resource.getrusage(resource.RUSAGE_SELF)
+    found: dict[str, float] = {}
+    errors: list[str] = []
+    with slow_files(run_dir.base, delay_s):
+        for name, act in (("register s", register), ("lineage s", lineage), ("finish s", finish)):
+            found[name], raised = all_ranks(world, act, len(world) if delay_s else FAST)
+            errors += raised
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    found["all s"] = sum(found.values())
+    found["CPU s"] = after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime
+    found["errors"] = len(errors)
+    if errors or read_run(run_dir).state != "finished" or run_dir.read_manifest()["state"] != "finished":
+        raise RuntimeError(f"not all ranks left the run: {errors[:3]}")
+    return found
+
+
+def world_of(ranks: int, *, incarnation: str = "benchmark+0", is_unique: bool = True) -> list[Topology]:
+    """The ranks of one start."""
+    return [
+        Topology(rank=rank, world_size=ranks, incarnation=incarnation, is_incarnation_unique=is_unique)
+        for rank in range(ranks)
+    ]
+
+
+def local(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
+    """Without an aggregator."""
+    return _local(run_dir, world_of(ranks), delay_s)
+
+
+def port(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
+    """As local, of a start whose name others may have too (MASTER_ADDR and MASTER_PORT)."""
+    return _local(run_dir, world_of(ranks, incarnation="127.0.0.1:29500+0", is_unique=False), delay_s)
+
+
+def _local(run_dir: RunDir, world: list[Topology], delay_s: float) -> dict[str, float]:
+    one = LocalCoordinator(run_dir)
+    return three_calls(
+        run_dir, world, delay_s, one.register,
+        lambda topology: one.lineage(topology, 0, LINEAGE), lambda topology: one.finish(topology, 0, {}),
+    )  # fmt: skip
+
+
+def aggregator(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
+    """By an Aggregator in this process, and the files that the clients of the ranks write."""
+    merge_run = aggregator_module.merge_run
+    aggregator_module.merge_run = lambda run_dir: None
+    ended = threading.Event()
+    one, client = Aggregator(str(run_dir.base), on_end=ended.set), LocalCoordinator(run_dir)
+
+    def register(topology: Topology) -> None:  # as AggregatorClient does
+        client.enter(topology, one.register(topology).attempt)
+
+    def finish(topology: Topology) -> None:
+        client.leave(topology, 0, {})
+        one.finish(topology, 0, {})
+
+    try:
+        return three_calls(
+            run_dir, world_of(ranks), delay_s, register,
+            lambda topology: one.lineage(topology, 0, LINEAGE), finish,
+        )  # fmt: skip
+    finally:
+        ended.wait()
+        aggregator_module.merge_run = merge_run
+
+
+def read(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
+    """`read_run` of a run that trains."""
+    one = LocalCoordinator(run_dir)
+    all_ranks(world_of(ranks), one.register, FAST)
+    with slow_files(run_dir.base, delay_s):
+        begun, cpu = time.monotonic(), time.process_time()
+        state = read_run(run_dir)
+    if len(state.newest.ranks if state.newest else ()) != ranks:
+        raise RuntimeError(f"not all ranks were read: {state}")
+    return {"all s": time.monotonic() - begun, "CPU s": time.process_time() - cpu}
+
+
+PARTS: dict[str, Callable[[RunDir, int, float], dict[str, float]]] = {
+    "local": local,
+    "port": port,
+    "aggregator": aggregator,
+    "read": read,
+}
+
+
+def join(ranks: int, how: str, *, slow: bool) -> dict[str, float]:
+    """Figures of one of PARTS."""
+    with tempfile.TemporaryDirectory() as place:
+        run_dir = RunDir(Path(place) / "run").create()
+        return PARTS[how](run_dir, ranks, SLOW_S if slow else 0.0)
