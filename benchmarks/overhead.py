@@ -20,6 +20,7 @@ part of the whole, and CPU per call.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -231,7 +232,7 @@ def collector_times() -> dict[int, float]:
         return {}
     found = {}
     for process in parent.children():
-        with process.oneshot():
+        with contextlib.suppress(psutil.Error), process.oneshot():  # it may just have ended
             if " ".join(process.cmdline()).startswith(COLLECTOR):
                 found[process.pid] = sum(process.cpu_times()[:2])
     return found

@@ -86,6 +86,16 @@ class Registration:
     protocol: int = field(default_factory=lambda: PROTOCOL)
 
 
+class Listener(Protocol):
+    """Hears, while the ranks train, what a collector has written; can be pickled."""
+
+    def tell(self, digest: Any) -> None:
+        """Hear a `Digest`. Never waits and never raises: what is not heard is in the files."""
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until what was told has arrived, at most `timeout_s` seconds; never raises."""
+
+
 class Coordinator(Protocol):
     """How a rank joins and leaves its run: a LocalCoordinator or a client of the aggregator actor."""
 
@@ -107,6 +117,9 @@ class Coordinator(Protocol):
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Report that an evaluation was added to the files of a training's attempt, without a new attempt."""
+
+    def listener(self) -> Listener | None:
+        """Who hears what collectors have written; None: nobody, the files are read instead."""
 
 
 class LocalCoordinator:
@@ -230,6 +243,9 @@ class LocalCoordinator:
                 "the evaluation is not in the merged run yet; after the evaluation: distsummary merge %s",
                 shlex.quote(str(self.run_dir.base)),
             )
+
+    def listener(self) -> None:
+        """Nobody listens."""
 
 
 class _RankTakenError(RunDirError):

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import (
@@ -161,6 +162,10 @@ class AggregatorClient:
             self._run_dir, reason, method, self._run_dir.base,
         )  # fmt: skip
         return getattr(self._local, method)(*args, **options)
+
+    def listener(self) -> DigestListener:
+        """The aggregator hears what the collectors have written."""
+        return DigestListener(actor_name(self._run_dir), NAMESPACE, ASIDE)
 
     def _is_connected(self) -> bool:
         # Without a connection, a Ray call would start a cluster; in another cluster the handle is not valid.

@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import RayError
 
 from distsummary.collect.rank_collector import RankCollector
+from distsummary.coordination import Listener
 from distsummary.writing.health import one_line
 from distsummary.writing.spec import WriterSpec
 
@@ -19,7 +20,7 @@ _FIELDS = re.compile(r"\b(?:actor_id|namespace|pid|ip|name): \S+ ?")
 _IDS = re.compile(r"\b(?:0x[0-9a-f]+|[0-9a-f]{16,}|\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?)\b|(?<=pid=)\d+")
 
 
-def start_collector(spec: WriterSpec) -> Any:
+def start_collector(spec: WriterSpec, listener: Listener | None = None) -> Any:
     """Start the rank's collector as an actor on this node; it ends with this process, which owns it.
 
     It reserves 0 CPUs: on a full cluster, it would wait forever for even a fraction of a CPU. A label
@@ -36,7 +37,7 @@ def start_collector(spec: WriterSpec) -> Any:
         "fallback_strategy": [{"label_selector": {}}],
         "scheduling_strategy": "DEFAULT",  # keeps it out of the placement group of the trainer that starts it
     }
-    return ray.remote(RankCollector).options(**options).remote(spec)
+    return ray.remote(RankCollector).options(**options).remote(spec, listener)
 
 
 def driver_command() -> list[str]:

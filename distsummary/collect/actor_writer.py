@@ -15,7 +15,10 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from distsummary.collect.actor import reason_of, start_collector
+from distsummary.collect.load import Load
 from distsummary.collect.patience import Patience
+from distsummary.collect.teller import Teller, write_and_tell
+from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import QUEUED, SYNCED, Batch, Health
 from distsummary.topology import is_alive
@@ -43,19 +46,28 @@ class RemoteWriter:
     A collector that hangs is killed. After that, and after a collector that does not come back (see
     `Patience`) or after `ray.shutdown()`, this process writes the files itself for the rest of the run,
     beginning with the unacknowledged batches; files take only the events that they lack.
+
+    Args:
+        spec: where and how to write.
+        listener: is told what was written, by the collector or by this process.
+        is_lazy: whether this process writes the files until that takes much of a processor (see `Load`); only
+            then is a collector started, and takes over when it is up.
     """
 
-    def __init__(self, spec: WriterSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: WriterSpec, listener: Listener | None = None, *, is_lazy: bool = False) -> None:
+        self._spec, self._listener = spec, listener
+        self._load = Load() if is_lazy else None  # None: a collector was started
         self._patience = Patience()
         self._cluster = ray.get_runtime_context().gcs_address
-        self._actor = start_collector(spec)
+        self._actor: Any = None if is_lazy else start_collector(spec, listener)
+        self._starting: Any = None  # the answer of a collector that takes over when it is up
         self._session: str | None = None
         self._process: Mapping[str, Any] = {}  # the collector's; empty before its first answer
         # Batches with references to their answers; None: the batch has not been sent to the new session yet.
         self._sent: deque[tuple[Batch, Any]] = deque()
-        self._own: RankWriter | None = None  # writes the files if the collector does not
-        self._gave_up = ""  # why it does, or is to
+        self._own: RankWriter | None = None  # writes the files if no collector does
+        self._teller: Teller | None = None  # beside it
+        self._gave_up = ""  # why there is no collector any more
         self._refusal = ""  # why the last write failed
         self._missing = ""  # why batches are missing from the files
         self._past = Health()  # of the collectors before this one
@@ -79,7 +91,9 @@ class RemoteWriter:
         return counted
 
     def start(self) -> int:
-        """Wait for the collector; returns the last sequence number in its files."""
+        """Wait for the collector, or open the files; returns the last sequence number in them."""
+        if self._load is not None and self._own is None:
+            self._open_own()
         self._connect()
         return self.health().last_seq
 
@@ -97,7 +111,7 @@ class RemoteWriter:
         if self._own is None:
             self._sent.append((batch, self._send(batch)))
         else:
-            self._own.write(batch)
+            self._write_own(self._own, batch)
 
     def flush(self) -> None:
         """Return when each batch has been delivered or counted as lost."""
@@ -122,7 +136,7 @@ class RemoteWriter:
                 if self._own is None and (self._session is not None or self._health.last_seq):
                     self._health = self._ask("close") or self._health
                 if self._own is not None:
-                    self._own.close()
+                    self._close_own(self._own)
         except OSError as error:  # what was acknowledged is in the files, but may not be durable
             self._failed.fail(f"closing: {told(error)}")
         finally:
@@ -200,7 +214,7 @@ class RemoteWriter:
             if self._patience.is_over():
                 self._take_over(self._refusal)
                 return
-            self._actor = start_collector(self._spec)
+            self._actor = start_collector(self._spec, self._listener)
         try:
             greeting = self._answer(self._actor.hello.remote(), until=self._patience.start_until)
         except CollectorError as error:
@@ -248,8 +262,7 @@ class RemoteWriter:
                 return ray.get(reference, timeout=max(0.0, min(left_s, SLICE_S)))
             except GetTimeoutError:
                 if left_s <= SLICE_S:
-                    waited_s = time.monotonic() - begun
-                    raise CollectorError(f"the collector gives no answer for {waited_s:.0f} s") from None
+                    raise CollectorError("the collector does not answer") from None
             except RayTaskError as error:  # raised by the collector: without its stack
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
             except ActorUnavailableError as error:  # the connection is broken; the actor may be alive
@@ -267,11 +280,8 @@ class RemoteWriter:
         if error.is_dead:
             self._end_collector()  # also if Ray is wrong
         if not (error.is_dead or error.may_live) or self._patience.is_over():
-            self._take_over(
-                error.what
-                if self._patience.deaths < 2
-                else f"{error.what} {self._patience.deaths} times in a row"
-            )
+            deaths = self._patience.deaths
+            self._take_over(error.what + (f" {deaths} times in a row" if deaths > 1 else ""))
 
     def _is_connected(self) -> bool:
         # Without a connection, a Ray call would start a cluster; in another cluster the handle is not valid.
@@ -287,13 +297,53 @@ class RemoteWriter:
             logger.warning("rank=%d writes its files itself from now on: %s", self._spec.rank, reason)
         try:
             self._end_collector()
-            own = RankWriter(self._spec)
+            self._open_own()
         except OSError as error:
             self._refusal = told(error)
             raise
-        self._past = _added(self._past, self._health)
-        self._own = own
         self._ignore_answers()
+
+    def _open_own(self) -> None:
+        own = RankWriter(self._spec)
+        self._past, self._health = _added(self._past, self._health), Health()
+        self._own = own
+        if self._listener is not None:
+            self._teller = Teller(self._listener, self._spec.role)
+
+    def _close_own(self, own: RankWriter) -> None:
+        try:
+            own.close()
+        finally:
+            if self._teller is not None:
+                self._teller.close()
+
+    def _write_own(self, own: RankWriter, batch: Batch) -> None:
+        """Write a batch in this process; if that has become too much work, let a collector take over."""
+        begun = time.thread_time()
+        write_and_tell(own, batch, self._teller)
+        if not self._is_connected():
+            return
+        if self._load is not None and self._load.worked(time.thread_time() - begun):
+            self._load = None
+            self._actor = start_collector(self._spec, self._listener)
+            self._starting = self._actor.ready.remote()
+        elif self._starting is not None and ray.wait([self._starting], timeout=0)[0]:
+            self._hand_over(own)
+
+    def _hand_over(self, own: RankWriter) -> None:
+        """Leave the files to the collector that has just started, unless its start has failed."""
+        starting, self._starting = self._starting, None
+        try:
+            ray.get(starting, timeout=0)
+            self._close_own(own)
+        except RayError as error:
+            self._actor = None
+            self._failed.fail(f"the collector does not start: {reason_of(error)}")
+        except OSError as error:  # as in `close`
+            self._failed.fail(f"closing: {told(error)}")
+        if self._actor is not None:
+            self._past, self._own, self._teller = _added(self._past, own.health()), None, None
+            self._patience.begins()
 
     def _end_collector(self) -> None:
         """Kill the collector, so that one process alone writes; raises TimeoutError while it still lives."""
@@ -321,7 +371,7 @@ class RemoteWriter:
         while self._sent:
             batch, _ = self._sent[0]
             try:
-                own.write(batch)
+                write_and_tell(own, batch, self._teller)
             except OSError as error:
                 self._refusal = told(error)
                 self._drop_if_queued(error)

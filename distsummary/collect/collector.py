@@ -105,8 +105,9 @@ class SummaryCollector(Callback):
         coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, several ranks
             have an aggregator as with `ds.init`, and a single rank uses the manifest in the run dir.
         exists: if the run has finished, "attempt" adds an attempt; "refuse" raises unless the loop resumes.
-        collectors: who writes the files: "rank": a Ray actor; "process": this process; "auto": the actor
-            under Ray, else this process.
+        collectors: who writes the files: "process": this process; "rank": a Ray actor, from the start;
+            "auto": this process, but under Ray an actor as soon as writing takes more than a tenth of a
+            processor, as with histograms or tensors at every step; see docs/reliability.md.
         rotate_bytes, rotate_s: begin new event files before the current files would exceed `rotate_bytes`, or
             when they are `rotate_s` seconds old.
         delivery: "written": an acknowledged event survives the death of any process; "synced": within a

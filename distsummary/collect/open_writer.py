@@ -1,6 +1,7 @@
 """Opens the writer of a training thread: through the rank's collector actor on Ray, or in this process."""
 
 from distsummary import topology as topologies
+from distsummary.coordination import Listener
 from distsummary.errors import InvalidValueError
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
@@ -9,11 +10,13 @@ from distsummary.writing.writer import RankWriter, Writer
 COLLECTORS = ("auto", "rank", "process")
 
 
-def open_writer(spec: WriterSpec, collectors: str) -> AsyncWriter:
+def open_writer(spec: WriterSpec, collectors: str, listener: Listener | None = None) -> AsyncWriter:
     """Opens the writer that a rank's training thread uses.
 
     collectors: one of COLLECTORS. "rank": a Ray actor of this rank, on the same node, writes the files;
-        "process": this process writes them; "auto": the actor if this process is connected to Ray.
+        "process": this process does; "auto": this process does until that takes much of a processor, then,
+        if this process is connected to Ray, the actor.
+    listener: hears what has been written; not with "process", nor without Ray.
 
     Raises RunDirError if the directory cannot be made or written, InvalidValueError for "rank" without Ray.
     """
@@ -27,5 +30,5 @@ def open_writer(spec: WriterSpec, collectors: str) -> AsyncWriter:
     else:
         from distsummary.collect.actor_writer import RemoteWriter  # import Ray only where it is used
 
-        writer = RemoteWriter(spec)
+        writer = RemoteWriter(spec, listener, is_lazy=collectors == "auto")
     return AsyncWriter(writer, spec)

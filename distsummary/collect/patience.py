@@ -39,6 +39,10 @@ class Patience:
         self._awaited_at = self._clock()
         self.is_closing |= is_closing
 
+    def begins(self) -> None:
+        """A collector has been started."""
+        self._is_away, self._away_since, self.deaths = True, self._clock(), 0
+
     def works(self) -> None:
         """The collector has acknowledged a batch, or what it was asked for when there is none."""
         self._is_away, self.deaths = False, 0

@@ -4,6 +4,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from distsummary.collect.teller import Teller, write_and_tell
+from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import Batch, Health
 from distsummary.topology import own_process
@@ -24,12 +26,18 @@ class RankCollector:
 
     A session ends at a restart or a failed write. A batch that names an ended session is refused, so that
     batches stay in order. An acknowledged batch is in the files: it survives the death of any process.
+
+    `listener` hears, without being waited for, what is in the files; None: nobody does.
     """
 
-    def __init__(self, spec: WriterSpec) -> None:
+    def __init__(self, spec: WriterSpec, listener: Listener | None = None) -> None:
         self._spec = spec
+        self._teller = None if listener is None else Teller(listener, spec.role)
         self._writer: RankWriter | None = None
         self.session = ""
+
+    def ready(self) -> None:
+        """Return at once: the process has started."""
 
     def hello(self) -> Greeting:
         """The collector's session and process, and the counters of its files, such as the last seq.
@@ -53,12 +61,13 @@ class RankCollector:
             raise StaleAttemptError(
                 f"batch from seq {batch.first_seq} was sent to an earlier session; say hello again"
             )
+        writer = self._opened()
         try:
-            self._opened().write(batch)
+            write_and_tell(writer, batch, self._teller)
         except OSError:
             self.session = uuid.uuid4().hex  # batches sent after this one must not be written before it
             raise
-        return self._opened().health()
+        return writer.health()
 
     def flush(self) -> None:
         """Return when all acknowledged events are as safe as the spec's `delivery` asks; raises OSError."""
@@ -67,4 +76,6 @@ class RankCollector:
     def close(self) -> Health:
         """Make the files durable and close them."""
         self._opened().close()
+        if self._teller is not None:
+            self._teller.close()
         return self._opened().health()

@@ -143,9 +143,11 @@ class Session:
             attempt=self._registration.attempt,
             begun=self._registration.created or None,
             hides_lineage=run_dir.is_rank_dir(rank_dir),
+            role=topology.role,
             rank=topology.rank,
         )
-        self._writer = open_writer(spec, collectors)
+        listener = None if self._is_past else self._coordinator.listener()
+        self._writer = open_writer(spec, collectors, listener)
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
         # a second thread: git and the coordinator may be slow, and checkpoints must not wait for them

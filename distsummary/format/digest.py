@@ -1,6 +1,9 @@
 """Digests: what a collector tells the aggregator of each batch, to merge while the ranks train."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from distsummary.format.encode import finish_value
@@ -78,6 +81,34 @@ def digest_of(batch: Batch, role: str, file: str = "", end: int = 0) -> Digest:
         bulk=tuple(bulk),
         file=file,
         end=end,
+    )
+
+
+def joined_digests(digests: Iterable[Digest]) -> list[Digest]:
+    """The digests of one rank, in order, with those joined that follow each other in one file."""
+    found: list[list[Digest]] = []
+    for digest in digests:
+        last = found[-1][-1] if found else None
+        if last is not None and last.file == digest.file and last.last_seq + 1 == digest.first_seq:
+            found[-1].append(digest)
+        else:
+            found.append([digest])
+    return [
+        replace(
+            parts[-1],
+            first_seq=parts[0].first_seq,
+            scalars=_joined_scalars(scalars for part in parts for scalars in part.scalars),
+            bulk=tuple(name for part in parts for name in part.bulk),
+        )
+        for parts in found
+    ]
+
+
+def _joined_scalars(scalars: Iterable[Scalars]) -> tuple[Scalars, ...]:
+    """The same rows, with neighbours of the same tags in one object."""
+    return tuple(
+        Scalars(tags, b"".join(rows for _, rows in neighbours))
+        for tags, neighbours in groupby(scalars, key=itemgetter(0))
     )
 
 

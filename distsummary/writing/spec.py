@@ -32,8 +32,8 @@ class WriterSpec:
 
     Attributes:
         directory: the directory of the files; created if absent.
-        run_id: 16 hex digits, by default random. attempt: counts from 0. rank: the rank that recorded the
-            events.
+        run_id: 16 hex digits, by default random. attempt: counts from 0. role, rank: the rank that recorded
+            the events, and what it does ("train" or "eval").
         begun: the time (seconds since the epoch) in the first record of each file; by default the time at
             which it is made. TensorBoard sorts runs by it, then by name: ranks of one run share it.
         formats: the kinds of files to write: "mindspore", "tensorboard" or both.
@@ -59,6 +59,7 @@ class WriterSpec:
     directory: str | os.PathLike[str]
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     attempt: int = 0
+    role: str = "train"
     rank: int = 0
     begun: float | None = None
     formats: tuple[str, ...] = DIALECTS

@@ -123,6 +123,10 @@ class RankWriter:
         """The newest file of a dialect (see `EventFiles.paths`); may be called from any thread."""
         return self._event_files.paths[dialect]
 
+    def written_to(self) -> tuple[str, int]:
+        """Name and length (bytes) of the file that was written last, of MindSpore's dialect if it has one."""
+        return self._event_files.written_to()
+
     def start(self) -> int:
         """Return the highest seq in the files; the constructor has already prepared the writer."""
         return self.last_seq

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -12,6 +13,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.collect.actor_writer import RemoteWriter
 from distsummary.collect.rank_collector import RankCollector
 from distsummary.format.frames import read_frames
@@ -21,6 +23,7 @@ from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
+from tests.ray.hearing import GROUP, NAME, NAMESPACE, start_hearing
 
 RUN_ID = "00000000000000ab"
 
@@ -216,13 +219,15 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("distsummary.collect.patience.STARTS", 3)
+    monkeypatch.setattr("distsummary.collect.patience.OUTAGE_S", 3600.0)
+    monkeypatch.setattr("distsummary.collect.patience.AWAITED_START_S", 3600.0)
     started = []
 
     class Dying(RankCollector):
         def hello(self):
             os._exit(1)
 
-    def start(spec):
+    def start(spec, listener):
         started.append(spec)
         return ray.remote(Dying).options(num_cpus=0).remote(spec)
 
@@ -230,6 +235,8 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
     _, writer = open_remote(tmp_path)
     for step in range(50):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    while not any("itself" in reason for reason in writer.health().errors):
+        time.sleep(0.01)
     assert writer.flush()
     assert len(started) == 3
     assert steps(tmp_path, "mindspore") == list(range(50))
@@ -302,3 +309,42 @@ def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
             assert other.poll() is None
         finally:
             other.kill()
+
+
+def test_a_rank_writes_itself_until_that_is_much_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("distsummary.collect.load.WINDOW_S", 3600.0)
+    hearing = start_hearing()
+    spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, interval_s=0.01)
+    remote = RemoteWriter(spec, DigestListener(NAME, NAMESPACE, GROUP), is_lazy=True)
+    writer = AsyncWriter(remote, spec)
+    written = 0
+
+    def write(condition) -> None:
+        nonlocal written
+        while not condition():
+            writer.write(Event(written, 0.0, [Value("scalar", "loss", float(written))]))
+            written += 1
+            time.sleep(0.001)
+
+    write(lambda: written == 50)
+    assert writer.flush()
+    assert remote._actor is None
+    assert own_files(tmp_path) == 1
+    monkeypatch.setattr("distsummary.collect.load.WINDOW_S", 0.0)
+    monkeypatch.setattr("distsummary.collect.load.BUSY", -1.0)
+    write(lambda: remote._session is not None)
+    monkeypatch.setattr("distsummary.collect.load.WINDOW_S", 3600.0)
+    write(lambda last=written + 50: written == last)
+    writer.close()
+    for dialect in DIALECTS:
+        assert seqs(tmp_path, dialect) == list(range(1, written + 1))
+    assert writer.health().events == written
+    assert not writer.health().errors
+    assert (own_files(tmp_path), len(segments(tmp_path, "tensorboard"))) == (1, 2)
+    digests = ray.get(hearing.heard.remote())
+    assert sum(scalars.size for digest in digests for scalars in digest.scalars) == written
+    ray.kill(hearing)
+
+
+def own_files(path) -> int:
+    return sum(f".{os.getpid()}." in file.name for file in segments(path, "tensorboard"))

@@ -91,7 +91,7 @@ def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_doub
     killed = []
 
     def train():
-        with ds.init(tmp_path / "run") as run:
+        with ds.init(tmp_path / "run", collectors="rank") as run:
             for _ in run.steps(range(steps)):
                 time.sleep(0.02)  # a step of a real training: long enough to be killed in
                 run.log(loss=float(run.step))

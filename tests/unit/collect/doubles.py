@@ -74,6 +74,9 @@ class ListCoordinator:
     def finish(self, topology, attempt, health):
         self.finished.append((topology.rank, attempt, health))
 
+    def listener(self):
+        return None
+
 
 class Model:
     """Six parameters of one, two ... six elements."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.format.digest import BulkName, Digest, digest_of
+from distsummary.format.digest import BulkName, Digest, digest_of, joined_digests
 from distsummary.format.records import HPARAMS, Batch, Event, Scalars, Shard, Value
 from distsummary.format.scalar_rows import events_of, row_struct
 
@@ -77,3 +77,25 @@ def test_a_digest_of_scalars_is_hardly_larger_than_its_rows():
     rows = b"".join(row_struct(20).pack(100.0 + step, step, *range(20)) for step in range(100))
     digest = digest_of(batch_of(Scalars(tags, rows)), "train")
     assert len(pickle.dumps(digest)) < len(rows) + 1000
+
+
+def test_digests_that_follow_each_other_in_one_file_are_joined():
+    histogram = Event(3, 103.0, [Value("histogram", "weight", np.zeros(3))])
+    first = digest_of(batch_of(packed(1, loss=0.5)), "train", "a", 10)
+    second = digest_of(batch_of(packed(2, loss=0.25), histogram, first_seq=2), "train", "a", 20)
+    third = digest_of(batch_of(packed(4, loss=0.125, acc=0.5), first_seq=4), "train", "a", 30)
+    joined, other_file, after_gap = joined_digests(
+        [
+            first,
+            second,
+            third,
+            digest_of(batch_of(packed(5, loss=0.1), first_seq=5), "train", "b", 5),
+            digest_of(batch_of(packed(7, loss=0.1), first_seq=7), "train", "b", 9),
+        ]
+    )
+    assert (joined.first_seq, joined.last_seq, joined.file, joined.end) == (1, 4, "a", 30)
+    assert [scalars.tags for scalars in joined.scalars] == [("loss",), ("loss", "acc")]
+    assert numbers_of(joined) == numbers_of(first) + numbers_of(second) + numbers_of(third)
+    assert joined.bulk == second.bulk
+    assert (other_file.first_seq, after_gap.first_seq) == (5, 7)
+    assert joined_digests([]) == []

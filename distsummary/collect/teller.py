@@ -1,0 +1,62 @@
+"""Teller: tells the aggregator in a thread, about once a second, what a rank has written."""
+
+import threading
+
+from distsummary.coordination import Listener
+from distsummary.format.digest import Digest, digest_of, joined_digests
+from distsummary.format.records import Batch
+from distsummary.writing.writer import RankWriter
+
+INTERVAL_S = 1.0  # a thousand ranks are a thousand digests in this time
+CLOSE_S = 1.0  # how long `close` waits for the last one
+
+
+class Teller:
+    """Sends digests of batches to a listener; what was written since the last ones goes as one digest.
+
+    It never makes the caller wait, except that `close` waits a second for the last digest to arrive.
+    """
+
+    def __init__(self, listener: Listener, role: str) -> None:
+        self._listener, self._role = listener, role
+        self._waiting: list[Digest] = []
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="distsummary-teller", daemon=True)
+        self._thread.start()
+
+    def wrote(self, batch: Batch, file: str = "", end: int = 0) -> None:
+        """Tell of a batch that is in the files; for `file` and `end` see `Digest`."""
+        digest = digest_of(batch, self._role, file, end)
+        with self._changed:
+            self._waiting.append(digest)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send at once what waits, and end the thread; a second call does nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                digests, self._waiting = joined_digests(self._waiting), []
+            for digest in digests:
+                self._listener.tell(digest)
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._is_closed, INTERVAL_S):
+                    continue
+                if not self._waiting:
+                    break
+        self._listener.settle(CLOSE_S)
+
+
+def write_and_tell(writer: RankWriter, batch: Batch, teller: Teller | None) -> None:
+    """Write a batch, then tell of it; raises what `RankWriter.write` raises."""
+    is_new = batch.first_seq > writer.last_seq
+    writer.write(batch)
+    if teller is not None:  # of a batch that was sent again, older files may hold a part
+        teller.wrote(batch, *(writer.written_to() if is_new else ()))

@@ -1,0 +1,30 @@
+"""An actor that hears digests, in the place of the aggregator."""
+
+import os
+from typing import Any
+
+import ray
+
+from distsummary.format.digest import Digest
+
+NAME, NAMESPACE, GROUP = "aggregator-of-this-test", "test", "aside"
+
+
+def start_hearing(**options: Any) -> Any:
+    """Start it; `heard` returns the digests so far, `pid` its process."""
+
+    class Hearing:  # in here, so that Ray's processes need not find this module
+        def __init__(self) -> None:
+            self._heard: list[Digest] = []
+
+        def digest(self, digest: Digest) -> None:
+            self._heard.append(digest)
+
+        def heard(self) -> list[Digest]:
+            return self._heard
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor = ray.remote(concurrency_groups={GROUP: 1})(Hearing)
+    return actor.options(name=NAME, namespace=NAMESPACE, num_cpus=0, **options).remote()
