@@ -17,7 +17,7 @@ from distsummary.aggregate.aggregator import Aggregator
 from distsummary.coordination import open_attempts
 from distsummary.errors import DistSummaryError
 from distsummary.run_dir import RunDir
-from distsummary.states import is_over, read_run
+from distsummary.states import read_run
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +74,12 @@ class Follower:
     def _is_left_alone(self) -> bool:
         """Whether the ranks ended long ago, and the aggregator that works has not merged them."""
         try:
-            is_left = all(map(is_over, read_run(self._run_dir).attempts)) and bool(
-                open_attempts(self._run_dir, self._run_dir.read_manifest())
-            )
+            attempts = read_run(self._run_dir).attempts
+            is_running = any(rank.state == "running" for one in attempts for rank in one.ranks)
+            if is_running or not open_attempts(self._run_dir, self._run_dir.read_manifest()):
+                self._recorded_at = time.monotonic()
         except DistSummaryError as error:
             logger.debug("the states of the ranks cannot be read now: %s", error)
-            return False
-        if not is_left:
-            self._recorded_at = time.monotonic()
         return time.monotonic() - self._recorded_at > HUNG_S
 
 
