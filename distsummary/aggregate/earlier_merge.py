@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distsummary.aggregate.statistics import RANKS_TAG, Ints
+from distsummary.aggregate.statistics import RANKS_TAG, Floats, Ints
 from distsummary.format.records import MINDSPORE
 from distsummary.reading.reader import read_once
 from distsummary.reading.scalar_columns import ScalarColumns
@@ -57,11 +57,16 @@ def _counts(directory: Path) -> tuple[Ints, Ints]:
             if RANKS_TAG in piece.tags:
                 mine = piece.tag_numbers == piece.tags.index(RANKS_TAG)
                 steps.append(np.repeat(piece.steps, piece.counts)[mine])
-                numbers.append(piece.numbers[mine].astype(np.int64))
+                numbers.append(_whole(piece.numbers[mine]))
         else:
             found = [
                 value.data for value in piece.values if value.tag == RANKS_TAG and value.plugin == "scalar"
             ]
             steps.append(np.full(len(found), piece.step))
-            numbers.append(np.array(found, np.float64).astype(np.int64))
+            numbers.append(_whole(np.array(found, np.float64)))
     return np.concatenate(steps), np.concatenate(numbers)
+
+
+def _whole(numbers: Floats) -> Ints:
+    """As integers; 0 for what a damaged file may hold in their place."""
+    return np.where(np.abs(numbers) < 2**31, numbers, 0).astype(np.int64)

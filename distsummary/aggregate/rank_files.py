@@ -1,7 +1,7 @@
 """Reads the files of a run's ranks twice: for an index of their chunks, then by windows of rising steps.
 
 Memory does not grow with the steps: a chunk of the index stands for hundreds of events, and a window holds
-about WINDOW scalars. Values that are not scalars (bulk values) are read again when they are written.
+about WINDOW scalars. Of other values (bulk values), large ones are read again when they are written.
 """
 
 from collections import defaultdict
@@ -29,7 +29,9 @@ from distsummary.run_dir import RunDir
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the ranks' chunks overlap more
 _MIN_CHUNK, _MAX_CHUNK = 1 << 10, 1 << 13  # values, unless those of _FEW events are more
 _FEW = 64  # events; fewer scalar events are not read as columns
-_MAX_CHUNK_BYTES = 1 << 20  # unless a single event is larger
+_MIN_BYTES, _MAX_BYTES = 1 << 16, 1 << 20  # of a chunk, unless a single event is larger
+_ALL_BYTES = 1 << 26  # of the chunks that are read at a time, if there are not too many ranks for that
+_KEPT_BYTES = 1 << 18  # the bulk values of a larger event are read again
 
 Bools: TypeAlias = NDArray[np.bool_]
 Array: TypeAlias = NDArray[Any]
@@ -55,7 +57,10 @@ class Chunk(NamedTuple):
 
 
 class Bulk(NamedTuple):
-    """Where a bulk value stands: the bytes `start` to `end` of a file are the frame of its event."""
+    """Where a bulk value stands: the bytes `start` to `end` of a file are the frame of its event.
+
+    `value` is the value itself, None if its event is large; `room` is what it takes, in scalars.
+    """
 
     step: int
     rank: int
@@ -66,6 +71,8 @@ class Bulk(NamedTuple):
     plugin: str
     tag: str
     is_shard: bool
+    value: Value | None
+    room: int
 
 
 class Graph(NamedTuple):
@@ -115,9 +122,11 @@ class RankFiles:
         self._directories = dict(sorted(directories.items()))
         self._tags: dict[str, int] = {}  # tag of a scalar -> its number
         self._chunks: list[Chunk] = []
-        most = max(_MIN_CHUNK, min(_MAX_CHUNK, WINDOW // max(1, len(self._directories))))
+        ranks = max(1, len(self._directories))
+        most = max(_MIN_CHUNK, min(_MAX_CHUNK, WINDOW // ranks))
+        most_bytes = max(_MIN_BYTES, min(_MAX_BYTES, _ALL_BYTES // ranks))
         for rank in self._directories:
-            index = _Index(rank, most)
+            index = _Index(rank, most, most_bytes)
             for file, piece in self._pieces(rank):
                 self.run_id = piece.run_id or self.run_id
                 if isinstance(piece, ScalarColumns):
@@ -247,7 +256,11 @@ class RankFiles:
 
     def values(self, found: Iterable[Bulk]) -> Iterator[tuple[Bulk, Value]]:
         """The values themselves, in the same order; those of one event one after the other read it once."""
-        for (file, start, end), same_event in groupby(found, key=attrgetter("file", "start", "end")):
+        for (file, start, end), group in groupby(found, key=attrgetter("file", "start", "end")):
+            same_event = list(group)
+            if all(bulk.value is not None for bulk in same_event):
+                yield from ((bulk, bulk.value) for bulk in same_event if bulk.value is not None)
+                continue
             with open(file, "rb") as opened:
                 opened.seek(start)
                 [frame] = read_frames(BytesIO(opened.read(end - start)))
@@ -261,8 +274,8 @@ class RankFiles:
 class _Index:
     """Divides what a rank recorded into chunks of `most` values, or of _FEW events if that is more."""
 
-    def __init__(self, rank: int, most: int) -> None:
-        self._rank, self._most = rank, most
+    def __init__(self, rank: int, most: int, most_bytes: int) -> None:
+        self._rank, self._most, self._most_bytes = rank, most, most_bytes
         self._chunks: list[Chunk] = []
         self._values = 0  # in the last chunk
 
@@ -295,7 +308,7 @@ class _Index:
             last = self._chunks[-1]
             is_next = (last.file, last.attempt, last.end) == (file, attempt, start)
             is_few = self._values + values <= self._most or last.events + events <= _FEW
-            if is_next and is_few and end - last.start <= _MAX_CHUNK_BYTES:
+            if is_next and is_few and end - last.start <= self._most_bytes:
                 self._values += values
                 self._chunks[-1] = last._replace(
                     end=end, events=last.events + events, low=min(last.low, low), high=max(last.high, high)
@@ -319,8 +332,8 @@ class _Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How much there is to keep: events and values."""
-        return len(self.steps) + len(self.values) + len(self.bulk)
+        """How much there is to keep, in scalars."""
+        return len(self.steps) + len(self.values) + sum(bulk.room for bulk in self.bulk)
 
     @property
     def low(self) -> int:
@@ -366,7 +379,10 @@ class _Part(NamedTuple):
                     else:
                         place = chunk.start + frame.offset, chunk.start + frame.end, chunk.file
                         names = value.plugin, value.tag, value.shard is not None
-                        bulk.append(Bulk(step, chunk.rank, chunk.number, *place, *names))
+                        is_kept = len(frame.payload) <= _KEPT_BYTES
+                        room = len(frame.payload) // (8 * len(values)) if is_kept else 0
+                        kept = value if is_kept else None
+                        bulk.append(Bulk(step, chunk.rank, chunk.number, *place, *names, kept, 1 + room))
             of_events = np.array(pairs, [("step", np.int64), ("time", np.float64)])
             of_scalars = np.array(rows, [("which", np.int64), ("step", np.int64), ("value", np.float64)])
             events.append((of_events["step"], of_events["time"]))

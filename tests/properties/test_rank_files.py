@@ -77,12 +77,12 @@ def by_loop(told):
     return steps, len(told) - len(kept), last
 
 
-@given(attempts, st.integers(1, 5), st.sampled_from([1, 4, 1 << 18]))
+@given(attempts, st.integers(1, 5), st.sampled_from([1, 4, 1 << 18]), st.sampled_from([0, 1 << 16]))
 @settings(max_examples=40)
-def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, window):
+def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, window, kept):
     with tempfile.TemporaryDirectory() as name:
         directories, told = written(Path(name), recorded)
-        sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "_FEW": 1, "WINDOW": window}
+        sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "_FEW": 1, "WINDOW": window, "_KEPT_BYTES": kept}
         with mock.patch.multiple(rank_files, **sizes):
             ranks = RankFiles(directories)
             found = {}
