@@ -36,7 +36,8 @@ def charts(statistics: AbstractSet[str]) -> Value | None:
     if RANKS_TAG in statistics:
         title = f"{RANKS_TAG}: on how many ranks a step stands"
         by_title[_title(RANKS_TAG)].append(_chart(title, RANKS_TAG, RANKS_TAG, RANKS_TAG))
-    categories = [Category(title=title, chart=found) for title, found in by_title.items() if found]
+    # TensorBoard 2.21 shows the charts of a category from the last to the first.
+    categories = [Category(title=title, chart=found[::-1]) for title, found in by_title.items() if found]
     return Value(CUSTOM_SCALARS, LAYOUT_TAG, Layout(category=categories)) if categories else None
 
 

@@ -6,10 +6,13 @@ NAMES = ("min", "median", "max", "argmax_rank")
 
 
 def titles(*statistics: str) -> dict[str, list[str]]:
-    """The titles of the charts by the title of their category."""
+    """The titles of the charts by the title of their category, in TensorBoard's order: from the last one."""
     value = charts(set(statistics))
     assert value is not None
-    return {category.title: [chart.title for chart in category.chart] for category in value.data.category}
+    return {
+        category.title: [chart.title for chart in reversed(category.chart)]
+        for category in value.data.category
+    }
 
 
 def test_bands_are_grouped_in_categories() -> None:
@@ -48,6 +51,6 @@ def test_charts_are_margin_charts_as_tensorboard_smooths_all_others() -> None:
     assert value is not None
     [category] = value.data.category
     assert not any(chart.HasField("multiline") for chart in category.chart)
-    band, worst = (series for chart in category.chart for series in chart.margin.series)
+    worst, band = (series for chart in category.chart for series in chart.margin.series)
     assert (band.value, band.lower, band.upper) == ("a/median", "a/min", "a/max")
     assert worst.value == worst.lower == worst.upper == "a/argmax_rank"

@@ -40,8 +40,8 @@ TOLD = layout(
     ),
 )
 OURS = layout(
-    margin("loss: median, min to max", "loss/median", "loss/min", "loss/max"),
     margin("loss: rank of the max", *["loss/argmax_rank"] * 3),
+    margin("loss: median, min to max", "loss/median", "loss/min", "loss/max"),
 )
 
 
