@@ -6,8 +6,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +33,7 @@ from distsummary.format.records import (
 )
 from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.publish import ensure_directory
-from distsummary.reading.reader import Damage, ReadEvent
+from distsummary.reading.reader import Damage, Piece, ReadEvent
 from distsummary.reading.scalar_columns import ScalarColumns
 from distsummary.run_dir import RunDir
 from distsummary.writing.files import Files
@@ -39,6 +42,8 @@ WAIT_S = 30.0  # a step waits this long for ranks that have not told it, and no 
 SILENT_S = 2.0  # a rank that has told a step, and nothing since, has told all of it
 LOOK_S = 3.0  # the files of a rank that sends digests are looked at when it has sent none for this long
 POLL_S = 0.4  # the longest that one `poll` takes
+SLOW_S = 0.001  # a rank; a disk that takes longer is read by several threads at a time
+READERS = 32  # these threads
 _EVENTS = 100_000  # of all ranks that are read in one round, to hold few of them in memory
 _CHUNK_BYTES = 4 << 20  # of scalars that are merged at once
 
@@ -91,6 +96,15 @@ class _Rank:
     is_drained: bool = False  # ended, and its files have been read to their ends since
     heard_s: float | None = -math.inf
     looked_s: float | None = -math.inf  # when its files held nothing new
+
+
+class _Read(NamedTuple):
+    """What was read of one rank: `waited_s` is the time without the CPU; `told` is as in _Rank, before it."""
+
+    pieces: list[Piece]
+    waited_s: float
+    told: int
+    error: OSError | None
 
 
 class LiveMerge:
@@ -151,6 +165,7 @@ class LiveMerge:
         self._made: set[str] = set()  # statistics that the charts show
         self._is_layout_new = False
         self._next = 0  # the rank that the next poll begins with
+        self._is_disk_slow = False
         self._unread = set(self._ranks)  # the ranks whose files have not been read to their ends yet
         self._first_s: float | None = None
         self._now_s = 0.0
@@ -233,44 +248,68 @@ class LiveMerge:
         """Read what the files of the ranks hold that no digest told; may leave ranks to the next call."""
         self._take_inbox()
         end_s = time.monotonic() + budget_s
-        numbers = list(self._ranks)
-        for place in range(len(numbers)):
-            number = numbers[(self._next + place) % len(numbers)]
-            rank = self._ranks[number]
-            if not self._has_to_read(rank) or self._read(number, rank):
-                self._unread.discard(number)
+        order = [*range(self._next, len(self._ranks)), *range(self._next)]
+        to_read = [number for number in order if self._has_to_read(self._ranks[number])]
+        self._unread.intersection_update(to_read)
+        waited_s = []
+        for reads in self._reads(to_read):
+            for number, read in reads:  # all of them: what has been read is not read again
+                waited_s.append(read.waited_s)
+                if self._take_read(number, self._ranks[number], read):
+                    self._unread.discard(number)
             if time.monotonic() > end_s:
-                self._next = number + 1
-                return
+                self._next = (number + 1) % len(self._ranks)
+                break
+        if waited_s:
+            self._is_disk_slow = fmean(waited_s) > SLOW_S
+
+    def _reads(self, numbers: list[int]) -> Iterator[list[tuple[int, _Read]]]:
+        """Read the files of ranks; of several at a time if the time goes into waiting for the disk."""
+        if not self._is_disk_slow:
+            yield from ([(number, self._read(number))] for number in numbers)
+            return
+        with ThreadPoolExecutor(READERS) as pool:
+            for start in range(0, len(numbers), 4 * READERS):
+                some = numbers[start : start + 4 * READERS]
+                yield list(zip(some, pool.map(self._read, some), strict=True))
+
+    def _read(self, number: int) -> _Read:
+        rank = self._ranks[number]
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+        pieces: list[Piece] = []
+        error = None
+        try:
+            pieces = rank.tail.read(max(10, _EVENTS // len(self._ranks)))
+        except OSError as raised:
+            error = raised
+        waited_s = (time.perf_counter() - began_s) - (time.thread_time() - began_cpu_s)
+        return _Read(pieces, waited_s, rank.told, error)
+
+    def _take_read(self, number: int, rank: _Rank, read: _Read) -> bool:
+        """Take what was read of a rank; returns whether there is no more of it now."""
+        if read.error is not None:
+            self._tell(f"the files in {rank.tail.directory} cannot be read: {read.error}")
+            rank.is_drained = rank.is_ended
+            return True
+        for piece in read.pieces:
+            if isinstance(piece, ScalarColumns):
+                self._take_columns(number, rank, piece)
+            else:
+                self._take_event(number, rank, piece)
+        if read.pieces:
+            rank.heard_s = None
+        if not rank.tail.is_at_end:
+            return False
+        rank.seq = max(rank.seq, read.told)  # the files hold what was told, except for lineage
+        rank.is_drained = rank.is_ended
+        rank.looked_s = None
+        return True
 
     def _has_to_read(self, rank: _Rank) -> bool:
         if not rank.is_sending or rank.told > rank.seq or (rank.is_ended and not rank.is_drained):
             return True
         heard_s, looked_s = rank.heard_s, rank.looked_s
         return heard_s is not None and looked_s is not None and self._now_s - max(heard_s, looked_s) > LOOK_S
-
-    def _read(self, number: int, rank: _Rank) -> bool:
-        """Take the next events from a rank's files; returns whether there are no more of them now."""
-        told = rank.told
-        try:
-            pieces = rank.tail.read(max(10, _EVENTS // len(self._ranks)))
-        except OSError as error:
-            self._tell(f"the files in {rank.tail.directory} cannot be read: {error}")
-            rank.is_drained = rank.is_ended
-            return True
-        for piece in pieces:
-            if isinstance(piece, ScalarColumns):
-                self._take_columns(number, rank, piece)
-            else:
-                self._take_event(number, rank, piece)
-        if pieces:
-            rank.heard_s = None
-        if not rank.tail.is_at_end:
-            return False
-        rank.seq = max(rank.seq, told)  # the files hold what was told, except for lineage
-        rank.is_drained = rank.is_ended
-        rank.looked_s = None
-        return True
 
     # --- writing
 

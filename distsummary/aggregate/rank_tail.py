@@ -67,11 +67,11 @@ class RankTail:
         return Place(file, start, end)
 
     def read(self, limit: int) -> list[Piece]:
-        """At most `limit` events that have not been returned yet; raises OSError."""
+        """At most `limit` events that have not been returned yet; raises OSError, and repeats them then."""
         found: list[Piece] = []
-        left = limit
-        self.is_at_end = True
-        for file in self._listed():
+        ends, sizes = dict[Path, int](), dict[Path, int]()
+        files = self._listed()
+        for file in files:
             with suppress(FileNotFoundError):  # removed since it was listed
                 size = file.stat().st_size
                 start = self._ends.get(file, 0)
@@ -79,19 +79,25 @@ class RankTail:
                     continue
                 for piece in read_pieces_of(file, "tail", start=start, skipped=self.damage):
                     if isinstance(piece, ScalarColumns):
-                        if piece.seqs.size > left:
-                            piece = piece.chosen(np.arange(piece.seqs.size) < left)
-                        left -= piece.seqs.size
-                        self._ends[file] = int(piece.ends[-1])
+                        if piece.seqs.size > limit:
+                            piece = piece.chosen(np.arange(piece.seqs.size) < limit)
+                        limit -= piece.seqs.size
+                        ends[file] = int(piece.ends[-1])
                     else:
-                        left -= 1
-                        self._ends[file] = piece.end
+                        limit -= 1
+                        ends[file] = piece.end
                     if (piece.run_id, piece.attempt) == self._owner:
                         found.append(piece)
-                    if not left:
-                        self.is_at_end = False
-                        return found
-                self._sizes[file] = size
+                    if not limit:
+                        break
+                if not limit:
+                    break
+                sizes[file] = size
+        self._ends.update(ends)
+        self._sizes.update(sizes)
+        self.is_at_end = limit > 0
+        if files and self.is_at_end:  # a writer does not return to a file after it has begun another one
+            self._known = files[-1]
         return found
 
     def _listed(self) -> list[Path]:

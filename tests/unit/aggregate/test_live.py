@@ -3,13 +3,16 @@
 import errno
 import random
 import shutil
+import threading
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from distsummary.aggregate import live as live_module
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import is_merged
+from distsummary.aggregate.rank_tail import RankTail
 from distsummary.errors import RunDirError
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import (
@@ -134,6 +137,30 @@ def test_ranks_without_digests_are_read_from_files_that_may_come_late(tmp_path):
     live.poll()
     assert live.advance({0, 1}, 2.5) == 1
     assert points(ranks, "loss") == [(1, 1.5), (2, 1.0)]
+    ranks.close()
+
+
+def test_a_slow_disk_is_read_by_several_threads(tmp_path, monkeypatch):
+    ranks = Ranks(tmp_path, 6)
+    used = set()
+    read = RankTail.read
+
+    def noted_read(self, limit):
+        used.add(threading.get_ident())
+        return read(self, limit)
+
+    monkeypatch.setattr(RankTail, "read", noted_read)
+    monkeypatch.setattr(live_module, "SLOW_S", -1.0)  # any disk is slow
+    live = ranks.live()
+    for step in range(1, 6):
+        for rank in range(6):
+            ranks.write(rank, [scalar(step, loss=float(rank))])
+        live.poll(budget_s=0.0)  # not the time for all ranks
+        live.advance(range(6), float(step))
+    report = live.close()
+    assert len(used) > 1
+    assert (report.steps, report.is_exact) == (5, True)
+    assert points(ranks, "loss") == [(step, 2.5) for step in range(1, 6)]
     ranks.close()
 
 

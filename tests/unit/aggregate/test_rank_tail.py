@@ -1,9 +1,11 @@
 """The files of one rank's attempt while they grow."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from distsummary.aggregate import rank_tail as module
 from distsummary.aggregate.rank_tail import RankTail, rows_in
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Scalars, Value
 from distsummary.format.scalar_rows import events_of, row_of
@@ -109,3 +111,21 @@ def test_rows_of_columns_are_the_recorded_ones_in_their_order(tmp_path):
         assert wall_s == event.wall_time
         assert (tags_of, packed) == row_of(event)
         assert [*events_of(Scalars(tags_of, packed))] == [event]
+
+
+def test_what_a_failed_read_had_found_is_read_again(tmp_path, monkeypatch):
+    writer = writer_of(tmp_path)
+    write(writer, range(1, 101))
+    tail = RankTail(tmp_path, RUN, 0)
+    whole = module.read_pieces_of
+
+    def failing(path, mode, **options):
+        yield next(whole(path, mode, **options))
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(module, "read_pieces_of", failing)
+    with pytest.raises(OSError, match="input/output"):
+        tail.read(1000)
+    monkeypatch.undo()
+    assert steps_in(tail) == list(range(1, 101))
+    writer.close()
