@@ -23,13 +23,14 @@ class Heartbeat(NamedTuple):
 
     `step`: the newest recorded one; 0 before the first. `phase`: what the process does, such as "training".
     `step_s`: seconds a step since the last heartbeat; 0 if unknown. `total`: how many steps the training will
-    have by its loader; None if unknown.
+    have by its loader; None if unknown. `dropped`: how many values were dropped so far.
     """
 
     step: int = 0
     phase: str = ""
     step_s: float = 0.0
     total: int | None = None
+    dropped: int = 0
 
 
 class Deal(NamedTuple):

@@ -53,7 +53,7 @@ class RankState:
         error: what its training raised: the type and the message's first line.
         reason: why it is lost, or what else is known about its end.
         host, pid: its process.
-        health: its counters, told at its end.
+        health: its counters, told at its end; before, `dropped` alone, by its last heartbeat.
     """
 
     role: str
@@ -236,5 +236,5 @@ def _rank(
         reason=reason,
         host=found["host"],
         pid=found["pid"],
-        health=found["health"],
+        health=found["health"] or {name: beat[name] for name in ("dropped",) if name in beat},
     )

@@ -282,7 +282,7 @@ class Aggregator:
         if ranks.keys() != self._running:
             return  # the first heartbeat of a rank tells its number of steps, which the deal needs
         beats = {
-            rank: Heartbeat(**{name: one["heartbeat"][name] for name in Heartbeat._fields})
+            rank: Heartbeat(**{k: v for k, v in one["heartbeat"].items() if k in Heartbeat._fields})
             for rank, one in ranks.items()
         }
         previous = Deal.from_json(entry["deal"]) if "deal" in entry else None

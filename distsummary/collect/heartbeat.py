@@ -18,7 +18,7 @@ class Pulse:
     training hangs: the step it tells then stays the same.
 
     Args:
-        place: returns the newest step, the phase, and the number of steps of the training (None: unknown).
+        place: returns a heartbeat without the time of a step.
         tell: tells a heartbeat; returns the deal that holds for the run, None if there is none.
         follow: called with each deal that is new.
         failures: counts what raises.
@@ -26,7 +26,7 @@ class Pulse:
 
     def __init__(
         self,
-        place: Callable[[], tuple[int, str, int | None]],
+        place: Callable[[], Heartbeat],
         tell: Callable[[Heartbeat], Deal | None],
         follow: Callable[[Deal], None],
         failures: Failures,
@@ -53,12 +53,13 @@ class Pulse:
                 self._failures.count(f"heartbeat: {type(error).__name__}: {error}")
 
     def _beat(self) -> None:
-        step, phase, total = self._place()
+        place = self._place()
+        step = place.step
         before, then_s = self._told
         now_s = time.monotonic()
         step_s = (now_s - then_s) / (step - before) if step > before else 0.0
         self._told = step, now_s
-        deal = self._tell(Heartbeat(step, phase, step_s, total))
+        deal = self._tell(place._replace(step_s=step_s))
         if deal is not None and deal.version > self._version:
             self._version = deal.version
             self._follow(deal)

@@ -33,7 +33,7 @@ from distsummary.coordination import (
     find_attempt,
     newest_attempt,
 )
-from distsummary.deal import Deal
+from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import WriteError
 from distsummary.format.lineage import Lineage, updated_lineage
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
@@ -200,7 +200,11 @@ class Session:
     def begin_heartbeats(self, follow: Callable[[Deal], None]) -> None:
         """From now on, tell the coordinator how far this rank is; `follow` is called with each new deal."""
         tell = partial(self._coordinator.beat, self.topology, self._registration.attempt)
-        self._pulse = Pulse(lambda: (self._step, self.phase, self.total), tell, follow, self.failures)
+        self._pulse = Pulse(self._place, tell, follow, self.failures)
+
+    def _place(self) -> Heartbeat:
+        dropped = sum(self.health().dropped.values())
+        return Heartbeat(step=self._step, phase=self.phase, total=self.total, dropped=dropped)
 
     def describe_run(self, step: int) -> None:
         """Record a text at `step` that says what the manifest knows about a run of one rank.
