@@ -90,6 +90,7 @@ class Aggregator:
         self._over: list[Manifest] = []  # the attempts to settle, with their ranks
         self._is_busy = True  # whether ranks run, or may join
         self._look_at_s = 0.0
+        self._seen = 0  # the time of the run.json that was looked at
         self._live: LiveMerge | None = None
         self._live_of: Key | None = None
         self._can_merge_live = self._is_described = True
@@ -182,7 +183,9 @@ class Aggregator:
     def _round(self) -> bool:
         """One round of the thread; False when nothing is left to do."""
         asked, began_s = self._asked, time.monotonic()
-        if asked > self._answered or began_s >= self._look_at_s:
+        changed = self._manifest_time()  # the last rank that leaves changes run.json, and waits
+        if asked > self._answered or began_s >= self._look_at_s or changed != self._seen:
+            self._seen = changed
             self._look()
             took_s = time.monotonic() - began_s
             self._look_at_s = began_s + took_s + max(LOOK_S, LOOK_SHARE * took_s)
@@ -193,6 +196,13 @@ class Aggregator:
             self._changed.notify_all()
             silent_s = time.monotonic() - self._last_contact_s
             return self._is_busy or bool(self._over) or silent_s < self._grace_s
+
+    def _manifest_time(self) -> int:
+        """When run.json was written, in nanoseconds; 0 if there is none."""
+        try:
+            return self._run_dir.manifest_path.stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def _look(self) -> None:
         """Look how the ranks are: which attempts go on, and which are over and not settled."""
