@@ -1,12 +1,15 @@
 """Each thing that is wrong with a run is named with its file; what can be mended is, and nothing is lost."""
 
 import json
+import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from distsummary.errors import MissingFileError, NotADirectoryPathError
+from distsummary.coordination import LocalCoordinator
+from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
@@ -19,6 +22,7 @@ from distsummary.run_dir import RunDir
 from distsummary.states import read_run
 from distsummary.tools.findings import KINDS
 from distsummary.tools.fsck import FsckReport, fsck
+from distsummary.topology import Topology
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.unit.format import samples
@@ -39,17 +43,24 @@ def kinds(report: FsckReport) -> list[str]:
     return sorted(one.kind for one in report.findings)
 
 
+def record(
+    run: RunDir, run_id: str, rank: int, *, ranks: int, attempt: int = 0, steps: range = range(1, 6)
+) -> None:
+    """The files of a rank as our writers make them."""
+    writer = RankWriter(
+        WriterSpec(directory=run.writer_dir("train", rank, ranks), run_id=run_id, attempt=attempt, rank=rank)
+    )
+    events = [Event(step, float(step), [Value("scalar", "loss", 0.5)]) for step in steps]
+    events.append(Event(0, 9.0, [Value("train_lineage", "", samples.TRAIN)]))
+    writer.write(Batch(run_id=run_id, attempt=attempt, rank=rank, first_seq=1, events=events))
+    writer.close()
+
+
 def a_run(base: Path, ranks: int = 1, *, attempt: int = 0, steps: range = range(1, 6)) -> RunDir:
     """A clean run as our writers make it, with a manifest."""
     run = RunDir(base).create()
     for rank in range(ranks):
-        writer = RankWriter(
-            WriterSpec(directory=run.writer_dir("train", rank, ranks), run_id=RUN, attempt=attempt, rank=rank)
-        )
-        events = [Event(step, float(step), [Value("scalar", "loss", 0.5)]) for step in steps]
-        events.append(Event(0, 9.0, [Value("train_lineage", "", samples.TRAIN)]))
-        writer.write(Batch(run_id=RUN, attempt=attempt, rank=rank, first_seq=1, events=events))
-        writer.close()
+        record(run, RUN, rank, ranks=ranks, attempt=attempt, steps=steps)
     if not run.manifest_path.exists():
         run.update_manifest(lambda manifest: manifest.update({"run_id": RUN}))
         fsck(base, repair=True)  # which enters the attempts
@@ -394,6 +405,112 @@ def test_a_missing_manifest_of_several_ranks_is_made(nasty_tmp_path: Path):
     assert fsck(nasty_tmp_path, repair=True).findings == ()
     assert json.loads(run.manifest_path.read_bytes())["run_id"] == RUN
     assert not list(nasty_tmp_path.glob("*.bak"))
+
+
+def test_what_the_ranks_tell_is_kept_if_run_json_is_lost(nasty_tmp_path: Path):
+    run = RunDir(nasty_tmp_path).create()
+    for rank in range(2):
+        place = Topology(rank=rank, world_size=2, incarnation="start-1", host=f"n{rank}")
+        registration = LocalCoordinator(run).register(place)
+        record(run, registration.run_id, rank, ranks=2)
+        LocalCoordinator(run).finish(place, 0, {"events": 11})
+    before = run.read_manifest()
+    assert fsck(nasty_tmp_path).findings == ()
+    run.manifest_path.unlink()
+    assert fsck(nasty_tmp_path, repair=True).findings == ()
+    after = run.read_manifest()
+    assert after["run_id"] == before["run_id"]
+    [attempt] = read_run(run).attempts
+    assert attempt.state == "finished"
+    assert [(rank.host, rank.health) for rank in attempt.ranks] == [
+        ("n0", {"events": 11}),
+        ("n1", {"events": 11}),
+    ]
+    assert after["attempts"][0]["incarnation"] == "start-1"
+
+
+@pytest.mark.parametrize("damage", [b"{broken", b"", b"[]", b'{"format": 2, "attempts": []}',
+                                    b'{"format": 1, "attempts": [{"attempt": 0}]}'])  # fmt: skip
+def test_a_damaged_file_of_a_rank_is_made_anew_and_the_old_one_kept(nasty_tmp_path: Path, damage: bytes):
+    run = a_run(nasty_tmp_path, ranks=2)
+    file = run.writer_dir("train", 1, 2) / "manifest.json"
+    file.write_bytes(damage)
+    [found] = [one for one in fsck(nasty_tmp_path).findings if one.kind == "manifest_damaged"]
+    assert (found.file, found.severity) == (file, "error")
+    report = fsck(nasty_tmp_path, repair=True)
+    assert (report.findings, report.exit_code) == ((), 0)
+    assert file.with_name("manifest.json.0.bak").read_bytes() == damage
+    assert [rank.state for rank in read_run(run).attempts[0].ranks] == ["unknown", "unknown"]
+
+
+def test_a_rank_that_recorded_without_telling_so_is_entered(nasty_tmp_path: Path):
+    run = a_run(nasty_tmp_path, ranks=3)
+    (run.writer_dir("train", 2, 3) / "manifest.json").unlink()
+    [found] = fsck(nasty_tmp_path).findings
+    assert (found.kind, found.file) == ("manifest_stale", run.manifest_path)
+    assert "rank 2 recorded in attempt 0 of role train" in found.message
+    assert fsck(nasty_tmp_path, repair=True).findings == ()
+    assert read_run(run).attempts[0].missing == ()
+
+
+def test_lost_ranks_are_noted_and_no_problem(nasty_tmp_path: Path):
+    run = RunDir(nasty_tmp_path).create()
+    for rank in range(8):
+        gone = Topology(
+            rank=rank,
+            world_size=8,
+            incarnation="1",
+            is_incarnation_unique=True,
+            pid_start="0",
+            host="n0",
+            pid=1,
+        )
+        LocalCoordinator(run).register(gone)
+    report = fsck(nasty_tmp_path)
+    [note] = report.findings
+    assert (note.kind, note.severity, report.exit_code) == ("lost_ranks", "note", 0)
+    assert "ranks 0, 1, 2, 3, 4 and 3 more of attempt 0 of role train died without a word" in note.message
+    assert "process 1 on n0 is gone" in note.message
+
+
+def test_a_run_of_an_older_version_is_divided_among_its_ranks(nasty_tmp_path: Path):
+    run = a_run(nasty_tmp_path, ranks=2)
+    for rank in range(2):
+        (run.writer_dir("train", rank, 2) / "manifest.json").unlink()
+    places = [Topology(rank=rank, world_size=2, incarnation="start-1", host=f"n{rank}") for rank in range(2)]
+    told = [
+        {"state": "finished", "health": {"events": 11}},
+        {"state": "failed", "health": {"failed": 1, "error": "ValueError: no"}},
+    ]
+    ranks = {str(rank): asdict(places[rank]) | told[rank] for rank in range(2)}
+    attempt = {
+        "role": "train", "attempt": 0, "incarnation": "start-1", "world_size": 2, "started": 5.0,
+        "ranks": ranks, "failure": {"rank": 1, "error": "ValueError: no"}, "config": {"lr": 0.1},
+    }  # fmt: skip
+    old = {"format": 1, "run_id": RUN, "created": 4.0, "state": "failed", "key_tags": ["acc"]}
+    run.manifest_path.write_text(json.dumps(old | {"attempts": [attempt]}))
+    [found] = fsck(nasty_tmp_path).findings
+    assert found.kind == "manifest_damaged"
+    assert "has format 1, this version of distsummary reads and writes format 2" in found.message
+    assert fsck(nasty_tmp_path, repair=True).findings == ()
+    manifest = run.read_manifest()
+    assert {name: manifest[name] for name in old if name != "format"} == {
+        name: old[name] for name in old if name != "format"
+    }
+    assert manifest["attempts"][0]["config"] == {"lr": 0.1}
+    [after] = read_run(run).attempts
+    assert (after.state, after.started) == ("failed", 5.0)
+    assert [(rank.host, rank.state) for rank in after.ranks] == [("n0", "finished"), ("n1", "failed")]
+    assert after.failure is not None
+    assert after.failure[:2] == (1, "ValueError: no")
+    assert json.loads((nasty_tmp_path / "run.json.0.bak").read_bytes())["format"] == 1
+
+    ranks["0"]["state"] = "running"  # by this process
+    run.manifest_path.write_text(json.dumps(old | {"attempts": [attempt]}))
+    with pytest.raises(
+        RunDirError, match=rf"its rank 0 still runs as process {os.getpid()} on n0; repair it"
+    ):
+        fsck(nasty_tmp_path, repair=True)
 
 
 def test_a_manifest_of_another_run_is_made_anew(nasty_tmp_path: Path):
