@@ -151,8 +151,12 @@ class RankWriter:
         health = self._health
         health.bytes += appended.nbytes
         last_seq = batch.last_seq
-        if last_seq <= health.last_seq:
-            return  # the batch was sent again: it has been counted
+        if last_seq <= health.last_seq:  # the batch was sent again: it has been counted
+            if (
+                appended.nbytes
+            ):  # except what an earlier writer could not append to all files, as this one can
+                self._count_spared(spared)
+            return
         counted, health.last_seq = health.last_seq, last_seq
         if appended.refused_from:
             last_seq = self._count_refused(batch, appended.refused_from, counted)
@@ -161,6 +165,10 @@ class RankWriter:
             health.drop(plugin)
             health.fail(reason)
             logger.warning("the %s %r was not recorded: %s", plugin, tag, reason)
+        self._count_spared(spared)
+
+    def _count_spared(self, spared: Sequence[Value]) -> None:
+        """Count the bulk values that were left out for want of room, from one file at least."""
         if spared:
             reason = f"the disk of {self.directory} is nearly full: bulk values are dropped; free some space"
             self._failures.count(reason, dropped=Counter(value.plugin for value in spared))

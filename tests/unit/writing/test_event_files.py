@@ -243,6 +243,35 @@ def test_bulk_values_are_dropped_and_counted_while_the_disk_is_nearly_full(tmp_p
     assert any("nearly full" in reason for reason in rank_writer.health().errors)
 
 
+def test_a_bulk_value_that_one_file_lacks_is_counted_by_the_next_writer_that_leaves_it_out(tmp_path):
+    class FullForOne(Clock):
+        left = 3  # writes: the heads of two files, and the batch in one of them
+
+        def write(self, descriptor: int, parts: Sequence[Part]) -> int:
+            self.left -= 1
+            self.is_full = self.left < 0
+            return super().write(descriptor, parts)
+
+    values = [Value("scalar", "loss", 1.0), Value("histogram", "w", np.arange(8.0))]
+    sent = Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=1, events=[Event(1, 1.0, values)])
+    first = writer(tmp_path, FullForOne())
+    with pytest.raises(OSError, match="No space"):
+        first.write(sent)
+    die(first)
+    found = [[v.plugin for e in read_directory(tmp_path, dialect) for v in e.values] for dialect in DIALECTS]
+    assert sorted(found) == [[], ["scalar", "histogram"]]
+
+    clock = Clock()
+    clock.free = (1 << 20, 1 << 41)
+    second = writer(tmp_path, clock)
+    for _ in range(2):  # sent again, and once more: it was not acknowledged in time
+        second.write(sent)
+        assert second.health().dropped == {"histogram": 1}
+    second.close()
+    found = [[v.plugin for e in read_directory(tmp_path, dialect) for v in e.values] for dialect in DIALECTS]
+    assert sorted(found) == [["scalar"], ["scalar", "histogram"]]
+
+
 def die(rank_writer: RankWriter) -> None:
     for segment in rank_writer._event_files._segments.values():
         segment.close()  # as the kernel does
