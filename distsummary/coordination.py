@@ -298,20 +298,35 @@ def note_evaluation(run_dir: RunDir, topology: Topology, attempt: int) -> bool:
 
 
 def note_death(run_dir: RunDir, role: str, attempt: int, rank: int, reason: str) -> None:
-    """Note why a rank died without telling it itself, such as "signal 9 (SIGKILL), out of memory".
+    """Note why a rank died; see `note_deaths`."""
+    note_deaths(run_dir, role, attempt, {rank: reason})
+
+
+def note_deaths(
+    run_dir: RunDir, role: str, attempt: int, deaths: Mapping[int, str], *, state: str = "lost"
+) -> None:
+    """Note why ranks died without telling it themselves, such as "killed by signal 9 (SIGKILL)".
 
     For launchers and others that see it. The first reason is kept. Of a rank that told its end, its own word
     holds. Raises StaleAttemptError for an unknown attempt, and as `update_manifest`.
-    """
-    death = {"reason": reason, "time": file_system_time(run_dir.base)}
 
-    def deaths(manifest: Manifest) -> dict[str, Manifest]:
+    Args:
+        deaths: rank -> reason.
+        state: how readers name these ranks: "lost", or "interrupted" if they were asked to end.
+    """
+    died: dict[str, Any] = {"time": file_system_time(run_dir.base)}
+    if state != "lost":
+        died["state"] = state
+
+    def noted(manifest: Manifest) -> dict[str, Manifest]:
         found: dict[str, Manifest] = find_attempt(manifest, role, attempt).setdefault("deaths", {})
         return found
 
     run_dir.update_manifest(
-        lambda manifest: deaths(manifest).update({str(rank): death}),
-        is_done=lambda manifest: str(rank) in deaths(manifest),
+        lambda manifest: noted(manifest).update(
+            {str(rank): {"reason": reason, **died} for rank, reason in deaths.items()} | noted(manifest)
+        ),
+        is_done=lambda manifest: all(str(rank) in noted(manifest) for rank in deaths),
     )
 
 

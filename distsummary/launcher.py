@@ -3,13 +3,14 @@
 import atexit
 import logging
 import os
+import signal
 import socket
 import sys
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import ray
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 BACKENDS = ("gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
+INTERRUPT_S = 5.0  # how long the ranks may take to end after Ctrl-C
 GRACE_S = 10.0  # how long the other ranks may run after one has failed
 TRACE_S = 10.0  # how long the nodes of dead ranks may take to say what these ranks left
 LEAVE_S = 60.0  # how long a rank's exit handlers may take
@@ -118,6 +120,9 @@ def _run(
     ]
     launch_id = uuid.uuid4().hex
     running: list[Any] = []
+    places: Sequence[Place] = ()
+    deaths: dict[int, str] = {}
+    state = "lost"
     try:
         running[:] = [actor.place.remote() for actor in actors]
         places = _wait(running)
@@ -129,10 +134,15 @@ def _run(
         _wait(running, places)
         stages.done("the training begins")
         running[:] = [actor.run.remote(train_fn, backend is not None) for actor in actors]
-        return _wait(running, places)
+        return _wait(running, places, deaths)
+    except KeyboardInterrupt:
+        state = "interrupted"
+        deaths |= dict.fromkeys(range(ranks), "interrupted: Ctrl-C in the process that called ds.launch")
+        _interrupt(running, places)
+        raise
     finally:
         _end(actors, running, output)
-        settle(launch_id)
+        settle(launch_id, deaths, state)
 
 
 def check_resources(resources: Mapping[str, float] | None, backend: str | None) -> dict[str, float]:
@@ -156,6 +166,7 @@ class Place(NamedTuple):
     port: int
     stderr: str
     memory_kills: int
+    pid: int
 
 
 class _Rank:
@@ -177,6 +188,7 @@ class _Rank:
                 probe.getsockname()[1],
                 stderr_path(),
                 memory_kills(),
+                os.getpid(),
             )
 
     def join(self, environment: dict[str, str], backend: str | None) -> None:
@@ -206,8 +218,8 @@ class _Rank:
         except SystemExit as error:  # Ray would treat it as the death of the actor
             if error.code in (None, 0):
                 return None
-            sys.last_value = failure = ended_by(error)
-            raise failure from error
+            sys.last_value = error
+            raise ended_by(error) from error
         except BaseException as error:
             sys.last_value = error  # tells exit handlers that the process failed, as the interpreter would do
             raise
@@ -279,8 +291,13 @@ def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]
         remove_placement_group(group)
 
 
-def _wait(running: list[Any], places: Sequence[Place] = ()) -> list[Any]:
-    """The results of all ranks; raises RanksFailedError at most GRACE_S after the first failure."""
+def _wait(
+    running: list[Any], places: Sequence[Place] = (), deaths: dict[int, str] | None = None
+) -> list[Any]:
+    """The results of all ranks; raises RanksFailedError at most GRACE_S after the first failure.
+
+    `deaths` then gets the ranks that died or were stopped, and why: they cannot tell it themselves.
+    """
     rank_of = {reference: rank for rank, reference in enumerate(running)}
     results: dict[int, Any] = {}
     errors: dict[int, RayError] = {}  # in the order of time
@@ -309,7 +326,31 @@ def _wait(running: list[Any], places: Sequence[Place] = ()) -> list[Any]:
         Failure(rank_of[reference], f"stopped: it still ran {GRACE_S:g} s after the first failure", STOPPED)
         for reference in pending
     ]
+    if deaths is not None:
+        deaths |= {one.rank: one.text for one in failures if one.rank in dead or one.kind == STOPPED}
     raise RanksFailedError(told(failures))
+
+
+def _interrupt(running: list[Any], places: Sequence[Place]) -> None:
+    """Ask the ranks to end, as Ctrl-C asks this process, and wait: then they tell it and close their files.
+
+    Ray blocks SIGINT in its workers and raises SystemExit in them at SIGTERM.
+    """
+    if not places:
+        return
+    pids: dict[str, list[int]] = defaultdict(list)
+    for place in places:
+        pids[place.node].append(place.pid)
+    send = ray.remote(num_cpus=0, max_retries=0)(_terminate)
+    for node, found in pids.items():
+        send.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(found)
+    ray.wait(running, num_returns=len(running), timeout=INTERRUPT_S)
+
+
+def _terminate(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def _traces(places: Mapping[int, Place]) -> dict[int, Trace]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from distsummary.consequences import follows_from_another
 from distsummary.coordination import TRAINED, newest_attempt
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import SILENT_S, Told, read_ranks
@@ -30,7 +31,7 @@ STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  
 
 
 class Failure(NamedTuple):
-    """The first failure of an attempt: what `rank` raised, or why it died.
+    """A failure in an attempt: what `rank` raised, or why it died.
 
     `time`: seconds since the epoch.
     """
@@ -76,11 +77,13 @@ class AttemptState:
     """How an attempt is: one start of the job.
 
     Attributes:
-        state: failed or interrupted as soon as one rank is; running while a rank runs; lost if a rank is lost
-            and none runs; superseded; unknown; else finished.
+        state: failed or interrupted as soon as one rank is (interrupted, if the others failed only because
+            of that one); running while a rank runs; lost if a rank is lost and none runs; superseded;
+            unknown; else finished.
         started: seconds since the epoch.
         ranks: those that registered, by rising number. missing: those that never did.
-        failure: the first one in time; None if no rank failed or is lost.
+        failure: the first one in time, but a cause before its consequences, such as the broken connections
+            of other ranks; None if no rank failed or is lost.
     """
 
     role: str
@@ -172,22 +175,34 @@ def _attempt(entry: Manifest, entries: list[Manifest], told: Mapping[int, Told],
         ranks.append(state)
         if state.state == "failed":
             failures.append(Failure(rank, state.error, float((found or {}).get("ended") or 0.0)))
-        elif state.state == "lost" and death:
-            failures.append(Failure(rank, state.reason, float(death.get("time", 0.0))))
+        elif state.state == "lost":
+            seen_s = float(death.get("time", 0.0)) if death else now - state.heard_s
+            failures.append(Failure(rank, state.reason, seen_s))
     if noted := entry.get("failure"):
         failures.append(Failure(int(noted["rank"]), str(noted["error"]), float(noted.get("time", 0.0))))
-    if not failures:  # a death that nobody saw: the last heartbeats tell which was the first
-        failures = [Failure(one.rank, one.reason, now - one.heard_s) for one in ranks if one.state == "lost"]
+    unseen = {one.rank for one in ranks if one.state == "lost" and str(one.rank) not in deaths}
+
+    def precedence(failure: Failure) -> tuple[bool, bool, float]:
+        """What follows from the end of another rank comes last, also if it was told before that end was seen.
+
+        Of a death that nobody saw, only the last heartbeat is known, not the time.
+        """
+        return follows_from_another(failure.error), failure.rank in unseen, failure.time
+
+    ending = _state_of(entry, ranks, is_replaced=is_replaced, now=now)
+    failure = min(failures, key=precedence, default=None)
+    if failure is not None and ending == "interrupted" and follows_from_another(failure.error):
+        failure = None
     registered = {one.rank for one in ranks}
     return AttemptState(
         role=entry["role"],
         attempt=entry["attempt"],
-        state=_state_of(entry, ranks, is_replaced=is_replaced, now=now),
+        state=ending,
         world_size=entry["world_size"],
         started=float(entry.get("started", 0.0)),
         ranks=tuple(ranks),
         missing=tuple(rank for rank in range(entry["world_size"]) if rank not in registered),
-        failure=min(failures, key=lambda failure: failure.time, default=None),
+        failure=failure,
     )
 
 
@@ -199,6 +214,10 @@ def _state_of(entry: Manifest, ranks: Collection[RankState], *, is_replaced: boo
         is_beginning = now - float(entry.get("started", 0.0)) < LOST_S
         return "running" if is_beginning and (not first or is_alive(first) is not False) else "unknown"
     states = {one.state for one in ranks}
+    if "interrupted" in states and all(
+        follows_from_another(one.error) for one in ranks if one.state == "failed"
+    ):
+        states.discard("failed")  # these ranks only lost the connection to one that was interrupted
     return next((state for state in STATES if state in states), "finished")
 
 
@@ -216,7 +235,7 @@ def _rank(
         if is_replaced or not is_newest:
             state = "superseded"
         elif death:
-            state = "lost"
+            state = str(death.get("state", "lost"))
         elif is_alive(found) is False:
             state, reason = "lost", f"process {found['pid']} on {found['host']} is gone"
         elif heard_s > LOST_S:

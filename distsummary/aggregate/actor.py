@@ -172,8 +172,10 @@ class AggregatorClient:
         return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
 
 
-def settle(launch_id: str) -> None:
+def settle(launch_id: str, deaths: Mapping[int, str] | None = None, state: str = "lost") -> None:
     """Make the aggregators of a launch write their merged runs now; call it once all its ranks have ended.
+
+    `deaths` are the ranks that died and why, `state` is how readers then name those that did not tell it.
 
     Never raises. Waits at most SERVES_S for all aggregators in the cluster to say whether they serve the
     launch, then at most MERGE_S for those that serve it to merge.
@@ -187,7 +189,7 @@ def settle(launch_id: str) -> None:
         asked = [actor.serves.options(concurrency_group=ASIDE).remote(launch_id) for actor in found]
         answers = _answers(asked, SERVES_S)
         own = [actor for actor, reference in zip(found, asked, strict=True) if answers.get(reference)]
-        settling = {actor.settle.remote(launch_id): actor for actor in own}
+        settling = {actor.settle.remote(launch_id, deaths or {}, state): actor for actor in own}
         deadline = time.monotonic() + SETTLE_S
         while settling and time.monotonic() < deadline:
             ended, _ = ray.wait([*settling], num_returns=len(settling), timeout=PING_S)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 from distsummary.aggregate.description import Description, describe, tell_settings
 from distsummary.aggregate.live import LiveMerge, LiveReport
@@ -18,6 +19,7 @@ from distsummary.coordination import (
     merged_states,
     newest_attempts,
     note_aggregator,
+    note_deaths,
     note_evaluation,
     note_state,
     with_ranks,
@@ -42,6 +44,7 @@ GIVE_UP_S = 5.0  # how long a merge that fails is tried again
 TELL_S = 10.0  # how long it stays to tell a launch that ends that a merge failed
 GRACE_S = 2.0
 MAX_DIGESTS = 1 << 16  # digests that wait; the oldest are forgotten, as the files of the ranks have it all
+NO_DEATHS: Mapping[int, str] = MappingProxyType({})
 NAMED = 8  # missing ranks in a message
 
 Key = tuple[str, int]  # role and attempt
@@ -140,13 +143,28 @@ class Aggregator:
         if len(entry.get("evaluated", [])) >= topology.world_size:
             self._wait_until_settled(lambda other: _key(other) == ("train", attempt))
 
-    def settle(self, launch_id: str) -> None:
-        """Settle the attempts of a launch whose processes have ended; returns when they are settled."""
+    def settle(self, launch_id: str, deaths: Mapping[int, str] = NO_DEATHS, state: str = "lost") -> None:
+        """Settle the attempts of a launch whose processes have ended; returns when they are settled.
+
+        `deaths` and `state` say of ranks that could not tell it how they ended; see
+        `coordination.note_deaths`.
+        """
+        if deaths:
+            self._note_deaths(launch_id, deaths, state)
         with self._changed:
             self._ended_launches.add(launch_id)
         self._wait_until_settled(lambda entry: entry["incarnation"].startswith(launch_id))
         with self._changed:
             self._last_contact_s -= self._grace_s  # no rank is left to wait for
+
+    def _note_deaths(self, launch_id: str, deaths: Mapping[int, str], state: str) -> None:
+        newest = newest_attempts(self._run_dir.read_manifest())
+        keys = {_key(entry) for entry in newest if entry["incarnation"].startswith(launch_id)}
+        for attempt in read_run(self._run_dir).attempts:
+            untold = {one.rank for one in attempt.ranks if one.state in ("running", "lost")}
+            died = {rank: reason for rank, reason in deaths.items() if rank in untold}
+            if died and (attempt.role, attempt.attempt) in keys:
+                note_deaths(self._run_dir, attempt.role, attempt.attempt, died, state=state)
 
     def _wait_until_settled(self, wanted: Callable[[Manifest], bool]) -> None:
         """Wait until the thread has looked at the ranks, and settled what is wanted and over.

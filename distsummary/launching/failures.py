@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from distsummary.consequences import follows_from_another
 from distsummary.interrupts import is_interruption
 from distsummary.run_text import as_ranges
 
@@ -16,13 +17,6 @@ TAIL_BYTES = 1 << 18  # of a rank's stderr that are searched for its last words
 MAX_LINE = 300  # characters of Ray's detail on a failure's first line; the whole follows on the next
 CAUSE, CONSEQUENCE, STOPPED = range(3)  # the order in which failures are told
 
-# What gloo, NCCL and the store of torch.distributed raise where another rank has gone.
-_PEER_IS_GONE = re.compile(
-    r"connection (was )?(reset|closed|refused)|broken pipe|gloo/transport|ncclRemoteError|ncclSystemError|"
-    r"remote process exited|Dist(Network|Store|Backend)Error|socket timeout|sendBytes failed|"
-    r"recvValue failed|Timed out waiting|watchdog caught collective",
-    re.IGNORECASE,
-)
 _SAYS_EXIT = "distsummary: this rank calls os._exit"
 _EXITED = re.compile(rf"{re.escape(_SAYS_EXIT)}\((-?\d+)\)")
 _SIGNALLED = re.compile(r"\*\*\* (SIG[A-Z]+) received")  # written by the handler that Ray installs
@@ -156,7 +150,7 @@ def raised(rank: int, error: Exception) -> Failure:
     if absent := _ABSENT.search(message):
         return Failure(rank, f"ModuleNotFoundError: {absent[1]}{_where_it_is(absent[2])}")
     place = _own_place(str(error).splitlines())
-    kind = CONSEQUENCE if _PEER_IS_GONE.search(message) else CAUSE
+    kind = CONSEQUENCE if follows_from_another(message) else CAUSE
     return Failure(rank, message + (f" ({place})" if place else ""), kind)
 
 
