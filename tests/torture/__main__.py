@@ -2,7 +2,8 @@
 
 L0    every disk operation of seeded runs fails in every way, and the power is cut at each (model disk)
 L1    a writing process is killed with SIGKILL at random times and restarted
-L2    the same under Ray: the rank's collector actor is killed (not part of `all`)
+L2    four ranks train under Ray and torchrun; collectors, trainers, aggregator, driver and raylet are killed
+      or stopped, the disk is full, and the run ends in one of many ways (not part of `all`)
 fuzz  mutated event files for the readers and for fsck
 peers the judge of L1 on other writers (not part of `all`)
 
@@ -37,9 +38,9 @@ def run_level(level: str, root: Path, options: argparse.Namespace) -> Verdict:
         case "L1":
             return kill_loop(root, options.kills, options.seed)
         case "L2":
-            from tests.torture.level2 import kill_collectors
+            from tests.torture.level2 import torture_runs
 
-            return kill_collectors(root, options.kills, options.seed)
+            return torture_runs(root, options.kills, options.seed, options.mode, options.endings)
         case "fuzz":
             return fuzz(root, options.seed, options.seconds, options.mutants)
     from tests.torture.peers import kill_peer
@@ -86,6 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--level", default="all", choices=("all", *LEVELS, "L2", "peers"))
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--kills", type=int, default=100, help="L1, L2, peers: how often to kill")
+    parser.add_argument(
+        "--mode", default="both", choices=("ray", "torchrun", "both"), help="L2: who launches"
+    )
+    parser.add_argument("--endings", default="", help="L2: only these, divided by commas")
     parser.add_argument("--seeds", type=int, default=6, help="L0: how many seeds, from --seed on")
     parser.add_argument("--events", type=int, default=EVENTS, help="L0: events of a run")
     parser.add_argument("--seconds", type=float, default=120.0, help="fuzz: for how long")

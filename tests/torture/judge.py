@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.torture.ledger import Account, read_account
 from tests.torture.reader import Found, decode, files_of, lineage_number, records, strays
-from tests.torture.workload import DIALECTS, MINDSPORE, SCALAR, TENSORBOARD, event
+from tests.torture.workload import DIALECTS, MINDSPORE, RANKED_TAGS, SCALAR, TENSORBOARD, event, ranked_event
 
 ROOT = Path(__file__).resolve().parents[2]
 MANY = 20_000  # events in TensorBoard's dialect above which its reader only counts records
@@ -97,6 +97,8 @@ class Expected:
 def judge_case(place: Path, *, tensorboard: bool) -> Verdict:
     """The verdict on one directory with case.json, ledger and events/."""
     facts = json.loads((place / "case.json").read_text())
+    if "ranks" in facts:
+        return judge_run(place, facts)
     account = read_account(place / "ledger")
     required = account.synced if facts.get("level") == "synced" else account.acked
     verdict = Verdict(acked=len(required), longest_block_s=account.longest_block_s, cases=1)
@@ -123,6 +125,67 @@ def judge_case(place: Path, *, tensorboard: bool) -> Verdict:
         verdict.orphans += 1
         verdict.violations.append(f"{place.name}: left behind: {path.name}")
     return verdict
+
+
+def judge_run(place: Path, facts: dict[str, Any]) -> Verdict:
+    """The verdict on a run of several ranks: each has a ledger and a directory."""
+    verdict = Verdict(cases=1, violations=[f"{place.name}: {what}" for what in facts["complaints"]])
+    for rank in range(facts["ranks"]):
+        account = read_account(place / f"ledger_{rank}")
+        directory = place / "disk" / "run" / f"rank_{rank:05d}"
+        verdict.acked += len(account.acked)
+        verdict.longest_block_s = max(verdict.longest_block_s, account.longest_block_s)
+        if not account.acked:
+            continue
+        found = [one for dialect in DIALECTS if (one := recover_rank(directory, dialect)).events]
+        if not found:
+            found = [Recovered()]
+        missing: set[int] = set()
+        complaints = [what for one in found for what in one.violations]
+        for n in account.sent:
+            values = ranked_event(facts["seed"], rank, n).expected(TENSORBOARD)
+            for one in found:
+                held = {tag: value for tag, value in one.events.get(n, {}).items() if tag in RANKED_TAGS}
+                if values.items() - held.items() and n in account.acked:
+                    missing.add(n)
+                if tensorless(held).items() - values.items():
+                    complaints.append(
+                        f"step {n} holds what was not sent: {sorted(held.items() - values.items())}"
+                    )
+        for one in found:
+            unsent = {n for n in one.events if n not in account.sent and one.events[n].keys() & RANKED_TAGS}
+            complaints += [f"recovered and never sent: {_some(unsent)}"] * bool(unsent)
+            verdict.duplicates += one.duplicates
+            verdict.torn_middle += one.torn_middle
+        if missing:
+            complaints.append(f"acked and not in the files: {_some(missing)}")
+        verdict.acked_missing += len(missing)
+        verdict.violations += [f"{place.name}: rank {rank}: {what}" for what in complaints[:SHOWN]]
+    return verdict
+
+
+def tensorless(held: dict[str, str]) -> dict[str, str]:
+    """Without tensors, for which TensorBoard's dialect has no place."""
+    return {tag: value for tag, value in held.items() if not value.startswith("tensor")}
+
+
+def recover_rank(directory: Path, dialect: str) -> Recovered:
+    """The steps in the files of a rank that did not choose its numbers: several events may be of one step."""
+    recovered, highest = Recovered(), {}
+    for found in _events(directory, dialect, {"torn_tail_allowed": True}, recovered):
+        if found.seq <= highest.get(found.attempt, 0):
+            recovered.duplicates += 1
+            recovered.violations.append(
+                f"{dialect}: seq {found.seq} comes behind seq {highest[found.attempt]}"
+            )
+        highest[found.attempt] = found.seq
+        held = recovered.events.setdefault(found.step, {})
+        twice = held.keys() & found.values.keys() & RANKED_TAGS
+        if twice:
+            recovered.duplicates += 1
+            recovered.violations.append(f"{dialect}: step {found.step} holds {sorted(twice)} twice")
+        held |= found.values
+    return recovered
 
 
 def recover(directory: Path, dialect: str, facts: dict[str, Any]) -> Recovered:

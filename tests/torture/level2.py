@@ -1,96 +1,496 @@
-"""L2: under Ray, the rank's collector actor is killed at random times while its trainer goes on."""
+"""L2: four ranks train, and collectors, trainers, aggregator, driver and raylet are killed or stopped.
 
-import contextlib
-import logging
+A round is one job: faults that a job survives, then one of many ends. The ledgers of the ranks are outside of
+the system; the judge compares them with the files. Here stand the faults and what the states have to say.
+"""
+
+import json
 import os
 import random
+import shutil
 import signal
-import threading
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from tests.torture.async_client import AsyncClient
-from tests.torture.client import RUN_ID
-from tests.torture.judge import Verdict, run_judge
-from tests.torture.level0 import open_case
+from tests.torture.judge import ROOT, Verdict, run_judge
+from tests.torture.ledger import ACKED
 
-SEED_OF_BOTH = 2  # a seed whose case writes both dialects through an AsyncWriter
-BULK = 20_000
-LATE_S = 2.0
-GRACE_S = 5.0
-UP_S = 60.0  # the actor's next life comes within this
-MORE = 50
+RANKS = 4
+ACKED_EACH = 100  # acknowledged steps, of all ranks, after each fault
+UP_S = 120.0  # a job is up within this
+ALIVE_S = 60.0  # a job acknowledges again within this after a fault
+END_S = 60.0  # a job ends within this
+GONE_S = 100.0  # the last process of a run ends within this: an aggregator waits a minute for silent ranks
+DISK_BYTES = 96 << 20
+CULPRIT_ENDS = ("exception", "sys.exit", "os._exit", "handler", "SIGKILL", "SIGSEGV", "SIGTERM")
 
 
-def kill_collectors(root: Path, kills: int, seed: int) -> Verdict:
-    """One run whose collector is killed `kills` times."""
-    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_BACKEND_LOG_LEVEL": "error"}  # read at Ray's import
-    import ray
+@dataclass(frozen=True)
+class Ending:
+    """How a job ends, and what its states have to say then.
 
-    from distsummary.collect.actor_writer import RemoteWriter
-    from distsummary.writing.spec import WriterSpec
+    `run`: states that the run may have; `culprit`: those of the rank that ended; `others`: those of the other
+    ranks, under `ds.launch` and torchrun; `words`: some of which the attempt's failure says.
+    """
 
-    case = seed // 12 * 12 + SEED_OF_BOTH
-    place = root / "run-000"
-    open_case(place, case, bulk=BULK)
-    verdict = Verdict()
-    ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False,
-             logging_level=logging.ERROR)  # fmt: skip
+    how: str
+    run: tuple[str, ...]
+    culprit: tuple[str, ...]
+    others: tuple[str, ...]
+    words: tuple[str, ...] = ()
+
+
+FINISHED = ("finished",)
+# torchrun stops the other ranks with SIGTERM; `ds.launch` lets them run for a while, and so they finish
+STOPPED = ("finished", "interrupted")
+ENDINGS = {
+    ending.how: ending
+    for ending in (
+        Ending("finish", FINISHED, FINISHED, FINISHED),
+        Ending("exception", ("failed",), ("failed",), STOPPED, ("OSError: no data",)),
+        Ending("sys.exit", ("failed",), ("failed",), STOPPED, ("3",)),
+        Ending("handler", ("interrupted",), ("interrupted",), STOPPED),
+        Ending("os._exit", ("lost", "interrupted"), ("lost",), STOPPED, ("exit", "gone")),
+        Ending("SIGKILL", ("lost", "interrupted"), ("lost",), STOPPED, ("signal 9", "gone")),
+        Ending("SIGSEGV", ("lost", "interrupted"), ("lost",), STOPPED, ("signal 11", "gone")),
+        Ending("SIGTERM", ("interrupted",), ("interrupted",), STOPPED),
+        Ending("Ctrl-C", ("interrupted",), ("interrupted",), ("interrupted",)),
+        Ending("driver", ("lost", "finished"), ("lost", "finished"), ("lost", "finished")),
+        Ending("raylet", ("lost",), ("lost", "finished"), ("lost", "finished")),
+        Ending("full disk", ("lost", "finished"), ("incomplete", "lost"), ("incomplete", "lost")),
+    )
+}
+
+
+def torture_runs(root: Path, kills: int, seed: int, mode: str, endings: str = "") -> Verdict:
+    """Rounds until `kills` faults are done; every way to end comes as often as another."""
+    os.environ |= {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_BACKEND_LOG_LEVEL": "error",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_failure_threshold": "3",
+        "OMP_NUM_THREADS": "1",
+        "RAY_TMPDIR": tempfile.mkdtemp(prefix="dsray", dir="/tmp"),  # short: sockets lie below it
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    verdict, generator = Verdict(), random.Random(seed)
+    clusters = [RayCluster()] if mode != "torchrun" else []
+    waiting: list[Round] = []
     try:
-        remote = RemoteWriter(WriterSpec(directory=str(place / "events"), run_id=RUN_ID))
-        client = AsyncClient(place, seed=case, total=1 << 40, bulk=BULK, pause_s=0.01, writer=remote)
-        killer = threading.Thread(target=_kill, args=(client, kills, random.Random(seed), verdict))
-        killer.start()
-        try:
-            client.run()
-        finally:
-            client.total = 0
-            killer.join()
-        _count_collectors(verdict)
+        for number, (place, ending) in enumerate(
+            _plan(mode, endings.split(",") if endings else list(ENDINGS), generator)
+        ):
+            if verdict.kills >= kills:
+                break
+            made = Round(
+                root / f"run-{number:03d}", seed + number, place, ending, random.Random(f"{seed}/{number}")
+            )
+            made.play(clusters)
+            verdict.kills += made.faults
+            waiting.append(made)
+            waiting = [one for one in waiting if not one.settle(wait_s=0.0)]
+            print(made.line(), flush=True)
+        for one in waiting:
+            one.settle(wait_s=GONE_S)
     finally:
-        ray.shutdown()
+        for one in waiting:
+            one.leave_the_disk()
+        for cluster in clusters:
+            cluster.end()
+        shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
     verdict.add(run_judge(root, tensorboard=True))
     return verdict
 
 
-def _count_collectors(verdict: Verdict) -> None:
-    """Collectors that outlive their writer by more than the grace."""
-    deadline = time.monotonic() + GRACE_S
-    while (left := collectors()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    verdict.orphans += len(left)
-    verdict.violations += [f"collector {pid} outlives its writer" for pid in left]
+def _plan(mode: str, names: list[str], generator: random.Random) -> Iterator[tuple[str, Ending]]:
+    """Mode and ending of each round, without end: a shuffled deck of all of them again and again."""
+    modes = ("ray", "torchrun") if mode == "both" else (mode,)
+    deck = [
+        (one, ending)
+        for one in modes
+        for ending in map(ENDINGS.__getitem__, names)
+        if (one, ending.how) != ("torchrun", "raylet")
+    ]
+    while True:
+        generator.shuffle(deck)
+        yield from deck
 
 
-def _kill(client: AsyncClient, kills: int, generator: random.Random, verdict: Verdict) -> None:
-    try:
-        while verdict.kills < kills and client.total:
-            deadline = time.monotonic() + UP_S
-            while not (pids := collectors()) and time.monotonic() < deadline:
-                if client.writes_itself():  # the collector died too often in a row: there is no next one
-                    return
-                time.sleep(0.05)
-            time.sleep(generator.uniform(0.0, LATE_S))  # a moment while it starts, or works
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    verdict.kills += 1
-            if not pids:
-                verdict.violations.append(f"no collector for {UP_S:g} s after kill {verdict.kills}")
-                return
-    finally:
-        client.end_after(MORE)
+class RayCluster:
+    """A cluster whose nodes are processes of this machine; jobs connect to it by its address."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 4,
+                "num_gpus": 0,
+                "resources": {"whole": RANKS, "half": RANKS // 2},
+                "include_dashboard": False,
+                "object_store_memory": 100 << 20,
+            },
+        )
+        self.address = self._cluster.address
+        self._doomed: Any = None
+
+    def add_doomed(self) -> None:
+        """A second node, for half of the ranks."""
+        self._doomed = self._cluster.add_node(
+            num_cpus=2, num_gpus=0, resources={"half": RANKS // 2}, object_store_memory=100 << 20
+        )
+
+    def kill_raylet(self) -> None:
+        """The end of the second node: of its raylet and of what runs on it, which Ray would leave alive."""
+        [raylet] = [psutil.Process(info.process.pid) for info in self._doomed.all_processes["raylet"]]
+        for process in [raylet, *raylet.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def remove_doomed(self) -> None:
+        """What is left of it."""
+        if self._doomed is not None:
+            self._cluster.remove_node(self._doomed, allow_graceful=False)
+            self._doomed = None
+
+    def end(self) -> None:
+        """Stop all."""
+        self._cluster.shutdown()
 
 
-def collectors() -> list[int]:
-    """The collector actors below this process."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
+@dataclass
+class Round:
+    """One job and what is done to it."""
+
+    place: Path
+    seed: int
+    mode: str
+    ending: Ending
+    generator: random.Random
+    faults: int = 0
+    complaints: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)  # what was done, in order
+    known: dict[int, psutil.Process] = field(default_factory=dict)  # processes of the run that were seen
+    looked_s: float = 0.0
+    log: Path = field(init=False)
+    culprit: int = field(init=False)
+    is_collective: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.culprit = self.generator.randrange(RANKS)
+        # Ranks that wait for each other fail with the culprit: then only the culprit's state and name count.
+        self.is_collective = self.generator.random() < 0.3
+        self.log = self.place / "log"
+        self.run = self.place / "disk" / "run"
+
+    # --- the job
+
+    def play(self, clusters: list[RayCluster]) -> None:
+        """Start the job, disturb it, end it."""
+        self.started_s = time.monotonic()
+        (self.place / "disk").mkdir(parents=True)
+        self.is_mounted = _mount(self.place / "disk")
+        if not self.is_mounted and self.ending.how == "full disk":
+            return  # only root may mount
+        self.before = {process.pid for process in own_processes()}
+        cluster = clusters[0] if self.mode == "ray" else None
+        if cluster is not None and self.ending.how == "raylet":
+            cluster.add_doomed()
+        self.job = self._start(cluster)
         try:
-            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::RankCollector"):
-                found.append(process.pid)
-        except (psutil.NoSuchProcess, IndexError):
-            continue
-    return found
+            if self._await_acked(ACKED_EACH, UP_S, "to begin"):
+                for _ in range(self.generator.randrange(1, 4)):
+                    self._disturb()
+                self._end(cluster)
+            self._await_end()
+        finally:
+            self._look(at_once=True)
+            self._kill_job()
+            if cluster is not None:
+                cluster.remove_doomed()
+        self.ended_s = time.monotonic()
+
+    def _start(self, cluster: RayCluster | None) -> "subprocess.Popen[bytes]":
+        collective = str(int(self.is_collective))
+        if cluster is None:
+            command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m",
+                       "tests.torture.rank", str(self.place), str(self.seed), collective]  # fmt: skip
+        else:
+            resource = "half" if self.ending.how == "raylet" else "whole"
+            command = ["-m", "tests.torture.driver", cluster.address, str(self.place), str(self.seed),
+                       collective, str(RANKS), resource]  # fmt: skip
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _await_acked(self, count: int, timeout_s: float, what: str) -> bool:
+        goal, deadline = self.acked() + count, time.monotonic() + timeout_s
+        while self.acked() < goal or len(list(self.place.glob("ledger_*"))) < RANKS:
+            self._look()
+            if self.job.poll() is not None:
+                self.complaints.append(f"the job ended by itself ({what}): {self._last_words()}")
+                return False
+            if time.monotonic() > deadline:
+                self.complaints.append(
+                    f"no acknowledgement for {timeout_s:g} s ({what}): {self._last_words()}"
+                )
+                return False
+            time.sleep(0.05)
+        return True
+
+    def acked(self) -> int:
+        """The steps that the ranks have acknowledged."""
+        total = 0
+        for path in self.place.glob("ledger_*"):
+            for line in path.read_text().split("\n")[:-1]:
+                kind, *numbers = line.split()
+                total += int(numbers[1]) - int(numbers[0]) + 1 if kind == ACKED else 0
+        return total
+
+    # --- faults that a job survives
+
+    def _disturb(self) -> None:
+        time.sleep(self.generator.uniform(0.0, 0.7))
+        kinds = [self._kill_aggregator, self._stop_aggregator, self._kill_collectors, self._stop_collectors]
+        kinds += [self._fill_for_a_while] * self.is_mounted
+        fault = self.generator.choice(kinds)
+        if fault():
+            self.faults += 1
+            self.told.append(fault.__name__.removeprefix("_").replace("_", " "))
+            self._await_acked(ACKED_EACH, ALIVE_S, self.told[-1])
+
+    def _kill_aggregator(self) -> bool:
+        return self._signal([self._aggregator()], signal.SIGKILL)
+
+    def _stop_aggregator(self) -> bool:
+        return self._pause([self._aggregator()], self.generator.uniform(0.5, 4.0))
+
+    def _kill_collectors(self) -> bool:
+        return self._signal(self._some_collectors(), signal.SIGKILL)
+
+    def _stop_collectors(self) -> bool:
+        return self._pause(self._some_collectors(), self.generator.uniform(0.5, 4.0))
+
+    def _fill_for_a_while(self) -> bool:
+        self._fill()
+        time.sleep(self.generator.uniform(0.3, 2.0))
+        (self.place / "disk" / "filler").unlink()
+        return True
+
+    def _fill(self) -> None:
+        with (self.place / "disk" / "filler").open("ab", buffering=0) as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(1 << 16))
+        with (self.place / "disk" / "filler").open("ab", buffering=0) as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(512))
+
+    def _some_collectors(self) -> list[int]:
+        found = [process.pid for process in self._fresh() if title(process).startswith("ray::RankCollector")]
+        return self.generator.sample(found, self.generator.randint(1, len(found))) if found else []
+
+    def _aggregator(self) -> int:
+        """The pid of the process that the run's manifest names; 0 if none lives."""
+        with suppress(OSError, ValueError):
+            pid = int(json.loads((self.run / "run.json").read_text()).get("aggregator", {}).get("pid", 0))
+            trainers = {int(path.read_text() or 0) for path in self.place.glob("pid_*")}
+            if pid not in trainers and psutil.pid_exists(pid):
+                return pid
+        return 0
+
+    def _signal(self, pids: list[int], number: int) -> bool:
+        hit = [pid for pid in pids if pid]
+        self._look(at_once=True)
+        for pid in hit:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return bool(hit)
+
+    def _pause(self, pids: list[int], seconds: float) -> bool:
+        if not self._signal(pids, signal.SIGSTOP):
+            return False
+        time.sleep(seconds)
+        return self._signal(pids, signal.SIGCONT)
+
+    def _fresh(self) -> list[psutil.Process]:
+        """The processes that have come since this round began."""
+        return [process for process in own_processes() if process.pid not in self.before]
+
+    # --- the end
+
+    def _end(self, cluster: RayCluster | None) -> None:
+        how = self.ending.how
+        self._look(at_once=True)
+        self.told.append(how)
+        self.faults += how != "finish"
+        trainer = int((self.place / f"pid_{self.culprit}").read_text())
+        match how:
+            case "finish":
+                self._order(how)
+            case "exception" | "sys.exit" | "os._exit" | "handler":
+                self._order(how, rank=self.culprit)
+            case "SIGKILL" | "SIGSEGV" | "SIGTERM":
+                os.kill(trainer, getattr(signal, how))
+                self._order("finish", after_s=0.5)
+            case "Ctrl-C" if cluster is None:
+                os.killpg(self.job.pid, signal.SIGINT)  # as a terminal does
+            case "Ctrl-C":
+                self.job.send_signal(signal.SIGINT)
+            case "driver":
+                self.job.kill()
+                self._order("finish", after_s=0.5)
+            case "raylet":
+                assert cluster is not None
+                cluster.kill_raylet()
+                self._order("finish", after_s=0.5)
+            case "full disk":
+                self._fill()
+                self._order("finish", after_s=1.0)
+
+    def _order(self, how: str, rank: int | None = None, after_s: float = 0.0) -> None:
+        time.sleep(after_s)
+        path = self.place / "order"
+        path.with_suffix(".new").write_text(json.dumps({"how": how, "rank": rank}))
+        path.with_suffix(".new").rename(path)
+
+    def _await_end(self) -> None:
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline:
+            if self.job.poll() is not None and not any(map(is_alive, self._trainers())):
+                return
+            self._look()
+            time.sleep(0.05)
+        left = [pid for pid in self._trainers() if is_alive(pid)]
+        self._signal(left, signal.SIGUSR1)  # they write their stacks
+        states = [Path(f"/proc/{pid}/stat").read_text()[:60] for pid in left]
+        driver = "has ended" if self.job.poll() is not None else f"runs: {self._last_words()}"
+        self.complaints.append(f"not over after {END_S:g} s: ranks {states}, the driver {driver}")
+
+    def _trainers(self) -> list[int]:
+        return [int(path.read_text() or 0) for path in self.place.glob("pid_*")]
+
+    def _kill_job(self) -> None:
+        if self.job.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.job.pid, signal.SIGKILL)
+            self.job.wait()
+
+    def _last_words(self) -> str:
+        return self.log.read_text(errors="replace")[-600:].replace("\n", " | ")
+
+    # --- afterwards
+
+    def settle(self, *, wait_s: float) -> bool:
+        """Once no process of the run is left, check states and merged run; False: not yet."""
+        deadline = max(time.monotonic() + wait_s, 0.0)
+        while left := self._left():
+            if time.monotonic() - self.ended_s > GONE_S:
+                for process in left:
+                    self.complaints.append(f"left behind: {process.pid} {title(process)}")
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                break
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        self.gone_s = time.monotonic() - self.ended_s
+        if not self.told:  # not played
+            shutil.rmtree(self.place)
+            return True
+        self.leave_the_disk()
+        from tests.torture.ended_run import check_merged, check_states
+
+        try:
+            self.complaints += check_states(self)
+            self.complaints += check_merged(self.run)
+        except Exception as error:
+            self.complaints.append(f"cannot be judged: {error!r}")
+        facts = {
+            "ranks": RANKS, "seed": self.seed, "mode": self.mode, "told": self.told, "culprit": self.culprit,
+            "collective": self.is_collective, "complaints": self.complaints,
+        }  # fmt: skip
+        (self.place / "case.json").write_text(json.dumps(facts))
+        return True
+
+    def _look(self, *, at_once: bool = False) -> None:
+        """Remember the run's processes: those whose parents are killed are nobody's children afterwards."""
+        if at_once or time.monotonic() > self.looked_s + 0.5:
+            self.looked_s = time.monotonic()
+            self.known |= {process.pid: process for process in self._fresh() if is_ours(process)}
+
+    def _left(self) -> list[psutil.Process]:
+        """Those of the run's processes that still run."""
+        return [process for process in self.known.values() if process.is_running() and is_alive(process.pid)]
+
+    def leave_the_disk(self) -> None:
+        """What a small file system holds moves to the large one."""
+        if self.is_mounted:
+            self.is_mounted = False
+            (self.place / "disk" / "filler").unlink(missing_ok=True)
+            shutil.copytree(self.place / "disk", self.place / "kept", symlinks=True)
+            _unmount(self.place / "disk")
+            (self.place / "disk").rmdir()
+            (self.place / "kept").rename(self.place / "disk")
+
+    def line(self) -> str:
+        """What was done, in a line."""
+        name = f"{self.place.name} {self.mode}{' collective' * self.is_collective} {self.culprit}"
+        return f"{name}: {', '.join(self.told)} ({time.monotonic() - self.started_s:.0f} s)"
+
+
+def own_processes() -> list[psutil.Process]:
+    """The processes below this one."""
+    return psutil.Process().children(recursive=True)
+
+
+def title(process: psutil.Process) -> str:
+    """Its command line; empty if it has ended."""
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:
+        return ""
+
+
+def is_ours(process: psutil.Process) -> bool:
+    """Whether a process is the run's: a collector, an aggregator, a trainer."""
+    words = title(process)
+    return words.startswith(("ray::RankCollector", "ray::_Aggregator", "ray::_Rank")) or (
+        "tests.torture.rank" in words or "distsummary.aggregate.follow" in words
+    )
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: a zombie does not, whoever should have waited for it."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _mount(place: Path) -> bool:
+    options = f"size={DISK_BYTES},mode=0755"
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+def _unmount(place: Path) -> None:
+    for _ in range(50):
+        if subprocess.run(["umount", str(place)], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.1)
+    subprocess.run(["umount", "-l", str(place)], check=True)

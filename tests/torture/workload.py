@@ -14,6 +14,7 @@ DIALECTS = (MINDSPORE, TENSORBOARD)
 TENSORBOARD_PLUGINS = ("scalar", "histogram", "image")  # what its dialect has a place for
 LINEAGE_KEY = "n"  # the entry of the custom lineage that holds the number of its event
 SCALAR = "loss"  # the tag that every summary has
+RANKED_TAGS = frozenset({SCALAR, "m0", "m1", "m2", "weights/a b", "bulk", "grads"})  # of `ranked_event`
 _SPECIAL = (float("nan"), float("inf"), float("-inf"), -0.0, 3.4028234663852886e38, 1e-45)
 _KINDS = (
     ("scalars",) * 44 + ("tensor",) * 7 + ("histogram",) * 6 + ("image",) * 4 + ("bulk", "graph", "lineage")
@@ -66,6 +67,13 @@ def event(seed: int, n: int, bulk: int = 2000) -> EventSpec:
         case "image":
             values.append(ValueSpec("image", "picture", png(draw >> 10 & 15)))
     return EventSpec(n, wall_time, tuple(values))
+
+
+def ranked_event(seed: int, rank: int, n: int) -> EventSpec:
+    """Step n >= 1 of a rank of many: as `event`, but without graphs, lineage and encoded images."""
+    spec = event(seed * 64 + rank, n, bulk=20_000)
+    kept = tuple(value for value in spec.values if value.plugin in ("scalar", "tensor", "histogram"))
+    return spec._replace(values=kept or (ValueSpec("scalar", SCALAR, float(n)),))
 
 
 def numbers(draw: int, count: int) -> NDArray[np.float32]:

@@ -1,0 +1,106 @@
+"""What a run of L2 says when it is over: its states, and its merged run beside an offline merge."""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from distsummary import states
+from distsummary.aggregate.merge import merge_run
+from distsummary.run_dir import RunDir
+from tests.torture.reader import decode, files_of, records
+from tests.torture.workload import DIALECTS
+
+Steps = dict[tuple[str, int], dict[str, str]]  # (dialect, step) -> tag -> fingerprint
+ON_RANKS = "perf/ranks"
+COMPARED = 5  # differences that a complaint names
+
+
+def check_states(made: Any) -> Iterator[str]:
+    """What the states of a round say that is not so."""
+    ending, found = made.ending, states.read_run(made.run)
+    attempt = found.newest
+    if attempt is None:
+        yield "no attempt"
+        return
+    others = ending.others + (("failed",) if made.is_collective and ending.how != "finish" else ())
+    run = ending.run + (("failed",) if made.is_collective and ending.how != "finish" else ())
+    if found.state not in run:
+        yield f"the run is {found.state}, expected {run}: {_told(attempt)}"
+    if attempt.missing:
+        yield f"missing ranks {attempt.missing}"
+    for rank in attempt.ranks:
+        expected = ending.culprit if rank.rank == made.culprit else others
+        if rank.state not in expected:
+            yield f"rank {rank.rank} is {rank.state}, expected {expected}: {_told(attempt)}"
+    if ending.words:
+        failure = attempt.failure
+        if (
+            failure is None
+            or failure.rank != made.culprit
+            or not any(word in failure.error for word in ending.words)
+        ):
+            yield f"the failure is {failure}, expected rank {made.culprit} with one of {ending.words}"
+
+
+def _told(attempt: states.AttemptState) -> str:
+    return "; ".join(f"{one.rank} {one.state} {one.error or one.reason}" for one in attempt.ranks)
+
+
+def check_merged(run: Path) -> list[str]:
+    """Where the aggregator's merged run, or a merge after it, differs from a merge of the ranks' files."""
+    copy = run.with_name("offline")
+    shutil.copytree(run, copy, ignore=lambda place, names: _merged(place, names, run))
+    merge_run(RunDir(copy))
+    offline, complaints = _read(copy, "offline")
+    online, more = _read(run, "online")
+    full = {
+        key
+        for key in online.keys() & offline.keys()
+        if online[key].get(ON_RANKS) == offline[key].get(ON_RANKS)
+    }
+    complaints += more + list(_differences("online", {key: online[key] for key in full}, offline))
+    merge_run(RunDir(run))
+    after, more = _read(run, "merged again")
+    complaints += more + list(_differences("merged again", after, offline))
+    complaints += [f"merged again lacks steps: {sorted(offline.keys() - after.keys())[:COMPARED]}"] * (
+        offline.keys() != after.keys()
+    )
+    shutil.rmtree(copy)
+    return complaints
+
+
+def _merged(place: str, names: list[str], run: Path) -> list[str]:
+    """The files in the run dir itself that a merge writes."""
+    if Path(place) != run:
+        return []
+    return [name for name in names if "tfevents" in name or ".summary." in name or name.startswith("seg-")]
+
+
+def _read(directory: Path, what: str) -> tuple[Steps, list[str]]:
+    steps: Steps = defaultdict(dict)
+    complaints = []
+    for dialect in DIALECTS:
+        for path in files_of(directory, dialect):
+            for record in records(path.read_bytes()):
+                found = decode(record.payload, dialect) if record.payload else None
+                if found is None:
+                    continue
+                held = steps[dialect, found.step]
+                if twice := held.keys() & found.values.keys():
+                    complaints.append(
+                        f"{what}: {dialect} step {found.step} holds {sorted(twice)[:COMPARED]} twice"
+                    )
+                held |= found.values
+    return steps, complaints[:COMPARED]
+
+
+def _differences(what: str, ours: Steps, offline: Steps) -> Iterator[str]:
+    found = []
+    for key in sorted(ours):
+        other = ours[key].items() ^ offline.get(key, {}).items()
+        if other:
+            found.append(f"{what} differs from offline at {key}: {sorted(other)[:COMPARED]}")
+    if found:
+        yield f"{len(found)} steps: {found[0]}"
