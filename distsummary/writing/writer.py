@@ -109,6 +109,7 @@ class RankWriter:
             spec.run_id, spec.attempt, spec.formats, mindspore_compat=spec.mindspore_compat
         )
         self._is_closed = False
+        self._left_out: tuple[int, Sequence[Value]] = 0, ()  # the first seq of a batch, and what a file lacks
         self._health = Health()
         self._failures = Failures(self._health, logger)
         self._event_files = EventFiles(spec, self._files, self._failures.count)
@@ -135,7 +136,8 @@ class RankWriter:
         """Append the batch with one write to each file; after an OSError the files end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
-        events, spared = batch.events, self._bulk_to_spare(batch)
+        events = batch.events
+        spared: Sequence[Value] = self._bulk_to_spare(batch)
         if spared:
             events = [
                 event
@@ -144,7 +146,15 @@ class RankWriter:
                 for event in events
             ]
         encoded = self._encoder.encode(batch.first_seq, events)
-        appended = self._event_files.append(encoded.framed, batch.first_step)
+        before = dict(self._event_files.last_seq)
+        try:
+            appended = self._event_files.append(encoded.framed, batch.first_step)
+        except OSError:
+            if spared and self._event_files.last_seq != before:  # one file took the batch, without them
+                self._left_out = batch.first_seq, spared
+            raise
+        if not spared and self._left_out[0] == batch.first_seq:  # and now there was room in the other
+            spared = self._left_out[1]
         if encoded.lineage:
             self._publish_lineage(encoded.lineage)
 

@@ -272,6 +272,28 @@ def test_a_bulk_value_that_one_file_lacks_is_counted_by_the_next_writer_that_lea
     assert sorted(found) == [["scalar"], ["scalar", "histogram"]]
 
 
+def test_a_bulk_value_that_was_left_out_of_one_file_is_counted_when_the_other_has_room_for_it(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock)
+    rank_writer.write(batch(1, 1))
+    write, left = clock.write, iter([False, True])  # the disk is full for the second file
+    clock.write = lambda *given: (setattr(clock, "is_full", next(left, False)), write(*given))[1]
+    values = [Value("scalar", "loss", 1.0), Value("histogram", "w", np.arange(8.0))]
+    sent = Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=2, events=[Event(2, 1.0, values)])
+    clock.free = (1 << 20, 1 << 41)
+    with pytest.raises(OSError, match="No space"):
+        rank_writer.write(sent)
+    clock.free = (1 << 40, 1 << 41)
+    rank_writer.write(sent)
+    assert rank_writer.health().dropped == {"histogram": 1}
+    rank_writer.write(replace(sent, first_seq=3))
+    rank_writer.close()
+    assert rank_writer.health().dropped == {"histogram": 1}
+    found = [[v.plugin for e in read_directory(tmp_path, dialect) for v in e.values] for dialect in DIALECTS]
+    whole = ["scalar", "histogram"]
+    assert sorted(found, key=len) == [["scalar", "scalar", *whole], ["scalar", *whole, *whole]]
+
+
 def die(rank_writer: RankWriter) -> None:
     for segment in rank_writer._event_files._segments.values():
         segment.close()  # as the kernel does
