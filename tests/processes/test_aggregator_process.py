@@ -13,6 +13,7 @@ from typing import IO
 import psutil
 import pytest
 
+import distsummary as ds
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.follow import Follower
 from distsummary.aggregate.merge import merge_run
@@ -199,6 +200,18 @@ def test_a_second_aggregator_waits_until_the_first_has_ended_and_goes_on(tmp_pat
             second.kill()
             second.wait()
     assert losses(tmp_path) == {1: 0.5, 2: 1.0}
+
+
+def test_an_evaluation_after_the_training_is_in_the_merged_run(tmp_path: Path) -> None:
+    for rank in range(2):
+        with ds.init(tmp_path, rank=rank, world_size=2, system_metrics=False) as run:
+            for _ in run.steps(range(3)):
+                run.log(loss=float(rank))
+    for rank in range(2):
+        with ds.init(tmp_path, rank=rank, world_size=2) as run, run.eval() as evaluation:
+            evaluation.log(accuracy=0.5 + rank)
+    found = [(e.step, v.data) for e in read_directory(tmp_path) for v in e.values if v.tag == "eval/accuracy"]
+    assert (losses(tmp_path), found) == ({1: 0.5, 2: 0.5, 3: 0.5}, [(3, 1.0)])
 
 
 def test_ranks_that_never_began_are_named_once(
