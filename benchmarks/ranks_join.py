@@ -3,7 +3,7 @@
 The ranks are simulated by threads of this process, with files of their own in a temporary directory. All
 register before they report their lineage, and all do that before they finish. They take turns, two for each
 core; with `slow`, each has a thread, and each operation on a file of the run takes 10 ms more, as on a busy
-network file system. The merge after the last rank's end is left out: it depends on what was recorded.
+network file system. They record nothing; with an aggregator, the last one waits for the merged run of that.
 """
 
 import builtins
@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.coordination import LocalCoordinator
 from distsummary.run_dir import RunDir
@@ -135,8 +134,6 @@ def _local(run_dir: RunDir, world: list[Topology], delay_s: float) -> dict[str, 
 
 def aggregator(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
     """By an Aggregator in this process, and the files that the clients of the ranks write."""
-    merge_run = aggregator_module.merge_run
-    aggregator_module.merge_run = lambda run_dir: None
     ended = threading.Event()
     one, client = Aggregator(str(run_dir.base), on_end=ended.set), LocalCoordinator(run_dir)
 
@@ -154,7 +151,6 @@ def aggregator(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
         )  # fmt: skip
     finally:
         ended.wait()
-        aggregator_module.merge_run = merge_run
 
 
 def read(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:

@@ -13,7 +13,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from distsummary.deal import Heartbeat
 from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueError, RunDirError
+from distsummary.many_files import read_each
 from distsummary.publish import ensure_directory, replacing
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology
@@ -34,8 +34,6 @@ _FIELDS = {
     "attempt": int, "role": str, "rank": int, "world_size": int, "incarnation": str, "state": str,
     "host": str, "pid": int, "pid_space": str, "pid_start": str, "health": dict, "heartbeat": dict,
 }  # fmt: skip
-_FEW = 64  # files that are read one after the other; more are read by threads: storage may be slow
-_THREADS = 16
 _BLOCK = 512  # bytes, the unit of st_blocks
 
 _locks: dict[Path, threading.Lock] = {}  # a rank's threads change its file in turn
@@ -227,7 +225,7 @@ def read_ranks(
         places = run_dir.rank_dirs(role)
     else:
         places = {rank: run_dir.writer_dir(role, rank, world_size) for rank in ranks}
-    found = zip(places, _each(_read_one, [*places.values()]), strict=True)
+    found = zip(places, read_each(_read_one, [*places.values()]), strict=True)
     return {rank: told for rank, told in found if told is not None}
 
 
@@ -258,13 +256,3 @@ def _read_one(directory: Path) -> Told | None:
         return read_told(directory)
     except DistSummaryError as error:
         return Told(0.0, [], str(error))
-
-
-def _each(read: Callable[[Path], Told | None], places: list[Path]) -> list[Told | None]:
-    if len(places) > _FEW:
-        try:
-            with ThreadPoolExecutor(_THREADS, "distsummary-ranks") as threads:
-                return [*threads.map(read, places, chunksize=8)]
-        except RuntimeError:  # the interpreter ends, and takes no new threads
-            pass
-    return [*map(read, places)]

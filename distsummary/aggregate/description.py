@@ -9,6 +9,7 @@ from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.records import Value
+from distsummary.many_files import read_each
 from distsummary.reading.reader import read_lineage
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
@@ -63,7 +64,8 @@ def describe(run_dir: RunDir, role: str, manifest: Manifest, directories: Mappin
     newest = attempts[-1] if attempts else None
     world_size = newest.world_size if newest else max(directories, default=0) + 1
     # A rank beyond the world size belongs to an earlier attempt with more ranks, and so does its lineage.
-    lineages = {rank: read_lineage(path) for rank, path in directories.items() if rank < world_size}
+    places = {rank: path for rank, path in directories.items() if rank < world_size}
+    lineages = dict(zip(places, read_each(read_lineage, [*places.values()]), strict=True))
     lineage, conflicts = merge_lineage(lineages, world_size)
     has_text = newest is not None and lineage.train is not None
     return Description(

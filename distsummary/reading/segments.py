@@ -78,8 +78,10 @@ def lineage_files(directory: Path) -> list[Path]:
 
 def landscape_files(directory: Path) -> list[Path]:
     """The files of landscapes, in MindSpore's dialect, beside those of a training; oldest first."""
-    found = [p for p in directory.iterdir() if dialect_of(p) == MINDSPORE and p.is_file()]
-    found = [p for p in found if source_of(p.name) == LANDSCAPE and stamp_of(p.name) is not None]
+    found = [
+        p for p in directory.iterdir() if source_of(p.name) == LANDSCAPE and stamp_of(p.name) is not None
+    ]
+    found = [p for p in found if dialect_of(p) == MINDSPORE and p.is_file()]
     return sorted(found, key=lambda path: (stamp_of(path.name), path.name))
 
 
