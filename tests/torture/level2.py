@@ -80,7 +80,7 @@ def torture_runs(root: Path, kills: int, seed: int, mode: str, endings: str = ""
         "RAY_health_check_period_ms": "1000",
         "RAY_health_check_failure_threshold": "3",
         "OMP_NUM_THREADS": "1",
-        "RAY_TMPDIR": tempfile.mkdtemp(prefix="dsray", dir="/tmp"),  # short: sockets lie below it
+        "RAY_TMPDIR": tempfile.mkdtemp(prefix="dsl2-", dir="/tmp"),  # short: sockets lie below it
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
     }
     verdict, generator = Verdict(), random.Random(seed)

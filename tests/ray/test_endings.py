@@ -1,0 +1,71 @@
+"""How the ranks of ds.launch end: what the run says of each, and of ranks that could not tell it."""
+
+import functools
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import distsummary as ds
+from distsummary.errors import RanksFailedError
+from distsummary.states import read_run
+from tests.interrupts import sigint
+
+RANKS = 4
+
+
+@pytest.fixture(autouse=True)
+def _connected(ray_cluster: None) -> None:
+    """Every test here needs the cluster."""
+
+
+def train(place: Path, how: tuple[str, ...]) -> None:
+    """Three steps in step with the other ranks, then the rank's own end."""
+    with ds.init(place / "run", system_metrics=False, quiet=True, collectors="process") as run:
+        for step in run.steps(range(4)):
+            run.log(loss=0.5)
+            if step == 2:
+                (place / f"up {run.rank}").touch()
+                while len(list(place.glob("up *"))) < RANKS:
+                    time.sleep(0.01)
+                exec(how[run.rank])
+
+
+def test_the_run_says_how_each_rank_of_a_launch_ended(tmp_path: Path) -> None:
+    later = "time.sleep(1); "
+    how = (
+        "pass",
+        f"{later}raise OSError('no data')",
+        "os._exit(3)",
+        f"{later}os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    with pytest.raises(RanksFailedError):
+        ds.launch(functools.partial(train, tmp_path, how), ranks=RANKS, backend=None)
+    found = read_run(tmp_path / "run")
+    ranks = found.attempts[0].ranks
+    assert [rank.state for rank in ranks] == ["finished", "failed", "lost", "lost"]
+    assert ranks[1].error == "OSError: no data"
+    assert "exit code 3" in ranks[2].reason
+    assert "signal 9" in ranks[3].reason
+    assert found.state == "failed"
+
+
+def test_ctrl_c_interrupts_the_ranks_which_close_their_files(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while len(list(tmp_path.glob("up *"))) < RANKS:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    how = ("time.sleep(60)",) * RANKS
+    with sigint(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        ds.launch(functools.partial(train, tmp_path, how), ranks=RANKS, backend=None)
+    thread.join()
+    found = read_run(tmp_path / "run")
+    assert [rank.state for rank in found.attempts[0].ranks] == ["interrupted"] * RANKS
+    assert (found.state, found.attempts[0].failure) == ("interrupted", None)
+    assert all(rank.health["events"] for rank in found.attempts[0].ranks)
