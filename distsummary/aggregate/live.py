@@ -58,8 +58,8 @@ class LiveReport:
         steps: how many steps the merged files of the attempt have.
         short: how many of them were written while a rank that lived had not told them for 30 s.
         late: how many values came after their step had been written without them, or could not be read or
-            written when it was; the files of the ranks have them. Of what came late to an earlier LiveMerge of
-            the attempt, it counts scalars that differ and values that are missing.
+            written when it was; the files of the ranks have them. Of what came late to an earlier LiveMerge
+            of the attempt, it counts scalars that differ and values that are missing.
         sharded: how many shards could not be put together, as in `MergeReport`.
         last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
         last_steps: rank -> the highest step that it told.
