@@ -42,6 +42,10 @@ def test_both_readers_see_what_was_appended_since_they_began(tmp_path: Path) -> 
         expected = [(1, 1.5), (2, 2.5)]
         assert served() == expected
         for newest in (4, 5, 6):
+            if newest == 5:  # the aggregator dies, and the next one goes on in files of its own
+                live.abandon()
+                live = ranks.live()
+                live.poll()
             train(ranks, live, [newest])
             expected.append((newest - 1, newest - 0.5))
             multiplexer.Reload()
@@ -79,8 +83,5 @@ def test_the_newest_of_several_layouts_is_shown(tmp_path: Path) -> None:
     ranks.close()
     for found in layouts(tmp_path, "."):
         titles = [chart.title for category in Layout.FromString(found).category for chart in category.chart]
-        assert [title.partition(":")[0] for title in titles if "median" in title] == [
-            "learning_rate",
-            "loss",
-            "lr",
-        ]
+        of = sorted(title.partition(":")[0] for title in titles if "median" in title)
+        assert of == ["learning_rate", "loss", "lr"]
