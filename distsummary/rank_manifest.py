@@ -109,10 +109,15 @@ class RankManifest:
                 self._write(attempts, attempt, tell)
 
     def leave(self, attempt: int, state: str, *, error: str, health: Mapping[str, int | str]) -> None:
-        """Tell how the rank ended; raises InvalidValueError if it never claimed its place in the attempt."""
+        """Tell how the rank ended, and as `step` in its health the newest step, which ends the heartbeats.
+
+        Raises InvalidValueError if the rank never claimed its place in the attempt.
+        """
 
         def tell(entry: Manifest, now: float) -> None:
             entry.update(state=state, ended=now, error=error, health=dict(health))
+            if "step" in health:
+                entry["heartbeat"] |= {"time": now, "step": health["step"]}
 
         with self._turn():
             attempts = self._read().attempts

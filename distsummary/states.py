@@ -52,7 +52,8 @@ class RankState:
             the step is None if there was no heartbeat.
         heard_s: seconds since the rank last told anything.
         error: what its training raised: the type and the message's first line.
-        reason: why it is lost, or what else is known about its end.
+        reason: why it is lost, or what else is known about its end; of a superseded rank, what the later
+            attempt hides.
         host, pid: its process.
         health: its counters, told at its end; before, `dropped` alone, by its last heartbeat.
     """
@@ -233,11 +234,12 @@ def _rank(
     state, reason = found["state"], str(death.get("reason", ""))
     if state == "running":
         if is_replaced or not is_newest:
-            state = "superseded"
+            gone = is_alive(found) is False
+            state, reason = "superseded", reason or (_gone(found) if gone else "it told no end")
         elif death:
             state = str(death.get("state", "lost"))
         elif is_alive(found) is False:
-            state, reason = "lost", f"process {found['pid']} on {found['host']} is gone"
+            state, reason = "lost", _gone(found)
         elif heard_s > LOST_S:
             state, reason = "lost", f"no heartbeat for {heard_s:.0f} s"
     elif state in TRAINED:
@@ -257,3 +259,7 @@ def _rank(
         pid=found["pid"],
         health=found["health"] or {name: beat[name] for name in ("dropped",) if name in beat},
     )
+
+
+def _gone(found: Manifest) -> str:
+    return f"process {found['pid']} on {found['host']} is gone"

@@ -388,6 +388,7 @@ class Session:
     def _close(self, error: BaseException | None) -> None:
         errors: list[WriteError] = []
         missing = ""
+        self.phase = "closing"
 
         def close_writer() -> None:
             nonlocal missing
@@ -401,6 +402,7 @@ class Session:
                 self._coordinator.evaluated(self.topology, self._registration.attempt)
                 return
             counters: dict[str, int | str] = {**counters_of(self._final or self.failures.health)}
+            counters["step"] = self._step
             if error is not None:
                 counters["interrupted" if is_interruption(error) else "failed"] = 1
                 counters["error"] = error_text(error)
@@ -409,13 +411,13 @@ class Session:
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
-            ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),
             ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
             ("sending provenance and lineage", self._messages.close),
             ("closing the files", self._files.close),
             ("closing the event files", close_writer),
             ("counting what was written", count),
+            ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),  # closing may take long
             ("leaving the run", leave),
             ("counting a failure to leave", count),
         ]

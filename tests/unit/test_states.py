@@ -94,10 +94,10 @@ def test_a_heartbeat_tells_step_phase_and_pace(run: RunDir) -> None:
         1, "n1", 42, 120, "training", 0.25,
     )  # fmt: skip
     assert one.heard_s < LOST_S
-    coordinator.finish(rank(1), 0, {})
+    coordinator.finish(rank(1), 0, {"step": 130})
     coordinator.beat(rank(1), 0, Heartbeat(121, "training", 0.25, 1000))  # a late one changes nothing
     [one] = newest(run).ranks
-    assert (one.state, one.step) == ("finished", 120)
+    assert (one.state, one.step, one.phase) == ("finished", 130, "training")
 
 
 def test_a_rank_that_is_not_heard_is_lost_and_comes_back_with_its_next_heartbeat(run: RunDir) -> None:
@@ -182,7 +182,7 @@ def test_events_that_are_missing_make_a_rank_incomplete_and_the_run_finished(run
 
 
 def test_a_later_start_supersedes_those_that_told_no_end(run: RunDir, gone: dict[str, Any]) -> None:
-    join(run, 0, 1)
+    join(run, 0, 1, 3)
     join(run, 2, **gone)
     leave(run, 0, failed=1, error="ValueError: no")
     leave(run, 1)
@@ -190,8 +190,8 @@ def test_a_later_start_supersedes_those_that_told_no_end(run: RunDir, gone: dict
     join(run, *range(WORLD), incarnation="start-2")
     found = read_run(run)
     old, new = found.attempts
-    assert [one.state for one in old.ranks] == ["failed", "finished", "superseded"]
-    assert old.ranks[2].reason == "node n2 died"  # what the later attempt hides
+    assert [one.state for one in old.ranks] == ["failed", "finished", "superseded", "superseded"]
+    assert [one.reason for one in old.ranks] == ["", "", "node n2 died", "it told no end"]
     assert (old.state, new.state, found.state) == ("failed", "running", "running")
     assert found.newest is new
 
