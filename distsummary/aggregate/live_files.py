@@ -95,7 +95,7 @@ class LiveFiles:
         begun: float | None = None,
     ) -> None:
         self.differing = 0
-        self.last_step, self.last_s = 0, 0.0
+        self.last_step, self.last_s = 0, begun or 0.0  # TensorBoard sorts runs by their first time
         self.has_graph = False
         self.left_out = 0
         self._directory = directory
