@@ -231,6 +231,7 @@ class RemoteWriter:
             return
         if self._process and greeting.process != self._process:
             self._past = _added(self._past, self._health)
+            self._count_unanswered(greeting.health.last_seq)
         self._session, self._process, self._health = greeting.session, greeting.process, greeting.health
         if not self._sent:
             self._patience.works()
@@ -306,9 +307,15 @@ class RemoteWriter:
     def _open_own(self) -> None:
         own = RankWriter(self._spec)
         self._past, self._health = _added(self._past, self._health), Health()
+        self._count_unanswered(own.last_seq)
         self._own = own
         if self._listener is not None:
             self._teller = Teller(self._listener, self._spec.role)
+
+    def _count_unanswered(self, last_seq: int) -> None:
+        """Count the events that the last collector wrote but did not live to acknowledge."""
+        for batch, _ in self._sent:
+            self._past.events += max(0, min(batch.last_seq, last_seq) - batch.first_seq + 1)
 
     def _close_own(self, own: RankWriter) -> None:
         try:

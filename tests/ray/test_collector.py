@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 
 import numpy as np
 import psutil
@@ -285,6 +286,23 @@ def test_what_is_on_its_way_when_ray_ends_is_written_by_the_rank(tmp_path, monke
     for dialect in DIALECTS:
         assert seqs(tmp_path, dialect) == list(range(1, 51))
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_a_killed_collector_wrote_without_acknowledging_is_counted_once(tmp_path):
+    spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID)
+    remote = RemoteWriter(spec)
+    remote.start()
+    remote.write(batch_of(1, np.zeros(1)))
+    remote.flush()
+    remote.write(batch_of(2, np.zeros(1)))
+    while len(steps(tmp_path, "mindspore")) < 2:  # in the files, and nobody has asked for the answer
+        time.sleep(0.01)
+    os.kill(collector_pid(remote), signal.SIGKILL)
+    [(batch, _)] = remote._sent
+    remote._sent = deque([(batch, remote._actor.ready.remote())])  # an answer that does not come
+    assert remote.close() == ""
+    assert remote.health().events == 2
+    assert seqs(tmp_path, "mindspore") == [1, 2]
 
 
 def test_the_counters_of_a_killed_collector_are_kept(tmp_path):
