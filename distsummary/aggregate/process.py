@@ -27,6 +27,7 @@ from distsummary.topology import Topology, is_alive
 logger = logging.getLogger(__name__)
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before the aggregator is started again
+AGAIN_S = 10.0  # the first of the intervals, each twice the one before
 MISSING_S = 30.0  # when one rank of each node looks whether rank 0 has begun in the same directory
 MERGE_WAIT_S = 10.0  # how long the last rank's `finish` waits for the merged run
 POLL_S = 0.1
@@ -107,6 +108,7 @@ class ProcessCoordinator(LocalCoordinator):
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(run_dir, lambda role: first_free_attempt(run_dir, role))
         self._process: AggregatorProcess | None = None
+        self._start_at_s, self._pause_s = 0.0, AGAIN_S  # when a heartbeat may start the next aggregator
         self._look_at_s = float("inf")  # when to look whether rank 0 has begun
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
@@ -120,10 +122,11 @@ class ProcessCoordinator(LocalCoordinator):
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
         """As of LocalCoordinator; says once if rank 0, which starts the aggregator, has not begun here.
 
-        A rank 0 that was stopped counts as lost, and the aggregator may have ended: when it goes on, it
-        starts the next one.
+        Ranks that were stopped, or whose heartbeats found no room on the disk, counted as lost, and the
+        aggregator may have ended. While rank 0 goes on it starts the next one, at ever longer intervals.
         """
-        self._start(topology)
+        if time.monotonic() > self._start_at_s:
+            self._start(topology)
         if time.monotonic() > self._look_at_s:
             self._look_at_s = float("inf")
             entry = find_attempt(self.run_dir.read_manifest(), topology.role, attempt)
@@ -139,6 +142,7 @@ class ProcessCoordinator(LocalCoordinator):
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the last rank waits for the merged run."""
+        self._start(topology)  # unless it is there
         if self._finish(topology, attempt, health):
             self._await_merge(topology.role, attempt)
 
@@ -153,6 +157,8 @@ class ProcessCoordinator(LocalCoordinator):
             return
         if self._process is None or not (self._process.is_kept or self._process.has_failed):
             self._process = start_aggregator(self.run_dir)
+            self._start_at_s = time.monotonic() + self._pause_s
+            self._pause_s *= 2
 
     def _await_merge(self, role: str, attempt: int) -> None:
         entry = find_attempt(self.run_dir.read_manifest(), role, attempt)

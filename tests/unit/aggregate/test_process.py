@@ -34,9 +34,12 @@ def test_one_rank_of_a_node_where_rank_0_does_not_appear_says_so_once(
     assert all("not begun to record here within 0 s" in one and "rank_00002" in one for one in told)
 
 
-@pytest.mark.parametrize(("how", "times"), [("", 2), ("was ended by SIGKILL", 1)])
+@pytest.mark.parametrize(
+    ("how", "again_s", "times"),
+    [("", 0.0, [1, 2, 3]), ("", 60.0, [1, 1, 2]), ("was ended by SIGKILL", 0.0, [1, 1, 1])],
+)
 def test_a_rank_0_that_goes_on_starts_the_next_aggregator_unless_it_has_failed_for_good(
-    tmp_path: Path, how: str, times: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, how: str, again_s: float, times: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[AggregatorProcess] = []
 
@@ -47,9 +50,12 @@ def test_a_rank_0_that_goes_on_starts_the_next_aggregator_unless_it_has_failed_f
 
     monkeypatch.setattr(AggregatorProcess, "_run", lambda self: how)
     monkeypatch.setattr(process, "BACKOFF_S", (0.01,))
+    monkeypatch.setattr(process, "AGAIN_S", again_s)
     monkeypatch.setattr(process, "start_aggregator", start)
     coordinator = ProcessCoordinator(RunDir(tmp_path).create())
     place = Topology(world_size=2, incarnation="job", is_incarnation_unique=True)
-    attempt = coordinator.register(place).attempt
+    attempt, found = coordinator.register(place).attempt, [len(started)]
     coordinator.beat(place, attempt, Heartbeat(1, "step", 0.1, None))
-    assert len(started) == times
+    found.append(len(started))
+    coordinator.finish(place, attempt, {})
+    assert [*found, len(started)] == times
