@@ -155,10 +155,10 @@ class RankManifest:
                 data = encoded(self._topology.role, self._topology.rank, attempts)
                 file.write(data)
         except RunDirError:
-            if not (is_durable and data and self._overwrite(data)):
+            if not (data and self._overwrite(data, is_durable=is_durable)):
                 raise
 
-    def _overwrite(self, data: bytes) -> bool:
+    def _overwrite(self, data: bytes, *, is_durable: bool) -> bool:
         """Write into the old file if its blocks have room: on a full disk there is none for a second file."""
         try:
             with open(self.path, "r+b", buffering=0) as file:
@@ -166,7 +166,8 @@ class RankManifest:
                 if len(data) > old.st_blocks * _BLOCK:
                     return False
                 file.write(data.ljust(old.st_size))  # one call; JSON may end with spaces
-                os.fsync(file.fileno())
+                if is_durable:
+                    os.fsync(file.fileno())
                 return True
         except OSError:
             return False

@@ -597,7 +597,9 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
     refuse_reuse(run, unique(0, 1), refuse_finished=False)  # the same job
 
 
-def test_a_full_disk_keeps_no_rank_from_telling_its_end(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_no_rank_from_telling_its_heartbeat_and_its_end(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0))
 
@@ -609,6 +611,8 @@ def test_a_full_disk_keeps_no_rank_from_telling_its_end(run: RunDir, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(rank_manifest, "replacing", refuse)
+        coordinator.beat(rank(0), 0, Heartbeat(3, "training"))
+        assert told(run)["0"]["heartbeat"]["step"] == 3
         coordinator.finish(rank(0), 0, {"missing": "x" * 300})
         assert told(run)["0"]["state"] == "incomplete"
         with pytest.raises(RunDirError, match="No space left"):  # more than the blocks of the file hold
