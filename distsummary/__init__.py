@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.topology import Topology
     from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.evaluation import EvaluationRun
+    from distsummary.training.history import History
+    from distsummary.training.lambda_callback import LambdaCallback
+    from distsummary.training.learning_rate import LearningRateScheduler
     from distsummary.training.run import Run
 
 __version__ = "0.1.0"
@@ -37,8 +40,11 @@ __all__ = [
     "Evaluation",
     "EvaluationRun",
     "Health",
+    "History",
+    "LambdaCallback",
     "LandscapeCancelled",
     "LandscapeError",
+    "LearningRateScheduler",
     "LossGrid",
     "LossMonitor",
     "MergeReport",
@@ -85,6 +91,9 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
         "TimeMonitor",
     ),
     "distsummary.training.evaluation": ("EvaluationRun",),
+    "distsummary.training.history": ("History",),
+    "distsummary.training.lambda_callback": ("LambdaCallback",),
+    "distsummary.training.learning_rate": ("LearningRateScheduler",),
     "distsummary.training.run": ("Run",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}

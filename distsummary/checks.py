@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +42,17 @@ def check_int(
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = f">= {low}" if high is None else f"in [{low}, {high}]" if low is not None else f"<= {high}"
         raise InvalidValueError(f"{field} must be {bounds}, got {value}")
+
+
+def check_int_or_both(field: str, value: object, *, low: int, optional: bool = False) -> None:
+    """As `check_int`, but a wrong type raises InvalidArgumentError, which is also a ValueError.
+
+    For arguments whose wrong type is a ValueError in MindSpore's documentation and a TypeError in its code.
+    """
+    try:
+        check_int(field, value, low=low, optional=optional)
+    except InvalidTypeError as error:
+        raise InvalidArgumentError(str(error)) from None
 
 
 def check_choice(field: str, value: object, choices: Collection[object]) -> None:

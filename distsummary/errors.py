@@ -2,6 +2,7 @@
 
 DistSummaryError
 ├── InvalidTypeError          (TypeError)           an argument has the wrong type
+│   └── InvalidArgumentError  (InvalidValueError)   the same, where MindSpore documents ValueError
 ├── InvalidValueError         (ValueError)          an argument is out of its range
 │   └── WorldMismatchError                          ranks or sources disagree on the world size
 ├── NotADirectoryPathError    (NotADirectoryError)  the path of a run dir is a file
@@ -43,6 +44,10 @@ class InvalidValueError(DistSummaryError, ValueError):
 
 class WorldMismatchError(InvalidValueError):
     """Ranks, or sources of the topology, disagree on the world size."""
+
+
+class InvalidArgumentError(InvalidTypeError, InvalidValueError):
+    """An argument has the wrong type, where MindSpore documents ValueError but raises TypeError: both."""
 
 
 class NotADirectoryPathError(DistSummaryError, NotADirectoryError):

@@ -280,7 +280,7 @@ class SummaryCollector(Callback):
                 f"mode must be {expected!r}, got {params.get('mode')!r}; use train or eval"
             )
         callbacks = params.get("list_callback")
-        listed = getattr(callbacks, "callbacks", None) or getattr(callbacks, "_callbacks", None) or []
+        listed = callbacks if isinstance(callbacks, list) else getattr(callbacks, "_callbacks", None) or []
         if sum(isinstance(callback, SummaryCollector) for callback in listed) > 1:
             raise InvalidValueError(
                 "callbacks must hold one SummaryCollector, got several; remove all but one"

@@ -1,7 +1,7 @@
 """The interface that each framework (NumPy, PyTorch, JAX) implements; finds the framework of an object."""
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -113,6 +113,15 @@ class Framework(Protocol):
         """The current learning rate of the first parameter group, None if the optimizer has none.
 
         A rate on a device is returned as a `snapshot`, so that nothing waits for the device.
+        """
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        """The learning rates of all parameter groups, on the host; empty if the optimizer has none."""
+
+    def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
+        """Set the learning rates of the parameter groups, as many and in the order of `learning_rates`.
+
+        A rate that is a tensor or an array is written in place.
         """
 
 

@@ -4,7 +4,7 @@ A model is any callable object with `parameters`, a dict of arrays by name, and 
 such dict or None.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,13 +111,33 @@ class NumpyFramework:
 
     def learning_rate(self, optimizer: Any) -> float | None:
         """`optimizer.learning_rate` or `optimizer.lr`: the first of these that is a number, else None."""
-        for field in ("learning_rate", "lr"):
-            value = getattr(optimizer, field, None)
-            if isinstance(value, int | float | np.number) or (
-                isinstance(value, np.ndarray) and value.size == 1
-            ):
-                return float(np.asarray(value).item())
-        return None
+        field = _rate_field(optimizer)
+        return None if field is None else float(np.asarray(getattr(optimizer, field)).item())
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        """The one rate of `learning_rate`, if there is one."""
+        rate = self.learning_rate(optimizer)
+        return [] if rate is None else [rate]
+
+    def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
+        """Set the attribute that `learning_rate` reads."""
+        (rate,) = rates
+        field = _rate_field(optimizer)
+        assert field is not None
+        value = getattr(optimizer, field)
+        if isinstance(value, np.ndarray):
+            value[...] = rate
+        else:
+            setattr(optimizer, field, rate)
+
+
+def _rate_field(optimizer: Any) -> str | None:
+    """The name of the attribute that holds an optimizer's learning rate, None without one."""
+    for field in ("learning_rate", "lr"):
+        value = getattr(optimizer, field, None)
+        if isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.size == 1):
+            return field
+    return None
 
 
 def known_numbers(array: Array) -> Array:

@@ -1,7 +1,7 @@
 """PyTorch as a framework: plain, DDP, FSDP2 and tensor-parallel modules. Runs no collective operations."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +217,20 @@ class TorchFramework:
         if isinstance(rate, Tensor) and rate.device.type != "cpu":
             return self.snapshot(rate)
         return None if rate is None else float(rate)
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        """The `lr` of each of `param_groups`; a rate on a device is waited for."""
+        groups = getattr(optimizer, "param_groups", None) or []
+        return [float(group["lr"]) for group in groups if "lr" in group]
+
+    def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
+        """Set the `lr` of each of `param_groups`; a tensor, as of a captured optimizer, is filled."""
+        groups = [group for group in optimizer.param_groups if "lr" in group]
+        for group, rate in zip(groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
 
 def counted(tensor: Tensor) -> CountedHistogram:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from distsummary.checks import check_int, check_type
-from distsummary.errors import InvalidValueError, MissingParameterError
+from distsummary.checks import check_int_or_both, check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError
 from distsummary.topology import DATA_AXES, Topology
 from distsummary.training.recorder import Recorder
 from distsummary.training.values import mean_of, resolve
@@ -36,7 +36,7 @@ class CallbackParams(dict[str, Any]):
         self[name] = value
 
 
-def common_params(callbacks: object, network: object, topology: Topology) -> dict[str, Any]:
+def common_params(callbacks: list["Callback"], network: object, topology: Topology) -> dict[str, Any]:
     """The parameters that training and evaluation have in common, under MindSpore's names."""
     return {
         "batch_num": 0,  # unknown
@@ -208,7 +208,7 @@ class CallbackList:
                     )
                     given = callback
                 entered.append(given)
-            self.callbacks = entered
+            self.callbacks[:] = entered  # in place: this list is the parameter `list_callback`
             self._stack = stack.pop_all()
         self._look_up()
         return self
@@ -235,57 +235,81 @@ class CallbackList:
 class LossMonitor(Callback):
     """Prints the loss every `per_print_times` steps (0: never) and stops a training whose loss is not finite.
 
-    A loss on a device is copied to the host, and therefore checked, only when it is printed.
+    The loss is read and checked at every step, so that a NaN stops the training at the step where it occurs;
+    a loss on a device is waited for, as in MindSpore. To find NaN without waiting, `ds.init(on_nan="stop")`.
+    Only rank 0 prints. In a Run, the loss is the value logged as `loss`.
+
+    Raises:
+        InvalidArgumentError: per_print_times is no int. InvalidValueError: it is negative.
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
-        check_int("per_print_times", per_print_times, low=0)
+        check_int_or_both("per_print_times", per_print_times, low=0)
         self._per_print_times = per_print_times
         self._last_printed = 0
+        self._has_loss = True  # no warning if no training was seen from its beginning
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Count from the step where this training starts."""
         self._last_printed = run_context.original_args().get("cur_step_num", 0)
+        self._has_loss = False
+        super().on_train_begin(run_context)
 
-    def on_train_step_end(self, run_context: RunContext) -> None:
+    def step_end(self, run_context: RunContext) -> None:
         """Print the loss if it is due; raises InvalidValueError if the loss is NaN or infinite."""
         params = run_context.original_args()
-        outputs = params.get("net_outputs")
-        is_due = 0 < self._per_print_times <= params.cur_step_num - self._last_printed
-        loss = mean_of(outputs) if is_due or isinstance(outputs, (int, float)) else None
-        if loss is None:
+        if params.get("mode") == "eval":
             return
-        number = resolve(loss)
-        step = step_in_epoch(params)
+        number = loss_of(params.get("net_outputs"))
+        if number is None:
+            return
+        self._has_loss = True
+        epoch = params.get("cur_epoch_num", 1)
         if not math.isfinite(number):
             raise InvalidValueError(
-                f"epoch: {params.cur_epoch_num} step: {step}, the loss is {number}; "
+                f"epoch: {epoch} step: {step_in_epoch(params)}, the loss is {number}{_on_rank(params)}; "
                 "lower the learning rate or fix the data"
             )
-        if is_due:
-            self._last_printed = params.cur_step_num
-            print(f"epoch: {params.cur_epoch_num} step: {step}, loss is {number}", flush=True)
+        step = params["cur_step_num"]
+        if step < self._last_printed:  # the loop went back to an earlier step
+            self._last_printed = step - 1
+        if 0 < self._per_print_times <= step - self._last_printed:
+            self._last_printed = step
+            if _is_rank_0(params):
+                print(f"epoch: {epoch} step: {step_in_epoch(params)}, loss is {number}", flush=True)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Print the metrics of an evaluation inside the training, if there was one."""
         params = run_context.original_args()
-        if params.get("metrics"):
+        if params.get("metrics") and _is_rank_0(params):
             print(f"Eval result: epoch {params.cur_epoch_num}, metrics: {params.metrics}", flush=True)
+        super().on_train_epoch_end(run_context)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        """Warn if the training never gave a loss: then nothing was printed or checked."""
+        if not self._has_loss and _is_rank_0(run_context.original_args()):
+            logger.warning("LossMonitor saw no loss; log it at every step by run.log(loss=loss)")
+        super().on_train_end(run_context)
 
 
 class TimeMonitor(Callback):
-    """Prints the time of every epoch and of its steps, in milliseconds.
+    """Prints, on rank 0, the time of every epoch and of its steps, in milliseconds.
 
     Args:
-        data_size: the number of steps of an epoch, for a loader without a length.
+        data_size: the number of steps of an epoch, for a loader without a length. By default, such steps are
+            counted.
         data_time: also print the mean time per step that was spent waiting for data.
+
+    Raises:
+        InvalidArgumentError: data_size is no int. InvalidValueError: it is not positive.
+        InvalidTypeError: data_time is no bool.
     """
 
     def __init__(self, data_size: int | None = None, data_time: bool = False) -> None:
         check_type("data_time", data_time, bool)
+        check_int_or_both("data_size", data_size, low=1, optional=True)
         self._data_size = data_size
         self._data_time = data_time
-        check_int("data_size", data_size, low=1, optional=True)
         self._started_s: dict[str, float] = {}  # by mode, as an evaluation may run inside a training epoch
         self._waited_ms = 0.0
 
@@ -298,7 +322,9 @@ class TimeMonitor(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Add up the time spent waiting for data."""
-        self._waited_ms += run_context.original_args().get("logged", {}).get("perf/data_wait_ms", 0.0)
+        if self._data_time:
+            self._waited_ms += run_context.original_args().get("logged", {}).get("perf/data_wait_ms", 0.0)
+        super().on_train_step_end(run_context)
 
     def epoch_end(self, run_context: RunContext) -> None:
         """Print the times, unless the number of steps is unknown (as in an evaluation without a loader)."""
@@ -306,7 +332,7 @@ class TimeMonitor(Callback):
         is_eval = params.get("mode") == "eval"
         started_s = self._started_s.get("eval" if is_eval else "train")
         steps = params.get("batch_num") or self._data_size or params.get("step_in_epoch")
-        if started_s is None or not isinstance(steps, int) or steps <= 0:
+        if started_s is None or not isinstance(steps, int) or steps <= 0 or not _is_rank_0(params):
             return
         epoch_ms = (time.perf_counter() - started_s) * 1e3
         data = f" (data time: {self._waited_ms / steps:5.3f} ms)" if self._data_time and not is_eval else ""
@@ -315,6 +341,25 @@ class TimeMonitor(Callback):
             f"per step time: {epoch_ms / steps:5.3f} ms{data}",
             flush=True,
         )
+
+
+def loss_of(outputs: object) -> float | None:
+    """The loss in a network's outputs as a float, waiting for its device; None if they hold no number."""
+    try:
+        mean = mean_of(outputs)
+    except (InvalidTypeError, InvalidValueError, OverflowError):
+        return None
+    return None if mean is None else resolve(mean)
+
+
+def _is_rank_0(params: CallbackParams) -> bool:
+    topology = params.get("topology")
+    return topology is None or topology.rank == 0
+
+
+def _on_rank(params: CallbackParams) -> str:
+    topology = params.get("topology")
+    return "" if topology is None or topology.world_size == 1 else f" on rank {topology.rank}"
 
 
 def step_in_epoch(params: CallbackParams) -> int:

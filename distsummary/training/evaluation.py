@@ -33,8 +33,10 @@ class EvaluationRun:
         self.logged: dict[str, Scalar] = {}
         self._is_over = False
         self.metrics: dict[str, float] = {}
+        # as in MindSpore, a callback also finds what it knows of the training: the optimizer, for example
+        of_training = {name: value for name, value in train.items() if name != "step_in_epoch"}
         self._params = CallbackParams(
-            common_params(callbacks, train.network, topology),
+            of_training | common_params(callbacks.callbacks, train.network, topology),
             mode="eval",
             cur_step_num=0,
             cur_epoch_num=train.cur_epoch_num,
@@ -55,14 +57,18 @@ class EvaluationRun:
         self.logged |= self._numbers({**given, **named})
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader; each batch is one step of the evaluation."""
+        """Yield the batches of a loader, one step each, until a callback requests a stop."""
         self._params |= {"valid_dataset": loader, "batch_num": length(loader)}
+        if self._context.is_stop_requested:
+            return
         for batch in loader:
             self._params.cur_step_num += 1
             self._params.eval_dataset_element = batch
             self.call("on_eval_step_begin")
             yield batch
             self.call("on_eval_step_end")
+            if self._context.is_stop_requested:
+                break
 
     def settle(self) -> None:
         """Wait until the metrics are known and put them into the callbacks' parameters."""

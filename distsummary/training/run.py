@@ -124,7 +124,7 @@ class Run(Recording):
         self.topology = detect() if topology is None else topology
         listed = CallbackList(callbacks)
         params = CallbackParams(
-            common_params(listed, network, self.topology),
+            common_params(listed.callbacks, network, self.topology),
             mode="train", epoch_num=epochs, cur_epoch_num=initial_epoch, cur_step_num=initial_step,
             initial_step=initial_step, step_in_epoch=0, optimizer=optimizer, loss_fn=loss_fn,
             train_network=network, train_dataset=None, train_dataset_element=None,

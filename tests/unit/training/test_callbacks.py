@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError
+from distsummary.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    InvalidValueError,
+    MissingParameterError,
+)
+from distsummary.topology import Topology
 from distsummary.training.callbacks import (
     HOOKS,
     Callback,
@@ -11,6 +17,7 @@ from distsummary.training.callbacks import (
     RunContext,
     TimeMonitor,
 )
+from distsummary.training.run import Run
 
 
 class Recorder(Callback):
@@ -117,7 +124,12 @@ def test_what_is_no_callback_is_refused(wrong):
 
 @pytest.mark.parametrize(
     ("times", "error"),
-    [(-1, InvalidValueError), (1.0, InvalidTypeError), (True, InvalidTypeError), (None, InvalidTypeError)],
+    [
+        (-1, InvalidValueError),
+        (1.0, InvalidArgumentError),
+        (True, InvalidArgumentError),
+        (None, InvalidArgumentError),
+    ],
 )
 def test_loss_monitor_refuses_bad_intervals(times, error):
     with pytest.raises(error, match="per_print_times"):
@@ -146,13 +158,57 @@ def test_a_silent_loss_monitor_still_stops_a_training_whose_loss_is_nan(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_loss_monitor_does_not_read_a_tensor_where_it_does_not_print(monkeypatch, capsys):
-    read = []
-    monkeypatch.setattr("distsummary.training.callbacks.mean_of", lambda loss: read.append(loss) or 1.0)
-    losses = [np.zeros(1), np.ones(1)]
-    drive_monitor(LossMonitor(2), losses)
-    assert read == losses[1:]
-    assert capsys.readouterr().out
+@pytest.mark.parametrize("times", [0, 1, 3])
+@pytest.mark.parametrize("bad", [np.array([np.inf, 1.0]), np.float32("nan"), [float("-inf"), None]])
+def test_loss_monitor_stops_at_the_step_whose_loss_is_not_finite_printed_or_not(times, bad):
+    with pytest.raises(InvalidValueError, match="epoch: 1 step: 2, the loss is "):
+        drive_monitor(LossMonitor(times), [np.ones(1), bad, np.ones(1)])
+
+
+def test_loss_monitor_prints_again_after_a_loop_went_back(capsys):
+    told, monitor = CallbackParams(batch_num=100, cur_step_num=0), LossMonitor(2)
+    monitor.on_train_begin(RunContext(told))
+    for step in (1, 2, 3, 4, 1, 2, 3):
+        told |= {"cur_step_num": step, "net_outputs": 1.0}
+        monitor.on_train_step_end(RunContext(told))
+    assert [line.split()[3] for line in capsys.readouterr().out.splitlines()] == ["2,", "4,", "2,"]
+
+
+def test_monitors_print_on_rank_0_only_and_stop_every_rank(capsys):
+    told = {"topology": Topology(rank=3, world_size=4), "mode": "train", "batch_num": 1, "cur_step_num": 1}
+    told |= {"cur_epoch_num": 1, "net_outputs": 1.0, "metrics": {"accuracy": 1.0}}
+    for monitor in (LossMonitor(), TimeMonitor()):
+        for hook in HOOKS[:6]:
+            getattr(monitor, hook)(context(**told))
+    assert capsys.readouterr().out == ""
+    with pytest.raises(InvalidValueError, match="the loss is nan on rank 3"):
+        LossMonitor().on_train_step_end(context(**told | {"net_outputs": float("nan")}))
+
+
+def test_loss_monitor_says_that_it_saw_no_loss(caplog):
+    with Run(callbacks=LossMonitor()) as run:
+        for _ in run.steps(range(2)):
+            run.log(other=1.0)
+    assert "LossMonitor saw no loss; log it" in caplog.text
+
+
+def test_loss_monitor_is_silent_in_an_evaluation_and_about_outputs_without_a_number(capsys):
+    monitor = LossMonitor()
+    monitor.on_eval_step_end(context(mode="eval", cur_step_num=1, net_outputs=float("nan")))
+    drive_monitor(monitor, ["a", {}, None, (), np.array(["a"]), 10**400, 1 + 2j])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_subclass_of_a_monitor_may_override_the_older_name(capsys):
+    class Twice(LossMonitor):
+        def step_end(self, run_context):
+            super().step_end(run_context)
+            super().step_end(run_context)
+
+    with Run(callbacks=Twice()) as run:
+        for _ in run.steps(range(2)):
+            run.log(loss=1.0)
+    assert capsys.readouterr().out.splitlines() == [f"epoch: 1 step: {step}, loss is 1.0" for step in (1, 2)]
 
 
 def test_time_monitor_uses_its_data_size_when_the_loader_has_no_length(capsys):
@@ -169,8 +225,11 @@ def test_time_monitor_uses_its_data_size_when_the_loader_has_no_length(capsys):
 def test_time_monitor_is_silent_where_nobody_knows_the_steps(capsys):
     with pytest.raises(InvalidValueError, match="data_size"):
         TimeMonitor(data_size=0)
-    with pytest.raises(InvalidTypeError, match="data_size"):
-        TimeMonitor("a")
+    for kind in (TypeError, ValueError):  # MindSpore's code and its documentation
+        with pytest.raises(kind, match="data_size"):
+            TimeMonitor("a")
+    with pytest.raises(InvalidTypeError, match="data_time"):
+        TimeMonitor(2, 1)
     monitor = TimeMonitor()
     monitor.epoch_begin(context(batch_num=0))
     monitor.epoch_end(context(batch_num=0))
