@@ -42,6 +42,7 @@ JOIN_S = 30.0  # how long after the start of an attempt further ranks may join i
 EVALUATED_S = 30.0  # how long after one rank the others may tell of their evaluations
 GIVE_UP_S = 5.0  # how long a merge that fails is tried again
 TELL_S = 10.0  # how long it stays to tell a launch that ends that a merge failed
+UNREADABLE_S = 60.0  # how long the aggregator stays although it cannot read how the ranks are
 GRACE_S = 2.0
 MAX_DIGESTS = 1 << 16  # digests that wait; the oldest are forgotten, as the files of the ranks have it all
 NO_DEATHS: Mapping[int, str] = MappingProxyType({})
@@ -93,6 +94,7 @@ class Aggregator:
         self._over: list[Manifest] = []  # the attempts to settle, with their ranks
         self._is_busy = True  # whether ranks run, or may join
         self._look_at_s = 0.0
+        self._seen_s = time.monotonic()  # when the states of the ranks were read last
         self._seen = 0  # the time of the run.json that was looked at
         self._live: LiveMerge | None = None
         self._live_of: Key | None = None
@@ -225,7 +227,7 @@ class Aggregator:
     def _look(self) -> None:
         """Look how the ranks are: which attempts go on, and which are over and not settled."""
         over: list[Manifest] = []
-        self._is_busy = False
+        was_busy, self._is_busy = self._is_busy, False
         try:
             attempts = {(one.role, one.attempt): one for one in read_run(self._run_dir).attempts}
             for entry in newest_attempts(self._run_dir.read_manifest()):
@@ -246,6 +248,9 @@ class Aggregator:
                         over.append(entry)
         except DistSummaryError as error:
             self._warn(f"the states of the ranks cannot be read: {error}")
+            self._is_busy = was_busy and time.monotonic() - self._seen_s < UNREADABLE_S
+        else:
+            self._seen_s = time.monotonic()
         self._over = over
 
     def _name_missing(self, entry: Manifest, missing: Collection[int]) -> None:
