@@ -83,6 +83,7 @@ def torture_runs(root: Path, kills: int, seed: int, mode: str, endings: str = ""
         "RAY_TMPDIR": tempfile.mkdtemp(prefix="dsl2-", dir="/tmp"),  # short: sockets lie below it
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
     }
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs of `make torture &` ignore Ctrl-C
     verdict, generator = Verdict(), random.Random(seed)
     clusters = [RayCluster()] if mode != "torchrun" else []
     waiting: list[Round] = []
