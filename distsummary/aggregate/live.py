@@ -45,6 +45,7 @@ POLL_S = 0.4  # the longest that one `poll` takes
 SLOW_S = 0.001  # a rank; a disk that takes longer is read by several threads at a time
 READERS = 32  # these threads
 _EVENTS = 100_000  # of all ranks that are read in one round, to hold few of them in memory
+_LEAST_EVENTS = 256  # of one rank: as many as are decoded at once
 _CHUNK_BYTES = 4 << 20  # of scalars that are merged at once
 
 logger = logging.getLogger(__name__)
@@ -280,7 +281,7 @@ class LiveMerge:
         pieces: list[Piece] = []
         error = None
         try:
-            pieces = rank.tail.read(max(10, _EVENTS // len(self._ranks)))
+            pieces = rank.tail.read(max(_LEAST_EVENTS, _EVENTS // len(self._ranks)))
         except OSError as raised:
             error = raised
         waited_s = (time.perf_counter() - began_s) - (time.thread_time() - began_cpu_s)
