@@ -67,10 +67,6 @@ class AsyncClient:
         """From another thread: send so many more, then close."""
         self.total = min(self.total, self._next + events)
 
-    def writes_itself(self) -> bool:
-        """Whether the rank has given up on its collector."""
-        return any("writes its files itself" in reason for reason in self._writer.health().errors)
-
     def _send(self, last: int) -> None:
         first, self._next = self._next, last + 1
         self._ledger.enter(SENT, first, last)
