@@ -27,6 +27,8 @@ from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import is_alive
 
 LOST_S = SILENT_S
+NO_END = "it told no end"
+TERMINATED = "Terminated: "  # the error of a rank that SIGTERM or SIGHUP ended
 STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  # of an attempt, first first
 
 
@@ -79,7 +81,7 @@ class AttemptState:
 
     Attributes:
         state: failed or interrupted as soon as one rank is (interrupted, if the others failed only because
-            of that one); running while a rank runs; lost if a rank is lost and none runs; superseded;
+            of that one; lost, if the others got SIGTERM after one had died); running while a rank runs; lost if a rank is lost and none runs; superseded;
             unknown; else finished.
         started: seconds since the epoch.
         ranks: those that registered, by rising number. missing: those that never did.
@@ -176,12 +178,12 @@ def _attempt(entry: Manifest, entries: list[Manifest], told: Mapping[int, Told],
         ranks.append(state)
         if state.state == "failed":
             failures.append(Failure(rank, state.error, float((found or {}).get("ended") or 0.0)))
-        elif state.state == "lost":
+        elif _is_silent(state):
             seen_s = float(death.get("time", 0.0)) if death else now - state.heard_s
             failures.append(Failure(rank, state.reason, seen_s))
     if noted := entry.get("failure"):
         failures.append(Failure(int(noted["rank"]), str(noted["error"]), float(noted.get("time", 0.0))))
-    unseen = {one.rank for one in ranks if one.state == "lost" and str(one.rank) not in deaths}
+    unseen = {one.rank for one in ranks if _is_silent(one) and str(one.rank) not in deaths}
 
     def precedence(failure: Failure) -> tuple[bool, bool, float]:
         """What follows from the end of another rank comes last, also if it was told before that end was seen.
@@ -219,6 +221,10 @@ def _state_of(entry: Manifest, ranks: Collection[RankState], *, is_replaced: boo
         follows_from_another(one.error) for one in ranks if one.state == "failed"
     ):
         states.discard("failed")  # these ranks only lost the connection to one that was interrupted
+    stopped = [one for one in ranks if one.state == "interrupted"]
+    silent_s = max((one.heard_s for one in ranks if _is_silent(one)), default=0.0)
+    if all(one.error.startswith(TERMINATED) and one.heard_s < silent_s for one in stopped):
+        states.discard("interrupted")  # their launcher ended these ranks because another one had died
     return next((state for state in STATES if state in states), "finished")
 
 
@@ -235,7 +241,7 @@ def _rank(
     if state == "running":
         if is_replaced or not is_newest:
             gone = is_alive(found) is False
-            state, reason = "superseded", reason or (_gone(found) if gone else "it told no end")
+            state, reason = "superseded", reason or (_gone(found) if gone else NO_END)
         elif death:
             state = str(death.get("state", "lost"))
         elif is_alive(found) is False:
@@ -259,6 +265,11 @@ def _rank(
         pid=found["pid"],
         health=found["health"] or {name: beat[name] for name in ("dropped",) if name in beat},
     )
+
+
+def _is_silent(rank: RankState) -> bool:
+    """Whether a rank is known to have died without telling its end."""
+    return rank.state == "lost" or (rank.state == "superseded" and rank.reason != NO_END)
 
 
 def _gone(found: Manifest) -> str:

@@ -137,6 +137,32 @@ def test_a_rank_whose_process_is_gone_from_this_machine_is_lost_at_once(
     assert is_over(newest(run))
 
 
+@pytest.mark.parametrize(
+    ("error", "is_later", "state"),
+    [
+        ("Terminated: SIGTERM", True, "lost"),  # as torchrun ends the others when one has died
+        ("Terminated: SIGTERM", False, "interrupted"),  # one did not end in time, and was killed
+        ("KeyboardInterrupt", True, "interrupted"),
+    ],
+)
+def test_ranks_that_were_ended_because_another_had_died_were_not_interrupted(
+    run: RunDir, gone: dict[str, Any], error: str, is_later: bool, state: str
+) -> None:
+    join(run, 0)
+    join(run, 1, **gone)
+    leave(run, 0, interrupted=1, error=error)
+    file = run.writer_dir("train", int(is_later), WORLD) / RANK_MANIFEST
+    os.utime(file, (file.stat().st_mtime - 1,) * 2)  # the one that was heard last before the other
+    assert states(run) == [state, "interrupted", "lost"]
+    assert newest(run).failure is not None
+    if state == "lost":
+        join(run, 0, 1, incarnation="start-2")
+        old = read_run(run).attempts[0]
+        assert old.state == "superseded"
+        assert old.failure is not None
+        assert old.failure.rank == 1
+
+
 def test_a_noted_death_is_kept_with_its_first_reason(run: RunDir) -> None:
     join(run, *range(WORLD))
     note_death(run, "train", 0, 2, "signal 9 (SIGKILL), out of memory")
