@@ -81,8 +81,8 @@ class AttemptState:
 
     Attributes:
         state: failed or interrupted as soon as one rank is (interrupted, if the others failed only because
-            of that one; lost, if the others got SIGTERM after one had died); running while a rank runs; lost if a rank is lost and none runs; superseded;
-            unknown; else finished.
+            of that one; lost, if the others got SIGTERM after one had died); running while a rank runs; lost
+            if a rank is lost and none runs; superseded; unknown; else finished.
         started: seconds since the epoch.
         ranks: those that registered, by rising number. missing: those that never did.
         failure: the first one in time, but a cause before its consequences, such as the broken connections
