@@ -10,6 +10,7 @@ import ray
 
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from distsummary.states import read_run
 from tests.manifests import whole_manifest
 
 STEPS, RESUMED_FROM = 6, 2  # as in ray_train_job.py
@@ -67,6 +68,13 @@ def test_workers_that_are_started_again_are_another_attempt_of_the_same_run(job)
     attempts = whole_manifest(run_dir)["attempts"]
     assert [(attempt["attempt"], attempt["world_size"]) for attempt in attempts] == [(0, 2), (1, 2)]
     assert {rank["state"] for rank in attempts[1]["ranks"].values()} == {"finished"}
+    found = read_run(run_dir)
+    assert (found.state, found.attempts[0].state) == ("finished", "failed")
+    victim, culprit = found.attempts[0].ranks
+    assert culprit.state == "failed"
+    assert victim.state in ("finished", "superseded")  # it may have come to its end before Ray Train ended it
+    assert found.attempts[0].failure is not None
+    assert found.attempts[0].failure[:2] == (1, "ValueError: this shard is broken")
     first = {step: 100.0 + step for step in range(1, RESUMED_FROM + 1)}
     second = {step: float(step) for step in range(RESUMED_FROM + 1, STEPS + 1)}
     assert scalars(run_dir.base, "loss") == first | second
