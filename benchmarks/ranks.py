@@ -9,7 +9,7 @@ memory.
 `status`: `distsummary status` in a process of its own, on a run that trains, of which one rank is lost. The
 times are seconds of the wall clock, of several calls the smallest and the largest.
 
-`join`: how ranks register, report their lineage and finish; see `benchmarks.ranks_join`.
+`join`: how ranks register and finish; see `benchmarks.ranks_join`.
 
 `merge`: the merge of the rank files when the training has ended; CPU seconds, memory, and both of a second
 merge of the same files, which also compares its steps with those of the first.

@@ -1,7 +1,7 @@
 """How ranks join and leave a run, without recording: `python -m benchmarks.ranks join`.
 
 The ranks are simulated by threads of this process, with files of their own in a temporary directory. All
-register before they report their lineage, and all do that before they finish. They take turns, two for each
+register before one finishes. They take turns, two for each
 core; with `slow`, each has a thread, and each operation on a file of the run takes 10 ms more, as on a busy
 network file system. They record nothing; with an aggregator, the last one waits for the merged run of that.
 """
@@ -27,7 +27,6 @@ from distsummary.topology import Topology
 
 FAST = 2 * (os.cpu_count() or 1)
 SLOW_S = 0.01  # seconds that each file operation takes longer
-LINEAGE = b""
 CALLS = (
     "fdatasync", "fsync", "link", "listdir", "lstat", "mkdir", "open", "remove", "rename", "replace", "rmdir",
     "scandir", "stat", "unlink", "utime",
@@ -81,20 +80,19 @@ def all_ranks(
     return time.monotonic() - begun, errors
 
 
-def three_calls(
+def two_calls(
     run_dir: RunDir,
     world: list[Topology],
     delay_s: float,
     register: Callable[[Topology], object],
-    lineage: Callable[[Topology], object],
     finish: Callable[[Topology], object],
 ) -> dict[str, float]:
-    """Seconds for each of the three calls and in all, and the errors."""
+    """Seconds for each of the two calls and in all, and the errors."""
     cpu = resource.getrusage(resource.RUSAGE_SELF)
     found: dict[str, float] = {}
     errors: list[str] = []
     with slow_files(run_dir.base, delay_s):
-        for name, act in (("register s", register), ("lineage s", lineage), ("finish s", finish)):
+        for name, act in (("register s", register), ("finish s", finish)):
             found[name], raised = all_ranks(world, act, len(world) if delay_s else FAST)
             errors += raised
     after = resource.getrusage(resource.RUSAGE_SELF)
@@ -126,9 +124,9 @@ def port(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
 
 def _local(run_dir: RunDir, world: list[Topology], delay_s: float) -> dict[str, float]:
     one = LocalCoordinator(run_dir)
-    return three_calls(
+    return two_calls(
         run_dir, world, delay_s, one.register,
-        lambda topology: one.lineage(topology, 0, LINEAGE), lambda topology: one.finish(topology, 0, {}),
+        lambda topology: one.finish(topology, 0, {}),
     )  # fmt: skip
 
 
@@ -145,9 +143,9 @@ def aggregator(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
         one.finish(topology, 0, {})
 
     try:
-        return three_calls(
+        return two_calls(
             run_dir, world_of(ranks), delay_s, register,
-            lambda topology: one.lineage(topology, 0, LINEAGE), finish,
+            finish,
         )  # fmt: skip
     finally:
         ended.wait()

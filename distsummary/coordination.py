@@ -109,9 +109,6 @@ class Coordinator(Protocol):
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
         """Tell that this rank lives and how far it is; returns the deal that holds, None if there is none."""
 
-    def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
-        """Report this rank's lineage (`Lineage.to_bytes`); raises StaleAttemptError for an older attempt."""
-
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run after everything is written; the last rank's call may start merging the files."""
 
@@ -201,10 +198,6 @@ class LocalCoordinator:
         RankManifest(self.run_dir, topology).beat(attempt, heartbeat)
         deal = entry.get("deal")
         return None if deal is None else Deal.from_json(deal)
-
-    def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
-        """Only check the attempt: the rank's own files hold the lineage."""
-        refuse_stale(self.run_dir.read_manifest(), topology.role, attempt)
 
     def leave(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> Manifest:
         """Write the rank's end into its file; returns the manifest's entry of the attempt.

@@ -114,10 +114,6 @@ class AggregatorClient:
                 self._handle, self._renewal = _get_or_start(self._run_dir), None
         return self._local.beat(topology, attempt, heartbeat)
 
-    def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
-        """Only check the attempt: the aggregator reads the lineage from the rank's files."""
-        self._local.lineage(topology, attempt, lineage)
-
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the call of the last rank returns only after the merged run is written."""
         try:

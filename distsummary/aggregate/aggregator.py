@@ -128,9 +128,6 @@ class Aggregator:
         attempts = self._run_dir.read_manifest()["attempts"]
         return any(entry["incarnation"].startswith(launch_id) for entry in attempts)
 
-    def lineage(self, topology: Topology, attempt: int, lineage: bytes) -> None:
-        """Nothing: the lineage is read from the rank's files."""
-
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Note that a rank has left; for the last rank, return only when the attempt is settled."""
         self.renew()

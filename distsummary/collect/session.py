@@ -35,7 +35,6 @@ from distsummary.coordination import (
 )
 from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import WriteError
-from distsummary.format.lineage import Lineage, updated_lineage
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
@@ -154,7 +153,6 @@ class Session:
         self._messages = Background(failures.health, raise_exception=spec.raise_exception)
         self._pid = os.getpid()
         self._exports = Exports(rank_dir, int(time.time()), self._files) if exports_npy else None
-        self._lineage = Lineage()
         self._trajectory: KeptTrajectory | None = None
         self._sketches: SketchKeeper | None = None
         self._monitor: SystemMonitor | None = None
@@ -269,17 +267,9 @@ class Session:
         self.report(step, lineage)
 
     def report(self, step: int, values: list[Value]) -> None:
-        """Record lineage, and send its new state to the coordinator, in the order of the calls."""
-        if not values:
-            return
-        self._writer.write(Event(step, time.time(), values))
-        if self._is_past:
-            return  # the next merge will read the lineage from the files
-        for value in values:
-            self._lineage = updated_lineage(self._lineage, value)
-        state = self._lineage.to_bytes()
-        send = partial(self._coordinator.lineage, self.topology, self._registration.attempt, state)
-        self._messages.submit("sending the lineage", send, nbytes=len(state))
+        """Record lineage; the aggregator reads it from the files."""
+        if values:
+            self._writer.write(Event(step, time.time(), values))
 
     def monitor_system(self, network: object) -> None:
         """From now on, record system metrics, including those of the GPU that holds the network."""
@@ -413,7 +403,7 @@ class Session:
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
-            ("sending provenance and lineage", self._messages.close),
+            ("recording the provenance", self._messages.close),
             ("closing the files", self._files.close),
             ("closing the event files", close_writer),
             ("counting what was written", count),

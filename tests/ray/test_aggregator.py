@@ -152,7 +152,6 @@ def test_after_a_shutdown_of_ray_a_rank_leaves_by_the_run_dir_and_starts_no_clus
     with monkeypatch.context() as patch:
         patch.setattr(ray, "is_initialized", lambda: False)
         patch.setattr(client, "_handle", None)  # whatever asks it raises
-        client.lineage(place(0), 0, b"")
         client.finish(place(0), 0, {})
     assert whole_manifest(run_dir)["attempts"][0]["ranks"]["0"]["state"] == "finished"
     assert "Ray was shut down before the run was closed" in caplog.text

@@ -66,7 +66,7 @@ def test_another_role_has_attempts_of_its_own_and_supersedes_nothing(run: RunDir
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0))
     assert coordinator.register(rank(0, role="eval", incarnation="eval-1")).attempt == 0
-    coordinator.lineage(rank(0), 0, b"")
+    coordinator.finish(rank(0), 0, {})
 
 
 def test_joining_and_leaving_take_no_random_numbers_of_the_training(run: RunDir) -> None:
@@ -296,9 +296,8 @@ def test_a_message_of_a_superseded_attempt_is_refused(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0))
     coordinator.register(rank(0, incarnation="start-2"))
-    for message in (coordinator.lineage, coordinator.finish):
-        with pytest.raises(StaleAttemptError, match="attempt 0 of role train was superseded by attempt 1"):
-            message(rank(0), 0, {})  # type: ignore[operator]  # both take (topology, attempt, payload)
+    with pytest.raises(StaleAttemptError, match="attempt 0 of role train was superseded by attempt 1"):
+        coordinator.finish(rank(0), 0, {})
     assert told(run)["0"]["state"] == "running"
 
 

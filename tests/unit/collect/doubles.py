@@ -59,7 +59,7 @@ class ListCoordinator:
     """Keeps what it was told."""
 
     def __init__(self):
-        self.registered, self.lineages, self.finished = [], [], []
+        self.registered, self.finished = [], []
 
     def register(self, topology, *, refuse_finished=False):
         self.registered.append(topology)
@@ -67,9 +67,6 @@ class ListCoordinator:
 
     def beat(self, topology, attempt, heartbeat):
         return None
-
-    def lineage(self, topology, attempt, lineage):
-        self.lineages.append((attempt, lineage))
 
     def finish(self, topology, attempt, health):
         self.finished.append((topology.rank, attempt, health))

@@ -11,7 +11,6 @@ from distsummary.aggregate.merge import merge_run
 from distsummary.collect import export
 from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
-from distsummary.format.lineage import Lineage
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.tools.fsck import fsck
@@ -27,49 +26,10 @@ def test_lineage_is_there_from_the_first_step_and_complete_at_the_end(tmp_path, 
     train(collector, log={"loss": 0.5})
     assert writers[0].steps("train_lineage") == [1, 4]
     assert writers[0].steps("dataset_graph") == writers[0].steps("custom_lineage_data") == [1]
-    first, last = (Lineage.from_bytes(lineage) for _, lineage in coordinator.lineages)
-    assert not first.train.algorithm.HasField("loss")
-    assert last.train.algorithm.loss == 0.5
-    assert last.custom.user_info[0].map_str["note"] == "x"
-    assert {attempt for attempt, _ in coordinator.lineages} == {3}
-
-
-def test_the_training_does_not_wait_for_the_coordinator_to_take_the_lineage(tmp_path, writers):
-    class Slow(ListCoordinator):
-        def lineage(self, topology, attempt, lineage):
-            assert go.wait(10)
-            super().lineage(topology, attempt, lineage)
-
-        def finish(self, topology, attempt, health):
-            self.told_before = len(self.lineages)
-            super().finish(topology, attempt, health)
-
-    go, coordinator = threading.Event(), Slow()
-    with Run(callbacks=SummaryCollector(tmp_path, coordinator=coordinator), network=Model()) as run:
-        for _ in run.steps([1, 2]):
-            pass
-        with run.eval() as evaluation:
-            evaluation.log(accuracy=0.5)
-        assert coordinator.lineages == []
-        go.set()
-    kinds = [
-        [name for name in ("train", "evaluation") if getattr(Lineage.from_bytes(lineage), name) is not None]
-        for _, lineage in coordinator.lineages
-    ]
-    assert kinds == [["train"], ["train", "evaluation"], ["train", "evaluation"]]
-    assert coordinator.told_before == 3
-
-
-def test_a_coordinator_that_refuses_the_lineage_is_counted_and_raised_if_asked_for(tmp_path, writers):
-    class Refusing(ListCoordinator):
-        def lineage(self, topology, attempt, lineage):
-            raise StaleAttemptError("superseded")
-
-    collector = SummaryCollector(tmp_path, coordinator=Refusing())
-    train(collector)
-    assert collector.health().errors == {"sending the lineage: StaleAttemptError: superseded": 2}
-    with pytest.raises(WriteError, match="superseded"):
-        train(SummaryCollector(tmp_path, coordinator=Refusing(), raise_exception=True))
+    first, last = (writers[0].values("train_lineage", step)[""] for step in (1, 4))
+    assert not first.algorithm.HasField("loss")
+    assert last.algorithm.loss == 0.5
+    assert writers[0].values("custom_lineage_data")[""].user_info[0].map_str["note"] == "x"
 
 
 def test_a_coordinator_that_refuses_the_end_is_counted_too(tmp_path, writers):
@@ -80,6 +40,8 @@ def test_a_coordinator_that_refuses_the_end_is_counted_too(tmp_path, writers):
     collector = SummaryCollector(tmp_path, coordinator=Refusing())
     train(collector)
     assert collector.health().errors == {"leaving the run: StaleAttemptError: superseded": 1}
+    with pytest.raises(WriteError, match="superseded"):
+        train(SummaryCollector(tmp_path, coordinator=Refusing(), raise_exception=True))
 
 
 def test_an_evaluation_is_recorded_at_the_step_of_the_training(tmp_path, writers):
@@ -92,7 +54,6 @@ def test_an_evaluation_is_recorded_at_the_step_of_the_training(tmp_path, writers
     assert writers[0].steps("scalar", "eval/accuracy") == [2]
     [message] = [v.data for event in writers[0].events for v in event.values if v.plugin == "eval_lineage"]
     assert json.loads(message.metric) == {"accuracy": 0.5}
-    assert Lineage.from_bytes(coordinator.lineages[-1][1]).train is not None
     assert len(coordinator.registered) == 1
 
 
