@@ -27,8 +27,8 @@ from distsummary.reading.segments import dialect_of, segments
 from distsummary.run_dir import RunDir
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the ranks' chunks overlap more
-_MIN_CHUNK, _MAX_CHUNK = 1 << 10, 1 << 13  # values, unless those of _FEW events are more
-_FEW = 64  # events; fewer scalar events are not read as columns
+_MIN_CHUNK, _MAX_CHUNK = 1 << 11, 1 << 13  # values, unless those of _FEW events are more
+_FEW = 128  # events; columns of fewer take more time
 _MIN_BYTES, _MAX_BYTES = 1 << 16, 1 << 20  # of a chunk, unless a single event is larger
 _ALL_BYTES = 1 << 26  # of the chunks that are read at a time, if there are not too many ranks for that
 _KEPT_BYTES = 1 << 18  # the bulk values of a larger event are read again
@@ -198,7 +198,7 @@ class RankFiles:
         """All steps that count, in windows of rising steps.
 
         A window holds about WINDOW scalars; it holds more if more chunks overlap: of a rank whose steps fall,
-        or of many ranks, since each has a chunk of at least 1,024 values.
+        or of many ranks, since each has a chunk of at least 2,048 values.
         """
         self.superseded, self.last_steps = 0, {}
         waiting = sorted(self._chunks, key=attrgetter("low", "rank", "number"), reverse=True)
@@ -214,8 +214,10 @@ class RankFiles:
                 continue
             safe = waiting[-1].low if waiting else np.inf  # no step before it comes any more
             parts.sort(key=attrgetter("rank", "number"))
-            yield self._window([taken for part in parts if (taken := part.before(safe)).size])
-            parts = [rest for part in parts if (rest := part.since(safe)).size]
+            for step in _cuts(parts, safe):
+                if taken := [part for part in (part.before(step) for part in parts) if part.size]:
+                    yield self._window(taken)
+                parts = [rest for rest in (part.since(step) for part in parts) if rest.size]
             loaded = sum(part.size for part in parts)
             low = min((part.low for part in parts), default=np.inf)
             # Dividing the parts takes time for each of them: only when twice as many scalars have come.
@@ -412,6 +414,14 @@ class _Part(NamedTuple):
             values=self.values[scalars],
             bulk=bulk,
         )
+
+
+def _cuts(parts: Sequence[_Part], safe: float) -> list[float]:
+    """Rising steps that divide what comes before `safe`, the last of them, into about WINDOW scalars each."""
+    low, high = min(part.low for part in parts), max(int(part.steps.max()) for part in parts)
+    count = -(-sum(part.size for part in parts) // WINDOW)
+    span = int(min(safe, high + 1)) - low
+    return [*sorted({low + span * number // count for number in range(1, count)} - {low}), safe]
 
 
 def _joined(arrays: Sequence[Array]) -> Array:
