@@ -3,49 +3,32 @@
 import logging
 import math
 import os
-import time
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
 from distsummary.aggregate.description import Description
+from distsummary.aggregate.hearing import POLL_S, WAIT_S, Hearing
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.rank_tail import Place, RankTail, place_of, rows_in
 from distsummary.aggregate.statistics import RANKS_TAG, Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, Told, Waiting, rows_of
 from distsummary.errors import RunDirError
-from distsummary.format.digest import BulkName, Digest
+from distsummary.format.digest import Digest
 from distsummary.format.records import (
     CUSTOM_SCALARS,
-    LINEAGE_PLUGINS,
     MAX_TAG_BYTES,
-    TENSORBOARD_PLUGINS,
     Value,
 )
-from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.publish import ensure_directory
-from distsummary.reading.reader import Damage, Piece, ReadEvent
-from distsummary.reading.scalar_columns import ScalarColumns
+from distsummary.reading.reader import Damage
 from distsummary.run_dir import RunDir
 from distsummary.writing.files import Files
 
-WAIT_S = 30.0  # a step waits this long for ranks that have not told it, and no longer
-SILENT_S = 2.0  # a rank that has told a step, and nothing since, has told all of it
-LOOK_S = 3.0  # the files of a rank that sends digests are looked at when it has sent none for this long
-POLL_S = 0.4  # the longest that one `poll` takes
-SLOW_S = 0.001  # a rank; a disk that takes longer is read by several threads at a time
-READERS = 32  # these threads
-_EVENTS = 100_000  # of all ranks that are read in one round, to hold few of them in memory
-_LEAST_EVENTS = 256  # of one rank: as many as are decoded at once
 _CHUNK_BYTES = 4 << 20  # of scalars that are merged at once
 
 logger = logging.getLogger(__name__)
@@ -80,33 +63,6 @@ class LiveReport:
     def is_exact(self) -> bool:
         """Whether a merge of the rank files would write the same values."""
         return not self.late
-
-
-@dataclass(slots=True)
-class _Rank:
-    """One rank: `seq` is the last event that was taken; `told` the last one that a digest has named.
-
-    Times are by the clock of `advance`; None: since its last call.
-    """
-
-    tail: RankTail
-    seq: int = 0
-    told: int = 0
-    is_sending: bool = False
-    has_lived: bool = False
-    is_ended: bool = False
-    is_drained: bool = False  # ended, and its files have been read to their ends since
-    heard_s: float | None = -math.inf
-    looked_s: float | None = -math.inf  # when its files held nothing new
-
-
-class _Read(NamedTuple):
-    """What was read of one rank: `waited_s` is the time without the CPU; `told` is as in _Rank, before it."""
-
-    pieces: list[Piece]
-    waited_s: float
-    told: int
-    error: OSError | None
 
 
 class LiveMerge:
@@ -152,168 +108,27 @@ class LiveMerge:
         target = run.writer_dir(role, 0, 1)
         ensure_directory(target)
         refuse_foreign_files(target)
-        self._role, self._attempt = role, attempt
         self._files = LiveFiles(target, run_id, attempt, begun=manifest["created"] or None, files=files)
-        self._ranks = {
-            rank: _Rank(RankTail(run.writer_dir(role, rank, world_size), run_id, attempt))
-            for rank in range(world_size)
-        }
-        self._inbox: deque[Digest] = deque()
         self._waiting = Waiting()
+        directories = {rank: run.writer_dir(role, rank, world_size) for rank in range(world_size)}
+        self._hearing = Hearing(directories, role=role, run_id=run_id, attempt=attempt, waiting=self._waiting)
         self._rule = StatisticsRule(key_tags)
         self._merged_to: dict[str, int] = {}  # scalar tag -> the last step that the rule was given with it
         self._bulk_to: dict[BulkKey, int] = {}
         self._recorded: set[str] = set()  # tags that ranks recorded
         self._made: set[str] = set()  # statistics that the charts show
         self._is_layout_new = False
-        self._next = 0  # the rank that the next poll begins with
-        self._is_disk_slow = False
-        self._unread = set(self._ranks)  # the ranks whose files have not been read to their ends yet
-        self._first_s: float | None = None
-        self._now_s = 0.0
         self._trouble = ""
         self._bulk = BulkReader()
         self._steps = self._short = self._late = 0
 
-    # --- hearing the ranks
-
     def add(self, digest: Digest) -> None:
         """Hear a rank's digest; it is taken by the next `poll` or `advance`."""
-        self._inbox.append(digest)
-
-    def _take_inbox(self) -> None:
-        while self._inbox:
-            digest = self._inbox.popleft()
-            rank = self._ranks.get(digest.rank)
-            if rank is not None and (digest.role, digest.attempt) == (self._role, self._attempt):
-                self._take(rank, digest)
-
-    def _take(self, rank: _Rank, digest: Digest) -> None:
-        """Take a digest, or note that the files have to be read, because one before it was lost."""
-        rank.is_sending, rank.heard_s = True, None
-        rank.told = max(rank.told, digest.last_seq)
-        if digest.first_seq != rank.seq + 1 or (digest.bulk and not digest.file):
-            return
-        rank.seq = digest.last_seq
-        place = rank.tail.told(digest.file, digest.end)
-        bulk = deque(digest.bulk)
-        for tags, rows in digest.scalars:
-            size = row_dtype(len(tags)).itemsize
-            table = np.frombuffer(rows, row_dtype(len(tags)))
-            heads = zip(table["step"].tolist(), table["wall_time"].tolist(), strict=True)
-            for row, (step, wall_s) in enumerate(heads):
-                while bulk and bulk[0].step < step:  # were told before: a step's values are told in order
-                    self._take_bulk(digest.rank, bulk.popleft(), place)
-                packed = rows[row * size : (row + 1) * size]
-                self._waiting.add_row(digest.rank, step, wall_s, tags, packed)
-        for name in bulk:
-            self._take_bulk(digest.rank, name, place)
-
-    def _take_bulk(self, number: int, name: BulkName, place: Place | None) -> None:
-        waiting, key = self._waiting, (name.plugin, name.tag)
-        if place is None:
-            return
-        if not name.is_shard:
-            waiting.add_bulk(number, name.step, name.wall_time, key, place)
-        elif name.plugin == "histogram":
-            waiting.add_shard(number, name.step, name.wall_time, key, place)
-        else:  # only histograms can be put together
-            self._bulk.sharded += 1
-
-    def _take_event(self, number: int, rank: _Rank, event: ReadEvent) -> None:
-        if event.seq <= rank.seq:
-            return
-        rank.seq = event.seq
-        place = place_of(event)
-        tags, numbers = [], []
-        for value in event.values:
-            if value.plugin == "scalar" and value.shard is None:
-                tags.append(value.tag)
-                numbers.append(value.data)
-            elif value.plugin not in LINEAGE_PLUGINS and value.plugin not in TENSORBOARD_PLUGINS:
-                is_shard = value.shard is not None
-                name = BulkName(event.step, value.plugin, value.tag, is_shard, event.wall_time)
-                self._take_bulk(number, name, place)
-        if tags:
-            packed = row_struct(len(tags)).pack(event.wall_time, event.step, *numbers)
-            self._waiting.add_row(number, event.step, event.wall_time, tuple(tags), packed)
-
-    def _take_columns(self, number: int, rank: _Rank, columns: ScalarColumns) -> None:
-        is_new = columns.seqs > rank.seq
-        if not is_new.all():
-            columns = columns.chosen(is_new)
-        for step, wall_s, tags, packed in rows_in(columns):
-            self._waiting.add_row(number, step, wall_s, tags, packed)
-        rank.seq = max(rank.seq, int(columns.seqs.max(initial=0)))
+        self._hearing.add(digest)
 
     def poll(self, budget_s: float = POLL_S) -> None:
         """Read what the files of the ranks hold that no digest told; may leave ranks to the next call."""
-        self._take_inbox()
-        end_s = time.monotonic() + budget_s
-        order = [*range(self._next, len(self._ranks)), *range(self._next)]
-        to_read = [number for number in order if self._has_to_read(self._ranks[number])]
-        self._unread.intersection_update(to_read)
-        waited_s = []
-        for reads in self._reads(to_read):
-            for number, read in reads:  # all of them: what has been read is not read again
-                waited_s.append(read.waited_s)
-                if self._take_read(number, self._ranks[number], read):
-                    self._unread.discard(number)
-            if time.monotonic() > end_s:
-                self._next = (number + 1) % len(self._ranks)
-                break
-        if waited_s:
-            self._is_disk_slow = fmean(waited_s) > SLOW_S
-
-    def _reads(self, numbers: list[int]) -> Iterator[list[tuple[int, _Read]]]:
-        """Read the files of ranks; of several at a time if the time goes into waiting for the disk."""
-        if not self._is_disk_slow:
-            yield from ([(number, self._read(number))] for number in numbers)
-            return
-        with ThreadPoolExecutor(READERS) as pool:
-            for start in range(0, len(numbers), 4 * READERS):
-                some = numbers[start : start + 4 * READERS]
-                yield list(zip(some, pool.map(self._read, some), strict=True))
-
-    def _read(self, number: int) -> _Read:
-        rank = self._ranks[number]
-        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
-        pieces: list[Piece] = []
-        error = None
-        try:
-            pieces = rank.tail.read(max(_LEAST_EVENTS, _EVENTS // len(self._ranks)))
-        except OSError as raised:
-            error = raised
-        waited_s = (time.perf_counter() - began_s) - (time.thread_time() - began_cpu_s)
-        return _Read(pieces, waited_s, rank.told, error)
-
-    def _take_read(self, number: int, rank: _Rank, read: _Read) -> bool:
-        """Take what was read of a rank; returns whether there is no more of it now."""
-        if read.error is not None:
-            self._tell(f"the files in {rank.tail.directory} cannot be read: {read.error}")
-            rank.is_drained = rank.is_ended
-            return True
-        for piece in read.pieces:
-            if isinstance(piece, ScalarColumns):
-                self._take_columns(number, rank, piece)
-            else:
-                self._take_event(number, rank, piece)
-        if read.pieces:
-            rank.heard_s = None
-        if not rank.tail.is_at_end:
-            return False
-        rank.seq = max(rank.seq, read.told)  # the files hold what was told, except for lineage
-        rank.is_drained = rank.is_ended
-        rank.looked_s = None
-        return True
-
-    def _has_to_read(self, rank: _Rank) -> bool:
-        if not rank.is_sending or rank.told > rank.seq or (rank.is_ended and not rank.is_drained):
-            return True
-        heard_s, looked_s = rank.heard_s, rank.looked_s
-        return heard_s is not None and looked_s is not None and self._now_s - max(heard_s, looked_s) > LOOK_S
-
-    # --- writing
+        self._hearing.poll(budget_s)
 
     def advance(self, living: Collection[int], now: float) -> int:
         """Append the steps that are complete; returns how many.
@@ -324,9 +139,7 @@ class LiveMerge:
 
         A disk that takes nothing raises nothing: what is due stays in memory, and the next call tries again.
         """
-        self._take_inbox()
-        self._now_s = now
-        floor, strict_floor = self._floors(living, now)
+        floor, strict_floor = self._hearing.floors(living, now)
         written = self._merge(floor, strict_floor, now)
         try:
             self._files.flush()
@@ -335,38 +148,11 @@ class LiveMerge:
             return 0
         return written
 
-    def _floors(self, living: Collection[int], now: float) -> tuple[float, float]:
-        """The first step that is not complete, and the first that a rank may still tell more of."""
-        floor = strict_floor = math.inf
-        for number, rank in self._ranks.items():
-            if rank.heard_s is None:
-                rank.heard_s = now
-                self._first_s = now if self._first_s is None else self._first_s
-            if rank.looked_s is None:
-                rank.looked_s = now
-            if number in living:
-                rank.has_lived, rank.is_ended, rank.is_drained = True, False, False
-            elif (rank.has_lived or rank.seq) and not rank.is_ended:
-                rank.is_ended = True
-            if rank.is_drained:
-                continue
-            reached = self._waiting.reached.get(number)
-            if reached is None:
-                waits = self._unread or self._first_s is None or now - self._first_s < WAIT_S
-                if rank.has_lived or waits:
-                    floor = strict_floor = -math.inf
-                continue
-            quiet_s = (now if rank.is_sending else rank.looked_s) - rank.heard_s
-            is_silent = quiet_s >= SILENT_S and rank.told <= rank.seq and not self._unread
-            floor = min(floor, reached + 1 if is_silent else reached)
-            strict_floor = min(strict_floor, reached)
-        return floor, strict_floor
-
     def _merge(self, floor: float, strict_floor: float, now: float, *, is_last: bool = False) -> int:
         """Give the files what is due; returns how many steps."""
         if self._waiting.is_empty:
             return 0
-        wait_s = math.inf if self._unread else WAIT_S
+        wait_s = WAIT_S if self._hearing.is_caught_up else math.inf
         due = self._waiting.due(floor, strict_floor, now, wait_s)
         self._short += due.short
         if not is_last and not (due.steps or due.late or due.sampled):
@@ -484,11 +270,7 @@ class LiveMerge:
         Args:
             about: what the run says about itself at its end.
         """
-        for rank in self._ranks.values():
-            rank.is_ended, rank.is_drained = True, False
-        while not all(rank.is_drained for rank in self._ranks.values()):
-            self.poll()
-        self._unread.clear()
+        self._hearing.read_to_the_end()
         self._merge(math.inf, math.inf, 0.0, is_last=True)
         self._files.flush()
         if about is not None:
@@ -499,11 +281,11 @@ class LiveMerge:
             steps=self._steps,
             short=self._short,
             late=self._late + self._bulk.missing + files.left_out + files.differing + files.spared,
-            sharded=self._bulk.sharded,
+            sharded=self._bulk.sharded + self._hearing.sharded,
             last_step=self._files.last_step,
             last_s=self._files.last_s,
             last_steps=dict(sorted(self._waiting.reached.items())),
-            damage=tuple(damage for rank in self._ranks.values() for damage in rank.tail.damage),
+            damage=self._hearing.damage,
         )
 
     def abandon(self) -> None:

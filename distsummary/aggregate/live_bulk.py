@@ -74,7 +74,7 @@ class BulkReader:
         found: dict[tuple[BulkKey, bool], Value] = {}
         skipped: list[Damage] = []
         start = self._positions.pop(place, place.start)
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # what cannot be read is missing, and holds up nothing else
             for event in read_file(place.file, "skip", start=start, skipped=skipped):
                 if event.offset >= place.end:
                     break

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from distsummary.aggregate import live as live_module
+from distsummary.aggregate import hearing
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import is_merged
 from distsummary.aggregate.rank_tail import RankTail
@@ -150,7 +150,7 @@ def test_a_slow_disk_is_read_by_several_threads(tmp_path, monkeypatch):
         return read(self, limit)
 
     monkeypatch.setattr(RankTail, "read", noted_read)
-    monkeypatch.setattr(live_module, "SLOW_S", -1.0)  # any disk is slow
+    monkeypatch.setattr(hearing, "SLOW_S", -1.0)  # any disk is slow
     live = ranks.live()
     for step in range(1, 6):
         for rank in range(6):
