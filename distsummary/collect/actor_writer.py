@@ -102,6 +102,7 @@ class RemoteWriter:
 
         Waits while WINDOW batches are unacknowledged, or while they and `batch` exceed the budget in bytes.
         """
+        self._leave_ray_if_gone()
         while self._sent and (
             self._session is None or len(self._sent) >= WINDOW or self._exceeds_budget(batch)
         ):
@@ -144,6 +145,11 @@ class RemoteWriter:
             if self._actor is not None and self._is_connected():
                 ray.kill(self._actor, no_restart=True)
         return self._missing
+
+    def _leave_ray_if_gone(self) -> None:
+        """Without a connection a call would start a cluster; `_connect` then lets this process write."""
+        if self._session is not None and not self._is_connected():
+            self._session = None
 
     def _exceeds_budget(self, batch: Batch) -> bool:
         return batch.nbytes + sum(sent.nbytes for sent, _ in self._sent) > self._spec.budget_bytes
@@ -238,6 +244,7 @@ class RemoteWriter:
 
     def _ask(self, method: str) -> Any:
         """The answer of the collector to `flush` or `close`; None if this process writes from now on."""
+        self._leave_ray_if_gone()
         if self._session is None:
             self._connect()
         if self._own is not None:
@@ -272,6 +279,9 @@ class RemoteWriter:
                 ) from None
             except RayError as error:
                 raise CollectorError("the collector has died", reason_of(error), is_dead=True) from None
+            except Exception:
+                if self._is_connected():  # otherwise Ray was shut down during the call
+                    raise
         raise CollectorError(RAY_IS_GONE)
 
     def _fail(self, error: "CollectorError") -> None:
@@ -328,7 +338,7 @@ class RemoteWriter:
         """Write a batch in this process; if that has become too much work, let a collector take over."""
         begun = time.thread_time()
         write_and_tell(own, batch, self._teller)
-        if not self._is_connected():
+        if self._patience.is_closing or not self._is_connected():
             return
         if self._load is not None and self._load.worked(time.thread_time() - begun):
             self._load = None

@@ -15,6 +15,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from distsummary.aggregate.actor_listener import DigestListener
+from distsummary.collect import patience
 from distsummary.collect.actor_writer import RemoteWriter
 from distsummary.collect.rank_collector import RankCollector
 from distsummary.format.frames import read_frames
@@ -129,8 +130,10 @@ def test_a_value_that_cannot_be_sent_is_counted_not_raised(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _connected(ray_cluster):
-    """Every test here needs the cluster."""
+def _patient(ray_cluster, monkeypatch):
+    """Every test here needs the cluster; what is slow on a busy machine does not hang."""
+    for name in ("AWAITED_S", "AWAITED_START_S", "OUTAGE_S"):
+        monkeypatch.setattr(patience, name, 60.0)
 
 
 def test_a_collector_that_cannot_write_gets_the_same_batches_again(tmp_path):
@@ -169,11 +172,11 @@ def test_the_largest_events_arrive_and_only_the_budget_is_on_its_way(tmp_path):
 
 
 def test_a_stopped_collector_is_replaced_and_nobody_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.patience.ANSWER_S", 1.0)
     remote, writer = open_remote(tmp_path)
     writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
     writer.flush()
     os.kill(collector_pid(remote), signal.SIGSTOP)
+    monkeypatch.setattr(patience, "ANSWER_S", 1.0)
     for step in range(1, 20):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     writer.close()
@@ -183,12 +186,12 @@ def test_a_stopped_collector_is_replaced_and_nobody_hangs(tmp_path, monkeypatch)
 
 
 def test_a_collector_that_hangs_at_the_end_costs_no_event(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.patience.AWAITED_S", 0.5)
     remote, writer = open_remote(tmp_path)
     writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
     writer.flush()
     process = psutil.Process(collector_pid(remote))
     process.suspend()
+    monkeypatch.setattr(patience, "AWAITED_S", 0.5)
     for step in range(1, 200):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     assert writer.close() == ""
@@ -200,13 +203,13 @@ def test_a_collector_that_hangs_at_the_end_costs_no_event(tmp_path, monkeypatch)
 
 
 def test_a_collector_that_hangs_keeps_no_flush_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.patience.AWAITED_S", 0.5)
     remote, writer = open_remote(tmp_path)
     for step in range(50):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
         if step == 20:
             writer.flush()
             os.kill(collector_pid(remote), signal.SIGSTOP)
+            monkeypatch.setattr(patience, "AWAITED_S", 0.5)
     assert writer.flush()
     for dialect in DIALECTS:
         assert seqs(tmp_path, dialect) == list(range(1, 51))
@@ -219,9 +222,7 @@ def test_a_collector_that_hangs_keeps_no_flush_waiting(tmp_path, monkeypatch):
 def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_without(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("distsummary.collect.patience.STARTS", 3)
-    monkeypatch.setattr("distsummary.collect.patience.OUTAGE_S", 3600.0)
-    monkeypatch.setattr("distsummary.collect.patience.AWAITED_START_S", 3600.0)
+    monkeypatch.setattr(patience, "STARTS", 3)
     started = []
 
     class Dying(RankCollector):
@@ -249,7 +250,7 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
 
 
 def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.patience.OUTAGE_S", 0.0)
+    monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
     monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_REFUSED_S", 0.1)
     monkeypatch.setattr("distsummary.writing.async_writer.LATE_S", 0.1)
     (tmp_path / "rank").touch()
@@ -263,7 +264,7 @@ def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(
 
 
 def test_what_the_collector_cannot_open_the_rank_writes_itself_when_it_can(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.patience.OUTAGE_S", 0.0)
+    monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
     (tmp_path / "rank").touch()
     _, writer = open_remote(tmp_path / "rank")
     for step in range(100):
@@ -282,6 +283,7 @@ def test_what_is_on_its_way_when_ray_ends_is_written_by_the_rank(tmp_path, monke
             writer.flush()
             pid = collector_pid(remote)
             monkeypatch.setattr(remote, "_is_connected", lambda: False)
+            monkeypatch.setattr(remote, "_send", None)  # a call would start a cluster
     assert writer.close() == ""
     for dialect in DIALECTS:
         assert seqs(tmp_path, dialect) == list(range(1, 51))
