@@ -8,6 +8,8 @@ from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
 from distsummary.training.values import Scalar, check_named, resolve
 
+OF_TRAINING = ("metrics", "eval_results", "eval_network", "valid_dataset")  # shown by the training, too
+
 
 class EvaluationRun:
     """One evaluation, made by `Run.eval`.
@@ -34,7 +36,8 @@ class EvaluationRun:
         self._is_over = False
         self.metrics: dict[str, float] = {}
         # as in MindSpore, a callback also finds what it knows of the training: the optimizer, for example
-        of_training = {name: value for name, value in train.items() if name != "step_in_epoch"}
+        hidden = ("step_in_epoch", "eval_results")
+        of_training = {name: value for name, value in train.items() if name not in hidden}
         self._params = CallbackParams(
             of_training | common_params(callbacks.callbacks, train.network, topology),
             mode="eval",
@@ -70,11 +73,14 @@ class EvaluationRun:
             if self._context.is_stop_requested:
                 break
 
-    def settle(self) -> None:
-        """Wait until the metrics are known and put them into the callbacks' parameters."""
+    def settle(self) -> dict[str, Any]:
+        """Wait until the metrics are known; returns what the training's callbacks find of this evaluation."""
         self._is_over = True
         self.metrics = {name: resolve(value) for name, value in self.logged.items()}
-        self._params.metrics = self.metrics
+        loss = self.metrics.get("loss", self.metrics.get("Loss"))
+        results = self.metrics | ({} if loss is None else {"eval_loss": loss})
+        self._params |= {"metrics": self.metrics, "eval_results": results}
+        return {name: self._params[name] for name in OF_TRAINING}
 
     def call(self, *hooks: str) -> None:
         """Call hooks with this evaluation's own context."""

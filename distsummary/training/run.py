@@ -337,9 +337,9 @@ class Run(Recording):
             yield evaluation
         finally:
             self._is_evaluating = was_evaluating
-        evaluation.settle()
+        results = evaluation.settle()
         evaluation.call("on_eval_epoch_end", "on_eval_end")
-        self._params.metrics = evaluation.metrics
+        self._params |= results
         self._check_finite(evaluation.logged)
         if self._is_forked:
             self._drop_forked({"scalar": len(evaluation.metrics)})
@@ -492,7 +492,8 @@ class Run(Recording):
             given = self._given.take()
             self._call("on_train_epoch_end", given=given)
             self._check_finite(given[0])
-            self._params.pop("metrics", None)
+            for name in ("metrics", "eval_results"):  # of an evaluation in this epoch
+                self._params.pop(name, None)
 
     def _call(
         self,
