@@ -96,10 +96,20 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.training.learning_rate": ("LearningRateScheduler",),
     "distsummary.training.run": ("Run",),
 }
+_NOT_OURS = {  # names of MindSpore -> what to do instead
+    "ScalarSummary": "run.log(name=value) in the loop",
+    "ImageSummary": "run.image(name, value) in the loop",
+    "TensorSummary": "run.tensor(name, value) in the loop",
+    "HistogramSummary": "run.histogram(name, value) in the loop",
+    "ConvertNetUtils": "an optimizer of torch, or of a library: THOR is MindSpore's alone",
+    "ConvertModelUtils": "an optimizer of torch, or of a library: THOR is MindSpore's alone",
+}
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _NOT_OURS:
+        raise AttributeError(f"{name} of MindSpore is not in {__name__}; use {_NOT_OURS[name]}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

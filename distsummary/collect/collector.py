@@ -444,12 +444,16 @@ class SummaryCollector(Callback):
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Keep the learning rate of this step: when the step ends, a scheduler may have set the next rate."""
         params = run_context.original_args()
-        if self._collected.metric and params.get("optimizer") is not None:
+        if self._collected.metric and params.get("optimizer") is not None and not self._is_plain(params):
             self._rate = self._failures.call("learning rate", learning_rate_values, params) or []
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Record the step."""
         params, session = run_context.original_args(), self._session
+        if self._is_plain(params):  # the quick way of a Run, which other callbacks take from it
+            self._recorded = logged = params.get("logged", {})
+            self.recorder.record(params["cur_step_num"], logged, params.get("values", ()))
+            return
         try:
             if not _is_sink(params):
                 self._record_step(params, int(params["cur_step_num"]))
@@ -457,6 +461,16 @@ class SummaryCollector(Callback):
             self._failures.fail("step", error)
         if session is None or session.keeps_checkpoints:
             self._failures.call("trajectory", self._save_checkpoint, "step", params)
+
+    def _is_plain(self, params: CallbackParams) -> bool:
+        """Whether nothing but what was given is due at this step; it is no plain step of a sink mode."""
+        step = params.get("cur_step_num")
+        return (
+            type(step) is int
+            and step < self.recorder.plain_before
+            and step < self._regular_at
+            and not _is_sink(params)
+        )
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the checkpoint of the epoch."""

@@ -264,11 +264,10 @@ class LossMonitor(Callback):
         if number is None:
             return
         self._has_loss = True
-        epoch = params.get("cur_epoch_num", 1)
         if not math.isfinite(number):
             raise InvalidValueError(
-                f"epoch: {epoch} step: {step_in_epoch(params)}, the loss is {number}{_on_rank(params)}; "
-                "lower the learning rate or fix the data"
+                f"{_place(params)}, the loss is {number}{_on_rank(params)}; lower the learning rate or fix "
+                "the data"
             )
         step = params["cur_step_num"]
         if step < self._last_printed:  # the loop went back to an earlier step
@@ -276,7 +275,7 @@ class LossMonitor(Callback):
         if 0 < self._per_print_times <= step - self._last_printed:
             self._last_printed = step
             if _is_rank_0(params):
-                print(f"epoch: {epoch} step: {step_in_epoch(params)}, loss is {number}", flush=True)
+                print(f"{_place(params)}, loss is {number}", flush=True)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Print the metrics of an evaluation inside the training, if there was one."""
@@ -345,11 +344,17 @@ class TimeMonitor(Callback):
 
 def loss_of(outputs: object) -> float | None:
     """The loss in a network's outputs as a float, waiting for its device; None if they hold no number."""
+    if type(outputs) is float:
+        return outputs
     try:
         mean = mean_of(outputs)
     except (InvalidTypeError, InvalidValueError, OverflowError):
         return None
     return None if mean is None else resolve(mean)
+
+
+def _place(params: CallbackParams) -> str:
+    return f"epoch: {params.get('cur_epoch_num', 1)} step: {step_in_epoch(params)}"
 
 
 def _is_rank_0(params: CallbackParams) -> bool:

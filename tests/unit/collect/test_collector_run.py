@@ -17,7 +17,7 @@ from distsummary.tools.fsck import fsck
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams, LossMonitor, RunContext
 from distsummary.training.run import Run
-from tests.unit.collect.doubles import IMAGES, ListCoordinator, ListWriter, Model, drive, train
+from tests.unit.collect.doubles import IMAGES, ListCoordinator, ListWriter, Model, Momentum, drive, train
 
 
 def test_lineage_is_there_from_the_first_step_and_complete_at_the_end(tmp_path, writers):
@@ -324,6 +324,27 @@ def test_the_learning_rate_is_that_of_the_step_not_what_a_scheduler_set_for_the_
             optimizer.learning_rate /= 10
     rates = [v.data for e in read_directory(tmp_path) for v in e.values if v.tag == "learning_rate/auto"]
     assert np.allclose(rates, [0.1, 0.01, 0.001])
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_another_callback_changes_nothing_that_is_recorded(tmp_path, compat):
+    recorded = []
+    for others in ([], [LossMonitor(0)]):
+        collector = SummaryCollector(
+            tmp_path / f"{len(others)}", 3, None, {"tensor_regular": "layer1"}, mindspore_compat=compat
+        )
+        with Run(callbacks=[*others, collector], network=Model(), optimizer=Momentum()) as run:
+            for _ in run.epochs(2):
+                for image in run.steps([IMAGES] * 7):
+                    run.log(loss=1.0 / run.step)
+                    if run.step % 2:
+                        run.histogram("image", image)
+        events = read_directory(tmp_path / f"{len(others)}")
+        recorded.append(
+            sorted((e.step, v.plugin, v.tag) for e in events for v in e.values if "lineage" not in v.plugin)
+        )
+    assert recorded[0] == recorded[1]
+    assert len(recorded[0]) > 60
 
 
 def test_a_subclass_with_a_hook_of_its_own_sees_every_step(tmp_path, writers):
