@@ -67,6 +67,39 @@ def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(
     assert checked
 
 
+def test_the_samples_of_the_callbacks_run_in_their_order_and_print_what_the_page_shows(
+    tmp_path: Path,
+) -> None:
+    page = blocks((ROOT / "docs/callbacks.md").read_text())
+    mark = "-- the next sample"
+    samples = [block for block in page if block.language == "python"]
+    (tmp_path / "page.py").write_text(f"\nprint({mark!r})\n".join(block.code for block in samples))
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [
+        page[page.index(block) + 1].code if page[page.index(block) + 1].language == "text" else ""
+        for block in samples
+    ]
+    said = done.stdout.split(f"{mark}\n")
+    assert [_without_decimals(text) for text in said] == [_without_decimals(text) for text in shown]
+    named = {name for name in distsummary.__all__ if issubclass(_class_of(name), distsummary.Callback)}
+    headings = anchors((ROOT / "docs/callbacks.md").read_text())
+    elsewhere = {"Callback", "SummaryCollector", "ModelCheckpoint"}  # described on other pages
+    assert {name for name in named if name.lower() not in headings} <= elsewhere
+
+
+def _class_of(name: str) -> type:
+    found = getattr(distsummary, name)
+    return found if isinstance(found, type) else object
+
+
+def _without_decimals(text: str) -> str:
+    """The text with every decimal number alike: losses and times differ between machines."""
+    return re.sub(r"\d+\.\d+", "0.0", text)
+
+
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
 def test_the_modules_that_the_maps_name_exist(name: str) -> None:
     package = ROOT / "distsummary"
