@@ -7,7 +7,7 @@ import numpy as np
 
 from distsummary.collect.figures import drawn
 from distsummary.collect.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
 from distsummary.format.records import GIVEN_PLUGINS, Value
@@ -66,6 +66,7 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
     Raises:
         InvalidTypeError: the value is of a type that the plugin cannot hold.
         InvalidValueError: the plugin is unknown, the name is bad, or the value has a wrong shape or size.
+        InvalidArgumentError: the name is empty or no text.
         MissingExtraError: a figure is given, but matplotlib is not installed.
     """
     kind = plugin.lower() if isinstance(plugin, str) else plugin
@@ -76,7 +77,7 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
     if kind == "graph":
         return Value(kind, name if isinstance(name, str) else "", graph_bytes(value))
     if not isinstance(name, str) or not name:
-        raise InvalidValueError(f"the name of a {kind} must be text that is not empty, got {name!r}")
+        raise InvalidArgumentError(f"the name of a {kind} must be text that is not empty, got {name!r}")
     check_tag(name)
     field = f"the {kind} {name!r}"
     if kind == "landscape":

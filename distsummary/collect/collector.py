@@ -15,6 +15,7 @@ from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.config import differing, listed, read_config
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
+from distsummary.collect.older_order import is_older_collector, without_num_process
 from distsummary.collect.open_writer import COLLECTORS
 from distsummary.collect.options import (
     check_custom_lineage,
@@ -79,7 +80,8 @@ class SummaryCollector(Callback):
     Args:
         summary_dir: the run dir, the same for all ranks; created if absent.
         collect_freq: steps between records, >= 1. collect_tensor_freq: the same for whole parameters.
-        num_process: accepted for compatibility with MindSpore; it has no effect.
+        num_process: accepted for compatibility with MindSpore; it has no effect. Arguments by position in the
+            order of older versions, which lack it, are taken too, with a warning.
         collect_specified_data: MindSpore's keys (`collect_metric` ... `histogram_regular`,
             `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
             `collect_metric=False` leaves out all numbers that nobody logged: `loss/auto`,
@@ -124,6 +126,7 @@ class SummaryCollector(Callback):
         NotADirectoryPathError, RunDirError: the directory cannot be made or written.
     """
 
+    @without_num_process(3, is_older_collector)
     def __init__(
         self,
         summary_dir: str | os.PathLike[str],

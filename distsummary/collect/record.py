@@ -13,6 +13,7 @@ from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.background import Background
 from distsummary.collect.checked_values import checked_value
 from distsummary.collect.export import Exports, write_values
+from distsummary.collect.older_order import check_network, is_older_record, without_num_process
 from distsummary.collect.options import (
     check_delivery,
     check_export_options,
@@ -47,7 +48,8 @@ class SummaryRecord:
     Args:
         log_dir: the directory that directly holds the files; created if absent.
         file_prefix, file_suffix: for the names of the event files.
-        num_process, network: accepted for compatibility with MindSpore; they have no effect.
+        num_process, network: accepted for compatibility with MindSpore; they have no effect. Arguments by
+            position in the order of older versions, which lack num_process, are taken too, with a warning.
         max_file_size: limit of each file in bytes, or None. After the first event that does not fit, the file
             takes no more events.
         raise_exception: raise a failure in the background as WriteError on the next call.
@@ -67,6 +69,7 @@ class SummaryRecord:
         NotADirectoryPathError, RunDirError: the directory cannot be made or written.
     """
 
+    @without_num_process(4, is_older_record)
     def __init__(
         self,
         log_dir: str | os.PathLike[str],
@@ -84,6 +87,7 @@ class SummaryRecord:
         delivery: str = WRITTEN,
         writer: Any = None,
     ) -> None:
+        check_network("network", network)
         prefix = check_file_affix("file_prefix", file_prefix)
         suffix = check_file_affix("file_suffix", file_suffix)
         limits = check_limits(
@@ -196,12 +200,14 @@ class SummaryRecord:
 
         Args:
             step: an integer of at most 64 bits.
-            train_network: accepted for compatibility with MindSpore.
+            train_network: a network; accepted for compatibility with MindSpore.
             plugin_filter: called with the plugin of each value; if it returns False, the value is discarded.
 
         Raises InvalidTypeError for bad arguments, WriteError for an earlier failure (`raise_exception`).
         """
         check_int("step", step, low=MIN_STEP, high=MAX_STEP)
+        if train_network is not None:
+            check_network("train_network", train_network)
         if plugin_filter is not None and not callable(plugin_filter):
             raise InvalidTypeError(f"plugin_filter must be callable or None, got {plugin_filter!r}")
         if self._is_closed:
