@@ -226,8 +226,10 @@ class Aggregator:
         over: list[Manifest] = []
         was_busy, self._is_busy = self._is_busy, False
         try:
+            entries = newest_attempts(self._run_dir.read_manifest())
+            # Read after the entries: an attempt that begins in between is here and waits for the next look.
             attempts = {(one.role, one.attempt): one for one in read_run(self._run_dir).attempts}
-            for entry in newest_attempts(self._run_dir.read_manifest()):
+            for entry in entries:
                 key = _key(entry)
                 attempt = attempts[key]
                 age_s = time.monotonic() - self._since_s.setdefault(key, time.monotonic())
